@@ -1,0 +1,132 @@
+# Everything a contributor runs. Each target sets itself up; all it needs is make and Python 3.11 or newer with venv and pip.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -q --inline-snapshot=disable
+JOBS   ?= 2
+
+# Bytecode caches are worth seconds here: without them each test worker compiles and rewrites its plugins again.
+unexport PYTHONDONTWRITEBYTECODE
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+PIP_INSTALL := -m pip install -qq --no-compile
+
+# A virtual environment is tied to its folder: scripts and the editable install hold absolute paths. The stamp's name holds
+# the folder too, so that a copied or moved tree makes its own environment instead of testing the code of the other one.
+HERE := $(shell pwd | cksum | cut -d' ' -f1)
+NEW  := $(VENV)/.new-$(HERE)
+RUN  := $(VENV)/.run-$(HERE)
+DEV  := $(VENV)/.dev-$(HERE)
+
+OTHERS := 3.11 3.12 3.13 3.14
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.PHONY: help setup demo lint types imports check test test-all mutants soak fuzz cover bench bench-peers format clean \
+        $(addprefix smoke-,$(OTHERS))
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# Set-up
+
+$(NEW):
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Mainstay needs Python 3.11 or newer, and " + \
+	  "$(PYTHON) is %d.%d. Name another one: make PYTHON=python3.12 ..." % v[:2])'
+	@echo "Setting up $(VENV) ..."
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python $(PIP_INSTALL) --upgrade pip # pays for itself: a recent pip resolves and installs faster
+	@touch $@
+
+$(RUN): pyproject.toml | $(NEW)
+	@$(BIN)/python $(PIP_INSTALL) -e '.[cli]'
+	@touch $@
+
+$(DEV): pyproject.toml | $(NEW)
+	@echo "Installing the development tools (half a minute, once) ..."
+	@$(BIN)/python $(PIP_INSTALL) -e '.[dev]'
+	@touch $@ $(RUN)
+
+setup: $(DEV) ## Create .venv with everything development needs (again only when pyproject.toml changes)
+
+# See it work
+
+demo: $(RUN) ## Watch a durable agent being killed in mid-turn and finishing: no key, no network
+	@$(BIN)/mainstay demo
+
+# Quick checks
+
+lint: $(DEV) ## Style: ruff check and ruff format --check
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@echo "lint: clean"
+
+types: $(DEV) ## Types: mypy strict and ty
+	@$(BIN)/mypy
+	@$(BIN)/ty check --quiet --error-on-warning
+	@echo "types: clean"
+
+imports: $(DEV) ## Layers, purity and cycles: import-linter
+	@$(BIN)/lint-imports --no-logo
+
+check: lint types imports ## All quick checks
+
+format: $(DEV) ## Format the code and apply the safe fixes
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+# Tests
+
+test: check ## The gate: quick checks, then the full test suite
+	$(PYTEST) -n $(JOBS) -m 'not serial'
+	@# Exit status 5 says that no test is marked serial.
+	$(PYTEST) -m serial || [ $$? -eq 5 ]
+
+test-all: test $(addprefix smoke-,$(OTHERS)) ## test, then the smoke tests on every other Python found (3.11 to 3.14)
+
+# $(1) is a version. Prints the first interpreter that really is that version: a shim on PATH may point nowhere.
+find_python = for python in python$(1) "$$HOME"/.pyenv/versions/$(1).*/bin/python \
+  "$$HOME"/.local/share/uv/python/cpython-$(1).*/bin/python; do \
+  if "$$python" -c 'import sys, venv; sys.exit(sys.version.split(".")[:2] != "$(1)".split("."))' 2>/dev/null; \
+  then echo "$$python"; break; fi; done
+
+$(addprefix smoke-,$(OTHERS)): smoke-%: $(DEV)
+	@set -e; \
+	if $(BIN)/python -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$*")'; then \
+	  echo "Python $*: had the full suite"; exit; fi; \
+	python=$$($(call find_python,$*)); \
+	if [ -z "$$python" ]; then echo "Python $*: not found"; exit; fi; \
+	stamp=$(VENV)-$*/.test-$(HERE); \
+	if [ ! -e $$stamp ] || [ pyproject.toml -nt $$stamp ]; then \
+	  "$$python" -m venv --clear $(VENV)-$*; \
+	  $(VENV)-$*/bin/python $(PIP_INSTALL) -e '.[cli,test]'; \
+	  touch $$stamp; fi; \
+	echo "Python $*: smoke tests"; \
+	$(VENV)-$*/bin/python -m pytest -q tests/smoke
+
+mutants: $(DEV) ## Break the code on purpose; each break must turn the crash matrix red
+	$(BIN)/python tests/mutants/run.py
+
+soak: $(DEV) ## Run for long under load and kills
+	$(BIN)/python tests/soak/run.py
+
+fuzz: $(DEV) ## Every property test and state machine, with many more examples
+	MAINSTAY_FUZZ=full $(PYTEST) -n $(JOBS) -m hypothesis
+
+cover: $(DEV) ## Branch coverage of the full suite
+	$(BIN)/coverage run -m pytest -q
+	$(BIN)/coverage report
+
+# Speed
+
+bench: $(DEV) ## Measure against the floor; peers from their stored figures
+	$(BIN)/python benchmarks/run.py
+
+bench-peers: $(DEV) ## Measure the peers again too
+	$(BIN)/python benchmarks/run.py --peers
+
+clean: ## Remove environments, caches and builds
+	rm -rf .venv .venv-3.* build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

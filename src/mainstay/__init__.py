@@ -1,0 +1,42 @@
+"""Mainstay: a durable runtime for LLM agents. What it acknowledged is on disk; what it recorded is never done twice.
+
+Public names are those below, and what is in `mainstay.model`, `mainstay.ports`, `mainstay.providers`,
+`mainstay.stores` and `mainstay.testing`. Everything else is internal and may change in any release.
+"""
+
+from mainstay.agent import Agent
+from mainstay.errors import MainstayError, Retry, ToolError, TurnFailed
+from mainstay.model.agent import Budget
+from mainstay.model.llm import ModelRequest, ModelResponse, Usage
+from mainstay.model.message import Message, ToolCall, ToolResult
+from mainstay.ports.tool import ToolProvider
+from mainstay.runtime import Runtime
+from mainstay.sessions.result import TurnResult
+from mainstay.sessions.session import Receipt, Session
+from mainstay.tools.context import ToolContext
+from mainstay.tools.define import Tool, tool
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Agent",
+    "Budget",
+    "MainstayError",
+    "Message",
+    "ModelRequest",
+    "ModelResponse",
+    "Receipt",
+    "Retry",
+    "Runtime",
+    "Session",
+    "Tool",
+    "ToolCall",
+    "ToolContext",
+    "ToolError",
+    "ToolProvider",
+    "ToolResult",
+    "TurnFailed",
+    "TurnResult",
+    "Usage",
+    "tool",
+]

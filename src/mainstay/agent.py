@@ -1,0 +1,161 @@
+"""The agent: an immutable definition, and the newcomer's one-liner."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, Literal, TypeVar, overload
+
+from mainstay.errors import InvalidDefinition
+from mainstay.model.agent import AgentSpec, Budget
+from mainstay.model.codec import clean_text
+from mainstay.model.message import Message
+from mainstay.ports.provider import Provider
+from mainstay.runtime import Runtime
+from mainstay.sessions.definition import Definition
+from mainstay.sessions.result import TurnResult
+from mainstay.tools.catalog import Catalog
+from mainstay.tools.schema import output_codec
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Agent(Generic[T]):
+    """What an agent is: model, instructions, tools, output type, budget. Holds nothing that runs.
+
+    `model` is "provider:model", a Provider object, or "scripted" (no key, no network).
+    """
+
+    @overload
+    def __init__(
+        self: Agent[str],
+        model: str | Provider = "scripted",
+        *,
+        name: str = "assistant",
+        instructions: str = "",
+        tools: Iterable[Any] = (),
+        plugins: Iterable[Any] = (),
+        output: None = None,
+        budget: Budget | None = None,
+        mode: Literal["tools"] = "tools",
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        model: str | Provider = "scripted",
+        *,
+        output: type[T],
+        name: str = "assistant",
+        instructions: str = "",
+        tools: Iterable[Any] = (),
+        plugins: Iterable[Any] = (),
+        budget: Budget | None = None,
+        mode: Literal["tools"] = "tools",
+    ) -> None: ...
+
+    def __init__(  # noqa: PLR0913  # what a user may say about an agent, each by name
+        self,
+        model: str | Provider = "scripted",
+        *,
+        name: str = "assistant",
+        instructions: str = "",
+        tools: Iterable[Any] = (),
+        plugins: Iterable[Any] = (),
+        output: Any = None,
+        budget: Budget | None = None,
+        mode: str = "tools",
+    ) -> None:
+        if not name or not name.isprintable() or len(name) > 100:
+            raise InvalidDefinition(f"an agent's name is 1 to 100 printable characters, not {name!r}")
+        if mode != "tools" or tuple(plugins):
+            raise InvalidDefinition("code mode and plugins are not part of this version: use mode='tools', plugins=[]")
+        self.name, self.model, self.instructions = name, model, clean_text(instructions)
+        self.tools, self.output, self.budget = tuple(tools), output, budget or Budget()
+        self._catalog = Catalog(self.tools)
+        self._codec = None if output in (None, str) else output_codec(output)
+        self._provider = None if isinstance(model, str) else model
+        if isinstance(model, str):
+            check_model(model)
+
+    @property
+    def spec(self) -> AgentSpec:
+        """The definition without its live parts."""
+        model = self.model if isinstance(self.model, str) else self.model.name
+        output = None if self.output is None else getattr(self.output, "__name__", str(self.output))
+        return AgentSpec(
+            self.name, model, self.instructions, tuple(self._catalog.names()), (), output, self.budget, "tools"
+        )
+
+    def definition(self) -> Definition:
+        """The agent made ready to run."""
+        if self._provider is None:
+            assert isinstance(self.model, str)
+            self._provider = provider_for(self.model)
+        codec = self._codec
+        return Definition(
+            self.name,
+            self._provider,
+            self.instructions,
+            self._catalog,
+            self.budget,
+            None if codec is None else codec.schema,
+            None if codec is None else lambda text: codec.to_json(codec.validate(text)),
+            None if codec is None else codec.validate,
+        )
+
+    async def run(self, said: str | Message, *, deps: Any = None, timeout: float | None = None) -> TurnResult[T]:
+        """One turn in memory. Cancelling it cancels the turn. Use a Runtime for what must last."""
+        async with Runtime("memory", agents=[self], deps=deps) as runtime:
+            session = await runtime.session()
+            return await session.run(said, timeout=timeout)
+
+    def run_sync(self, said: str | Message, *, deps: Any = None, timeout: float | None = None) -> TurnResult[T]:
+        """The same from sync code, also where an event loop is running (a notebook): then on a thread of its own."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self.run(said, deps=deps, timeout=timeout))
+        return _on_thread(lambda: asyncio.run(self.run(said, deps=deps, timeout=timeout)))
+
+    def __repr__(self) -> str:
+        return f"Agent({self.spec.model!r}, name={self.name!r}, tools={list(self.spec.tools)})"
+
+
+def check_model(model: str) -> None:
+    """Refuse a model string that no version of ours could mean."""
+    if model != "scripted" and ":" not in model:
+        raise InvalidDefinition(f"model {model!r} is not 'provider:model', a Provider object or 'scripted'")
+
+
+def provider_for(model: str) -> Provider:
+    """The provider behind a model string, imported when it is first used."""
+    if model == "scripted":
+        from mainstay.providers.scripted import EchoModel  # noqa: PLC0415  # `import mainstay` loads no provider
+
+        return EchoModel()
+    provider = model.partition(":")[0]
+    raise InvalidDefinition(
+        f"there is no provider {provider!r} in this version: pass a Provider object, or use 'scripted'"
+    )
+
+
+def _on_thread(work: Callable[[], R]) -> R:
+    """Run `work` on a thread and wait for it, whatever it raises."""
+    box: list[R] = []
+    errors: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            box.append(work())
+        except BaseException as error:  # handed to the caller below
+            errors.append(error)
+
+    thread = threading.Thread(target=body, name="mainstay-run-sync")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return box[0]

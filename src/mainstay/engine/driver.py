@@ -1,0 +1,115 @@
+"""The loop. There is one, for every turn, live or recovered, watched or not.
+
+The machine says what it waits for, a handler does it and records what came back, and the machine receives it. The
+handler writes what is recorded (`journal.flush`) before it acts outside, so a crash finds every outcome either on disk
+or not yet caused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mainstay.engine.gate import Gate, TurnCancelled
+from mainstay.engine.journal import Journal
+from mainstay.model.effect import CancelTurn, Effect, Finish
+from mainstay.model.outcome import Outcome, PendingCall
+from mainstay.model.record import Ended, Faltered, Record, Replied, Started
+from mainstay.model.session import CancelRequest
+from mainstay.model.write import Scope
+from mainstay.ports.host import Clock
+from mainstay.ports.services import EventSink
+from mainstay.turn.machine import Machine
+
+decode_cancel = msgspec.json.Decoder(CancelRequest).decode
+
+
+class Parked(Struct, frozen=True):
+    """The turn waits on disk for these; nobody owns it any more."""
+
+    calls: tuple[PendingCall, ...]
+
+
+class Run:
+    """A turn that somebody works on: its machine, its journal, and what it listens to.
+
+    `interrupted` counts takeovers since the newest record: a model call then in flight was asked before.
+    `held` belongs to the tools: what was prepared and reserved for calls whose start is recorded. `records` are the
+    turn's records so far, for its result.
+    """
+
+    __slots__ = (
+        "_began",
+        "agent",
+        "clock",
+        "events",
+        "gate",
+        "held",
+        "history",
+        "interrupted",
+        "journal",
+        "machine",
+        "records",
+        "scope",
+        "turn_id",
+    )
+
+    def __init__(
+        self, scope: Scope, machine: Machine, journal: Journal, events: EventSink, clock: Clock, agent: Any
+    ) -> None:
+        self.scope, self.machine, self.journal = scope, machine, journal
+        self.events, self.clock, self.agent = events, clock, agent
+        self.turn_id = machine.state.turn_id
+        self.gate = Gate()
+        self.history: list[Any] = []
+        self.held: dict[str, Any] = {}
+        self.records: list[Record] = []
+        self.interrupted = 0
+        self._began = clock.monotonic() - machine.state.elapsed_ms / 1000
+
+    def record(self, record: Replied | Started | Faltered | Ended, blobs: tuple[str, ...] = ()) -> None:
+        """Something happened: the journal keeps it and the machine goes on from it."""
+        self.journal.record(record, blobs)
+        self.records.append(record)
+        self.machine.receive(record)
+
+    def heed(self) -> None:
+        """Take note of a cancel request that the last write brought back."""
+        if self.journal.cancel is not None and self.gate.request is None:
+            self.gate.cancel(decode_cancel(self.journal.cancel))
+
+    @property
+    def elapsed_ms(self) -> int:
+        return int((self.clock.monotonic() - self._began) * 1000)
+
+    async def sleep_until(self, due: int) -> None:
+        """Wait for a recorded due time; a shut gate ends the wait."""
+        wait = due - self.clock.now()
+        if wait > 0:
+            await self.gate.guard(self.clock.sleep(wait / 1000))
+
+
+Handler = Callable[[Run, Any], Awaitable[Parked | None]]
+
+
+async def drive(run: Run, handlers: Mapping[type[Effect], Handler]) -> Outcome | Parked:
+    """Take a turn to its end, or to where it parks. Raises Leaving or Fenced when it must be let go."""
+    machine = run.machine
+    while True:
+        effect = machine.next_effect()
+        if type(effect) is Finish:
+            return effect.outcome
+        try:
+            run.heed()
+            run.gate.check()
+            parked = await handlers[type(effect)](run, effect)
+        except TurnCancelled:
+            request = run.gate.request
+            assert request is not None
+            machine.receive(CancelTurn(request.by, request.reason))
+        else:
+            if parked is not None:
+                return parked

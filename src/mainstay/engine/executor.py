@@ -1,0 +1,134 @@
+"""Asking the model: one streamed request, its attempts, and what is recorded of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from mainstay.engine.driver import Run
+from mainstay.engine.gate import Leaving, TurnCancelled
+from mainstay.engine.retry import MODEL_RETRIES, RetryPolicy
+from mainstay.errors import InvalidInput, ProviderError
+from mainstay.model.codec import clean_part, clean_text
+from mainstay.model.effect import CallModel, GaveUp
+from mainstay.model.event import ReasoningDelta, Retracted
+from mainstay.model.ids import call_id
+from mainstay.model.llm import ModelRequest, ModelResponse
+from mainstay.model.message import Part, Reasoning
+from mainstay.model.record import INTERRUPTED, Faltered, Replied, Slot
+from mainstay.ports.host import Random
+from mainstay.turn import native, prompt
+
+log = logging.getLogger("mainstay.engine")
+
+Admit = Callable[[Run, int, Sequence[Part]], tuple[int, ...]]
+"""Which calls of a reply start with its record: decided by the tools, before the record is written."""
+
+YIELD_EVERY = 256
+"""A provider that never waits must not keep other sessions from their turn."""
+
+
+class ModelCaller:
+    """Handles CallModel. Attempts are ours: a provider never retries behind our back."""
+
+    def __init__(self, admit: Admit, random: Random, policy: RetryPolicy = MODEL_RETRIES) -> None:
+        self._admit, self._random, self._policy = admit, random, policy
+
+    async def call(self, run: Run, effect: CallModel) -> None:
+        await run.journal.flush()
+        await run.sleep_until(effect.due)
+        request = self._request(run, effect)
+        try:
+            response = await run.gate.guard(self._ask(run, request, effect.step))
+        except TurnCancelled:
+            run.events.emit(Retracted, step=effect.step, reason="the turn was cancelled")
+            raise
+        except Leaving:
+            run.events.emit(Retracted, step=effect.step, reason="the runtime was closed")
+            self._record_failure(run, effect, INTERRUPTED, "the runtime was closed while the model was asked", 0)
+            await run.journal.flush()
+            raise
+        except Exception as error:
+            run.events.emit(Retracted, step=effect.step, reason=str(error))
+            self._failed(run, effect, error)
+        else:
+            self._answered(run, effect, response)
+
+    def _request(self, run: Run, effect: CallModel) -> ModelRequest:
+        agent = run.agent
+        return ModelRequest(
+            prompt.request_messages(agent.instructions, run.history, run.machine.messages()),
+            () if effect.last else agent.tool_specs(),
+            agent.output_schema,
+            f"{run.turn_id}.{effect.step}",
+            effect.attempt,
+            run.scope.session_id,
+            run.turn_id,
+            "none" if effect.last else "auto",
+        )
+
+    async def _ask(self, run: Run, request: ModelRequest, step: int) -> ModelResponse:
+        """Stream one answer into the feed. The last thing streamed must be the whole response."""
+        response: ModelResponse | None = None
+        count, text = 0, run.events.text
+        async for delta in run.agent.provider.stream(request):
+            if type(delta) is str:
+                text(step, delta)
+                count += 1
+                if count % YIELD_EVERY == 0:
+                    await asyncio.sleep(0)
+            elif isinstance(delta, Reasoning):
+                run.events.emit(ReasoningDelta, text=delta.text, step=step)
+            elif isinstance(delta, ModelResponse):
+                response = delta
+            else:
+                raise ProviderError(f"the provider streamed a {type(delta).__name__}", code="provider_nonsense")
+        if response is None:
+            raise ProviderError(
+                "the stream broke off before the answer was complete", retryable=True, code="broken_stream"
+            )
+        return response
+
+    def _answered(self, run: Run, effect: CallModel, response: ModelResponse) -> None:
+        try:
+            parts = tuple([clean_part(p) for p in response.all_parts()])
+        except InvalidInput as error:
+            self._failed(run, effect, ProviderError(str(error), code="provider_nonsense"))
+            return
+        parts = native.with_unique_ids(parts, run.turn_id, effect.step)
+        started = () if effect.last else self._admit(run, effect.step, parts)
+        interrupted, run.interrupted = run.interrupted, 0
+        run.record(
+            Replied(
+                effect.step,
+                parts,
+                response.usage,
+                response.stop,
+                response.model,
+                started,
+                effect.attempt,
+                interrupted,
+                run.clock.now(),
+                self._slot(run),
+            )
+        )
+
+    def _failed(self, run: Run, effect: CallModel, error: Exception) -> None:
+        code = getattr(error, "code", None) or "provider_raised"
+        message = clean_text(str(error) or type(error).__name__)
+        if not isinstance(error, ProviderError):
+            log.error("the model of %s raised", call_id(run.turn_id, effect.step, 0), exc_info=error)
+            message = f"{type(error).__name__}: {message}"
+        if not isinstance(error, ProviderError) or not error.retryable or effect.attempt >= self._policy.attempts:
+            run.machine.receive(GaveUp(code, message, effect.attempt))
+            return
+        self._record_failure(run, effect, code, message, self._policy.delay(effect.attempt, error.after, self._random))
+
+    def _record_failure(self, run: Run, effect: CallModel, code: str, message: str, delay: float) -> None:
+        now = run.clock.now()
+        due = now + int(delay * 1000)
+        run.record(Faltered(code, message, due, effect.attempt, effect.step, at=now, slot=self._slot(run)))
+
+    def _slot(self, run: Run) -> Slot | None:
+        return run.machine.slot(run.elapsed_ms if run.agent.budget.seconds is not None else 0)

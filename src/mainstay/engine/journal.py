@@ -1,0 +1,164 @@
+"""The journal of one turn: what has happened is written down before anything else is done.
+
+Records are gathered with `record` and written with `flush`. Every effect that acts outside is preceded by a flush, so
+nothing acts while an outcome is unwritten; a last reply that leads straight to the commit is never flushed by itself
+and rides in the commit. Replay is reading: `load` gives back the records of a turn, from rows or from blobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TypeVar
+
+from mainstay.errors import StoreDamaged, StoreError, StoreInherited, StoreUnavailable
+from mainstay.graph import commit as commits
+from mainstay.model.codec import decode_row, encode
+from mainstay.model.llm import Usage
+from mainstay.model.outcome import Outcome
+from mainstay.model.record import Record, Replied, Row, Slot, Spilled
+from mainstay.model.session import Node, WaitRow
+from mainstay.model.write import Append, Appended, CancelWon, Committed, Scope, Write
+from mainstay.ports.host import Clock
+from mainstay.ports.store import Store
+
+R = TypeVar("R")
+
+log = logging.getLogger("mainstay.engine")
+
+SPILL_BYTES = 64 * 1024
+PAUSES = (0.1, 0.3, 1.0, 3.0)
+"""Seconds between tries while the store is unavailable; the last one repeats."""
+
+
+class Journal:
+    """The unwritten tail of a turn's records, and the scope under which they are written.
+
+    Every append brings news back: `cancel` is a cancel request that somebody left, `mail` says that inputs wait.
+    `stalled` is why the store does not take writes just now.
+    """
+
+    __slots__ = ("_blobs", "_clock", "_ordinal", "_pending", "_store", "_writing", "cancel", "mail", "scope", "stalled")
+
+    def __init__(self, store: Store, scope: Scope, ordinal: int, clock: Clock) -> None:
+        self._store, self.scope, self._clock = store, scope, clock
+        self._ordinal = ordinal
+        self._pending: list[Record] = []
+        self._blobs: list[str] = []
+        # One append at a time: a later one that overtook a stalled one would leave a hole in the records.
+        self._writing = asyncio.Lock()
+        self.stalled: StoreError | None = None
+        self.cancel: bytes | None = None
+        self.mail = False
+
+    def record(self, record: Record, blobs: Sequence[str] = ()) -> None:
+        self._pending.append(record)
+        self._blobs += blobs
+
+    async def flush(self, waits: tuple[WaitRow, ...] = (), park: tuple[str, ...] = ()) -> Appended | None:
+        """Make everything recorded durable; None when there was nothing to do."""
+        async with self._writing:
+            if not self._pending and not waits and not park:
+                return None
+            pending, self._pending = self._pending, []
+            bodies, blobs = await self._encode(pending)
+            self._blobs = []
+            nodes = tuple([Node(self._ordinal + i, body) for i, body in enumerate(bodies)])
+            self._ordinal += len(nodes)
+            write = Append(self.scope, nodes, self._clock.now(), _taken(pending), waits, park, blobs)
+            appended = await self._until_written(write)
+            self.cancel, self.mail = appended.cancel, self.mail or appended.mail
+            return appended
+
+    async def commit(self, head: int, outcome: Outcome, usage: Usage, slot: Slot | None) -> Committed | CancelWon:
+        """Write what is left and close the turn, in one transaction."""
+        async with self._writing:
+            return await self._commit(head, outcome, usage, slot)
+
+    async def _commit(self, head: int, outcome: Outcome, usage: Usage, slot: Slot | None) -> Committed | CancelWon:
+        pending = list(self._pending)
+        reply = pending.pop() if pending and isinstance(pending[-1], Replied) else None
+        closed = commits.close(outcome, usage, reply if isinstance(reply, Replied) else None, slot, self._clock.now())
+        bodies, blobs = await self._encode([*pending, closed])
+        tail = commits.Tail(self._ordinal, bodies, _taken([*self._pending, closed]), blobs)
+        return await self._until_written(commits.plan(self.scope, head, tail, closed))
+
+    async def _until_written(self, write: Write[R]) -> R:
+        """A full or locked disk stalls the turn; it does not lose what has happened."""
+        tries = 0
+        while True:
+            try:
+                receipt = await self._store.write(write)
+            except StoreInherited:
+                raise
+            except StoreUnavailable as error:
+                if self.stalled is None:
+                    log.warning("turn %s.%s stalls: %s", self.scope.session_id, self.scope.turn, error)
+                self.stalled = error
+                await self._clock.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
+                tries += 1
+            else:
+                self.stalled = None
+                return receipt
+
+    async def _encode(self, records: Sequence[Record]) -> tuple[list[bytes], tuple[str, ...]]:
+        """Bytes for rows; what is too large for one goes to a blob first."""
+        blobs = tuple(self._blobs)
+        bodies = []
+        for record in records:
+            body = encode(record)
+            if len(body) > SPILL_BYTES:
+                body, spilled = await spill(self._store, body)
+                blobs += spilled
+            bodies.append(body)
+        return bodies, blobs
+
+
+def _taken(records: Sequence[Record]) -> tuple[int, ...]:
+    """Inputs whose delivery these records tell of."""
+    found: list[int] = []
+    for record in records:
+        slot = getattr(record, "slot", None)
+        if slot is not None and slot.delivered:
+            found += [d.input for d in slot.delivered]
+    return tuple(found)
+
+
+async def spill(store: Store, body: bytes) -> tuple[bytes, tuple[str, ...]]:
+    """The row for `body` and the blobs it refers to."""
+    if len(body) <= SPILL_BYTES:
+        return body, ()
+    digest = await store.blobs.put(body)
+    return encode(Spilled(digest, len(body))), (digest,)
+
+
+async def load(store: Store, sid: int, first: int, last: int) -> list[tuple[int, Record]]:
+    """The records of some turns. A missing or unreadable one is damage, never a shorter history."""
+    rows = await store.nodes(sid, first, last)
+    found: list[tuple[int, Record]] = []
+    expected: tuple[int, int] | None = None
+    for turn, ordinal, body in rows:
+        if ordinal != (expected[1] + 1 if expected is not None and expected[0] == turn else 0):
+            raise StoreDamaged(f"session number {sid}", f"turn {turn} lacks a record before {ordinal}")
+        expected = (turn, ordinal)
+        found.append((turn, await _record(store, sid, turn, body)))
+    return found
+
+
+async def _record(store: Store, sid: int, turn: int, body: bytes) -> Record:
+    row = _decode(sid, turn, body)
+    if not isinstance(row, Spilled):
+        return row
+    whole = _decode(sid, turn, await store.blobs.get(row.digest))
+    if isinstance(whole, Spilled):
+        raise StoreDamaged(f"session number {sid}", f"a blob of turn {turn} stands for another blob")
+    return whole
+
+
+def _decode(sid: int, turn: int, body: bytes) -> Row:
+    try:
+        row: Row = decode_row(body)
+    except ValueError as error:
+        raise StoreDamaged(f"session number {sid}", f"a record of turn {turn} is unreadable: {error}") from None
+    return row

@@ -1,0 +1,191 @@
+"""Ownership. A Runtime is one worker; it renews one row whatever the number of its sessions.
+
+Others judge a worker twice. Its lease (on a file store a lock the kernel frees) tells at once that it is dead. While
+the lease is held, only time can tell: a worker whose beat has not moved for its whole term, on the judge's own
+monotonic clock, may be relieved. Wall clocks are never compared, so a jump of either clock ends nothing early.
+
+The renewals come from a thread of their own, through the store's writer: a blocked event loop does not cost ownership.
+The same thread notices a blocked loop and names what blocks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mainstay.errors import InvalidDefinition
+from mainstay.model.session import SessionRow, WorkerRow
+from mainstay.model.write import Beat, Retire
+from mainstay.ports.host import Clock
+from mainstay.ports.store import Store
+
+log = logging.getLogger("mainstay.engine")
+
+BLOCKED_AFTER = 1.0
+TICK = 0.25
+
+
+class LeaseTerms(Struct, frozen=True):
+    """How long a silent worker is believed to live, and how often it speaks. `term` is at least three renewals."""
+
+    term: float = 30.0
+    renewal: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.renewal <= 0 or self.term < 3 * self.renewal:
+            raise InvalidDefinition(
+                f"a lease of {self.term} s renewed every {self.renewal} s is too tight: use term >= 3 * renewal"
+            )
+
+
+class Worker:
+    """This Runtime as others see it."""
+
+    def __init__(self, store: Store, worker_id: str, terms: LeaseTerms, clock: Clock) -> None:
+        self._store, self._clock, self.terms = store, clock, terms
+        self.id = worker_id
+        self._row = WorkerRow(
+            worker_id,
+            socket.gethostname(),
+            _boot_id(),
+            os.getpid(),
+            clock.now(),
+            term_ms=int(terms.term * 1000),
+        )
+        self._lease = store.lease(worker_id)
+        self._renewed = clock.monotonic()
+        self._seen: dict[str, tuple[int, float]] = {}
+        self.relieved = False
+
+    async def start(self) -> None:
+        self._lease.hold()
+        self._renewed = self._clock.monotonic()
+        await self._store.write(Beat(self._row))
+
+    async def stop(self) -> None:
+        await self._store.write(Retire(self.id))
+        self._lease.drop()
+
+    def abandon(self) -> None:
+        """Let go of the lock without a word, as a crash would."""
+        self._lease.drop()
+
+    def renew(self) -> None:
+        """Send one beat, from any thread."""
+        at = self._clock.monotonic()
+        self._row = replace(self._row, beat=self._row.beat + 1)
+
+        def done(known: bool | None, error: BaseException | None) -> None:
+            if error is not None:
+                log.warning("the renewal of worker %s failed: %s", self.id, error)
+            else:
+                self._renewed = at
+
+        self._store.submit(Beat(self._row), done)
+
+    def sure(self) -> bool:
+        """Whether nobody can have relieved us yet: the last renewal that landed is younger than the term."""
+        return self._clock.monotonic() - self._renewed < self.terms.term
+
+    # ------------------------------------------------------------------ judging others
+
+    async def gone(self) -> set[str]:
+        """Workers that are dead, or silent for their whole term as far as we have watched."""
+        now = self._clock.monotonic()
+        found, rows = set(), await self._store.workers()
+        for row in rows:
+            if row.id == self.id:
+                continue
+            beat, since = self._seen.get(row.id, (-1, now))
+            if beat != row.beat:
+                since = now
+                self._seen[row.id] = (row.beat, now)
+            if self._lease.proven_dead(row) or now - since > row.term_ms / 1000:
+                found.add(row.id)
+        known = {row.id for row in rows}
+        self._seen = {k: v for k, v in self._seen.items() if k in known}
+        return found
+
+    async def claimable(self) -> tuple[list[SessionRow], set[str]]:
+        """Open turns that nobody alive works on, and the workers found gone."""
+        rows = [r for r in await self._store.open_sessions() if r.state == "open" and r.owner != self.id]
+        if not rows:
+            return [], set()
+        gone = await self.gone() if any(r.owner is not None for r in rows) else set()
+        known = {w.id for w in await self._store.workers()}
+        return [r for r in rows if r.owner is None or r.owner in gone or r.owner not in known], gone
+
+
+class Pulse:
+    """The thread that renews, and that notices when the event loop is stuck."""
+
+    def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop, busy_with: Callable[[], str]) -> None:
+        self._worker, self._loop, self._busy_with = worker, loop, busy_with
+        self._loop_thread = threading.get_ident()
+        self._heard = time.monotonic()
+        self._complained = False
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"mainstay-pulse {worker.id}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        renew_at = time.monotonic() + self._worker.terms.renewal
+        asked_at: float | None = None
+        while not self._end.wait(min(TICK, self._worker.terms.renewal / 2)):
+            now = time.monotonic()
+            if now >= renew_at:
+                self._worker.renew()
+                renew_at = now + self._worker.terms.renewal
+            if asked_at is not None and self._heard < asked_at:
+                if now - asked_at > BLOCKED_AFTER - TICK:
+                    self._complain(now - asked_at)
+            else:
+                asked_at = now if self._ask() else None
+
+    def _ask(self) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(self._hear)
+        except RuntimeError:
+            return False
+        return True
+
+    def _hear(self) -> None:
+        self._heard = time.monotonic()
+        self._complained = False
+
+    def _complain(self, seconds: float) -> None:
+        if self._complained:
+            return
+        self._complained = True
+        frame = sys._current_frames().get(self._loop_thread)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else "(no stack)"
+        log.error(
+            "the event loop has been blocked for %.1f s by %s: make it async or let it run in a thread\n%s",
+            seconds,
+            self._busy_with(),
+            stack,
+        )
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"

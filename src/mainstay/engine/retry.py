@@ -1,0 +1,26 @@
+"""When a failed attempt is made again. Due times are recorded, so a crash in between neither hurries nor forgets."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from mainstay.ports.host import Random
+
+
+class RetryPolicy(Struct, frozen=True):
+    """`attempts` in all; the wait doubles from `base` to `cap` seconds, with up to a quarter of jitter."""
+
+    attempts: int = 4
+    base: float = 0.5
+    cap: float = 10.0
+    asked_cap: float = 60.0
+
+    def delay(self, attempt: int, asked: float | None, random: Random) -> float:
+        """Seconds to wait after failed attempt number `attempt`; what the other side asked for goes first."""
+        if asked is not None:
+            return min(max(asked, 0.0), self.asked_cap)
+        wait = min(self.base * float(2 ** (attempt - 1)), self.cap)
+        return wait * (1 - random.bits(16) / 65536 / 4)
+
+
+MODEL_RETRIES = RetryPolicy()

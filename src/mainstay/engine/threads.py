@@ -1,0 +1,85 @@
+"""Threads of our own for sync tools. Daemons: a tool that hangs must not keep the interpreter from leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+IDLE_SECONDS = 30.0
+
+
+class Threads:
+    """As many threads as there is work at once, kept for a while. One instance per Runtime and loop."""
+
+    def __init__(self, name: str = "mainstay-tool") -> None:
+        self._name = name
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._count = 0
+
+    def run(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Run `work` with a copy of the caller's context variables. Cancelling the future does not stop it."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def body() -> None:
+            result, error = None, None
+            try:
+                result = context.run(work)
+            except BaseException as raised:  # SystemExit in a tool ends the tool, not the thread
+                error = raised
+            try:
+                loop.call_soon_threadsafe(_settle, future, result, error)
+            except RuntimeError:
+                return  # the loop is closed; nobody waits any more
+
+        with self._lock:
+            spawn = self._idle == 0
+            if spawn:
+                self._count += 1
+            else:
+                self._idle -= 1
+        self._queue.put(body)
+        if spawn:
+            threading.Thread(target=self._serve, name=f"{self._name}-{self._count}", daemon=True).start()
+        return future
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                body = self._queue.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    if self._idle > 0:
+                        self._idle -= 1
+                        return
+                continue
+            if body is None:
+                return
+            body()
+            with self._lock:
+                self._idle += 1
+
+    def close(self) -> None:
+        """Let idle threads go. Those at work end with it."""
+        with self._lock:
+            idle, self._idle = self._idle, 0
+        for _ in range(idle):
+            self._queue.put(None)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    elif isinstance(error, StopIteration):
+        future.set_exception(RuntimeError(f"the function raised StopIteration({error})"))
+    else:
+        future.set_exception(error)

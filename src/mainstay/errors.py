@@ -1,0 +1,336 @@
+"""Every exception that Mainstay raises at its host.
+
+    MainstayError
+    ├── InvalidInput          the caller gave something unusable; nothing was written
+    │   ├── InvalidSessionId
+    │   ├── InvalidCursor
+    │   ├── InvalidDefinition   an agent, tool or runtime is put together wrongly
+    │   └── TooLarge
+    ├── Conflict              the request disagrees with what is already durable
+    │   ├── KeyConflict         a key was used before with other content
+    │   ├── WrongAgent          the session belongs to another agent
+    │   ├── AlreadyAnswered     an approval or wait has its answer
+    │   └── HeadMoved           another writer committed first
+    ├── NotFound
+    │   ├── UnknownSession
+    │   ├── UnknownTurn
+    │   ├── UnknownCall
+    │   ├── UnknownNode
+    │   ├── UnknownWait
+    │   └── SessionDeleted      the id is spent for good
+    ├── TurnFailed            a turn ended without finishing; `outcome` says how
+    ├── Fenced                this owner was relieved; reload and stop writing
+    ├── StoreError
+    │   ├── StoreDamaged        refused to open: the file is not whole
+    │   ├── StoreTooNew         written by a newer Mainstay
+    │   ├── StoreUnavailable    disk full, locked or read-only: retry when repaired
+    │   ├── StoreInherited      a forked child used its parent's store
+    │   └── BlobMissing         a referenced blob is gone; put it again
+    ├── RuntimeClosed         the Runtime was left
+    ├── WrongLoop             used from an event loop that is not its own
+    ├── ProviderError         a model call failed; `retryable` says what happens next
+    ├── ScriptExhausted       a scripted model has no answer left, or answers left over
+    └── InternalError         our bug
+
+    ToolError, Retry          raised by tools *to* Mainstay; they reach the model, never the host
+
+Exceptions carry ids and JSON, never live structs. The message is made from the fields and says what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class MainstayError(Exception):
+    """Base of everything Mainstay raises at its host. `code` is stable; the text may improve."""
+
+    code = "mainstay_error"
+
+
+class InvalidInput(MainstayError, ValueError):
+    """The caller gave something unusable. Nothing was written; correct it and call again."""
+
+    code = "invalid_input"
+
+
+class InvalidSessionId(InvalidInput):
+    """A session id must be 1 to 200 printable characters."""
+
+    code = "invalid_session_id"
+
+    def __init__(self, session_id: object) -> None:
+        self.session_id = session_id
+        super().__init__(f"session id {session_id!r} is not usable: use 1 to 200 printable characters")
+
+
+class InvalidCursor(InvalidInput):
+    """The cursor is malformed or belongs to another session."""
+
+    code = "invalid_cursor"
+
+    def __init__(self, cursor: object, why: str) -> None:
+        self.cursor = cursor
+        super().__init__(f"cursor {cursor!r} {why}: start again without a cursor")
+
+
+class InvalidDefinition(InvalidInput):
+    """An agent, tool or runtime is put together wrongly."""
+
+    code = "invalid_definition"
+
+
+class TooLarge(InvalidInput):
+    """A value is larger than the limit that protects every session of the store."""
+
+    code = "too_large"
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        self.what, self.size, self.limit = what, size, limit
+        super().__init__(f"{what} has {size:,} bytes, the limit is {limit:,}: store it outside and pass a reference")
+
+
+class Conflict(MainstayError):
+    """The request disagrees with what is already durable. Nothing was written."""
+
+    code = "conflict"
+
+
+class KeyConflict(Conflict):
+    """The same key was used before with other content."""
+
+    code = "key_conflict"
+
+    def __init__(self, session_id: str, key: str, turn_id: str) -> None:
+        self.session_id, self.key, self.turn_id = session_id, key, turn_id
+        super().__init__(
+            f"key {key!r} of session {session_id!r} was used for turn {turn_id} with other content: use a new key"
+        )
+
+
+class WrongAgent(Conflict):
+    """The session belongs to another agent."""
+
+    code = "wrong_agent"
+
+    def __init__(self, session_id: str, expected: str, actual: str) -> None:
+        self.session_id, self.expected, self.actual = session_id, expected, actual
+        super().__init__(
+            f"session {session_id!r} belongs to agent {actual!r}, not {expected!r}: "
+            f"open it with agent={actual!r} or use another session id"
+        )
+
+
+class AlreadyAnswered(Conflict):
+    """An approval, settlement or wait has its answer; the first one won."""
+
+    code = "already_answered"
+
+    def __init__(self, what: str, answer: Any) -> None:
+        self.what, self.answer = what, answer
+        super().__init__(f"{what} was answered before with {answer!r}: the first answer stands")
+
+
+class HeadMoved(Conflict):
+    """Another writer committed first; the loser reloads."""
+
+    code = "head_moved"
+
+    def __init__(self, session_id: str, expected: int, actual: int) -> None:
+        self.session_id, self.expected, self.actual = session_id, expected, actual
+        super().__init__(f"session {session_id!r} is at turn {actual}, not {expected}: reload it")
+
+
+class NotFound(MainstayError, LookupError):
+    """What was asked for does not exist in this store."""
+
+    code = "not_found"
+
+
+class UnknownSession(NotFound):
+    code = "unknown_session"
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(f"there is no session {session_id!r} in this store: `runtime.sessions.list()` shows what is")
+
+
+class UnknownTurn(NotFound):
+    code = "unknown_turn"
+
+    def __init__(self, turn_id: str) -> None:
+        self.turn_id = turn_id
+        super().__init__(f"there is no turn {turn_id!r} in this store: turn ids come from a receipt or result")
+
+
+class UnknownCall(NotFound):
+    code = "unknown_call"
+
+    def __init__(self, call_id: str, why: str = "nothing waits under this id") -> None:
+        self.call_id = call_id
+        super().__init__(f"call {call_id!r}: {why}; `session.pending()` lists what waits for a person")
+
+
+class UnknownNode(NotFound):
+    code = "unknown_node"
+
+    def __init__(self, node_id: str, why: str) -> None:
+        self.node_id = node_id
+        super().__init__(f"cannot fork at {node_id!r}: {why}")
+
+
+class UnknownWait(NotFound):
+    """The key is forged, revoked or of another store."""
+
+    code = "unknown_or_revoked"
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__("this completion key is unknown or revoked: it works only in the store that issued it")
+
+
+class SessionDeleted(NotFound):
+    """The session was deleted; its id is spent for good."""
+
+    code = "session_deleted"
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(f"session {session_id!r} was deleted: ids are used once per store, choose another")
+
+
+class TurnFailed(MainstayError):
+    """A turn ended without finishing. `outcome` is the outcome as JSON, `turn_id` finds the evidence."""
+
+    code = "turn_failed"
+
+    def __init__(self, turn_id: str, kind: str, outcome: Any) -> None:
+        self.turn_id, self.kind, self.outcome = turn_id, kind, outcome
+        super().__init__(f"turn {turn_id} did not finish: {kind} {outcome!r}")
+
+
+class Fenced(MainstayError):
+    """This owner was relieved: a newer generation owns the scope and nothing was written."""
+
+    code = "fenced"
+
+    def __init__(self, scope: str, generation: int) -> None:
+        self.scope, self.generation = scope, generation
+        super().__init__(f"generation {generation} of {scope} was relieved by another worker: nothing was written")
+
+
+class StoreError(MainstayError):
+    """The store could not do what was asked. What it acknowledged before stays."""
+
+    code = "store_error"
+
+
+class StoreDamaged(StoreError):
+    """The file is not whole. It is refused rather than served with a shorter history."""
+
+    code = "store_damaged"
+
+    def __init__(self, path: str, why: str) -> None:
+        self.path, self.why = path, why
+        super().__init__(
+            f"{path} is damaged ({why}): restore it from a backup, or copy what is readable with "
+            f"`sqlite3 {path} .recover`; Mainstay does not serve a shortened history"
+        )
+
+
+class StoreTooNew(StoreError):
+    """The file was written by a newer Mainstay."""
+
+    code = "store_too_new"
+
+    def __init__(self, path: str, found: int, known: int) -> None:
+        self.path, self.found, self.known = path, found, known
+        super().__init__(f"{path} has schema {found}, this Mainstay knows {known}: upgrade mainstay to open it")
+
+
+class StoreUnavailable(StoreError):
+    """Disk full, locked too long or read-only. Nothing was half-applied; retry when it is repaired."""
+
+    code = "store_unavailable"
+
+
+class StoreInherited(StoreError):
+    """A forked child used its parent's store."""
+
+    code = "store_inherited"
+
+    def __init__(self, parent: int, child: int) -> None:
+        self.parent, self.child = parent, child
+        super().__init__(
+            f"process {child} inherited this store from process {parent} by fork: open a Runtime in the child itself"
+        )
+
+
+class BlobMissing(StoreError):
+    """A record refers to a blob that is not there; nothing was written."""
+
+    code = "blob_missing"
+
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+        super().__init__(f"blob {digest} is missing: put it again before recording a reference to it")
+
+
+class RuntimeClosed(MainstayError):
+    """The Runtime was left, or never entered."""
+
+    code = "runtime_closed"
+
+    def __init__(self, why: str = "this Runtime is closed: use it inside `async with`") -> None:
+        super().__init__(why)
+
+
+class WrongLoop(MainstayError):
+    """One Runtime belongs to one event loop."""
+
+    code = "wrong_loop"
+
+    def __init__(self) -> None:
+        super().__init__("this Runtime was entered on another event loop: make one Runtime per loop")
+
+
+class ProviderError(MainstayError):
+    """A model call failed. Providers raise it; the engine retries it when `retryable`."""
+
+    code = "provider_error"
+
+    def __init__(
+        self, message: str, *, retryable: bool = False, after: float | None = None, code: str | None = None
+    ) -> None:
+        self.retryable, self.after = retryable, after
+        if code is not None:
+            self.code = code
+        super().__init__(message)
+
+
+class ScriptExhausted(MainstayError):
+    """A scripted model ran dry, or was left with answers nobody asked for."""
+
+    code = "script_exhausted"
+
+
+class InternalError(MainstayError):
+    """An impossible state: this is a bug in Mainstay, please report it with the message."""
+
+    code = "internal_error"
+
+
+class ToolError(Exception):
+    """Raised by a tool to tell the model what went wrong. Ends the call as failed; never retried."""
+
+    def __init__(self, message: str = "", *, code: str = "tool_error", data: Any = None) -> None:
+        self.message, self.code, self.data = message, code, data
+        super().__init__(message)
+
+
+class Retry(ToolError):
+    """Raised by a tool that failed *before* any effect, so that running it again is safe."""
+
+    def __init__(self, message: str = "", *, after: float | None = None, code: str = "retry", data: Any = None) -> None:
+        self.after = after
+        super().__init__(message or "the tool asked for another attempt", code=code, data=data)

@@ -1,0 +1,105 @@
+"""What a session looks like: its messages, and how each turn ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from mainstay.model.ids import call_id
+from mainstay.model.llm import Usage
+from mainstay.model.message import Message
+from mainstay.model.outcome import Finished, Incomplete, Outcome
+from mainstay.model.record import Closed, Ended, Framed, Record, Replied, Started
+from mainstay.model.tool import Cancelled, ToolRecord
+from mainstay.model.transcript import Transcript, calls_of
+
+
+class View(Struct):
+    """Committed history up to turn `head`. `frame` is where the newest frame begins in `messages`.
+
+    The list only grows, and readers take slices: a long session is never copied to be continued.
+    """
+
+    head: int = 0
+    messages: list[Message] = field(default_factory=list)
+    frame: int = 0
+
+    def extend(self, number: int, records: Iterable[Record]) -> None:
+        """Take in one committed turn."""
+        transcript = Transcript()
+        for record in records:
+            if isinstance(record, Framed):
+                # History keeps what a frame hides from prompts.
+                self.messages.extend(transcript.messages)
+                self.frame = len(self.messages)
+            transcript.add(record)
+        self.messages.extend(transcript.messages)
+        self.head = number
+
+    def add(self, number: int, messages: Iterable[Message]) -> None:
+        """Take in a turn that was just committed here."""
+        self.messages.extend(messages)
+        self.head = number
+
+    def prompt(self) -> list[Message]:
+        """What a model is shown of the past: the newest frame."""
+        return self.messages[self.frame :] if self.frame else self.messages
+
+
+class TurnView(Struct, frozen=True):
+    """A turn as a result reads it."""
+
+    outcome: Outcome
+    usage: Usage
+    messages: list[Message]
+    tool_calls: list[ToolRecord]
+
+
+def turn_view(turn_id: str, records: Iterable[Record]) -> TurnView:
+    """Read a committed turn."""
+    transcript, usage, outcome = Transcript(), Usage(), None
+    calls: dict[str, ToolRecord] = {}
+    for record in records:
+        transcript.add(record)
+        if isinstance(record, Closed):
+            usage, outcome = record.usage, record.outcome
+            if record.reply is not None:
+                calls |= _asked(turn_id, record.reply)
+        elif isinstance(record, Replied):
+            calls |= _asked(turn_id, record)
+        elif isinstance(record, Started):
+            calls[record.call] = replace(calls[record.call], args=record.args)
+        elif isinstance(record, Ended):
+            calls[record.call] = replace(
+                calls[record.call],
+                outcome=record.outcome,
+                attempts=record.attempts,
+                repeated=record.repeated,
+                duration_ms=record.ms,
+            )
+    assert outcome is not None, "a committed turn has an outcome"
+    return TurnView(with_text(outcome, transcript.messages), usage, transcript.messages, list(calls.values()))
+
+
+def with_text(outcome: Outcome, messages: list[Message]) -> Outcome:
+    """Give a stored outcome back the text that stands in the last reply."""
+    if isinstance(outcome, Finished | Incomplete) and not outcome.text:
+        last = next((m for m in reversed(messages) if m.role == "assistant"), None)
+        return replace(outcome, text=last.text if last else "")
+    return outcome
+
+
+def without_text(outcome: Outcome) -> Outcome:
+    """An outcome as it is stored: its text is in the reply beside it."""
+    return replace(outcome, text="") if isinstance(outcome, Finished | Incomplete) else outcome
+
+
+def _asked(turn_id: str, reply: Replied) -> dict[str, ToolRecord]:
+    never = Cancelled("runtime", "the turn ended before the call ran")
+    found = {}
+    for key, call in calls_of(reply.parts, reply.step).items():
+        step, _, index = key.partition(".")
+        found[key] = ToolRecord(call_id(turn_id, int(step), int(index)), call.name, call.args, never, attempts=0)
+    return found

@@ -1,0 +1,155 @@
+"""One codec: canonical bytes for everything stored, and one normalisation for everything that comes in.
+
+Values from models, tools and hosts are normalised once, at the boundary, and identically for every store:
+
+    lone surrogate, NUL   ->  U+FFFD
+    NaN, ±Infinity        ->  the strings "NaN", "Infinity", "-Infinity"
+    int beyond 64 bits    ->  its decimal string
+    deeper than 64 levels ->  refused
+
+Decoding builds structs of the closed unions below and plain JSON, never a type named by the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from mainstay.errors import InvalidInput, TooLarge
+from mainstay.model.message import Message, Part, Reasoning, Text, ToolCall, ToolResult
+from mainstay.model.record import Row
+
+MAX_DEPTH = 64
+MAX_VALUE = 32 * 1024 * 1024
+INT_MIN, INT_MAX = -(2**63), 2**63 - 1
+REPLACEMENT = "\ufffd"
+
+T = TypeVar("T")
+
+encode = msgspec.json.Encoder(order="deterministic").encode
+decode = msgspec.json.Decoder().decode
+decode_row = msgspec.json.Decoder(Row).decode
+convert = msgspec.convert
+
+
+def clean_text(text: str) -> str:
+    """`text` without what some store could not hold."""
+    if text.isascii():
+        return text if "\0" not in text else text.replace("\0", REPLACEMENT)
+    if "\0" in text:
+        text = text.replace("\0", REPLACEMENT)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Surrogates that form a pair are a character told in two halves; only lone ones are lost.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def clean(value: Any, depth: int = 0) -> Any:
+    """`value` as plain JSON that every store holds alike. Raises InvalidInput for what is not JSON."""
+    kind = type(value)
+    if kind is str:
+        return clean_text(value)
+    if value is None or kind is bool:
+        return value
+    if kind is int:
+        return value if INT_MIN <= value <= INT_MAX else _long_int(value)
+    if kind is float:
+        return value if math.isfinite(value) else _odd_float(value)
+    if depth >= MAX_DEPTH:
+        raise InvalidInput(f"the value is nested deeper than {MAX_DEPTH} levels: flatten it")
+    if isinstance(value, Mapping):
+        return {clean_text(k) if type(k) is str else _key(k): clean(v, depth + 1) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(item, depth + 1) for item in value]
+    return _foreign(value, depth)
+
+
+def _foreign(value: Any, depth: int) -> Any:
+    """Structs, dataclasses, Pydantic models, enums, dates, sets… in the form JSON gives them."""
+    if isinstance(value, str | int | float):
+        base = str if isinstance(value, str) else int if isinstance(value, int) else float
+        return clean(base(value), depth)
+    if callable(dump := getattr(value, "model_dump", None)):
+        return clean(dump(mode="json"), depth)
+    try:
+        plain = msgspec.to_builtins(value, str_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"a {type(value).__name__} is not JSON: return plain data ({error})") from None
+    if type(plain) is type(value):
+        raise InvalidInput(f"a {type(value).__name__} is not JSON: return plain data")
+    return clean(plain, depth)
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return clean_text(str(key))
+    if isinstance(key, bool | int | float) or key is None:
+        return str(clean(key))
+    raise InvalidInput(f"a {type(key).__name__} cannot be a JSON key: use strings")
+
+
+def _long_int(value: int) -> str:
+    try:
+        return str(value)
+    except ValueError:  # the interpreter's own limit on digits
+        return hex(value)
+
+
+def _odd_float(value: float) -> str:
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def clean_part(part: Part) -> Part:
+    """A part with its strings and values normalised; the same object when nothing had to change."""
+    match part:
+        case Text(text=text):
+            cleaned = clean_text(text)
+            return part if cleaned is text else Text(cleaned)
+        case ToolCall():
+            return _clean_call(part)
+        case ToolResult():
+            return ToolResult(clean_text(part.call_id), clean_text(part.name), clean(part.content), part.status)
+        case Reasoning():
+            return Reasoning(clean_text(part.text), clean(part.replay))
+        case _:
+            raise InvalidInput(f"a {type(part).__name__} is not a part of a message")
+
+
+def _clean_call(call: ToolCall) -> ToolCall:
+    """A call as it is stored. Arguments that are no JSON object are kept as text, for the model to see again."""
+    try:
+        args, raw = clean(call.args), call.raw
+    except InvalidInput as error:
+        args, raw = None, str(error)
+    if not isinstance(args, dict):
+        args, raw = {}, raw or str(call.args)[:1000]
+    raw = None if raw is None else clean_text(raw)
+    return ToolCall(clean_text(call.id), clean_text(call.name), args, raw, clean(call.replay))
+
+
+def clean_message(said: str | Message, role: str = "user") -> Message:
+    """What a host may say, as one normalised user message."""
+    if isinstance(said, str):
+        message = Message("user", (Text(clean_text(said)),))
+    elif isinstance(said, Message):
+        if said.role != role:
+            raise InvalidInput(f"a session takes messages with role 'user', not {said.role!r}")
+        message = Message("user", tuple(clean_part(p) for p in said.parts))
+    else:
+        raise InvalidInput(f"say a string or a Message, not a {type(said).__name__}")
+    if not any(not isinstance(p, Text) or p.text.strip() for p in message.parts):
+        raise InvalidInput("the input is empty: say something")
+    return message
+
+
+def encode_checked(value: Any, what: str) -> bytes:
+    """Canonical bytes of `value`, refused when they are larger than any session may carry."""
+    data = encode(value)
+    if len(data) > MAX_VALUE:
+        raise TooLarge(what, len(data), MAX_VALUE)
+    return data

@@ -1,0 +1,96 @@
+"""The vocabulary of the system: what a turn asks for. What comes back are records and deliveries.
+
+    effect       comes back as                          meaning
+    CallModel    Replied | Faltered | GaveUp            ask the model for step n
+    RunTools     Started, Faltered, Ended (per call)    run the calls of one reply, all at once
+    Checkpoint   Delivery                               a boundary where inputs may join the turn
+    Finish       nothing                                commit
+
+Effects restate what a machine waits for: asking twice gives an equal effect.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+
+from mainstay.model.outcome import Outcome
+from mainstay.model.record import Delivered, Ended, Faltered, Replied, Started
+
+Boundary: TypeAlias = Literal["opening", "after_work", "before_completion"]
+
+
+class CallModel(Struct, frozen=True, tag="call_model", omit_defaults=True):
+    """Ask the model. `last` is the grace step after a spent budget: no tools may be called."""
+
+    step: int
+    attempt: int = 1
+    due: int = 0
+    last: bool = False
+
+
+class AskedCall(Struct, frozen=True, omit_defaults=True):
+    """A tool call that has no outcome yet, with everything that is recorded of it.
+
+    `started` without an outcome is the window in which a crash leaves the effect unknown. `due` is the time of the
+    next attempt after a recorded failed one.
+    """
+
+    call: str
+    provider_id: str
+    name: str
+    args: dict[str, Any]
+    raw: str | None = None
+    started: bool = False
+    deferred: bool = False
+    attempts: int = 0
+    repeated: int = 0
+    due: int = 0
+    payload: Any = None
+
+
+class RunTools(Struct, frozen=True, tag="run_tools"):
+    """Run these calls concurrently; only those without an outcome are restated."""
+
+    step: int
+    calls: tuple[AskedCall, ...]
+
+
+class Checkpoint(Struct, frozen=True, tag="checkpoint"):
+    """A safe boundary: inputs that wait may be delivered here."""
+
+    at: Boundary
+
+
+class Finish(Struct, frozen=True, tag="finish"):
+    """The turn is over; commit it with this outcome."""
+
+    outcome: Outcome
+
+
+Effect: TypeAlias = CallModel | RunTools | Checkpoint | Finish
+
+
+class Delivery(Struct, frozen=True, tag="delivery"):
+    """What a checkpoint brought: possibly nothing."""
+
+    inputs: tuple[Delivered, ...] = ()
+
+
+class GaveUp(Struct, frozen=True, tag="gave_up"):
+    """The model could not be asked, after `attempts` attempts."""
+
+    code: str
+    message: str
+    attempts: int = 1
+
+
+class CancelTurn(Struct, frozen=True, tag="cancel_turn"):
+    """A cancel request won the gate."""
+
+    by: str
+    reason: str = ""
+
+
+Received: TypeAlias = Replied | Started | Faltered | Ended | Delivery | GaveUp | CancelTurn

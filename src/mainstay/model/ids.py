@@ -1,0 +1,58 @@
+"""Ids. A child's id is its parent's id and an ordinal, so ids sort in the order things happened.
+
+    session  chat-1            chosen by the host, or minted
+    turn     chat-1.7          the seventh input of the session, and the turn that it opens
+    node     chat-1.7.2        the third record of that turn
+    call     chat-1.7.1.0      the first tool call of the first model reply of that turn
+
+A session id may itself contain dots: ids are read from the right.
+"""
+
+from __future__ import annotations
+
+from mainstay.errors import InvalidSessionId, UnknownTurn
+
+ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+MAX_SESSION_ID = 200
+
+
+def turn_id(session_id: str, turn: int) -> str:
+    return f"{session_id}.{turn}"
+
+
+def node_id(session_id: str, turn: int, ordinal: int) -> str:
+    return f"{session_id}.{turn}.{ordinal}"
+
+
+def call_id(turn: str, step: int, index: int) -> str:
+    return f"{turn}.{step}.{index}"
+
+
+def split(text: str, parts: int) -> tuple[str, tuple[int, ...]]:
+    """`split("chat-1.7.2", 2)` is `("chat-1", (7, 2))`: the session and the ordinals after it."""
+    head, *ordinals = text.rsplit(".", parts)
+    if len(ordinals) != parts or not head or not all(o.isascii() and o.isdigit() and len(o) < 16 for o in ordinals):
+        raise UnknownTurn(text)
+    return head, tuple(map(int, ordinals))
+
+
+def check_session_id(session_id: object) -> str:
+    """The id itself when a session may carry it; it ends up in keys, logs and links."""
+    if not isinstance(session_id, str) or not 0 < len(session_id) <= MAX_SESSION_ID or not session_id.isprintable():
+        raise InvalidSessionId(session_id)
+    if session_id != session_id.strip():
+        raise InvalidSessionId(session_id)
+    return session_id
+
+
+def mint(prefix: str, millis: int, noise: int) -> str:
+    """An id that sorts by time: ten characters of milliseconds, then eight of `noise`."""
+    return f"{prefix}-{_base32(millis, 10)}{_base32(noise, 8)}"
+
+
+def _base32(number: int, width: int) -> str:
+    digits = []
+    for _ in range(width):
+        number, low = divmod(number, 32)
+        digits.append(ALPHABET[low])
+    return "".join(reversed(digits))

@@ -1,0 +1,86 @@
+"""What is said: messages and their parts, as the model sees them and as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import force_setattr
+
+Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+ResultStatus: TypeAlias = Literal["ok", "failed", "denied", "cancelled", "outcome_unknown"]
+
+
+class Text(Struct, frozen=True, tag="text"):
+    """Words."""
+
+    text: str
+
+
+class Reasoning(Struct, frozen=True, tag="reasoning", omit_defaults=True):
+    """A model's reasoning. `replay` is what its provider needs to see again, opaque to us."""
+
+    text: str = ""
+    replay: Any = None
+
+
+class ToolCall(Struct, frozen=True, tag="tool_call", omit_defaults=True):
+    """A call the model asked for. `id` is the provider's; `raw` holds arguments that were not a JSON object."""
+
+    id: str = ""
+    name: str = ""
+    args: dict[str, Any] = field(default_factory=dict)
+    raw: str | None = None
+    replay: Any = None
+
+
+class ToolResult(Struct, frozen=True, tag="tool_result", omit_defaults=True):
+    """What the model is told about one call. `call_id` repeats the provider's id of the call."""
+
+    call_id: str
+    name: str
+    content: Any = None
+    status: ResultStatus = "ok"
+
+
+Part: TypeAlias = Text | Reasoning | ToolCall | ToolResult
+
+
+class Message(Struct, frozen=True):
+    """One message: a role and its parts. A plain string is accepted as the only part."""
+
+    role: Role
+    parts: Sequence[Part] = ()
+
+    def __post_init__(self) -> None:
+        given: object = self.parts
+        if isinstance(given, str):
+            force_setattr(self, "parts", (Text(given),))
+        elif type(given) is not tuple:
+            force_setattr(self, "parts", tuple(self.parts))
+
+    @property
+    def text(self) -> str:
+        """The text parts, joined."""
+        return "".join([p.text for p in self.parts if type(p) is Text])
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        return [p for p in self.parts if type(p) is ToolCall]
+
+    @property
+    def tool_results(self) -> list[ToolResult]:
+        return [p for p in self.parts if type(p) is ToolResult]
+
+
+def unanswered(messages: Iterable[Message]) -> list[str]:
+    """Provider ids of calls that no result follows: a history with any of these cannot be continued."""
+    waiting: dict[str, None] = {}
+    for message in messages:
+        for part in message.parts:
+            if type(part) is ToolCall:
+                waiting[part.id] = None
+            elif type(part) is ToolResult:
+                waiting.pop(part.call_id, None)
+    return list(waiting)

@@ -1,0 +1,79 @@
+"""How a turn ends. A closed union: exactly one of these is in every commit."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+
+from mainstay.model.tool import Cancelled, Failed
+
+
+class Finished(Struct, frozen=True, tag="finished", omit_defaults=True):
+    """The model answered. `value` is the validated output when the agent declares a type."""
+
+    text: str = ""
+    value: Any = None
+
+
+class PendingCall(Struct, frozen=True, omit_defaults=True):
+    """One thing a turn waits for: a person's approval or settlement, or an outside completion."""
+
+    call_id: str
+    kind: Literal["approval", "recovery", "deferred"]
+    tool: str
+    args: dict[str, Any]
+    since: int = 0
+    due: int | None = None
+    reason: str = ""
+
+
+class Waiting(Struct, frozen=True, tag="waiting"):
+    """The turn is parked on disk: it goes on when `calls` are answered, in whatever process."""
+
+    calls: tuple[PendingCall, ...] = ()
+
+
+class BudgetSpent(Struct, frozen=True, tag="budget_spent"):
+    """A limit of the agent's budget ended the turn."""
+
+    which: Literal["steps", "tokens", "money", "seconds", "no_progress"]
+    limit: float
+
+
+class ProviderFailed(Struct, frozen=True, tag="provider_failed", omit_defaults=True):
+    """The model could not be reached, or kept failing, after `attempts` attempts."""
+
+    code: str
+    message: str
+    attempts: int = 1
+
+
+class PluginAborted(Struct, frozen=True, tag="plugin_aborted", omit_defaults=True):
+    plugin: str
+    code: str
+    message: str = ""
+
+
+class InvalidInput(Struct, frozen=True, tag="invalid_input"):
+    code: str
+    message: str
+
+
+class Incomplete(Struct, frozen=True, tag="incomplete", omit_defaults=True):
+    """The model stopped before it was done: a token cap, a filter, or output that never validated."""
+
+    reason: str
+    text: str = ""
+
+
+Outcome: TypeAlias = (
+    Finished | Waiting | Cancelled | BudgetSpent | ProviderFailed | PluginAborted | InvalidInput | Incomplete | Failed
+)
+
+
+def kind_of(outcome: Outcome) -> str:
+    """The stable snake_case name of an outcome: its tag on the wire."""
+    tag = type(outcome).__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag

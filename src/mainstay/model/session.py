@@ -1,0 +1,104 @@
+"""What a store keeps of a session besides its nodes: the head, who owns it, what waits."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+
+from mainstay.model.record import InputKind
+
+SessionState: TypeAlias = Literal["idle", "open", "parked", "stuck"]
+WaitState: TypeAlias = Literal["open", "resolved", "expired", "cancelled", "revoked"]
+
+
+class Fork(Struct, frozen=True):
+    """Where a session's history begins in another one: all before `turn`, and that turn up to record `ordinal`."""
+
+    sid: int
+    turn: int
+    ordinal: int
+
+
+class SessionRow(Struct, frozen=True):
+    """One session. `sid` is the store's own number for it, the prefix of its nodes.
+
+    `turn` is the open turn, if any; `head` the last committed one; `next` the ordinal of the next input. A state of
+    `parked` waits for an answer, `stuck` for a person: `reason` says why.
+    """
+
+    sid: int
+    id: str
+    agent: str
+    head: int = 0
+    next: int = 1
+    turn: int | None = None
+    state: SessionState = "idle"
+    owner: str | None = None
+    generation: int = 0
+    takeovers: int = 0
+    cancel: bytes | None = None
+    reason: str | None = None
+    fork: Fork | None = None
+    created: int = 0
+    updated: int = 0
+    deleted: bool = False
+
+
+class InboxRow(Struct, frozen=True):
+    """An accepted input that waits for its turn, or for a boundary of the running one."""
+
+    sid: int
+    input: int
+    kind: InputKind
+    cancel: bytes | None = None
+
+
+class WaitRow(Struct, frozen=True):
+    """A durable one-shot promise of a turn. `body` tells a person what is asked, `answer` how it was resolved."""
+
+    id: str
+    sid: int
+    turn: int
+    call: str
+    kind: str
+    state: WaitState = "open"
+    due: int | None = None
+    body: bytes = b"{}"
+    answer: bytes | None = None
+
+
+class WorkerRow(Struct, frozen=True):
+    """A live Runtime as others see it. `beat` grows with every renewal; nobody compares wall clocks."""
+
+    id: str
+    host: str
+    boot: str
+    pid: int
+    started: int
+    beat: int = 0
+    term_ms: int = 30_000
+
+
+class Node(Struct, frozen=True):
+    """A record's place in its turn, and its bytes."""
+
+    ordinal: int
+    body: bytes
+
+
+class CancelRequest(Struct, frozen=True, omit_defaults=True):
+    """Who asked a turn to stop, and why: the evidence that its commit carries."""
+
+    by: str
+    reason: str = ""
+    request: str = ""
+
+
+class Answer(Struct, frozen=True, omit_defaults=True):
+    """How a wait was resolved: an approval, a denial, a settlement or a deferred value."""
+
+    verdict: Literal["approved", "rejected", "rerun", "done", "failed", "value", "error"]
+    value: Any = None
+    reason: str = ""
+    by: str = ""

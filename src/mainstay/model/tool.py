@@ -1,0 +1,103 @@
+"""Tools as data: what a model is shown, what was prepared, and how a call ended."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct, field
+
+Recovery: TypeAlias = Literal["once", "rerun", "ask"]
+Approval: TypeAlias = Literal["never", "ask"]
+
+
+class ToolSpec(Struct, frozen=True, omit_defaults=True):
+    """What a model is shown of a tool, and what the runtime must know to run it safely.
+
+    `id` stays the same when the name changes. `recovery` is the contract for a call that was in flight when its
+    process died: never repeat (`once`), repeat under the same idempotency key (`rerun`), or ask a person (`ask`).
+    """
+
+    name: str
+    description: str = ""
+    input_schema: dict[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    output_schema: dict[str, Any] | None = None
+    id: str = ""
+    recovery: Recovery = "once"
+    approval: Approval = "never"
+    deferred: bool = False
+    timeout: float | None = None
+    retries: int = 0
+    limit: int | None = None
+    resource: str | None = None
+
+    @property
+    def tool_id(self) -> str:
+        return self.id or f"tool:{self.name}"
+
+
+class PreparedCall(Struct, frozen=True, omit_defaults=True):
+    """A call after preparation: arguments checked, and what its provider wants to see again at execution."""
+
+    call_id: str
+    tool_id: str
+    name: str
+    args: dict[str, Any]
+    payload: Any = None
+
+
+class BlobRef(Struct, frozen=True, tag="blob", omit_defaults=True):
+    """Bytes kept beside the store, named by their SHA-256."""
+
+    digest: str
+    size: int
+    media_type: str = "application/json"
+
+
+class Ok(Struct, frozen=True, tag="ok", omit_defaults=True):
+    """The tool returned. `value` is what the model sees; `whole` keeps what did not fit."""
+
+    value: Any = None
+    whole: BlobRef | None = None
+
+
+class Failed(Struct, frozen=True, tag="failed", omit_defaults=True):
+    """Something went wrong and is known to have. `code` is stable, `message` is for people and models."""
+
+    code: str
+    message: str
+    data: Any = None
+
+
+class Denied(Struct, frozen=True, tag="denied", omit_defaults=True):
+    """A person or a policy said no; the tool never ran."""
+
+    reason: str = ""
+    by: str = ""
+
+
+class Cancelled(Struct, frozen=True, tag="cancelled", omit_defaults=True):
+    """Stopped on request before it could end by itself."""
+
+    by: str = ""
+    reason: str = ""
+
+
+class OutcomeUnknown(Struct, frozen=True, tag="outcome_unknown", omit_defaults=True):
+    """The call was started and nobody saw it end: its effect may or may not have happened."""
+
+    reason: str = ""
+
+
+ToolOutcome: TypeAlias = Ok | Failed | Denied | Cancelled | OutcomeUnknown
+
+
+class ToolRecord(Struct, frozen=True, omit_defaults=True):
+    """One tool call of a turn, as a person reads it."""
+
+    call_id: str
+    tool: str
+    args: dict[str, Any]
+    outcome: ToolOutcome
+    attempts: int = 1
+    repeated: int = 0
+    duration_ms: int = 0

@@ -1,0 +1,99 @@
+"""How records read as messages. One fold serves the running turn and the committed history, so they cannot differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct, field
+
+from mainstay.model.message import Message, Part, ResultStatus, ToolCall, ToolResult
+from mainstay.model.outcome import Outcome
+from mainstay.model.record import Closed, Ended, Framed, Record, Replied, Said, Slot
+from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome
+
+STATUS: dict[type, ResultStatus] = {
+    Ok: "ok",
+    Failed: "failed",
+    Denied: "denied",
+    Cancelled: "cancelled",
+    OutcomeUnknown: "outcome_unknown",
+}
+
+
+class Transcript(Struct):
+    """Messages so far, and the calls of the newest reply with the outcomes that have arrived.
+
+    Results stand in emission order: they join the messages when the last of them is there.
+    """
+
+    messages: list[Message] = field(default_factory=list)
+    calls: dict[str, ToolCall] = field(default_factory=dict)
+    ended: dict[str, ToolOutcome] = field(default_factory=dict)
+
+    def add(self, record: Record) -> None:
+        if type(record) is Said:
+            self.messages.append(record.message)
+            return
+        slot = getattr(record, "slot", None)
+        if slot is not None:
+            self._gathered(slot)
+        if type(record) is Replied:
+            self._replied(record)
+        elif type(record) is Ended:
+            self.ended[record.call] = record.outcome
+            if len(self.ended) == len(self.calls):
+                self.pair(None)
+        elif type(record) is Framed:
+            self.messages[:] = record.summary
+        elif type(record) is Closed:
+            if record.reply is not None:
+                self.add(record.reply)
+            if self.calls:
+                self.pair(record.outcome)
+
+    def _gathered(self, slot: Slot) -> None:
+        self.messages.extend([d.message for d in slot.delivered])
+        self.messages.extend(slot.messages)
+
+    def _replied(self, reply: Replied) -> None:
+        self.messages.append(Message("assistant", reply.parts))
+        self.calls = calls_of(reply.parts, reply.step)
+        self.ended = {}
+
+    def pair(self, end: Outcome | None) -> None:
+        """Give every call its result: a history with an unanswered call could not be continued."""
+        never = end if isinstance(end, Cancelled) else Cancelled("runtime", "the turn ended before the call ran")
+        for key, call in self.calls.items():
+            outcome = self.ended.get(key, never)
+            self.messages.append(result_message(call, outcome))
+        self.calls, self.ended = {}, {}
+
+
+def calls_of(parts: Sequence[Part], step: int) -> dict[str, ToolCall]:
+    """The calls of a reply by their key `<step>.<index>`, in emission order."""
+    found = [p for p in parts if type(p) is ToolCall]
+    return {f"{step}.{index}": call for index, call in enumerate(found)} if found else {}
+
+
+def result_message(call: ToolCall, outcome: ToolOutcome) -> Message:
+    """What the model is told of a call that ended."""
+    return Message("tool", (ToolResult(call.id, call.name, told(outcome), STATUS[type(outcome)]),))
+
+
+def told(outcome: ToolOutcome) -> object:
+    """An outcome for the model: the value where the tool returned one, an explanation where not."""
+    match outcome:
+        case Ok(value=value):
+            return value
+        case Failed(code=code, message=message):
+            return {"error": code, "message": message}
+        case Denied(reason=reason):
+            return {"error": "denied", "message": reason or "the call was not approved"}
+        case Cancelled(reason=reason):
+            return {"error": "cancelled", "message": reason or "the call was cancelled"}
+        case OutcomeUnknown(reason=reason):
+            return {
+                "error": "outcome_unknown",
+                "message": f"{reason}: the call may or may not have taken effect and was not repeated; "
+                "check before you call it again",
+            }

@@ -1,0 +1,214 @@
+"""Writes: what a store may be asked to change. Each is applied in one transaction and answered with its receipt.
+
+A write that returns is durable. A refused write raises a typed error and has changed nothing. A write whose reply was
+lost may be sent again: every one of them recognises itself (`op`, ordinals, generations) and answers as the first did.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, Literal, TypeVar
+
+from msgspec import Struct
+
+from mainstay.model.record import InputKind
+from mainstay.model.session import Answer, CancelRequest, Node, SessionRow, WaitRow, WorkerRow
+
+R = TypeVar("R")
+
+
+class Write(Struct, Generic[R], frozen=True):
+    """A transaction to apply, whose receipt is an R."""
+
+
+class Accepted(Struct, frozen=True):
+    """`turn` is the input's ordinal. `opened`: it is the session's open turn now. `known`: the key was seen before."""
+
+    turn: int
+    row: SessionRow
+    opened: bool
+    known: bool = False
+
+
+class Accept(Write[Accepted], frozen=True):
+    """Take an input in: create the session if need be, open a turn or queue, and claim it for `worker` if given."""
+
+    session_id: str
+    agent: str
+    body: bytes
+    op: str
+    at: int
+    kind: InputKind = "queue"
+    key: str | None = None
+    digest: bytes = b""
+    worker: str | None = None
+    blobs: tuple[str, ...] = ()
+
+
+class Claimed(Struct, frozen=True):
+    """`row` is the session after the claim, or as it is when somebody else was faster (`won` is false)."""
+
+    row: SessionRow | None
+    won: bool
+
+
+class Claim(Write[Claimed], frozen=True):
+    """Take over an open turn whose owner is gone. `generation` is the one the claimant saw: it fences all before."""
+
+    session_id: str
+    worker: str
+    generation: int
+    at: int
+    agent: str = ""
+
+
+class Scope(Struct, frozen=True):
+    """An owned turn: every write of its owner carries this, and a relieved owner's changes nothing."""
+
+    session_id: str
+    sid: int
+    turn: int
+    owner: str
+    generation: int
+
+
+class Appended(Struct, frozen=True):
+    """What the owner should know: a cancel request, whether inputs wait, and whether the turn is parked now."""
+
+    cancel: bytes | None = None
+    mail: bool = False
+    parked: bool = False
+
+
+class Append(Write[Appended], frozen=True):
+    """Record outcomes. In the same transaction: inputs that were delivered, waits that open, and parking.
+
+    The turn parks on the waits named in `park`, and only if all of them are open still.
+    """
+
+    scope: Scope
+    nodes: tuple[Node, ...]
+    at: int
+    take: tuple[int, ...] = ()
+    waits: tuple[WaitRow, ...] = ()
+    park: tuple[str, ...] = ()
+    blobs: tuple[str, ...] = ()
+
+
+class Committed(Struct, frozen=True):
+    """The commit landed. `row` is the session after it: its next turn is open when an input waited."""
+
+    row: SessionRow
+
+
+class CancelWon(Struct, frozen=True):
+    """A cancel request was there first: nothing was written, commit the turn as cancelled instead."""
+
+    cancel: bytes
+
+
+class Commit(Write["Committed | CancelWon"], frozen=True):
+    """End a turn: the last records, the head moved from `head` to the turn, waits closed, the next input opened."""
+
+    scope: Scope
+    nodes: tuple[Node, ...]
+    head: int
+    at: int
+    take: tuple[int, ...] = ()
+    cancelled: bool = False
+    blobs: tuple[str, ...] = ()
+
+
+class CancelReceipt(Struct, frozen=True):
+    status: Literal["requested", "already_requested", "completion_won", "unknown"]
+    turn: int | None = None
+    row: SessionRow | None = None
+
+
+class Cancel(Write[CancelReceipt], frozen=True):
+    """Ask a turn to stop: the open one, or `turn` if it is still open or queued. First writer wins."""
+
+    session_id: str
+    request: CancelRequest
+    at: int
+    turn: int | None = None
+    worker: str | None = None
+
+
+class Resolved(Struct, frozen=True):
+    """`row` is the session after it; its turn is claimed for the resolver when nobody owned it."""
+
+    status: Literal["accepted", "already_resolved", "unknown"]
+    wait: WaitRow | None = None
+    row: SessionRow | None = None
+
+
+class Resolve(Write[Resolved], frozen=True):
+    """Resolve a wait. The first answer stands. `answer` None: its time ran out."""
+
+    wait_id: str
+    answer: Answer | None
+    at: int
+    worker: str | None = None
+    agents: tuple[str, ...] = ()
+
+
+class Release(Write[None], frozen=True):
+    """Give up an open turn, to whoever claims it next; with `stuck`, to nobody until a person looks."""
+
+    scope: Scope
+    at: int
+    stuck: str | None = None
+
+
+class Beat(Write[bool], frozen=True):
+    """Register or renew a worker. False: the row was gone, this worker was presumed dead and relieved."""
+
+    worker: WorkerRow
+
+
+class Retire(Write[None], frozen=True):
+    """A worker leaves, or is proven dead: its row goes and what it owned is free to claim."""
+
+    worker_id: str
+    dead: bool = False
+
+
+class Branch(Write[SessionRow], frozen=True):
+    """A new session over shared history."""
+
+    session_id: str
+    agent: str
+    source: str
+    turn: int
+    ordinal: int
+    at: int
+
+
+class Delete(Write[bool], frozen=True):
+    """Spend a session id for good. Nodes go as soon as no fork reaches them. False: there was nothing."""
+
+    session_id: str
+    at: int
+
+
+class SessionFilter(Struct, frozen=True, omit_defaults=True):
+    """Which sessions to list, oldest change last."""
+
+    agent: str | None = None
+    state: str | None = None
+    prefix: str = ""
+    limit: int = 100
+    before: int | None = None
+
+
+class StoreFacts(Struct, frozen=True):
+    """What `doctor` shows of a store."""
+
+    kind: str
+    location: str
+    schema: int
+    sessions: int
+    nodes: int
+    blobs: int
+    bytes: int
+    checks: tuple[str, ...] = ()

@@ -1,0 +1,164 @@
+"""Live events with cursors and bounded replay.
+
+Each session has one channel: a bounded run of recent events that any number of readers walk at their own pace. A writer
+never waits for a reader. A reader who falls behind, or comes with a cursor from before a restart, gets a `Gap` event
+and goes on from there; a committed turn is never lost that way, because history is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from mainstay.errors import InvalidCursor
+from mainstay.model.event import AnyEvent, Event, Gap, TextDelta
+
+REPLAY_EVENTS = 2048
+REPLAY_SECONDS = 120.0
+
+
+class Channel:
+    """Recent events of one session. `first` is the position of the oldest kept, `next` of the one to come."""
+
+    __slots__ = ("_events", "_feed", "_times", "_waiters", "first", "next", "session_id")
+
+    def __init__(self, feed: Feed, session_id: str) -> None:
+        self._feed, self.session_id = feed, session_id
+        self.first = self.next = 0
+        self._events: deque[Any] = deque()
+        self._times: deque[float] = deque()
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def publish(self, kind: type[Event], turn_id: str, fields: dict[str, Any]) -> None:
+        self.next += 1
+        self._events.append(kind(self.session_id, turn_id, self._feed.cursor(self.session_id, self.next), **fields))
+        self._times.append(self._feed.monotonic())
+        if len(self._events) > REPLAY_EVENTS:
+            self._drop()
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def trim(self, before: float) -> None:
+        """Forget what is older than the replay time."""
+        while self._times and self._times[0] < before:
+            self._drop()
+
+    def _drop(self) -> None:
+        self._events.popleft()
+        self._times.popleft()
+        self.first += 1
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._events or self._waiters)
+
+    def take(self, position: int) -> tuple[AnyEvent, int] | None:
+        """The event at `position` and the position after it; a gap when it is gone, None when it is yet to come."""
+        if position < self.first:
+            return self.gap("the reader fell behind the bounded replay"), self.first
+        if position < self.next:
+            return self._events[position - self.first], position + 1
+        return None
+
+    def wake_next(self, waiter: asyncio.Future[None]) -> None:
+        """Wake this waiter when the next event comes."""
+        self._waiters.append(waiter)
+
+    async def read(self, position: int, reason: str = "") -> AsyncGenerator[AnyEvent, None]:
+        """Events from `position` on, for ever. With `reason`, a gap comes first."""
+        if reason:
+            yield self.gap(reason)
+        while True:
+            taken = self.take(position)
+            if taken is None:
+                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self.wake_next(waiter)
+                await waiter
+            else:
+                event, position = taken
+                yield event
+
+    def gap(self, reason: str) -> Gap:
+        return Gap(self.session_id, "", self._feed.cursor(self.session_id, self.first), reason=reason)
+
+
+class Feed:
+    """All channels of one Runtime. `incarnation` tells its cursors from those of another run."""
+
+    def __init__(self, incarnation: str, monotonic: Callable[[], float]) -> None:
+        self.incarnation, self.monotonic = incarnation, monotonic
+        self._channels: dict[str, Channel] = {}
+
+    def channel(self, session_id: str) -> Channel:
+        channel = self._channels.get(session_id)
+        if channel is None:
+            channel = self._channels[session_id] = Channel(self, session_id)
+        return channel
+
+    def cursor(self, session_id: str, position: int) -> str:
+        return f"{self.incarnation}:{position}:{session_id}"
+
+    def read(self, session_id: str, cursor: str | None) -> AsyncGenerator[AnyEvent, None]:
+        """Events after `cursor`, or from now on. Raises InvalidCursor at once when it cannot be one of ours."""
+        channel = self.channel(session_id)
+        if cursor is None:
+            return channel.read(channel.next)
+        incarnation, position = _parse(cursor, session_id)
+        if incarnation != self.incarnation:
+            return channel.read(channel.first, "the cursor is from before this runtime started")
+        if position > channel.next:
+            raise InvalidCursor(cursor, "is ahead of its session")
+        return channel.read(position)
+
+    def trim(self) -> None:
+        """Called now and then: forgets old events, and channels that have none."""
+        before = self.monotonic() - REPLAY_SECONDS
+        for session_id, channel in list(self._channels.items()):
+            channel.trim(before)
+            if not channel.busy and channel.next == 0:
+                del self._channels[session_id]
+
+
+class TurnEvents:
+    """The sink of one running turn. Text is gathered and published once per pass of the event loop."""
+
+    __slots__ = ("_channel", "_loop", "_parts", "_step", "_turn_id")
+
+    def __init__(self, channel: Channel, turn_id: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._channel, self._turn_id, self._loop = channel, turn_id, loop
+        self._parts: list[str] = []
+        self._step = 0
+
+    def emit(self, kind: type[Event], /, **fields: Any) -> None:
+        if self._parts:
+            self.flush()
+        self._channel.publish(kind, self._turn_id, fields)
+
+    def text(self, step: int, text: str) -> None:
+        if not self._parts:
+            self._step = step
+            self._loop.call_soon(self.flush)
+        self._parts.append(text)
+
+    def flush(self) -> None:
+        if self._parts:
+            text, self._parts = "".join(self._parts), []
+            self._channel.publish(TextDelta, self._turn_id, {"text": text, "step": self._step})
+
+
+def _parse(cursor: str, session_id: str) -> tuple[str, int]:
+    try:
+        incarnation, position, owner = cursor.split(":", 2)
+        number = int(position)
+    except (ValueError, AttributeError):
+        raise InvalidCursor(cursor, "is not a cursor") from None
+    if owner != session_id:
+        raise InvalidCursor(cursor, f"belongs to session {owner!r}, not {session_id!r}")
+    if number < 0:
+        raise InvalidCursor(cursor, "is not a cursor")
+    return incarnation, number

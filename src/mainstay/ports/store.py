@@ -1,0 +1,94 @@
+"""What a store must do. Writes are data (`mainstay.model.write`): a store applies each one in one transaction.
+
+A write that returns is durable; a refused one raises a typed error and has changed nothing. A cancelled `await` is not
+an abort: the write may still land. `mainstay.testing.store_contract` is the whole contract, runnable on any store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.write import SessionFilter, StoreFacts, Write
+
+R = TypeVar("R")
+
+
+class SessionReads(Protocol):
+    """What is on disk now. Reads see every acknowledged write of any process."""
+
+    async def session(self, session_id: str) -> SessionRow | None: ...
+
+    async def session_by_sid(self, sid: int) -> SessionRow | None: ...
+
+    async def sessions(self, wanted: SessionFilter) -> list[SessionRow]: ...
+
+    async def open_sessions(self) -> list[SessionRow]:
+        """Sessions with an open turn: what recovery looks at."""
+        ...
+
+    async def nodes(self, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
+        """(turn, ordinal, bytes) of the turns `first` to `last`, in order."""
+        ...
+
+    async def inbox(self, sid: int) -> list[InboxRow]: ...
+
+    async def waits(self, sid: int | None = None, due: int | None = None) -> list[WaitRow]:
+        """Waits of one session, or all open ones; with `due`, only those whose time is up by then."""
+        ...
+
+    async def wait(self, wait_id: str) -> WaitRow | None: ...
+
+
+class WorkerLease(Protocol):
+    """Proof that a worker lives, beyond its row. On one file it is a lock that the kernel frees when it dies."""
+
+    def hold(self) -> None: ...
+
+    def drop(self) -> None: ...
+
+    def proven_dead(self, worker: WorkerRow) -> bool: ...
+
+
+class BlobStore(Protocol):
+    """Bytes by their SHA-256. `put` is durable when it returns and safe to repeat."""
+
+    async def put(self, data: bytes) -> str: ...
+
+    async def get(self, digest: str) -> bytes: ...
+
+
+class Store(SessionReads, Protocol):
+    """Durable rows. One instance belongs to one Runtime and one event loop."""
+
+    @property
+    def blobs(self) -> BlobStore: ...
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def write(self, write: Write[R]) -> R: ...
+
+    def submit(self, write: Write[R], done: Callable[[R | None, BaseException | None], None]) -> None:
+        """The same from any thread, even while the event loop is blocked; `done` is called on some thread."""
+        ...
+
+    async def workers(self) -> list[WorkerRow]: ...
+
+    async def changed(self) -> bool:
+        """Whether another process has written since the last time this was asked."""
+        ...
+
+    async def facts(self, deep: bool = False) -> StoreFacts: ...
+
+    async def sweep(self) -> int:
+        """Delete blobs that nothing refers to, fenced against writers; returns how many went."""
+        ...
+
+    def secret(self) -> bytes:
+        """What keys of waits are signed with; made once per store."""
+        ...
+
+    def lease(self, worker_id: str) -> WorkerLease: ...

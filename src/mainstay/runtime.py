@@ -1,0 +1,240 @@
+"""The composition root: puts store, engine and agents together, and takes them apart again. It decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from mainstay.engine.host import SystemClock, SystemRandom
+from mainstay.engine.lease import LeaseTerms, Pulse, Worker
+from mainstay.engine.supervisor import Supervisor
+from mainstay.engine.waits import verify
+from mainstay.errors import AlreadyAnswered, InvalidDefinition, RuntimeClosed, UnknownWait, WrongAgent
+from mainstay.model.codec import clean
+from mainstay.model.ids import check_session_id, mint
+from mainstay.model.session import Answer, SessionRow
+from mainstay.model.write import Delete, SessionFilter
+from mainstay.observe.feed import Feed
+from mainstay.ports.host import Clock, Random
+from mainstay.ports.store import Store
+from mainstay.sessions.definition import Defined, Definition
+from mainstay.sessions.desk import Desk
+from mainstay.sessions.inbox import Inbox, pick_agent
+from mainstay.sessions.session import Session
+from mainstay.sessions.turns import Turns
+from mainstay.sessions.watch import Watch
+from mainstay.tools.dispatch import Dispatcher
+
+DEFAULT_STORE = ".mainstay/runtime.db"
+GRACE = 5.0
+
+
+class Runtime:
+    """Holds a store, agents and an engine; use it with `async with`.
+
+    Entering returns at once; interrupted work of this store is taken up beside the host. Leaving lets running effects
+    finish for `grace` seconds, then cancels and records them; open turns go on at the next entry. With `agents=[]` or
+    `recover=False` nothing of others is claimed.
+    """
+
+    def __init__(  # noqa: PLR0913  # what a user may say about a Runtime, each by name
+        self,
+        store: str | os.PathLike[str] | Store = DEFAULT_STORE,
+        *,
+        agents: Iterable[Defined] = (),
+        deps: Any = None,
+        recover: bool = True,
+        grace: float = GRACE,
+        lease: LeaseTerms | None = None,
+        clock: Clock | None = None,
+        random: Random | None = None,
+    ) -> None:
+        self._store = open_store(store)
+        self._agents = _by_name(agents)
+        self._deps, self._recover, self._grace = deps, recover, grace
+        self._terms = lease or LeaseTerms()
+        self._clock: Clock = clock or SystemClock()
+        self._random: Random = random or SystemRandom()
+        self._desk: Desk | None = None
+
+    # ------------------------------------------------------------------ life
+
+    async def __aenter__(self) -> Runtime:
+        if self._desk is not None:
+            raise RuntimeClosed("this Runtime is entered already: make another one")
+        await self._store.open()
+        try:
+            await self._start()
+        except BaseException:
+            await self._store.close()
+            raise
+        return self
+
+    async def _start(self) -> None:
+        name = mint("w", self._clock.now(), self._random.bits(40))
+        definitions = {name: agent.definition() for name, agent in self._agents.items()}
+        self._worker = Worker(self._store, name, self._terms, self._clock)
+        await self._worker.start()
+        self._supervisor, self._background = Supervisor(), Supervisor()
+        self._dispatcher = Dispatcher(self._store, self._worker, self._clock, self._random, self._deps)
+        feed = Feed(name, self._clock.monotonic)
+        self._turns = Turns(self._worker, feed, self._supervisor, self._dispatcher, definitions)
+        inbox = Inbox(self._store, self._clock, self._random, self._turns, definitions, self._worker.id)
+        self._definitions: dict[str, Definition] = definitions
+        self._desk = Desk(self._worker, feed, self._turns, definitions, inbox, bool(definitions))
+        watch = Watch(self._desk, self._worker, self._recover and bool(definitions))
+        self._watching = self._background.spawn(watch.watch(), "mainstay watch")
+        self._pulse = Pulse(self._worker, asyncio.get_running_loop(), self._busy_with)
+        self._pulse.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop(0 if kind is not None else self._grace)
+
+    async def _stop(self, grace: float) -> None:
+        desk, self._desk = self._desk, None
+        if desk is None:
+            return
+        desk.closed = True
+        self._turns.leaving = True
+        if grace > 0:
+            await self._supervisor.finish(grace)
+        for resident in self._turns.residents():
+            if resident.run is not None:
+                resident.run.gate.leave()
+        await self._supervisor.finish(2.0)
+        await self._supervisor.stop()
+        await self._background.stop()
+        self._pulse.stop()
+        self._dispatcher.threads.close()
+        for resident in self._turns.residents():
+            for turn in list(resident.waiters):
+                self._turns.tell(
+                    resident.session_id, turn, RuntimeClosed("the Runtime was left while the turn is open")
+                )
+        await self._worker.stop()
+        await self._store.close()
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """For servers about to stop: claim nothing new, and wait until running turns have ended or parked."""
+        self._open()
+        self._turns.leaving = True
+        return await self._supervisor.finish(timeout)
+
+    async def wait_idle(self, timeout: float | None = None) -> bool:
+        """Wait until no turn of this store is open that this Runtime could work on; False when time ran out."""
+        self._open()
+        async with asyncio.timeout(timeout) if timeout is not None else _Forever():
+            while len(self._supervisor) or await self._could_work():
+                if len(self._supervisor):
+                    await self._supervisor.finish(0.25)
+                else:
+                    await asyncio.sleep(0.02)
+        return True
+
+    async def _could_work(self) -> bool:
+        return any(r.state == "open" and r.agent in self._definitions for r in await self._store.open_sessions())
+
+    def _busy_with(self) -> str:
+        running = ", ".join(f"tool {tool} ({call})" for call, tool in list(self._dispatcher.running.items())[:3])
+        return running or "code outside of tools"
+
+    # ------------------------------------------------------------------ use
+
+    def _open(self) -> Desk:
+        if self._desk is None:
+            raise RuntimeClosed
+        self._desk.check()
+        return self._desk
+
+    async def session(self, session_id: str | None = None, *, agent: str | None = None) -> Session:
+        """Open a session, or begin one: nothing is written until something is said. None mints an id."""
+        desk = self._open()
+        if session_id is None:
+            return Session(desk, desk.mint("s"), pick_agent(self._definitions, agent))
+        row = await self._store.session(check_session_id(session_id))
+        if row is None:
+            return Session(desk, session_id, pick_agent(self._definitions, agent))
+        if agent is not None and agent != row.agent:
+            raise WrongAgent(row.id, agent, row.agent)
+        return Session(desk, row.id, row.agent)
+
+    async def resolve(self, key: str, value: Any = None, *, error: str | None = None) -> None:
+        """Complete a deferred tool call by its signed key: with a value, or as failed with `error`."""
+        desk = self._open()
+        wait = verify(self._store.secret(), key)
+        answer = Answer("value", clean(value)) if error is None else Answer("error", clean(value), error)
+        resolved = await desk.resolve(wait, answer)
+        if resolved.status == "unknown":
+            raise UnknownWait(key)
+        if resolved.status == "already_resolved":
+            assert resolved.wait is not None
+            raise AlreadyAnswered("this completion", msgspec.json.decode(resolved.wait.answer or b"null"))
+
+    @property
+    def sessions(self) -> Sessions:
+        """List and delete sessions."""
+        return Sessions(self._open(), self._store, self._clock)
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+
+class Sessions:
+    """The sessions of a store."""
+
+    def __init__(self, desk: Desk, store: Store, clock: Clock) -> None:
+        self._desk, self._store, self._clock = desk, store, clock
+
+    async def list(
+        self, *, agent: str | None = None, state: str | None = None, prefix: str = "", limit: int = 100
+    ) -> Sequence[SessionRow]:
+        """Sessions, the most recently changed first."""
+        return await self._store.sessions(SessionFilter(agent, state, prefix, limit))
+
+    async def delete(self, session_id: str) -> bool:
+        """Delete a session for good; its id is never used again. False when there was none."""
+        deleted = await self._store.write(Delete(check_session_id(session_id), self._clock.now()))
+        self._desk.turns.forget(session_id)
+        return deleted
+
+
+class _Forever:
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+def open_store(where: str | os.PathLike[str] | Store) -> Store:
+    """A store from what a user writes: a path, a `sqlite:///` URL, "memory", or a Store."""
+    # Stores are imported when they are chosen: a Runtime in memory needs no driver.
+    if not isinstance(where, str | os.PathLike):
+        return where
+    text = os.fspath(where)
+    if text in ("memory", ":memory:"):
+        from mainstay.stores.memory import MemoryStore  # noqa: PLC0415  # chosen at run time
+
+        return MemoryStore()
+    if text.startswith(("postgresql://", "postgres://")):
+        raise InvalidDefinition("the Postgres store is not part of this version: use a file path or 'memory'")
+    if "://" in text and not text.startswith("sqlite:///"):
+        raise InvalidDefinition(f"{text!r} is not a store: use a path, sqlite:///path or 'memory'")
+    from mainstay.stores.sqlite import SqliteStore  # noqa: PLC0415  # chosen at run time
+
+    return SqliteStore(text.removeprefix("sqlite:///"))
+
+
+def _by_name(agents: Iterable[Defined]) -> dict[str, Defined]:
+    found: dict[str, Defined] = {}
+    for agent in agents:
+        if agent.name in found:
+            raise InvalidDefinition(f"two agents are named {agent.name!r}: give each a name of its own")
+        found[agent.name] = agent
+    return found

@@ -1,0 +1,105 @@
+"""What every session handle of a Runtime works with: the store, the turns, the inbox, and answers from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from mainstay.engine.lease import Worker
+from mainstay.errors import RuntimeClosed, StoreInherited, UnknownSession, WrongLoop
+from mainstay.model.ids import mint
+from mainstay.model.session import Answer, CancelRequest, SessionRow
+from mainstay.model.write import Resolve, Resolved
+from mainstay.observe.feed import Feed
+from mainstay.ports.host import Clock, Random
+from mainstay.ports.store import Store
+from mainstay.sessions.definition import Definition
+from mainstay.sessions.inbox import Inbox
+from mainstay.sessions.result import TurnResult
+from mainstay.sessions.turns import Turns
+
+
+class Desk:
+    """Shared by the session handles of one Runtime. `runs` is false where turns are accepted but not worked on."""
+
+    def __init__(
+        self, worker: Worker, feed: Feed, turns: Turns, definitions: Mapping[str, Definition], inbox: Inbox, runs: bool
+    ) -> None:
+        self.feed, self.turns, self.inbox, self._definitions = feed, turns, inbox, definitions
+        self._worker, self._runs = worker, runs
+        self.store: Store = turns.store
+        self.clock: Clock = turns.clock
+        self._random: Random = turns.random
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self.closed = False
+
+    def check(self) -> None:
+        """Refuse use after the end, from another loop, or in a forked child."""
+        if self.closed:
+            raise RuntimeClosed
+        if self._pid != os.getpid():
+            raise StoreInherited(self._pid, os.getpid())
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongLoop
+
+    def mint(self, prefix: str) -> str:
+        return mint(prefix, self.clock.now(), self._random.bits(40))
+
+    def worker_for(self, agent: str) -> str | None:
+        """This worker, if it may work on that agent's turns."""
+        return self._worker.id if self._runs and agent in self._definitions and not self.turns.leaving else None
+
+    async def outcome(self, session_id: str, turn: int, known: bool) -> TurnResult[Any]:
+        """How a turn ends or parks. `known`: it may have done so already."""
+        if known:
+            result = await self.on_disk(session_id, turn)
+            if result is not None:
+                return result
+        future = self.turns.expect(session_id, turn)
+        if self.turns.resident(session_id).task is None:
+            # Somebody else works on it, and may have ended it before we began to listen.
+            result = await self.on_disk(session_id, turn)
+            if result is not None:
+                self.turns.tell(session_id, turn, result)
+        return await future
+
+    async def on_disk(self, session_id: str, turn: int) -> TurnResult[Any] | None:
+        """How a turn ended or parked as far as the store knows; None while it is under way."""
+        row = await self.store.session(session_id)
+        if row is None:
+            raise UnknownSession(session_id)
+        result = await self.turns.read_result(row, turn)
+        if result is None and row.turn == turn and row.state == "parked":
+            return await self.turns.read_parked(row)
+        return result
+
+    async def resolve(self, wait_id: str, answer: Answer | None) -> Resolved:
+        """Resolve a wait, and see to it that its turn goes on."""
+        agents = tuple(self._definitions) if self._runs and not self.turns.leaving else ()
+        resolved = await self.store.write(
+            Resolve(wait_id, answer, self.clock.now(), self._worker.id if agents else None, agents)
+        )
+        if resolved.status == "accepted" and resolved.row is not None:
+            self.goes_on(resolved.row)
+        return resolved
+
+    def cancelled(self, row: SessionRow, request: CancelRequest, turn: int | None) -> None:
+        """A cancel request is on disk: pass it to the running turn, or work on the turn it woke."""
+        run = self.turns.resident(row.id).run
+        if run is not None and run.scope.turn == turn:
+            run.gate.cancel(request)
+        else:
+            self.goes_on(row)
+
+    def goes_on(self, row: SessionRow) -> None:
+        """Something new is known of an open turn that is ours."""
+        if row.owner != self._worker.id or row.turn is None:
+            return
+        resident = self.turns.resident(row.id)
+        if resident.run is not None:
+            resident.run.gate.nudge()
+        elif resident.task is None:
+            self.turns.launch(row)

@@ -1,0 +1,81 @@
+"""Acceptance: the only way into a session. What is accepted is on disk, and runs whether or not anybody waits."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from mainstay.engine.journal import spill
+from mainstay.errors import InvalidDefinition, InvalidInput
+from mainstay.model.codec import clean_message, clean_text, encode, encode_checked
+from mainstay.model.ids import mint
+from mainstay.model.message import Message
+from mainstay.model.record import InputKind, Said
+from mainstay.model.write import Accept, Accepted
+from mainstay.ports.host import Clock, Random
+from mainstay.ports.store import Store
+from mainstay.sessions.definition import Definition
+from mainstay.sessions.turns import Turns
+
+MAX_KEY = 512
+
+
+class Inbox:
+    """Takes inputs in. `worker` is None in a Runtime that accepts but does not run."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        random: Random,
+        turns: Turns,
+        definitions: Mapping[str, Definition],
+        worker: str | None,
+    ) -> None:
+        self._store, self._clock, self._random = store, clock, random
+        self._turns, self._definitions, self._worker = turns, definitions, worker
+
+    async def accept(
+        self, session_id: str, agent: str, said: str | Message, kind: InputKind = "queue", key: str | None = None
+    ) -> Accepted:
+        """Make an input durable, and start on it if the session was idle."""
+        message = clean_message(said)
+        checked = _check_key(key)
+        now = self._clock.now()
+        op = mint("op", now, self._random.bits(40))
+        record = Said(message, now, op, kind, checked)
+        body, blobs = await spill(self._store, encode_checked(record, "the input"))
+        digest = hashlib.blake2b(encode((kind == "note", message)), digest_size=16).digest() if key is not None else b""
+        worker = self._worker if agent in self._definitions and not self._turns.leaving else None
+        accepted = await self._store.write(
+            Accept(session_id, agent, body, op, now, kind, checked, digest, worker, blobs)
+        )
+        if accepted.known:
+            return accepted
+        if accepted.opened and worker is not None:
+            self._turns.launch(accepted.row, record)
+        elif kind != "queue" and (run := self._turns.resident(session_id).run) is not None:
+            run.journal.mail = True
+        return accepted
+
+
+def _check_key(key: object) -> str | None:
+    if key is None:
+        return None
+    if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY:
+        raise InvalidInput(f"a key is a string of 1 to {MAX_KEY} characters, not {key!r:.80}")
+    if clean_text(key) != key:
+        raise InvalidInput("a key may not contain NUL or lone surrogates: use an id of your own")
+    return key
+
+
+def pick_agent(definitions: Mapping[str, Definition], name: str | None) -> str:
+    """The agent of a new session: the named one, or the first."""
+    if name is not None:
+        if name not in definitions:
+            known = ", ".join(definitions) or "none"
+            raise InvalidDefinition(f"this Runtime has no agent {name!r}; it has: {known}")
+        return name
+    if not definitions:
+        raise InvalidDefinition("this Runtime has no agents: give it agents=[…], or name an existing session")
+    return next(iter(definitions))

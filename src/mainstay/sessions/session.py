@@ -1,0 +1,328 @@
+"""The session handle that hosts hold: what may be said to a conversation, asked of it and decided for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+
+from mainstay.engine.journal import load
+from mainstay.engine.waits import wait_id
+from mainstay.errors import (
+    AlreadyAnswered,
+    InvalidInput,
+    SessionDeleted,
+    UnknownCall,
+    UnknownNode,
+    UnknownSession,
+    UnknownTurn,
+)
+from mainstay.graph.tree import forkable, turns
+from mainstay.model import ids
+from mainstay.model.codec import clean, clean_text
+from mainstay.model.event import AnyEvent, Gap, TurnCommitted, WaitingFor
+from mainstay.model.message import Message, Text
+from mainstay.model.outcome import PendingCall
+from mainstay.model.record import Ended
+from mainstay.model.session import Answer, CancelRequest, SessionRow
+from mainstay.model.tool import OutcomeUnknown
+from mainstay.model.write import Accepted, Branch, Cancel, CancelReceipt, Resolved
+from mainstay.sessions.desk import Desk
+from mainstay.sessions.result import TurnResult
+
+_PENDING = msgspec.json.Decoder(PendingCall).decode
+
+
+class Receipt:
+    """Proof that an input is on disk. `turn_id` is the turn it opens, or joins if it was steered."""
+
+    __slots__ = ("_session", "known", "turn_id")
+
+    def __init__(self, session: Session, turn_id: str, known: bool) -> None:
+        self._session, self.turn_id, self.known = session, turn_id, known
+
+    async def result(self, timeout: float | None = None) -> TurnResult[Any]:
+        """Wait until the turn ends or parks. Giving up the wait does not stop the turn."""
+        async with asyncio.timeout(timeout):
+            return await self._session.result(self.turn_id)
+
+    def __repr__(self) -> str:
+        return f"Receipt({self.turn_id!r})"
+
+
+class Session:
+    """A durable conversation. A handle costs nothing: make as many as you like, in as many processes."""
+
+    __slots__ = ("_desk", "agent", "id")
+
+    def __init__(self, desk: Desk, session_id: str, agent: str) -> None:
+        self._desk, self.id, self.agent = desk, session_id, agent
+
+    def __repr__(self) -> str:
+        return f"Session({self.id!r}, agent={self.agent!r})"
+
+    # ------------------------------------------------------------------ saying
+
+    async def run(
+        self, said: str | Message, *, key: str | None = None, timeout: float | None = None
+    ) -> TurnResult[Any]:
+        """Say something and wait until its turn ends or parks.
+
+        The turn goes on if the wait is cancelled; `timeout` and `cancel()` stop the turn itself. The same `key` with
+        the same content is the same turn, however often it is said.
+        """
+        self._desk.check()
+        accepted = await self._desk.inbox.accept(self.id, self.agent, said, "queue", key)
+        if timeout is None:
+            return await self._desk.outcome(self.id, accepted.turn, accepted.known)
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._desk.outcome(self.id, accepted.turn, accepted.known)
+        except TimeoutError:
+            turn = ids.turn_id(self.id, accepted.turn)
+            await self.cancel(f"it did not end within {timeout:g} s", by="timeout", turn_id=turn)
+            return await self.result(turn)
+
+    async def send(self, said: str | Message, *, key: str | None = None) -> Receipt:
+        """Say something and return as soon as it is on disk. It runs after what was said before it."""
+        self._desk.check()
+        return self._receipt(await self._desk.inbox.accept(self.id, self.agent, said, "queue", key))
+
+    async def steer(self, said: str | Message, *, key: str | None = None) -> Receipt:
+        """Say something to the running turn: it arrives at its next boundary. With none running, it opens a turn."""
+        self._desk.check()
+        return self._receipt(await self._desk.inbox.accept(self.id, self.agent, said, "steer", key))
+
+    def stream(self, said: str | Message, *, key: str | None = None) -> TurnStream:
+        """Say something and watch its turn: `async with session.stream(…) as turn: async for event in turn: …`."""
+        self._desk.check()
+        return TurnStream(self, said, key)
+
+    def _receipt(self, accepted: Accepted) -> Receipt:
+        return Receipt(self, ids.turn_id(self.id, accepted.turn), accepted.known)
+
+    # ------------------------------------------------------------------ asking
+
+    async def result(self, turn_id: str) -> TurnResult[Any]:
+        """How a turn of this session ended or parked; waits for it. Works in any process, at any later time."""
+        self._desk.check()
+        session_id, (turn,) = ids.split(turn_id, 1)
+        row = await self._row()
+        if session_id != self.id or not 0 < turn < row.next:
+            raise UnknownTurn(turn_id)
+        return await self._desk.outcome(self.id, turn, known=True)
+
+    async def history(self) -> list[Message]:
+        """All committed messages, oldest first."""
+        self._desk.check()
+        row = await self._desk.store.session(self.id)
+        if row is None:
+            return []
+        self._usable(row)
+        return list((await self._desk.turns.view(row)).messages)
+
+    async def pending(self) -> list[PendingCall]:
+        """What waits for a person or an outside completion."""
+        self._desk.check()
+        row = await self._desk.store.session(self.id)
+        if row is None:
+            return []
+        self._usable(row)
+        return [_PENDING(w.body) for w in await self._desk.store.waits(row.sid) if w.state == "open"]
+
+    def observe(self, cursor: str | None = None) -> AsyncIterator[AnyEvent]:
+        """Live events after `cursor`, or from now on, for ever. A gap is an event."""
+        self._desk.check()
+        return self._desk.feed.read(self.id, cursor)
+
+    # ------------------------------------------------------------------ deciding
+
+    async def cancel(
+        self, reason: str = "", *, by: str = "host", turn_id: str | None = None
+    ) -> Literal["requested", "already_requested", "completion_won", "unknown"]:
+        """Ask the running turn, or the given one, to stop. It commits as cancelled unless its completion won.
+
+        Returns once the request is on disk; `result()` tells how the turn ended.
+        """
+        self._desk.check()
+        turn = None
+        if turn_id is not None:
+            session_id, (turn,) = ids.split(turn_id, 1)
+            if session_id != self.id:
+                raise UnknownTurn(turn_id)
+        request = CancelRequest(clean_text(by), clean_text(reason))
+        receipt: CancelReceipt = await self._desk.store.write(
+            Cancel(self.id, request, self._desk.clock.now(), turn, self._desk.worker_for(self.agent))
+        )
+        if receipt.status == "requested" and receipt.row is not None:
+            self._desk.cancelled(receipt.row, request, receipt.turn)
+        return receipt.status
+
+    async def approve(self, call_id: str, *, by: str = "host") -> None:
+        """Let a call run that its tool declared with `approval="ask"`."""
+        await self._answer(call_id, "approval", Answer("approved", by=by))
+
+    async def reject(self, call_id: str, reason: str = "", *, by: str = "host") -> None:
+        """Refuse such a call; the model is told the reason."""
+        await self._answer(call_id, "approval", Answer("rejected", reason=clean_text(reason), by=by))
+
+    async def settle(
+        self,
+        call_id: str,
+        verdict: Literal["rerun", "done", "failed"],
+        *,
+        value: Any = None,
+        reason: str = "",
+        by: str = "host",
+    ) -> None:
+        """Say what became of a call that a crash left unknown.
+
+        A call that waits (`recovery="ask"`) goes on accordingly; of one that ended as unknown, the model is told with
+        the next turn.
+        """
+        if verdict not in ("rerun", "done", "failed"):
+            raise InvalidInput(f"settle a call as 'rerun', 'done' or 'failed', not {verdict!r}")
+        answer = Answer(verdict, clean(value), clean_text(reason), by)
+        try:
+            await self._answer(call_id, "recovery", answer)
+        except UnknownCall:
+            await self._annotate(call_id, answer)
+
+    async def fork(self, at: str | None = None, *, session_id: str | None = None) -> Session:
+        """A new session that shares this one's history up to node `at` (its id, or a turn's), or to the end."""
+        self._desk.check()
+        row = await self._row()
+        turn, ordinal = await self._fork_point(row, at)
+        name = ids.check_session_id(session_id) if session_id is not None else self._desk.mint("s")
+        branch = await self._desk.store.write(Branch(name, self.agent, self.id, turn, ordinal, self._desk.clock.now()))
+        return Session(self._desk, branch.id, branch.agent)
+
+    # ------------------------------------------------------------------ parts
+
+    async def _row(self) -> SessionRow:
+        row = await self._desk.store.session(self.id)
+        if row is None:
+            raise UnknownSession(self.id)
+        return self._usable(row)
+
+    @staticmethod
+    def _usable(row: SessionRow) -> SessionRow:
+        if row.deleted:
+            raise SessionDeleted(row.id)
+        return row
+
+    async def _answer(self, call_id: str, kind: str, answer: Answer) -> None:
+        self._desk.check()
+        if ids.split(call_id, 3)[0] != self.id:
+            raise UnknownCall(call_id, "it belongs to another session")
+        resolved: Resolved = await self._desk.resolve(wait_id(call_id, kind), answer)
+        if resolved.status == "unknown":
+            raise UnknownCall(call_id)
+        if resolved.status == "already_resolved":
+            assert resolved.wait is not None
+            raise AlreadyAnswered(f"call {call_id}", msgspec.json.decode(resolved.wait.answer or b"null"))
+
+    async def _annotate(self, call_id: str, answer: Answer) -> None:
+        """Tell the session about a call that is over: a note that the next turn reads."""
+        _, (turn, step, index) = ids.split(call_id, 3)
+        row = await self._row()
+        for record in [r for _, r in await load(self._desk.store, row.sid, turn, turn)]:
+            if isinstance(record, Ended) and record.call == f"{step}.{index}":
+                if not isinstance(record.outcome, OutcomeUnknown):
+                    raise AlreadyAnswered(f"call {call_id}", msgspec.to_builtins(record.outcome))
+                words = {"done": "it took effect", "failed": "it did not take effect", "rerun": "call it again"}
+                told = f"[About call {call_id}, whose outcome was unknown: {words[answer.verdict]}"
+                told += f"; value: {msgspec.json.encode(answer.value).decode()}" if answer.value is not None else ""
+                told += f"; {answer.reason}]" if answer.reason else "]"
+                key = f"settle {call_id}"
+                await self._desk.inbox.accept(self.id, self.agent, Message("user", (Text(told),)), "note", key)
+                return
+        raise UnknownCall(call_id)
+
+    async def _fork_point(self, row: SessionRow, at: str | None) -> tuple[int, int]:
+        if at is None:
+            if row.head == 0:
+                if row.fork is not None:
+                    return row.fork.turn, row.fork.ordinal
+                raise UnknownNode(f"{self.id}.0", "the session has no committed turn yet")
+            turn, ordinal = row.head, None
+        elif at.startswith(f"{self.id}.") and at.count(".") == self.id.count(".") + 1:
+            turn, ordinal = ids.split(at, 1)[1][0], None
+        else:
+            session_id, (turn, ordinal) = ids.split(at, 2)
+            if session_id != self.id:
+                raise UnknownNode(at, f"it is not a node of session {self.id!r}")
+        found = turns(await load(self._desk.store, row.sid, turn, turn)) if 0 < turn < row.next else []
+        if not found:
+            raise UnknownNode(at or self.id, "there is no such node")
+        ordinal = len(found[0].records) - 1 if ordinal is None else ordinal
+        why = forkable(found[0], ordinal)
+        if why is not None:
+            raise UnknownNode(at or self.id, why)
+        return turn, ordinal
+
+
+class TurnStream:
+    """A turn under watch. Iterating ends when the turn commits or parks; leaving early does not stop the turn."""
+
+    def __init__(self, session: Session, said: str | Message, key: str | None) -> None:
+        self._session, self._said, self._key = session, said, key
+        self._channel = session._desk.feed.channel(session.id)
+        self._position = 0
+        self._done: asyncio.Task[TurnResult[Any]] | None = None
+        self.turn_id = ""
+
+    async def __aenter__(self) -> TurnStream:
+        desk, session = self._session._desk, self._session
+        self._position = self._channel.next
+        accepted = await desk.inbox.accept(session.id, session.agent, self._said, "queue", self._key)
+        self.turn_id = ids.turn_id(session.id, accepted.turn)
+        self._done = asyncio.create_task(desk.outcome(session.id, accepted.turn, accepted.known))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.cancel()
+
+    async def result(self) -> TurnResult[Any]:
+        """How the turn ended or parked."""
+        return await asyncio.shield(self._task())
+
+    async def __aiter__(self) -> AsyncIterator[AnyEvent]:
+        done, channel = self._task(), self._channel
+        while True:
+            taken = channel.take(self._position)
+            if taken is not None:
+                event, self._position = taken
+                if event.turn_id == self.turn_id or isinstance(event, Gap):
+                    yield event
+                    if isinstance(event, TurnCommitted | WaitingFor):
+                        return
+            elif done.done():
+                return  # it ended in another process, whose events we do not see
+            else:
+                await self._next(done)
+
+    async def _next(self, done: asyncio.Task[TurnResult[Any]]) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake(_: object) -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        self._channel.wake_next(waiter)
+        done.add_done_callback(wake)
+        try:
+            await waiter
+        finally:
+            done.remove_done_callback(wake)
+
+    def _task(self) -> asyncio.Task[TurnResult[Any]]:
+        if self._done is None:
+            raise InvalidInput("watch a turn inside `async with session.stream(…) as turn`")
+        return self._done

@@ -1,0 +1,397 @@
+"""The turn engine: from a claimed session to one commit, and on to the next input that waits.
+
+    launch(row)     somebody has to work on this session's open turn, and it is us
+      └ _work       turn after turn, while inputs wait and we own the session
+          └ _turn   load the history, build the machine, replay its records, drive it, commit
+
+What is in memory of a session (`Resident`) is a cache of what is on disk and may be dropped at any time it is idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
+from mainstay.engine.executor import ModelCaller
+from mainstay.engine.gate import Leaving
+from mainstay.engine.journal import Journal, load
+from mainstay.engine.lease import Worker
+from mainstay.engine.supervisor import Supervisor
+from mainstay.errors import Fenced, InternalError, SessionDeleted, StoreDamaged
+from mainstay.graph.tree import stretches, turns
+from mainstay.graph.view import View, with_text
+from mainstay.model.effect import CallModel, CancelTurn, Checkpoint, Delivery, Effect, RunTools
+from mainstay.model.event import InputDelivered, TurnCommitted, TurnStarted
+from mainstay.model.ids import turn_id
+from mainstay.model.llm import Usage
+from mainstay.model.outcome import Outcome, PendingCall, Waiting
+from mainstay.model.record import Closed, Delivered, Record, Replied, Said
+from mainstay.model.session import SessionRow
+from mainstay.model.write import CancelWon, Claim, Committed, Release, Scope
+from mainstay.observe.feed import Feed, TurnEvents
+from mainstay.sessions.definition import Definition
+from mainstay.sessions.result import TurnResult
+from mainstay.tools.dispatch import Dispatcher
+from mainstay.turn.machine import Machine, usage_of
+
+log = logging.getLogger("mainstay.sessions")
+
+decode_pending = msgspec.json.Decoder(PendingCall).decode
+
+KEEP_SESSIONS = 4096
+KEEP_MESSAGES = 400_000
+
+
+class Resident:
+    """What this process keeps of a session: its view, the running turn, and who waits for results by turn."""
+
+    __slots__ = ("run", "session_id", "task", "view", "waiters")
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        self.view: View | None = None
+        self.run: Run | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.waiters: dict[int, list[asyncio.Future[TurnResult[Any]]]] = {}
+
+    @property
+    def idle(self) -> bool:
+        return self.task is None and not self.waiters
+
+
+class Turns:
+    """Runs the turns of the sessions this worker owns."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        feed: Feed,
+        supervisor: Supervisor,
+        dispatcher: Dispatcher,
+        definitions: Mapping[str, Definition],
+    ) -> None:
+        self._worker, self._feed = worker, feed
+        self._supervisor, self._dispatcher, self._definitions = supervisor, dispatcher, definitions
+        self.store = self._store = dispatcher.store
+        self.clock = self._clock = dispatcher.clock
+        self.random = dispatcher.random
+        models = ModelCaller(dispatcher.admit, dispatcher.random)
+        self._handlers: dict[type[Effect], Handler] = {
+            CallModel: models.call,
+            RunTools: dispatcher.run,
+            Checkpoint: self._checkpoint,
+        }
+        self._residents: OrderedDict[str, Resident] = OrderedDict()
+        self._messages = 0
+        self.leaving = False
+
+    # ------------------------------------------------------------------ residents
+
+    def resident(self, session_id: str) -> Resident:
+        found = self._residents.get(session_id)
+        if found is None:
+            found = self._residents[session_id] = Resident(session_id)
+            self._evict()
+        return found
+
+    def residents(self) -> list[Resident]:
+        return list(self._residents.values())
+
+    def forget(self, session_id: str) -> None:
+        """The session changed behind our back: what we remember of it is stale."""
+        found = self._residents.get(session_id)
+        if found is not None:
+            found.view = None
+
+    def _evict(self) -> None:
+        """Drop what is idle longest; it is read again when needed."""
+        if len(self._residents) <= KEEP_SESSIONS:
+            return
+        for session_id, resident in self._residents.items():
+            if resident.idle:
+                del self._residents[session_id]
+                return
+
+    # ------------------------------------------------------------------ results
+
+    def expect(self, session_id: str, turn: int) -> asyncio.Future[TurnResult[Any]]:
+        """A future for how a turn ends or parks."""
+        future: asyncio.Future[TurnResult[Any]] = asyncio.get_running_loop().create_future()
+        self.resident(session_id).waiters.setdefault(turn, []).append(future)
+        return future
+
+    def tell(self, session_id: str, turn: int, result: TurnResult[Any] | BaseException) -> None:
+        """Give a result, or why there is none, to everybody who waits for it."""
+        resident = self.resident(session_id)
+        for future in resident.waiters.pop(turn, ()):
+            if future.done():
+                continue
+            if isinstance(result, BaseException):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+    async def read_result(self, row: SessionRow, turn: int) -> TurnResult[Any] | None:
+        """How a turn ended, from disk; None when it has not."""
+        found = turns(await load(self._store, row.sid, turn, turn))
+        if not found:
+            return None
+        if found[0].joined is not None:
+            return await self.read_result(row, found[0].joined)
+        closed = found[0].closed
+        if closed is None:
+            return None
+        view = View()
+        await self._load_view(row, view, turn - 1)
+        definition = self._definitions.get(row.agent)
+        messages = View()
+        messages.extend(turn, found[0].records)
+        return TurnResult(
+            turn_id(row.id, turn),
+            row.id,
+            with_text(closed.outcome, messages.messages),
+            closed.usage,
+            found[0].records,
+            view.messages,
+            definition.revive if definition else None,
+        )
+
+    async def read_parked(self, row: SessionRow) -> TurnResult[Any]:
+        """A turn that waits, from disk."""
+        assert row.turn is not None
+        records = await self._records(row, row.turn)
+        waits = [w for w in await self._store.waits(row.sid) if w.state == "open" and w.turn == row.turn]
+        outcome = Waiting(tuple(decode_pending(w.body) for w in waits))
+        usage = sum((usage_of(r) for r in records if isinstance(r, Replied)), Usage())
+        view = await self._view(self.resident(row.id), row)
+        closed = Closed(outcome, usage)
+        return TurnResult(turn_id(row.id, row.turn), row.id, outcome, usage, [*records, closed], view.messages)
+
+    # ------------------------------------------------------------------ working
+
+    def launch(self, row: SessionRow, opening: Said | None = None) -> None:
+        """Work on the open turn of a session we own. `opening` spares reading an input that was just accepted."""
+        resident = self.resident(row.id)
+        if resident.task is not None:
+            raise InternalError(f"session {row.id} is worked on already")
+        resident.task = self._supervisor.spawn(self._work(resident, row, opening), f"session {row.id}")
+
+    async def claim(self, row: SessionRow) -> bool:
+        """Take over an open turn and work on it."""
+        if self.leaving or row.agent not in self._definitions:
+            return False
+        claimed = await self._store.write(Claim(row.id, self._worker.id, row.generation, self._clock.now(), row.agent))
+        if not claimed.won or claimed.row is None:
+            return False
+        log.info("took over turn %s.%s, generation %d", row.id, row.turn, claimed.row.generation)
+        if self.resident(row.id).task is None:
+            self.launch(claimed.row)
+        return True
+
+    async def _work(self, resident: Resident, row: SessionRow, opening: Said | None) -> None:
+        scope = None
+        try:
+            while row.turn is not None and row.owner == self._worker.id and not self.leaving:
+                scope = Scope(row.id, row.sid, row.turn, self._worker.id, row.generation)
+                after = await self._turn(resident, row, scope, opening)
+                if after is None:
+                    return
+                row, opening = after, None
+            if row.turn is not None and row.owner == self._worker.id:
+                await self._let_go(Scope(row.id, row.sid, row.turn, self._worker.id, row.generation))
+        except Fenced as error:
+            log.warning("%s", error)
+            resident.view = None
+        except Exception as error:
+            log.exception("turn %s.%s failed", row.id, row.turn)
+            resident.view = None
+            if scope is not None:
+                await self._get_stuck(resident, scope, error)
+        finally:
+            resident.task = None
+            resident.run = None
+            if row.id in self._residents:
+                self._residents.move_to_end(row.id)
+
+    async def _turn(self, resident: Resident, row: SessionRow, scope: Scope, opening: Said | None) -> SessionRow | None:
+        """One turn; the session's row after its commit, or None when it was parked or let go."""
+        definition = self._definitions[row.agent]
+        definition.catalog.refresh()
+        name = turn_id(row.id, scope.turn)
+        records: list[Record] = [opening] if opening is not None else await self._records(row, scope.turn)
+        view = await self._view(resident, row)
+        said = records[0]
+        if not isinstance(said, Said):
+            raise StoreDamaged(f"session {row.id}", f"turn {scope.turn} does not begin with its input")
+        machine = Machine.begin(name, said.message, definition.budget, definition.output_rule)
+        machine.replay(records[1:])
+        journal = Journal(self._store, scope, len(records), self._clock)
+        events = TurnEvents(self._feed.channel(row.id), name, asyncio.get_running_loop())
+        run = resident.run = Run(scope, machine, journal, events, self._clock, definition)
+        run.history, run.records, run.interrupted = view.prompt(), records, row.takeovers
+        journal.mail = opening is None or scope.turn > 1
+        if row.cancel is not None:
+            run.gate.cancel(decode_cancel(row.cancel))
+        events.emit(TurnStarted, resumed=opening is None and len(records) > 1)
+        try:
+            end = await self._drive(run, row)
+        except Leaving:
+            await self._let_go(scope)
+            return None
+        finally:
+            resident.run = None
+            self._dispatcher.release(run)
+        return self._ended(resident, run, view, end)
+
+    async def _drive(self, run: Run, row: SessionRow) -> Parked | tuple[Committed, Outcome]:
+        """Drive the turn and commit it. A cancel request that was there first turns the commit into a cancelled one."""
+        while True:
+            end = await drive(run, self._handlers)
+            if isinstance(end, Parked):
+                return end
+            slot = run.machine.slot()
+            receipt = await run.journal.commit(row.head, end, run.machine.state.usage, slot)
+            if isinstance(receipt, Committed):
+                return receipt, end
+            assert isinstance(receipt, CancelWon)
+            request = decode_cancel(receipt.cancel)
+            run.gate.cancel(request)
+            run.machine.receive(CancelTurn(request.by, request.reason))
+
+    def _ended(
+        self, resident: Resident, run: Run, view: View, end: Parked | tuple[Committed, Outcome]
+    ) -> SessionRow | None:
+        """After the commit, or the parking: adopt it, announce it, answer who waits."""
+        scope, machine, past = run.scope, run.machine, view.messages
+        if isinstance(end, Parked):
+            outcome: Outcome = Waiting(end.calls)
+            result = TurnResult[Any](
+                run.turn_id, scope.session_id, outcome, machine.state.usage, _as_closed(run, outcome), past
+            )
+            self.tell(scope.session_id, scope.turn, result)
+            return None
+        committed, outcome = end
+        result = TurnResult(
+            run.turn_id,
+            scope.session_id,
+            outcome,
+            machine.state.usage,
+            _as_closed(run, outcome),
+            past,
+            run.agent.revive,
+        )
+        machine.state.transcript.pair(outcome)
+        view.add(scope.turn, machine.messages())
+        run.events.emit(TurnCommitted, outcome=outcome)
+        self.tell(scope.session_id, scope.turn, result)
+        for record in run.records:
+            for delivered in _delivered(record):
+                self.tell(scope.session_id, delivered.input, result)
+        return committed.row
+
+    async def _let_go(self, scope: Scope) -> None:
+        try:
+            await self._store.write(Release(scope, self._clock.now()))
+        except (Fenced, SessionDeleted):
+            return
+
+    async def _get_stuck(self, resident: Resident, scope: Scope, error: Exception) -> None:
+        """A fault of ours, or of the disk: park this one turn with its reason and harm nobody else."""
+        self.tell(resident.session_id, scope.turn, error)
+        if isinstance(error, SessionDeleted):
+            return
+        reason = f"{type(error).__name__}: {error}"
+        try:
+            await self._store.write(Release(scope, self._clock.now(), stuck=reason))
+        except Exception as second:
+            log.error("turn %s.%s could not be parked: %s", scope.session_id, scope.turn, second)
+
+    # ------------------------------------------------------------------ parts of a turn
+
+    async def _checkpoint(self, run: Run, effect: Checkpoint) -> None:
+        """Deliver what was said to the running turn since the last boundary."""
+        inputs: tuple[Delivered, ...] = ()
+        if run.journal.mail:
+            run.journal.mail = False
+            inputs = await self._mail(run)
+        run.machine.receive(Delivery(inputs))
+
+    async def _mail(self, run: Run) -> tuple[Delivered, ...]:
+        found = []
+        for row in await self._store.inbox(run.scope.sid):
+            if row.kind == "queue":
+                continue
+            records = await load(self._store, run.scope.sid, row.input, row.input)
+            said = records[0][1] if records else None
+            if isinstance(said, Said):
+                found.append(Delivered(row.input, said.message))
+                run.events.emit(InputDelivered, input_id=turn_id(run.scope.session_id, row.input))
+        return tuple(found)
+
+    async def _records(self, row: SessionRow, turn: int) -> list[Record]:
+        records = [record for _, record in await load(self._store, row.sid, turn, turn)]
+        if not records:
+            raise StoreDamaged(f"session {row.id}", f"turn {turn} has no records")
+        return records
+
+    async def _view(self, resident: Resident, row: SessionRow) -> View:
+        """Committed history up to the head: what is remembered, and what others committed since."""
+        view = resident.view
+        if view is None or view.head > row.head:
+            view = View()
+        if view.head < row.head or (row.fork is not None and view.head == 0):
+            await self._load_view(row, view, row.head)
+        resident.view = view
+        return view
+
+    async def view(self, row: SessionRow) -> View:
+        """Committed history of a session, for readers."""
+        return await self._view(self.resident(row.id), row)
+
+    async def _load_view(self, row: SessionRow, view: View, last: int) -> None:
+        if view.head == 0 and row.fork is not None:
+            await self._load_past(row, view)
+        view.head = await self._extend(row.sid, view, view.head + 1, last, None)
+
+    async def _load_past(self, row: SessionRow, view: View) -> None:
+        lineage = [row]
+        while (fork := lineage[-1].fork) is not None:
+            source = await self._store.session_by_sid(fork.sid)
+            if source is None:
+                raise StoreDamaged(f"session {row.id}", "the session it was forked from is gone")
+            lineage.append(source)
+        for stretch in stretches(lineage)[:-1]:
+            await self._extend(stretch.sid, view, 1, stretch.last, stretch.ordinal)
+        view.head = 0
+
+    async def _extend(self, sid: int, view: View, first: int, last: int, ordinal: int | None) -> int:
+        if last < first:
+            return last
+        expected = first
+        for turn in turns(await load(self._store, sid, first, last)):
+            if turn.number != expected:
+                raise StoreDamaged(f"session number {sid}", f"turn {expected} is missing")
+            expected += 1
+            if turn.joined is not None or turn.closed is None:
+                continue  # an input that opened no turn, or a note that still waits for one
+            records = turn.records if turn.number != last or ordinal is None else turn.records[: ordinal + 1]
+            view.extend(turn.number, records)
+        if expected != last + 1:
+            raise StoreDamaged(f"session number {sid}", f"turn {expected} is missing")
+        return last
+
+
+def _as_closed(run: Run, outcome: Outcome) -> list[Record]:
+    """The turn's records as its result reads them."""
+    return [*run.records, Closed(outcome, run.machine.state.usage, slot=run.machine.slot())]
+
+
+def _delivered(record: Record) -> tuple[Delivered, ...]:
+    slot = getattr(record, "slot", None)
+    return () if slot is None else slot.delivered

@@ -1,0 +1,265 @@
+"""The memory store: the reference every other store is compared with, and what tests run on.
+
+Its rows outlive the store object (`MemoryRows`), so that a test can crash a runtime and open another on what is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from mainstay.errors import BlobMissing
+from mainstay.model.session import InboxRow, Node, SessionRow, WaitRow, WorkerRow
+from mainstay.model.write import SessionFilter, StoreFacts, Write
+from mainstay.stores import rules
+
+R = TypeVar("R")
+
+
+class MemoryRows:
+    """Tables as dictionaries."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, int] = {}
+        self.by_sid: dict[int, SessionRow] = {}
+        self.open_sids: dict[int, None] = {}
+        self.keys: dict[tuple[int, str], tuple[int, bytes]] = {}
+        self.bodies: dict[int, dict[int, list[bytes]]] = {}
+        self.letters: dict[int, dict[int, InboxRow]] = {}
+        self.waits: dict[str, WaitRow] = {}
+        self.waits_by_sid: dict[int, dict[str, None]] = {}
+        self.workers: dict[str, WorkerRow] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.blob_refs: dict[str, set[int]] = {}
+        self.alive: set[str] = set()
+        self.secret = secrets.token_bytes(32)
+        self.changes = 0
+
+    def session(self, session_id: str) -> SessionRow | None:
+        sid = self.by_id.get(session_id)
+        return None if sid is None else self.by_sid[sid]
+
+    def session_by_sid(self, sid: int) -> SessionRow | None:
+        return self.by_sid.get(sid)
+
+    def add_session(self, row: SessionRow) -> SessionRow:
+        row = replace(row, sid=len(self.by_sid) + 1)
+        self.by_id[row.id] = row.sid
+        self.put_session(row)
+        return row
+
+    def put_session(self, row: SessionRow) -> None:
+        self.by_sid[row.sid] = row
+        if row.turn is None:
+            self.open_sids.pop(row.sid, None)
+        else:
+            self.open_sids[row.sid] = None
+
+    def owned_by(self, worker_id: str) -> list[SessionRow]:
+        return [row for sid in self.open_sids if (row := self.by_sid[sid]).owner == worker_id]
+
+    def forks_of(self, sid: int) -> int:
+        return sum(1 for row in self.by_sid.values() if row.fork is not None and row.fork.sid == sid)
+
+    def key(self, sid: int, key: str) -> tuple[int, bytes] | None:
+        return self.keys.get((sid, key))
+
+    def put_key(self, sid: int, key: str, turn: int, digest: bytes) -> None:
+        self.keys[sid, key] = (turn, digest)
+
+    def node(self, sid: int, turn: int, ordinal: int) -> bytes | None:
+        bodies = self.bodies.get(sid, {}).get(turn, ())
+        return bodies[ordinal] if ordinal < len(bodies) else None
+
+    def add_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> bool:
+        bodies = self.bodies.setdefault(sid, {}).setdefault(turn, [])
+        if ordinal < len(bodies):
+            return False
+        assert ordinal == len(bodies), "ordinals have no gaps"
+        bodies.append(body)
+        return True
+
+    def add_nodes(self, sid: int, turn: int, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self.add_node(sid, turn, node.ordinal, node.body)
+
+    def drop_session_data(self, sid: int) -> None:
+        self.bodies.pop(sid, None)
+        self.letters.pop(sid, None)
+        self.keys = {k: v for k, v in self.keys.items() if k[0] != sid}
+        for refs in self.blob_refs.values():
+            refs.discard(sid)
+
+    def add_blobs(self, sid: int, digests: Iterable[str]) -> None:
+        for digest in digests:
+            self.blob_refs.setdefault(digest, set()).add(sid)
+
+    def has_blob(self, digest: str) -> bool:
+        return digest in self.blobs
+
+    def first_mail(self, sid: int) -> InboxRow | None:
+        return next((m for m in self.letters.get(sid, {}).values() if m.kind != "note"), None)
+
+    def has_mail(self, sid: int) -> bool:
+        letters = self.letters.get(sid)
+        return letters is not None and any(m.kind != "queue" for m in letters.values())
+
+    def mail(self, sid: int, number: int) -> InboxRow | None:
+        return self.letters.get(sid, {}).get(number)
+
+    def put_mail(self, row: InboxRow) -> None:
+        self.letters.setdefault(row.sid, {})[row.input] = row
+
+    def drop_mail(self, sid: int, number: int) -> None:
+        letters = self.letters.get(sid, {})
+        letters.pop(number, None)
+        if not letters:
+            self.letters.pop(sid, None)
+
+    def wait(self, wait_id: str) -> WaitRow | None:
+        return self.waits.get(wait_id)
+
+    def put_wait(self, row: WaitRow) -> None:
+        self.waits[row.id] = row
+        self.waits_by_sid.setdefault(row.sid, {})[row.id] = None
+
+    def open_waits(self, sid: int) -> list[WaitRow]:
+        return [w for i in self.waits_by_sid.get(sid, ()) if (w := self.waits[i]).state == "open"]
+
+    def worker(self, worker_id: str) -> WorkerRow | None:
+        return self.workers.get(worker_id)
+
+    def put_worker(self, row: WorkerRow) -> None:
+        self.workers[row.id] = row
+
+    def drop_worker(self, worker_id: str) -> None:
+        self.workers.pop(worker_id, None)
+
+
+class MemoryStore:
+    """A store whose rows live as long as their object."""
+
+    def __init__(self, rows: MemoryRows | None = None) -> None:
+        self.rows = rows or MemoryRows()
+        self._seen = 0
+
+    async def open(self) -> None:
+        self._seen = self.rows.changes
+
+    async def close(self) -> None: ...
+
+    async def write(self, write: Write[R]) -> R:
+        receipt = rules.apply(self.rows, write)
+        self.rows.changes += 1
+        return receipt
+
+    def submit(self, write: Write[R], done: Callable[[R | None, BaseException | None], None]) -> None:
+        receipt = rules.apply(self.rows, write)
+        self.rows.changes += 1
+        done(receipt, None)
+
+    async def session(self, session_id: str) -> SessionRow | None:
+        return self.rows.session(session_id)
+
+    async def session_by_sid(self, sid: int) -> SessionRow | None:
+        return self.rows.by_sid.get(sid)
+
+    async def sessions(self, wanted: SessionFilter) -> list[SessionRow]:
+        found = [r for r in self.rows.by_sid.values() if not r.deleted and matches(r, wanted)]
+        found.sort(key=lambda r: (r.updated, r.sid), reverse=True)
+        return found[: wanted.limit]
+
+    async def open_sessions(self) -> list[SessionRow]:
+        return [self.rows.by_sid[sid] for sid in self.rows.open_sids]
+
+    async def nodes(self, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
+        turns = self.rows.bodies.get(sid, {})
+        chosen = range(first, last + 1) if last - first < len(turns) else sorted(t for t in turns if first <= t <= last)
+        return [(turn, i, body) for turn in chosen for i, body in enumerate(turns.get(turn, ()))]
+
+    async def inbox(self, sid: int) -> list[InboxRow]:
+        return list(self.rows.letters.get(sid, {}).values())
+
+    async def waits(self, sid: int | None = None, due: int | None = None) -> list[WaitRow]:
+        if sid is not None:
+            return [self.rows.waits[i] for i in self.rows.waits_by_sid.get(sid, ())]
+        found = [w for w in self.rows.waits.values() if w.state == "open"]
+        return found if due is None else [w for w in found if w.due is not None and w.due <= due]
+
+    async def wait(self, wait_id: str) -> WaitRow | None:
+        return self.rows.waits.get(wait_id)
+
+    async def workers(self) -> list[WorkerRow]:
+        return list(self.rows.workers.values())
+
+    async def changed(self) -> bool:
+        seen, self._seen = self._seen, self.rows.changes
+        return seen != self._seen
+
+    async def facts(self, deep: bool = False) -> StoreFacts:
+        rows = self.rows
+        bodies = [b for turns in rows.bodies.values() for t in turns.values() for b in t]
+        live = sum(1 for r in rows.by_sid.values() if not r.deleted)
+        return StoreFacts("memory", "memory", 0, live, len(bodies), len(rows.blobs), sum(map(len, bodies)))
+
+    async def sweep(self) -> int:
+        orphans = [d for d in self.rows.blobs if not self.rows.blob_refs.get(d)]
+        for digest in orphans:
+            del self.rows.blobs[digest]
+        return len(orphans)
+
+    def secret(self) -> bytes:
+        return self.rows.secret
+
+    def lease(self, worker_id: str) -> MemoryLease:
+        return MemoryLease(self.rows, worker_id)
+
+    @property
+    def blobs(self) -> MemoryBlobs:
+        return MemoryBlobs(self.rows)
+
+
+class MemoryLease:
+    """A worker in this process lives while it says so."""
+
+    def __init__(self, rows: MemoryRows, worker_id: str) -> None:
+        self._rows, self._id = rows, worker_id
+
+    def hold(self) -> None:
+        self._rows.alive.add(self._id)
+
+    def drop(self) -> None:
+        self._rows.alive.discard(self._id)
+
+    def proven_dead(self, worker: WorkerRow) -> bool:
+        return worker.id not in self._rows.alive
+
+
+class MemoryBlobs:
+    def __init__(self, rows: MemoryRows) -> None:
+        self._rows = rows
+
+    async def put(self, data: bytes) -> str:
+        digest = hashlib.sha256(data).hexdigest()
+        self._rows.blobs[digest] = data
+        return digest
+
+    async def get(self, digest: str) -> bytes:
+        try:
+            return self._rows.blobs[digest]
+        except KeyError:
+            raise BlobMissing(digest) from None
+
+
+def matches(row: Any, wanted: SessionFilter) -> bool:
+    """Whether a session is one of those wanted."""
+    return (
+        (wanted.agent is None or row.agent == wanted.agent)
+        and (wanted.state is None or row.state == wanted.state)
+        and row.id.startswith(wanted.prefix)
+        and (wanted.before is None or row.updated < wanted.before)
+    )

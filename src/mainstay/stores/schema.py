@@ -1,0 +1,96 @@
+"""The tables, as numbered migrations. A file is brought forward when it is opened; a newer one is refused."""
+
+from __future__ import annotations
+
+MIGRATIONS: dict[int, tuple[str, ...]] = {
+    1: (
+        "CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+        # Counts transactions. The same number stands outside the database, so that a lost tail is noticed.
+        "CREATE TABLE tip (one INTEGER PRIMARY KEY CHECK (one = 1), count INTEGER NOT NULL)",
+        "INSERT INTO tip VALUES (1, 0)",
+        """
+        CREATE TABLE sessions (
+            sid INTEGER PRIMARY KEY,
+            id TEXT NOT NULL UNIQUE,
+            agent TEXT NOT NULL,
+            head INTEGER NOT NULL,
+            next INTEGER NOT NULL,
+            turn INTEGER,
+            state TEXT NOT NULL,
+            owner TEXT,
+            generation INTEGER NOT NULL,
+            takeovers INTEGER NOT NULL,
+            cancel BLOB,
+            reason TEXT,
+            fork_sid INTEGER,
+            fork_turn INTEGER,
+            fork_ordinal INTEGER,
+            created INTEGER NOT NULL,
+            updated INTEGER NOT NULL,
+            deleted INTEGER NOT NULL
+        )
+        """,
+        # Small whatever the number of sessions: only those with an open turn are in it.
+        "CREATE INDEX sessions_open ON sessions (sid) WHERE turn IS NOT NULL",
+        "CREATE INDEX sessions_forks ON sessions (fork_sid) WHERE fork_sid IS NOT NULL",
+        # A session's history is one stretch of this tree, and a new record goes to the end of a stretch.
+        """
+        CREATE TABLE nodes (
+            sid INTEGER NOT NULL,
+            turn INTEGER NOT NULL,
+            ordinal INTEGER NOT NULL,
+            crc INTEGER NOT NULL,
+            body BLOB NOT NULL,
+            PRIMARY KEY (sid, turn, ordinal)
+        ) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE inbox (
+            sid INTEGER NOT NULL,
+            input INTEGER NOT NULL,
+            kind TEXT NOT NULL,
+            cancel BLOB,
+            PRIMARY KEY (sid, input)
+        ) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE keys (
+            sid INTEGER NOT NULL,
+            key TEXT NOT NULL,
+            turn INTEGER NOT NULL,
+            digest BLOB NOT NULL,
+            PRIMARY KEY (sid, key)
+        ) WITHOUT ROWID
+        """,
+        """
+        CREATE TABLE waits (
+            id TEXT PRIMARY KEY,
+            sid INTEGER NOT NULL,
+            turn INTEGER NOT NULL,
+            call TEXT NOT NULL,
+            kind TEXT NOT NULL,
+            state TEXT NOT NULL,
+            due INTEGER,
+            body BLOB NOT NULL,
+            answer BLOB
+        ) WITHOUT ROWID
+        """,
+        "CREATE INDEX waits_of_session ON waits (sid)",
+        "CREATE INDEX waits_due ON waits (due) WHERE state = 'open' AND due IS NOT NULL",
+        "CREATE TABLE blobs (digest TEXT NOT NULL, sid INTEGER NOT NULL, PRIMARY KEY (digest, sid)) WITHOUT ROWID",
+        "CREATE INDEX blobs_of_session ON blobs (sid)",
+        """
+        CREATE TABLE workers (
+            id TEXT PRIMARY KEY,
+            host TEXT NOT NULL,
+            boot TEXT NOT NULL,
+            pid INTEGER NOT NULL,
+            started INTEGER NOT NULL,
+            beat INTEGER NOT NULL,
+            term_ms INTEGER NOT NULL
+        ) WITHOUT ROWID
+        """,
+    ),
+}
+
+VERSION = max(MIGRATIONS)

@@ -1,0 +1,180 @@
+"""Rows in SQL: the statements behind `rules.Rows`, and how a row becomes a struct."""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from mainstay.model.session import Fork, InboxRow, Node, SessionRow, WaitRow, WorkerRow
+
+SESSION = (
+    "sid, id, agent, head, next, turn, state, owner, generation, takeovers, cancel, reason, "
+    "fork_sid, fork_turn, fork_ordinal, created, updated, deleted"
+)
+WAIT = "id, sid, turn, call, kind, state, due, body, answer"
+WORKER = "id, host, boot, pid, started, beat, term_ms"
+
+SESSION_BY_ID = f"SELECT {SESSION} FROM sessions WHERE id = ?"
+SESSION_BY_SID = f"SELECT {SESSION} FROM sessions WHERE sid = ?"
+OPEN_SESSIONS = f"SELECT {SESSION} FROM sessions INDEXED BY sessions_open WHERE turn IS NOT NULL"
+ADD_SESSION = f"INSERT INTO sessions ({SESSION}) VALUES (NULL{', ?' * 17})"
+PUT_SESSION = (
+    "UPDATE sessions SET head = ?, next = ?, turn = ?, state = ?, owner = ?, generation = ?, takeovers = ?, "
+    "cancel = ?, reason = ?, fork_sid = ?, fork_turn = ?, fork_ordinal = ?, updated = ?, deleted = ? WHERE sid = ?"
+)
+ADD_NODE = "INSERT OR IGNORE INTO nodes (sid, turn, ordinal, crc, body) VALUES (?, ?, ?, ?, ?)"
+NODES = "SELECT turn, ordinal, crc, body FROM nodes WHERE sid = ? AND turn BETWEEN ? AND ? ORDER BY turn, ordinal"
+
+
+def session_row(found: tuple[Any, ...]) -> SessionRow:
+    (sid, id_, agent, head, next_, turn, state, owner, generation, takeovers, cancel, reason, *rest) = found
+    fork_sid, fork_turn, fork_ordinal, created, updated, deleted = rest
+    fork = None if fork_sid is None else Fork(fork_sid, fork_turn, fork_ordinal)
+    return SessionRow(
+        sid, id_, agent, head, next_, turn, state, owner, generation, takeovers, cancel, reason, fork,
+        created, updated, bool(deleted),
+    )  # fmt: skip
+
+
+def wait_row(found: tuple[Any, ...]) -> WaitRow:
+    return WaitRow(*found)
+
+
+class SqlRows:
+    """A transaction of a SQLite connection, seen as rows."""
+
+    def __init__(self, connection: sqlite3.Connection, has_blob: Callable[[str], bool]) -> None:
+        self._do = connection.execute
+        self._many = connection.executemany
+        self._has_blob = has_blob
+
+    def _one(self, sql: str, *args: Any) -> Any:
+        return self._do(sql, args).fetchone()
+
+    # ------------------------------------------------------------------ sessions
+
+    def session(self, session_id: str) -> SessionRow | None:
+        found = self._do(SESSION_BY_ID, (session_id,)).fetchone()
+        return None if found is None else session_row(found)
+
+    def session_by_sid(self, sid: int) -> SessionRow | None:
+        found = self._do(SESSION_BY_SID, (sid,)).fetchone()
+        return None if found is None else session_row(found)
+
+    def add_session(self, row: SessionRow) -> SessionRow:
+        fork = row.fork
+        cursor = self._do(
+            ADD_SESSION,
+            (
+                row.id, row.agent, row.head, row.next, row.turn, row.state, row.owner, row.generation, row.takeovers,
+                row.cancel, row.reason, fork and fork.sid, fork and fork.turn, fork and fork.ordinal, row.created,
+                row.updated, row.deleted,
+            ),
+        )  # fmt: skip
+        return replace(row, sid=cursor.lastrowid)
+
+    def put_session(self, row: SessionRow) -> None:
+        fork = row.fork
+        self._do(
+            PUT_SESSION,
+            (
+                row.head, row.next, row.turn, row.state, row.owner, row.generation, row.takeovers, row.cancel,
+                row.reason, fork and fork.sid, fork and fork.turn, fork and fork.ordinal, row.updated, row.deleted,
+                row.sid,
+            ),
+        )  # fmt: skip
+
+    def owned_by(self, worker_id: str) -> list[SessionRow]:
+        return [session_row(r) for r in self._do(f"{OPEN_SESSIONS} AND owner = ?", (worker_id,))]
+
+    def forks_of(self, sid: int) -> int:
+        return int(self._one("SELECT count(*) FROM sessions WHERE fork_sid = ?", sid)[0])
+
+    # ------------------------------------------------------------------ keys, nodes, blobs
+
+    def key(self, sid: int, key: str) -> tuple[int, bytes] | None:
+        found = self._one("SELECT turn, digest FROM keys WHERE sid = ? AND key = ?", sid, key)
+        return None if found is None else (found[0], found[1])
+
+    def put_key(self, sid: int, key: str, turn: int, digest: bytes) -> None:
+        self._do("INSERT INTO keys (sid, key, turn, digest) VALUES (?, ?, ?, ?)", (sid, key, turn, digest))
+
+    def node(self, sid: int, turn: int, ordinal: int) -> bytes | None:
+        found = self._one("SELECT body FROM nodes WHERE sid = ? AND turn = ? AND ordinal = ?", sid, turn, ordinal)
+        return None if found is None else found[0]
+
+    def add_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> bool:
+        return self._do(ADD_NODE, (sid, turn, ordinal, zlib.crc32(body), body)).rowcount == 1
+
+    def add_nodes(self, sid: int, turn: int, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self._do(ADD_NODE, (sid, turn, node.ordinal, zlib.crc32(node.body), node.body))
+
+    def drop_session_data(self, sid: int) -> None:
+        for table in ("nodes", "inbox", "keys", "blobs"):
+            self._do(f"DELETE FROM {table} WHERE sid = ?", (sid,))
+
+    def add_blobs(self, sid: int, digests: Iterable[str]) -> None:
+        for digest in digests:
+            self._do("INSERT OR IGNORE INTO blobs (digest, sid) VALUES (?, ?)", (digest, sid))
+
+    def has_blob(self, digest: str) -> bool:
+        return self._has_blob(digest)
+
+    # ------------------------------------------------------------------ inbox
+
+    def first_mail(self, sid: int) -> InboxRow | None:
+        found = self._one(
+            "SELECT sid, input, kind, cancel FROM inbox WHERE sid = ? AND kind != 'note' ORDER BY input LIMIT 1", sid
+        )
+        return None if found is None else InboxRow(*found)
+
+    def has_mail(self, sid: int) -> bool:
+        return self._one("SELECT 1 FROM inbox WHERE sid = ? AND kind != 'queue' LIMIT 1", sid) is not None
+
+    def mail(self, sid: int, number: int) -> InboxRow | None:
+        found = self._one("SELECT sid, input, kind, cancel FROM inbox WHERE sid = ? AND input = ?", sid, number)
+        return None if found is None else InboxRow(*found)
+
+    def put_mail(self, row: InboxRow) -> None:
+        self._do(
+            "INSERT OR REPLACE INTO inbox (sid, input, kind, cancel) VALUES (?, ?, ?, ?)",
+            (row.sid, row.input, row.kind, row.cancel),
+        )
+
+    def drop_mail(self, sid: int, number: int) -> None:
+        self._do("DELETE FROM inbox WHERE sid = ? AND input = ?", (sid, number))
+
+    # ------------------------------------------------------------------ waits
+
+    def wait(self, wait_id: str) -> WaitRow | None:
+        found = self._one(f"SELECT {WAIT} FROM waits WHERE id = ?", wait_id)
+        return None if found is None else wait_row(found)
+
+    def put_wait(self, row: WaitRow) -> None:
+        self._do(
+            f"INSERT OR REPLACE INTO waits ({WAIT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (row.id, row.sid, row.turn, row.call, row.kind, row.state, row.due, row.body, row.answer),
+        )
+
+    def open_waits(self, sid: int) -> list[WaitRow]:
+        return [wait_row(r) for r in self._do(f"SELECT {WAIT} FROM waits WHERE sid = ? AND state = 'open'", (sid,))]
+
+    # ------------------------------------------------------------------ workers
+
+    def worker(self, worker_id: str) -> WorkerRow | None:
+        found = self._one(f"SELECT {WORKER} FROM workers WHERE id = ?", worker_id)
+        return None if found is None else WorkerRow(*found)
+
+    def put_worker(self, row: WorkerRow) -> None:
+        self._do(
+            f"INSERT OR REPLACE INTO workers ({WORKER}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (row.id, row.host, row.boot, row.pid, row.started, row.beat, row.term_ms),
+        )
+
+    def drop_worker(self, worker_id: str) -> None:
+        self._do("DELETE FROM workers WHERE id = ?", (worker_id,))

@@ -1,0 +1,471 @@
+"""The SQLite store: one file, one writer thread, readers beside it.
+
+    agent.db            the database, in WAL mode with synchronous=FULL: what is acknowledged has been synced
+    agent.db-lock       held by whoever writes or checkpoints; it contains the number of transactions so far
+    agent.db-workers/   one locked file for each live Runtime: the kernel frees the lock when its process dies
+    agent.db-blobs/     what is too large for a row
+
+SQLite before 3.51.3 can corrupt a WAL when two connections write and checkpoint at once. Every transaction and
+checkpoint of ours, from any process, therefore runs under the lock, and no connection of ours checkpoints by itself.
+The number in the lock file is written after the commit that made it true: a database that counts less than that has
+lost acknowledged work (a truncated or missing WAL, an old copy) and is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import sqlite3
+import struct
+import zlib
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from mainstay.errors import InternalError, MainstayError, StoreDamaged, StoreInherited, StoreTooNew, StoreUnavailable
+from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.write import SessionFilter, StoreFacts, Write
+from mainstay.stores import rules, schema, sql
+from mainstay.stores.blobs import FileBlobs
+from mainstay.stores.sql import SqlRows, session_row, wait_row
+from mainstay.stores.writer import Done, GroupWriter
+
+R = TypeVar("R")
+
+log = logging.getLogger("mainstay.store")
+
+PAGE_SIZE = 1024
+CHECKPOINT_WRITES = 2048
+"""Fold the WAL back after so many writes: some megabytes. Its file keeps its size, so size says nothing."""
+INLINE_TURNS = 64
+"""A read of at most so many turns is done on the event loop: it takes less time than a change of threads."""
+
+HINTS = {
+    "SQLITE_FULL": "the disk is full: free space and try again",
+    "SQLITE_READONLY": "the file or its folder is read-only: make it writable",
+    "SQLITE_BUSY": "another program holds a write lock on the file: let it finish its transaction",
+    "SQLITE_LOCKED": "another program holds a write lock on the file: let it finish its transaction",
+    "SQLITE_CANTOPEN": "the file cannot be opened: check that its folder exists and is writable",
+    "SQLITE_IOERR": "the disk reported an error: check it, then try again",
+}
+
+
+class Sweep(Write[int], frozen=True):
+    """Delete blobs without a reference."""
+
+
+class SqliteStore:
+    """A store in one file, which several processes may have open."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.blobs = FileBlobs(Path(f"{self.path}-blobs"))
+        self._pid = os.getpid()
+        self._file: WriterFile | None = None
+        self._writer: GroupWriter | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._others = 0
+        self._secret = b""
+
+    # ------------------------------------------------------------------ life
+
+    async def open(self) -> None:
+        self._pid = os.getpid()
+        self._file = await asyncio.to_thread(WriterFile, self.path, self.blobs)
+        self._secret = self._file.secret
+        self._reader = _connect(self.path)
+        self._reader.execute("PRAGMA query_only = 1")
+        self._writer = GroupWriter(self._file, f"mainstay-writer {self.path.name}")
+        self._writer.start()
+        self._others = self._file.others()
+
+    async def close(self) -> None:
+        if self._writer is None or self._file is None or self._reader is None:
+            return
+        writer, self._writer = self._writer, None
+        await asyncio.to_thread(writer.stop)
+        self._reader.close()
+        self._file.close()
+        self._reader = self._file = None
+
+    def _live(self) -> sqlite3.Connection:
+        if self._pid != os.getpid():
+            raise StoreInherited(self._pid, os.getpid())
+        if self._reader is None:
+            raise StoreUnavailable(f"the store {self.path} is not open")
+        return self._reader
+
+    # ------------------------------------------------------------------ writing
+
+    async def write(self, write: Write[R]) -> R:
+        self._live()
+        assert self._writer is not None
+        return cast(R, await self._writer.write(write))
+
+    def submit(self, write: Write[Any], done: Done) -> None:
+        if self._writer is None:
+            done(None, StoreUnavailable(f"the store {self.path} is not open"))
+        else:
+            self._writer.submit(write, done)
+
+    async def sweep(self) -> int:
+        return await self.write(Sweep())
+
+    @property
+    def batches(self) -> int:
+        """Transactions of this store so far: what `make bench` counts as commits."""
+        return self._writer.batches if self._writer is not None else 0
+
+    # ------------------------------------------------------------------ reading
+
+    async def session(self, session_id: str) -> SessionRow | None:
+        with _reading(self.path):
+            found = self._live().execute(sql.SESSION_BY_ID, (session_id,)).fetchone()
+        return None if found is None else session_row(found)
+
+    async def session_by_sid(self, sid: int) -> SessionRow | None:
+        with _reading(self.path):
+            found = self._live().execute(sql.SESSION_BY_SID, (sid,)).fetchone()
+        return None if found is None else session_row(found)
+
+    async def sessions(self, wanted: SessionFilter) -> list[SessionRow]:
+        clauses, args = ["deleted = 0"], list[Any]()
+        for clause, value in (("agent = ?", wanted.agent), ("state = ?", wanted.state), ("updated < ?", wanted.before)):
+            if value is not None:
+                clauses.append(clause)
+                args.append(value)
+        if wanted.prefix:
+            clauses.append("substr(id, 1, ?) = ?")
+            args += [len(wanted.prefix), wanted.prefix]
+        where = " AND ".join(clauses)
+        with _reading(self.path):
+            found = self._live().execute(
+                f"SELECT {sql.SESSION} FROM sessions WHERE {where} ORDER BY updated DESC, sid DESC LIMIT ?",
+                (*args, wanted.limit),
+            )
+            return [session_row(r) for r in found]
+
+    async def open_sessions(self) -> list[SessionRow]:
+        with _reading(self.path):
+            return [session_row(r) for r in self._live().execute(sql.OPEN_SESSIONS)]
+
+    async def nodes(self, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
+        live = self._live()
+        if last - first < INLINE_TURNS:
+            return _nodes(self.path, live, sid, first, last)
+        return await asyncio.to_thread(self._nodes_aside, sid, first, last)
+
+    def _nodes_aside(self, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
+        with contextlib.closing(_connect(self.path)) as connection:
+            return _nodes(self.path, connection, sid, first, last)
+
+    async def inbox(self, sid: int) -> list[InboxRow]:
+        with _reading(self.path):
+            found = self._live().execute(
+                "SELECT sid, input, kind, cancel FROM inbox WHERE sid = ? ORDER BY input", (sid,)
+            )
+            return [InboxRow(*r) for r in found]
+
+    async def waits(self, sid: int | None = None, due: int | None = None) -> list[WaitRow]:
+        where, args = "state = 'open'", list[Any]()
+        if sid is not None:
+            where, args = "sid = ?", [sid]
+        if due is not None:
+            where, args = f"{where} AND due IS NOT NULL AND due <= ?", [*args, due]
+        with _reading(self.path):
+            found = self._live().execute(f"SELECT {sql.WAIT} FROM waits WHERE {where} ORDER BY id", args)
+            return [wait_row(r) for r in found]
+
+    async def wait(self, wait_id: str) -> WaitRow | None:
+        with _reading(self.path):
+            found = self._live().execute(f"SELECT {sql.WAIT} FROM waits WHERE id = ?", (wait_id,)).fetchone()
+        return None if found is None else wait_row(found)
+
+    async def workers(self) -> list[WorkerRow]:
+        with _reading(self.path):
+            return [WorkerRow(*r) for r in self._live().execute(f"SELECT {sql.WORKER} FROM workers ORDER BY id")]
+
+    async def changed(self) -> bool:
+        if self._file is None:
+            return False
+        before, self._others = self._others, self._file.others()
+        return before != self._others
+
+    async def facts(self, deep: bool = False) -> StoreFacts:
+        self._live()
+        return await asyncio.to_thread(self._facts_aside, deep)
+
+    def _facts_aside(self, deep: bool) -> StoreFacts:
+        with contextlib.closing(_connect(self.path)) as connection, _reading(self.path):
+            checks = [str(r[0]) for r in connection.execute("PRAGMA integrity_check(20)")] if deep else []
+            sessions, nodes = (
+                connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+                for table in ("sessions WHERE deleted = 0", "nodes")
+            )
+            if deep:
+                checks += _bad_nodes(connection)
+        files = [self.path, Path(f"{self.path}-wal")]
+        size = sum(f.stat().st_size for f in files if f.exists())
+        blobs = sum(1 for _ in self.blobs.all())
+        return StoreFacts("sqlite", str(self.path), schema.VERSION, sessions, nodes, blobs, size, tuple(checks))
+
+    # ------------------------------------------------------------------ who is alive, what is signed
+
+    def secret(self) -> bytes:
+        return self._secret
+
+    def lease(self, worker_id: str) -> FileLease:
+        return FileLease(Path(f"{self.path}-workers"), worker_id)
+
+
+class WriterFile:
+    """The writing connection and the lock file. Born on a thread, then used by the writer's only."""
+
+    def __init__(self, path: Path, blobs: FileBlobs) -> None:
+        self._path, self._blobs = path, blobs
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir(parents=True)
+        try:
+            self._lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot open {path}-lock: {error.strerror}") from None
+        self._ours = 0
+        self._tip = 0
+        self._unfolded = 0
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            self._connection = self._open()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        self._rows = SqlRows(self._connection, blobs.has)
+
+    def _open(self) -> sqlite3.Connection:
+        """Bring the file to the current schema, or refuse it whole."""
+        connection = None
+        try:
+            connection = _connect(self._path)
+            _migrate(connection, self._path)
+            count = connection.execute("SELECT count FROM tip").fetchone()[0]
+            self.secret = bytes(connection.execute("SELECT value FROM meta WHERE key = 'secret'").fetchone()[0])
+        except sqlite3.Error as error:
+            if connection is not None:
+                connection.close()
+            raise _mapped(self._path, error) from error
+        except MainstayError:
+            if connection is not None:
+                connection.close()
+            raise
+        known = self._read_tip()
+        if count < known:
+            connection.close()
+            lost = known - count
+            raise StoreDamaged(
+                str(self._path),
+                f"{lost} acknowledged transactions are missing, its WAL was cut or removed, or it is an old copy; "
+                f"to accept an old copy on purpose remove {self._path}-lock",
+            )
+        self._write_tip(count)
+        return connection
+
+    def _read_tip(self) -> int:
+        data = os.pread(self._lock, 8, 0)
+        return int(struct.unpack("<Q", data)[0]) if len(data) == 8 else 0
+
+    def _write_tip(self, count: int) -> None:
+        os.pwrite(self._lock, struct.pack("<Q", count), 0)
+
+    def others(self) -> int:
+        """How many transactions other processes have made: it moves when one of them writes."""
+        return self._read_tip() - self._ours
+
+    # ------------------------------------------------------------------ the writer's backend
+
+    def begin(self) -> None:
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._tip = self._connection.execute("UPDATE tip SET count = count + 1 RETURNING count").fetchone()[0]
+
+    def apply(self, write: Write[Any]) -> Any:
+        self._unfolded += 1
+        if isinstance(write, Sweep):
+            return self._sweep()
+        return rules.apply(self._rows, write)
+
+    def applied(self, write: Write[Any]) -> Any | None:
+        return None if isinstance(write, Sweep) else rules.applied(self._rows, write)
+
+    def commit(self) -> None:
+        self._connection.execute("COMMIT")
+        self._ours += 1
+        self._write_tip(self._tip)
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def rollback(self) -> None:
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            # A connection that cannot roll back is not used again: reopening discards its transaction.
+            log.error("rollback failed, reopening %s: %s", self._path, error)
+            self._connection.close()
+            self._connection = _connect(self._path)
+            self._rows = SqlRows(self._connection, self._blobs.has)
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def mapped(self, error: Exception) -> MainstayError:
+        if isinstance(error, sqlite3.Error):
+            return _mapped(self._path, error)
+        log.error("a write failed", exc_info=error)
+        return InternalError(f"{type(error).__name__} while writing: {error}")
+
+    def idle(self) -> None:
+        """Nothing waits: fold the WAL back into the file when it has grown."""
+        if self._unfolded >= CHECKPOINT_WRITES:
+            self._unfolded = 0
+            self.checkpoint("PASSIVE")
+
+    def checkpoint(self, mode: str) -> None:
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            self._connection.execute(f"PRAGMA wal_checkpoint({mode})")
+        except sqlite3.Error as error:
+            log.warning("checkpoint of %s failed, it is tried again later: %s", self._path, error)
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _sweep(self) -> int:
+        """Inside the write transaction, so that nobody can add a reference meanwhile."""
+        removed = 0
+        for digest in list(self._blobs.all()):
+            if self._connection.execute("SELECT 1 FROM blobs WHERE digest = ? LIMIT 1", (digest,)).fetchone() is None:
+                self._blobs.remove(digest)
+                removed += 1
+        return removed
+
+    def close(self) -> None:
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            self._connection.close()
+        finally:
+            os.close(self._lock)
+
+
+class FileLease:
+    """A worker's locked file. Locked: its process lives, perhaps stopped. Not locked: it is dead."""
+
+    def __init__(self, folder: Path, worker_id: str) -> None:
+        self._folder, self._id = folder, worker_id
+        self._descriptor: int | None = None
+
+    def hold(self) -> None:
+        self._folder.mkdir(exist_ok=True)
+        self._descriptor = os.open(self._folder / self._id, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def drop(self) -> None:
+        if self._descriptor is not None:
+            (self._folder / self._id).unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def proven_dead(self, worker: WorkerRow) -> bool:
+        try:
+            descriptor = os.open(self._folder / worker.id, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        else:
+            return True
+        finally:
+            os.close(descriptor)
+
+
+# ---------------------------------------------------------------------- connections
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False, cached_statements=256)
+    try:
+        connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("PRAGMA cache_size = -8192")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > schema.VERSION:
+        raise StoreTooNew(str(path), version, schema.VERSION)
+    foreign = version == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    if foreign:
+        raise StoreDamaged(str(path), "it is a SQLite database of some other program")
+    if version == schema.VERSION:
+        problems = [str(r[0]) for r in connection.execute("PRAGMA quick_check(1)")] if _is_small(path) else ["ok"]
+        if problems != ["ok"]:
+            raise StoreDamaged(str(path), "; ".join(problems))
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    for number in range(version + 1, schema.VERSION + 1):
+        for statement in schema.MIGRATIONS[number]:
+            connection.execute(statement)
+    if version == 0:
+        connection.execute("INSERT INTO meta VALUES ('secret', ?)", (secrets.token_bytes(32),))
+    connection.execute(f"PRAGMA user_version = {schema.VERSION}")
+    connection.execute("COMMIT")
+
+
+def _is_small(path: Path) -> bool:
+    """A whole check of a large file takes seconds at every start; `mainstay doctor --deep` does it on request."""
+    return path.stat().st_size <= 16 * 1024 * 1024
+
+
+def _nodes(path: Path, connection: sqlite3.Connection, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
+    with _reading(path):
+        found = connection.execute(sql.NODES, (sid, first, last)).fetchall()
+    crc32 = zlib.crc32
+    for turn, ordinal, crc, body in found:
+        if crc32(body) != crc:
+            raise StoreDamaged(str(path), f"record {ordinal} of turn {turn} does not match its checksum")
+    return [(turn, ordinal, body) for turn, ordinal, _, body in found]
+
+
+def _bad_nodes(connection: sqlite3.Connection) -> list[str]:
+    return [
+        f"record {ordinal} of turn {turn} of session number {sid} does not match its checksum"
+        for sid, turn, ordinal, crc, body in connection.execute("SELECT sid, turn, ordinal, crc, body FROM nodes")
+        if zlib.crc32(body) != crc
+    ]
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Generator[None, None, None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _mapped(path, error) from error
+
+
+def _mapped(path: Path, error: sqlite3.Error) -> MainstayError:
+    """A driver's error as one of ours, with what to do about it."""
+    name = getattr(error, "sqlite_errorname", "") or ""
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "malformed" in str(error):
+        return StoreDamaged(str(path), str(error))
+    for prefix, hint in HINTS.items():
+        if name.startswith(prefix):
+            return StoreUnavailable(f"{path}: {hint} ({error})")
+    return StoreUnavailable(f"{path}: {error}")

@@ -1,0 +1,187 @@
+"""Group commit: one thread writes for everybody, and everything that waits shares one fsync.
+
+The rules, each with a test:
+
+- Writes are taken in the order they were submitted, so order within a scope is kept.
+- A refused write (a typed error, raised before it changed anything) fails alone, and with it the later writes of the
+  same scope in that batch: they were made in the belief that it would land. Scopes are owned turns; every write from
+  outside is a scope of its own.
+- A batch that fails as a whole, in a statement or at COMMIT, is rolled back; then each of its writes is read back, in
+  case the commit had landed after all, and otherwise sent again in a transaction of its own.
+- A cancelled `await` cancels nothing here: the write lands, only nobody hears of it.
+- A write's size is capped before it gets here, so one session cannot hold up the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from mainstay.errors import InternalError, MainstayError
+from mainstay.model.write import Append, Commit, Release, Write
+
+MAX_BATCH = 512
+
+Done = Callable[[Any, BaseException | None], None]
+
+
+class Backend(Protocol):
+    """The store's side of the writer; called from the writer's thread only."""
+
+    def begin(self) -> None: ...
+
+    def apply(self, write: Write[Any]) -> Any: ...
+
+    def commit(self) -> None: ...
+
+    def rollback(self) -> None: ...
+
+    def applied(self, write: Write[Any]) -> Any | None: ...
+
+    def mapped(self, error: Exception) -> MainstayError: ...
+
+    def idle(self) -> None: ...
+
+
+class Item:
+    """A write, and who hears of its end. Born on any thread, ended on the writer's."""
+
+    __slots__ = ("done", "error", "future", "loop", "receipt", "write")
+
+    def __init__(
+        self,
+        write: Write[Any],
+        loop: asyncio.AbstractEventLoop | None = None,
+        future: asyncio.Future[Any] | None = None,
+        done: Done | None = None,
+    ) -> None:
+        self.write, self.loop, self.future, self.done = write, loop, future, done
+        self.receipt: Any = None
+        self.error: BaseException | None = None
+
+
+class GroupWriter:
+    """The writer thread and its queue. `None` in the queue ends it."""
+
+    def __init__(self, backend: Backend, name: str) -> None:
+        self._backend = backend
+        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.batches = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after what is queued; waits for it."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def write(self, write: Write[Any]) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._queue.put(Item(write, loop, future))
+        return future
+
+    def submit(self, write: Write[Any], done: Done) -> None:
+        """The same from any thread; `done` is called on the writer's, even while the event loop is blocked."""
+        self._queue.put(Item(write, done=done))
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        going = True
+        while going:
+            batch: list[Item] = []
+            item = self._queue.get()
+            while item is not None:
+                batch.append(item)
+                if len(batch) >= MAX_BATCH:
+                    break
+                try:
+                    item = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+            else:
+                going = False
+            if batch:
+                self.batches += 1
+                self._write_batch(batch)
+                _announce(batch)
+                if self._queue.empty():
+                    self._backend.idle()
+
+    def _write_batch(self, batch: list[Item]) -> None:
+        try:
+            self._backend.begin()
+            self._apply_all(batch)
+            self._backend.commit()
+        except Exception:
+            self._backend.rollback()
+            for item in batch:
+                self._write_single(item)
+
+    def _apply_all(self, batch: list[Item]) -> None:
+        failed: set[object] = set()
+        for item in batch:
+            scope = scope_of(item.write)
+            if scope is not None and scope in failed:
+                item.error = InternalError(f"an earlier write of {scope} failed in the same batch")
+                continue
+            try:
+                item.receipt, item.error = self._backend.apply(item.write), None
+            except MainstayError as refusal:
+                item.error = refusal
+                failed.add(scope)
+
+    def _write_single(self, item: Item) -> None:
+        item.receipt, item.error = None, None
+        try:
+            self._backend.begin()
+            item.receipt = self._backend.applied(item.write)
+            if item.receipt is None:
+                item.receipt = self._backend.apply(item.write)
+            self._backend.commit()
+        except MainstayError as refusal:
+            item.error = refusal
+            self._backend.rollback()
+        except Exception as error:
+            item.error = self._backend.mapped(error)
+            self._backend.rollback()
+
+
+def scope_of(write: Write[Any]) -> object:
+    """What a write belongs to: the owned turn whose order matters, or nothing."""
+    if isinstance(write, Append | Commit | Release):
+        return (write.scope.sid, write.scope.turn, write.scope.generation)
+    return None
+
+
+def _announce(batch: list[Item]) -> None:
+    """Tell everybody, with one wake-up per event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Item]] = {}
+    for item in batch:
+        if item.loop is not None:
+            by_loop.setdefault(item.loop, []).append(item)
+        elif item.done is not None:
+            item.done(item.receipt, item.error)
+    for loop, items in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_resolve, items)
+        except RuntimeError:
+            # The loop was closed under us. What was written stays written; nobody is left to hear of it.
+            continue
+
+
+def _resolve(items: list[Item]) -> None:
+    for item in items:
+        future = item.future
+        if future is None or future.done():
+            continue
+        if item.error is not None:
+            future.set_exception(item.error)
+        else:
+            future.set_result(item.receipt)

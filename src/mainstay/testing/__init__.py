@@ -1,0 +1,5 @@
+"""What Mainstay is tested with, shipped and supported: use it to test your own agents."""
+
+from mainstay.providers.scripted import FunctionModel, ScriptedModel
+
+__all__ = ["FunctionModel", "ScriptedModel"]

@@ -1,0 +1,130 @@
+"""One attempt of one call: the body runs, whatever it does becomes an outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from mainstay.engine.threads import Threads
+from mainstay.errors import InvalidInput, Retry, ToolError
+from mainstay.model.codec import MAX_VALUE, clean, clean_text, encode
+from mainstay.model.tool import BlobRef, Failed, Ok, OutcomeUnknown, ToolOutcome
+from mainstay.ports.store import BlobStore
+from mainstay.tools import output
+from mainstay.tools.context import ToolContext
+from mainstay.tools.prepare import Ready
+
+log = logging.getLogger("mainstay.tools")
+
+
+class Again(Struct, frozen=True):
+    """The tool said that running it again is safe, or its contract allows it after a timeout."""
+
+    failed: Failed
+    after: float | None
+    otherwise: ToolOutcome
+
+
+class Attempted(Struct, frozen=True):
+    """How an attempt ended, what it refers to, and whether the tool deferred its completion."""
+
+    end: ToolOutcome | Again
+    blobs: tuple[str, ...] = ()
+    deferred: bool = False
+    due: float | None = None
+
+
+class Interrupted(Struct):
+    """Why a body was cancelled from outside, if it was: set before the cancel reaches it."""
+
+    reason: str | None = None
+    timed_out: bool = False
+
+
+async def attempt(
+    ready: Ready,
+    ctx: ToolContext[Any],
+    threads: Threads,
+    blobs: BlobStore,
+    interrupted: Interrupted,
+    ended: Callable[[], None] | None = None,
+) -> Attempted:
+    """Run the body once. Never raises: a tool may do anything and harms nobody but its own call.
+
+    `ended` is called when a sync body's thread has really ended, also after the call was given up.
+    """
+    try:
+        value = await _run(ready, ctx, threads, ended)
+    except asyncio.CancelledError:
+        return Attempted(_cut_off(ready, interrupted))
+    except Retry as retry:
+        failed = Failed(retry.code, clean_text(retry.message), _data(retry.data))
+        return Attempted(Again(failed, retry.after, failed))
+    except ToolError as error:
+        return Attempted(Failed(error.code, clean_text(error.message), _data(error.data)))
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # SystemExit and KeyboardInterrupt of a tool end the tool only
+        log.warning("tool %s raised %s", ctx.tool, type(error).__name__, exc_info=error)
+        return Attempted(Failed("tool_raised", clean_text(f"{type(error).__name__}: {error}")))
+    return await _returned(value, blobs)
+
+
+async def _run(ready: Ready, ctx: ToolContext[Any], threads: Threads, ended: Callable[[], None] | None) -> Any:
+    tool = ready.entry.tool
+    if tool is None:
+        assert ready.entry.provider is not None
+        return await ready.entry.provider.execute(ready.call, ctx)
+    kwargs = ready.kwargs if ready.kwargs is not None else {}
+    if tool.is_async:
+        return await tool.invoke(kwargs, ctx)
+
+    def work() -> Any:
+        try:
+            return tool.invoke(kwargs, ctx)
+        finally:
+            if ended is not None:
+                ended()
+
+    return await threads.run(work)
+
+
+def _cut_off(ready: Ready, interrupted: Interrupted) -> ToolOutcome | Again:
+    """A started body that was stopped: nobody knows how far it came."""
+    if interrupted.reason is None:
+        return Failed("tool_raised", "CancelledError: the tool cancelled itself")
+    unknown = OutcomeUnknown(interrupted.reason)
+    if interrupted.timed_out and ready.entry.spec.recovery == "rerun":
+        return Again(Failed("timeout", interrupted.reason), None, unknown)
+    return unknown
+
+
+async def _returned(value: Any, blobs: BlobStore) -> Attempted:
+    """What the tool returned as JSON within the output budget; what did not fit is kept whole beside it."""
+    try:
+        plain = clean(value)
+    except InvalidInput as error:
+        return Attempted(Failed("invalid_output", str(error)))
+    except Exception as error:
+        return Attempted(Failed("invalid_output", clean_text(f"{type(error).__name__}: {error}")))
+    encoded = encode(plain)
+    if len(encoded) > MAX_VALUE:
+        return Attempted(
+            Failed("output_too_large", f"the result has {len(encoded):,} bytes, the limit is {MAX_VALUE:,}")
+        )
+    shown = output.project(plain, encoded=encoded)
+    if not shown.truncated:
+        return Attempted(Ok(plain))
+    digest = await blobs.put(encoded)
+    return Attempted(Ok(shown.value, BlobRef(digest, len(encoded))), (digest,))
+
+
+def _data(data: Any) -> Any:
+    try:
+        return clean(data)
+    except InvalidInput:
+        return clean_text(repr(data)[:1000])

@@ -1,0 +1,235 @@
+"""A small JSON Schema checker, for tools that come with a schema and no type.
+
+It knows the keywords that tools use, ignores the others, and answers with one sentence for the model. The schema is as
+foreign as the value: whatever is in it, a check ends, and soon.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
+
+import msgspec
+
+Schema: TypeAlias = dict[str, Any]
+
+MAX_CHECK_DEPTH = 200
+_EXPECTED = {
+    "string": "a string",
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+
+
+def check(schema: Any, value: Any) -> str | None:
+    """What is wrong with `value`, with its path, or None. Keywords that are not known are ignored."""
+    return _Checker(schema).check(schema, value, "$", 0)
+
+
+class _Checker:
+    """One check. Refs are remembered by place, so that schemas which refer to themselves end and never explode."""
+
+    __slots__ = ("_met", "_root")
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._met: dict[tuple[str, str], str | None] = {}
+
+    def check(self, schema: Any, value: Any, path: str, depth: int) -> str | None:
+        if schema is False:
+            return f"{path}: nothing is allowed here"
+        if not isinstance(schema, dict):
+            return None
+        if depth > MAX_CHECK_DEPTH:
+            return f"{path}: nested too deeply to be checked"
+        for rule in (_check_type, _check_value, _check_number, _check_string):
+            if fault := rule(schema, value):
+                return f"{path}: {fault}"
+        for look in (self._ref, self._forms, self._object, self._array):
+            if fault := look(schema, value, path, depth + 1):
+                return fault
+        return None
+
+    def _ref(self, schema: Schema, value: Any, path: str, depth: int) -> str | None:
+        ref = schema.get("$ref")
+        if not isinstance(ref, str) or not ref.startswith("#"):
+            return None
+        key = (ref, path)
+        if key not in self._met:
+            self._met[key] = None  # met again at the same place it says nothing new
+            self._met[key] = self.check(self._resolve(ref), value, path, depth)
+        return self._met[key]
+
+    def _resolve(self, ref: str) -> Any:
+        node = self._root
+        for step in ref[1:].split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(node, dict):
+                node = node.get(name)
+            elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+                node = node[int(name)]
+            else:
+                return None
+        return node
+
+    def _forms(self, schema: Schema, value: Any, path: str, depth: int) -> str | None:
+        for one in _list(schema, "allOf"):
+            if fault := self.check(one, value, path, depth):
+                return fault
+        for keyword in ("anyOf", "oneOf"):
+            forms = _list(schema, keyword)
+            faults = [self.check(form, value, path, depth) for form in forms]
+            fits = faults.count(None)
+            if forms and not fits:
+                told = "; ".join(dict.fromkeys(str(fault).removeprefix(f"{path}: ") for fault in faults))
+                return f"{path}: fits none of the allowed forms ({told})" if len(forms) > 1 else faults[0]
+            if keyword == "oneOf" and fits > 1:
+                return f"{path}: fits {fits} of the allowed forms, expected exactly one"
+        return None
+
+    def _object(self, schema: Schema, value: Any, path: str, depth: int) -> str | None:
+        if not isinstance(value, dict):
+            return None
+        for name in _list(schema, "required"):
+            if isinstance(name, str) and name not in value:
+                return f"{_child(path, name)}: is required"
+        properties, patterns = _dict(schema, "properties"), _dict(schema, "patternProperties")
+        for name, item in value.items():
+            rules = [properties[name]] if name in properties else []
+            rules += [rule for pattern, rule in patterns.items() if _matches(pattern, name)]
+            if not rules and schema.get("additionalProperties") is False:
+                return f"{_child(path, name)}: is not known; known: {', '.join(properties) or 'none'}"
+            for rule in rules or [schema.get("additionalProperties")]:
+                if fault := self.check(rule, item, _child(path, name), depth):
+                    return fault
+        return None
+
+    def _array(self, schema: Schema, value: Any, path: str, depth: int) -> str | None:
+        if not isinstance(value, list):
+            return None
+        if fault := _check_length(schema, len(value), "Items", "items"):
+            return f"{path}: {fault}"
+        # Before 2020 a list under `items` meant what `prefixItems` means now.
+        old = isinstance(schema.get("items"), list)
+        first = _list(schema, "items" if old else "prefixItems")
+        rest = schema.get("additionalItems" if old else "items")
+        for at, item in enumerate(value):
+            if fault := self.check(first[at] if at < len(first) else rest, item, f"{path}[{at}]", depth):
+                return fault
+        return None
+
+
+def _check_type(schema: Schema, value: Any) -> str | None:
+    types = schema.get("type")
+    names = [types] if isinstance(types, str) else [one for one in _list(schema, "type") if isinstance(one, str)]
+    if not names or any(_is_type(name, value) for name in names):
+        return None
+    return f"expected {' or '.join(_EXPECTED[name] for name in names)}"
+
+
+def _is_type(name: str, value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    match name:
+        case "string":
+            return isinstance(value, str)
+        case "integer":
+            return number and value == value // 1
+        case "number":
+            return number
+        case "boolean":
+            return isinstance(value, bool)
+        case "array":
+            return isinstance(value, list)
+        case "object":
+            return isinstance(value, dict)
+        case "null":
+            return value is None
+        case _:
+            return True  # not a type of JSON Schema: ignored like any unknown keyword
+
+
+def _check_value(schema: Schema, value: Any) -> str | None:
+    if "const" in schema and not _same(schema["const"], value):
+        return f"expected {_shown(schema['const'])}"
+    allowed = schema.get("enum")
+    if isinstance(allowed, list) and not any(_same(one, value) for one in allowed):
+        return f"expected one of {', '.join(_shown(one) for one in allowed)}"
+    return None
+
+
+_BOUNDS: tuple[tuple[str, Callable[[Any, Any], bool], str], ...] = (
+    ("minimum", operator.ge, "at least"),
+    ("maximum", operator.le, "at most"),
+    ("exclusiveMinimum", operator.gt, "more than"),
+    ("exclusiveMaximum", operator.lt, "less than"),
+)
+
+
+def _check_number(schema: Schema, value: Any) -> str | None:
+    if not _is_type("number", value):
+        return None
+    for keyword, holds, words in _BOUNDS:
+        bound = schema.get(keyword)
+        if _is_type("number", bound) and not holds(value, bound):
+            return f"must be {words} {bound}"
+    return None
+
+
+def _check_string(schema: Schema, value: Any) -> str | None:
+    if not isinstance(value, str):
+        return None
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str) and not _matches(pattern, value):
+        return f"must match the pattern {pattern}"
+    return _check_length(schema, len(value), "Length", "characters")
+
+
+def _check_length(schema: Schema, length: int, suffix: str, words: str) -> str | None:
+    least, most = schema.get(f"min{suffix}"), schema.get(f"max{suffix}")
+    if _is_type("number", least) and length < cast("float", least):
+        return f"must have at least {least} {words}"
+    if _is_type("number", most) and length > cast("float", most):
+        return f"must have at most {most} {words}"
+    return None
+
+
+def _matches(pattern: str, text: str) -> bool:
+    try:
+        return re.search(pattern, text) is not None
+    except re.error:  # another dialect of patterns: what we cannot read we do not judge
+        return True
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal as JSON: 1 is 1.0, but not true."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+def _shown(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _child(path: str, name: str) -> str:
+    return f"{path}.{name}" if name.isidentifier() else f"{path}[{_shown(name)}]"
+
+
+def _list(schema: Schema, keyword: str) -> list[Any]:
+    found = schema.get(keyword)
+    return found if isinstance(found, list) else []
+
+
+def _dict(schema: Schema, keyword: str) -> dict[str, Any]:
+    found = schema.get(keyword)
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,92 @@
+"""What a running tool can see and do: its identity, the host's live objects, progress, deferral."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
+
+from mainstay.errors import ToolError
+
+Deps = TypeVar("Deps")
+
+
+class ToolContext(Generic[Deps]):
+    """Given to a tool that has a parameter of this type; never shown to the model.
+
+    `idempotency_key` is the same for every attempt of one call, also after a crash, and independent of the arguments:
+    pass it to whatever you call, so that a repeated attempt can be recognised there.
+    """
+
+    __slots__ = (
+        "_cancelled",
+        "_key",
+        "_progress",
+        "attempt",
+        "call_id",
+        "defer_timeout",
+        "deferred",
+        "deps",
+        "generation",
+        "payload",
+        "session_id",
+        "tool",
+        "turn_id",
+    )
+
+    def __init__(  # noqa: PLR0913  # made by the dispatcher, and by tests of tools
+        self,
+        *,
+        session_id: str = "",
+        turn_id: str = "",
+        call_id: str = "",
+        tool: str = "",
+        attempt: int = 1,
+        generation: int = 0,
+        deps: Deps | None = None,
+        payload: Any = None,
+        progress: Callable[[Any], None] | None = None,
+        key: str | None = None,
+    ) -> None:
+        self.session_id, self.turn_id, self.call_id, self.tool = session_id, turn_id, call_id, tool
+        self.attempt, self.generation, self.payload = attempt, generation, payload
+        # A tool that asks for deps is given them by its host; one that does not never looks.
+        self.deps = cast(Deps, deps)
+        self._progress, self._key = progress, key
+        self.deferred = False
+        self.defer_timeout: float | None = None
+        self._cancelled: threading.Event | None = None
+
+    @property
+    def idempotency_key(self) -> str:
+        return self.call_id
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the turn was cancelled or the call timed out. A tool on a thread looks here between its steps."""
+        return self._cancelled is not None and self._cancelled.is_set()
+
+    def mark_cancelled(self) -> None:
+        """The runtime's side of `cancelled`."""
+        if self._cancelled is None:
+            self._cancelled = threading.Event()
+        self._cancelled.set()
+
+    def progress(self, value: Any = None) -> None:
+        """Tell whoever watches how far the call is. Live only: it is not stored and never reaches the model."""
+        if self._progress is not None:
+            self._progress(value)
+
+    def defer(self, timeout: float | None = None) -> str:
+        """The signed key under which this call will be completed later with `runtime.resolve(key, value)`.
+
+        After this the tool's return value is ignored and the turn parks until the key is resolved, in whatever
+        process. Only for tools declared with `deferred=True`: their key is durable before their body runs.
+        """
+        if self._key is None:
+            raise ToolError(
+                f"tool {self.tool!r} may not defer: declare it with @tool(deferred=True)",
+                code="tool_deferral_not_declared",
+            )
+        self.deferred, self.defer_timeout = True, timeout
+        return self._key

@@ -1,0 +1,417 @@
+"""The `tool` decorator: a Python function as something a model may call.
+
+Everything that can be wrong with a definition is said here, at decoration, and never in the middle of a turn.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import MethodType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
+
+from msgspec import UNSET
+
+from mainstay.errors import InvalidDefinition, ToolError
+from mainstay.model.tool import Approval, Recovery, ToolSpec
+from mainstay.tools import docstring
+from mainstay.tools.context import ToolContext
+from mainstay.tools.schema import Arguments, Parameter, output_schema_of
+
+if sys.version_info >= (3, 14):
+    from annotationlib import Format
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_CONTEXT = re.compile(r"(\w+\.)*ToolContext\b")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOptions:
+    """What `@tool(…)` says beyond the function itself."""
+
+    name: str | None = None
+    description: str | None = None
+    recovery: Recovery = "once"
+    timeout: float | None = None
+    retries: int = 0
+    limit: int | None = None
+    resource: str | None = None
+    background: bool = False
+    approval: Approval = "never"
+    deferred: bool = False
+
+
+class Tool(Generic[P, R]):
+    """A function that a model may call, and that you may call too, as if it were not decorated.
+
+    `spec` is what the model is shown. `bind` turns the model's arguments into keyword arguments, `invoke` calls the
+    function with them. In a class body the decorated method is bound like any other: `Agent(tools=[bank.balance])`.
+    """
+
+    fn: Callable[P, R]
+    spec: ToolSpec
+    is_async: bool
+    background: bool
+    context_parameter: str | None
+    needs_instance: bool
+
+    def __init__(self, fn: Callable[P, R], options: ToolOptions | None = None) -> None:
+        options = options or ToolOptions()
+        if isinstance(fn, staticmethod):
+            fn = fn.__func__
+        _check_callable(fn)
+        owner = f"tool {_label(fn)}"
+        name = _own_name(fn) if options.name is None else options.name
+        _check_options(owner, name, options)
+        signature = _read_signature(fn, owner)
+        text = docstring.parse(_doc(fn))
+        parameters = [one._replace(description=text.parameters.get(one.name, "")) for one in signature.parameters]
+        self._arguments = Arguments(owner, parameters)
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+        self.is_async = inspect.iscoroutinefunction(_body(fn))
+        self.background = options.background
+        self.context_parameter = signature.context
+        self.needs_instance = signature.needs_instance
+        self.spec = ToolSpec(
+            name=name,
+            description=text.description if options.description is None else inspect.cleandoc(options.description),
+            input_schema=self._arguments.schema,
+            output_schema=signature.output,
+            id=f"tool:{name}",
+            recovery=options.recovery,
+            approval=options.approval,
+            deferred=options.deferred,
+            timeout=options.timeout,
+            retries=options.retries,
+            limit=options.limit,
+            resource=options.resource,
+        )
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.fn(*args, **kwargs)
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Tool[P, R]: ...
+    @overload
+    def __get__(self: Tool[Concatenate[S, Q], R], instance: S, owner: type | None = None) -> Tool[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Tool[Any, Any]:
+        if instance is None or not self.needs_instance:
+            return self
+        bound: Tool[Any, Any] = object.__new__(type(self))
+        method = MethodType(self.fn, instance)
+        bound.__dict__.update(self.__dict__, fn=method, __wrapped__=method, needs_instance=False)
+        return bound
+
+    def __repr__(self) -> str:
+        return f"<Tool {self.spec.name}>"
+
+    def bind(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The model's arguments, checked and converted; ToolError("invalid_tool_args") tells it what to mend."""
+        try:
+            return self._arguments.bind(args)
+        except ValueError as error:
+            raise ToolError(f"invalid arguments for {self.spec.name}: {error}", code="invalid_tool_args") from None
+
+    def invoke(self, kwargs: dict[str, Any], ctx: ToolContext[Any]) -> Any:
+        """Call the function with bound arguments and its context. An async function gives its coroutine."""
+        fn: Callable[..., Any] = self.fn
+        if self.context_parameter is None:
+            return fn(**kwargs)
+        return fn(**kwargs, **{self.context_parameter: ctx})
+
+
+@overload
+def tool(fn: Callable[P, R], /) -> Tool[P, R]: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    recovery: Recovery = "once",
+    timeout: float | None = None,
+    retries: int = 0,
+    limit: int | None = None,
+    resource: str | None = None,
+    background: bool = False,
+    approval: Approval = "never",
+    deferred: bool = False,
+) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+def tool(  # noqa: PLR0913 - each is a word of the public vocabulary; inside they travel as ToolOptions
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    recovery: Recovery = "once",
+    timeout: float | None = None,
+    retries: int = 0,
+    limit: int | None = None,
+    resource: str | None = None,
+    background: bool = False,
+    approval: Approval = "never",
+    deferred: bool = False,
+) -> Any:
+    """Make a tool of a function, sync or async: its schema comes from its signature and docstring.
+
+        @tool
+        async def search(query: str, ctx: ToolContext, limit: int = 5) -> list[str]:
+            '''Search the archive.
+
+            Args:
+                query: Words to look for.
+            '''
+
+    `recovery` says what happens to a call whose process died: `"once"` never repeats it, `"rerun"` repeats it under the
+    same idempotency key, `"ask"` asks a person. `timeout` is in seconds for each attempt, `retries` counts the attempts
+    after a `Retry`, `limit` bounds the calls of this tool that run at once, and tools of one `resource` take turns.
+    """
+    options = ToolOptions(
+        name, description, recovery, timeout, retries, limit, resource, background, approval, deferred
+    )
+    return functools.partial(Tool, options=options) if fn is None else Tool(fn, options)
+
+
+def as_tool(obj: Any) -> Tool[..., Any]:
+    """A tool as it is, a plain function with the defaults of `@tool`."""
+    made: Tool[..., Any] = obj if isinstance(obj, Tool) else Tool(obj)
+    if made.needs_instance:
+        raise InvalidDefinition(
+            f"tool {_label(made.fn)} is a method without its instance: take it from an object (`tools=[thing.look]`)"
+        )
+    return made
+
+
+# Reading a function
+
+
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    parameters: list[Parameter]
+    context: str | None
+    needs_instance: bool
+    output: dict[str, Any] | None
+
+
+def _read_signature(fn: Callable[..., Any], owner: str) -> _Signature:
+    try:
+        signature = _signature(fn)
+    except (TypeError, ValueError) as error:
+        raise InvalidDefinition(
+            f"{owner} has no readable signature ({error}): wrap it in a function of your own"
+        ) from None
+    written = _written(fn)
+    given = fn.keywords if isinstance(fn, functools.partial) else {}  # settled by the host, so no model sees them
+    parameters: list[Parameter] = []
+    contexts: list[str] = []
+    needs_instance = False
+    for at, one in enumerate(signature.parameters.values()):
+        if at == 0 and one.name == "self" and _in_class_body(fn):
+            needs_instance = True
+            continue
+        _check_parameter(owner, one)
+        if one.name in given:
+            continue
+        annotation = _resolve(one.annotation, written, f"{owner}, parameter {one.name!r}")
+        if _is_context(annotation):
+            contexts.append(one.name)
+        else:
+            default = UNSET if one.default is inspect.Parameter.empty else one.default
+            parameters.append(Parameter(one.name, annotation, default))
+    if len(contexts) > 1:
+        raise InvalidDefinition(f"{owner} has two contexts, {' and '.join(contexts)}: keep one")
+    output = _output_schema(signature.return_annotation, written)
+    return _Signature(parameters, contexts[0] if contexts else None, needs_instance, output)
+
+
+def _signature(fn: Callable[..., Any]) -> inspect.Signature:
+    if sys.version_info >= (3, 14):
+        # Annotations are computed on demand there: one that cannot be must not hide the others.
+        return inspect.signature(fn, annotation_format=Format.FORWARDREF)
+    return inspect.signature(fn)
+
+
+def _resolve(annotation: Any, written: Any, where: str) -> Any:
+    """The annotation as a type: strings and forward references are looked up where the function was written."""
+    if annotation is inspect.Parameter.empty:
+        return Any
+    if _is_context(annotation):
+        return annotation
+
+    def carrier() -> None: ...
+
+    carrier.__annotations__ = {"it": annotation}
+    fault: Exception | None = None
+    for scope in _scopes(written):
+        try:
+            return get_type_hints(carrier, getattr(written, "__globals__", {}), scope, include_extras=True)["it"]
+        except NameError as error:
+            fault = error
+        except Exception as error:
+            fault = error
+            break
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__forward_arg__", "")
+    if _CONTEXT.match(text):
+        return ToolContext  # imported for type checkers only, which is where its argument matters
+    raise InvalidDefinition(
+        f"{where}: the annotation {annotation!r} cannot be resolved ({fault}): "
+        "import its names at run time, where the function is defined"
+    )
+
+
+def _scopes(written: Any) -> Iterator[dict[str, Any]]:
+    """Where names of an annotation may live besides the module: first what the function has, then who defines it."""
+    own = {one.__name__: one for one in getattr(written, "__type_params__", ())}
+    code, cells = getattr(written, "__code__", None), getattr(written, "__closure__", None) or ()
+    for name, cell in zip(code.co_freevars if code else (), cells, strict=False):
+        try:
+            own[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    yield own
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("mainstay."):
+        frame = frame.f_back
+    yield {**frame.f_locals, **own}
+
+
+def _is_context(annotation: Any) -> bool:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _is_context(args[0])
+    if origin is Union or origin is UnionType:
+        return any(_is_context(one) for one in args)
+    kind = origin or annotation
+    return isinstance(kind, type) and issubclass(kind, ToolContext)
+
+
+def _output_schema(annotation: Any, written: Any) -> dict[str, Any] | None:
+    """The schema of what is returned, if it has one: a tool may return things that only it understands."""
+    if annotation is inspect.Signature.empty:
+        return None
+    try:
+        return output_schema_of(_resolve(annotation, written, "return")) or None
+    except InvalidDefinition:
+        return None
+
+
+def _body(fn: Any) -> Any:
+    """The function that runs: behind a partial, or the `__call__` of an object."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return fn if inspect.isroutine(fn) else getattr(type(fn), "__call__", fn)  # noqa: B004 - the method is wanted
+
+
+def _written(fn: Any) -> Any:
+    """The function whose annotations are read: behind decorators too, as `inspect.signature` does."""
+    fn = _body(fn)
+    while hasattr(fn, "__wrapped__"):
+        fn = _body(fn.__wrapped__)
+    return getattr(fn, "__func__", fn)
+
+
+def _in_class_body(fn: Any) -> bool:
+    path = getattr(fn, "__qualname__", "").split(".")
+    return inspect.isfunction(fn) and len(path) > 1 and path[-2] != "<locals>"
+
+
+def _own_name(fn: Any) -> str:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return str(getattr(fn, "__name__", type(fn).__name__))
+
+
+def _label(fn: Any) -> str:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return repr(getattr(fn, "__qualname__", type(fn).__qualname__))
+
+
+def _doc(fn: Any) -> Any:
+    body = _body(fn)
+    return getattr(body, "__doc__", None) or (None if inspect.isroutine(fn) else type(fn).__doc__)
+
+
+# What a definition may say
+
+
+def _check_callable(fn: Any) -> None:
+    if isinstance(fn, Tool):
+        raise InvalidDefinition(f"{_label(fn.fn)} is a tool already: decorate it once")
+    if isinstance(fn, classmethod):
+        raise InvalidDefinition(f"{_label(fn.__func__)} is a class method: use a static method or a function")
+    if inspect.isclass(fn):
+        raise InvalidDefinition(f"{_label(fn)} is a class: pass a function, or an instance that can be called")
+    if not callable(fn):
+        raise InvalidDefinition(f"{fn!r} cannot be called: a tool is a function; its name is given with @tool(name=…)")
+    body = _body(fn)
+    if inspect.isasyncgenfunction(body) or inspect.isgeneratorfunction(body):
+        raise InvalidDefinition(
+            f"tool {_label(fn)} is a generator: return a list, and report progress with ctx.progress()"
+        )
+
+
+def _check_parameter(owner: str, parameter: inspect.Parameter) -> None:
+    where = f"{owner}, parameter {parameter.name!r}"
+    if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+        raise InvalidDefinition(
+            f"{where}: a model cannot fill {parameter}: name each parameter, or take a list or dict"
+        )
+    if parameter.kind is inspect.Parameter.POSITIONAL_ONLY or parameter.name.startswith("__"):
+        raise InvalidDefinition(f"{where} is positional-only, and models pass arguments by name: drop the `/` or `__`")
+    if type(parameter.default).__name__ == "FieldInfo":
+        raise InvalidDefinition(f"{where} has a Field as its default: write Annotated[…, Field(…)] and a plain default")
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "description": (lambda it: it is None or isinstance(it, str), "a string"),
+    "recovery": (lambda it: it in ("once", "rerun", "ask"), '"once", "rerun" or "ask"'),
+    "timeout": (lambda it: it is None or _is_seconds(it), "seconds, more than 0"),
+    "retries": (lambda it: _is_whole(it, 0), "a whole number, 0 or more"),
+    "limit": (lambda it: it is None or _is_whole(it, 1), "a whole number, 1 or more"),
+    "resource": (lambda it: it is None or (isinstance(it, str) and it != ""), "a name"),
+    "background": (lambda it: isinstance(it, bool), "True or False"),
+    "approval": (lambda it: it in ("never", "ask"), '"never" or "ask"'),
+    "deferred": (lambda it: isinstance(it, bool), "True or False"),
+}
+
+
+def _check_options(owner: str, name: Any, options: ToolOptions) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidDefinition(
+            f"{owner}: {name!r} is no name for a tool: use 1 to 64 letters, digits, _ or -, with @tool(name=…)"
+        )
+    for option, (holds, expected) in _RULES.items():
+        value = getattr(options, option)
+        if not holds(value):
+            raise InvalidDefinition(f"{owner}: {option}={value!r} is not usable: give {expected}")

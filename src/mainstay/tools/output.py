@@ -1,0 +1,254 @@
+"""The output budget: what a model sees of a tool's value when the whole is too large for it.
+
+    text    head + marker + tail
+    list    head items + a marker item + tail items, when there are too many; items too large are cut themselves
+    dict    the same with entries
+
+A value keeps its shape, and only strings are cut: numbers, booleans and nulls are whole or dropped with their item.
+
+The way down never measures more items of a container than could fit into its room, so the work done in Python grows
+with the budget, and the rest (encoding to know a size) is linear in the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+
+LIMIT_BYTES = 16 * 1024
+LIMIT_LINES = 400
+
+# Below these a budget has no room for the marker that says what is missing.
+_LEAST_BYTES, _LEAST_LINES = 256, 8
+# Any value can be shrunk to this much. A dict shares its room down to here before it drops entries, because its keys
+# are what makes it readable; a list prefers fewer items that still say something.
+_FLOOR, _ITEM_FLOOR, _LINE_FLOOR = 128, 256, 4
+_MARKER_ROOM = 96
+_KEPT = "the whole output is kept"
+
+_encode = msgspec.json.Encoder().encode
+T = TypeVar("T")
+_Measure: TypeAlias = Callable[[str], int]
+
+
+class Projection(msgspec.Struct, frozen=True):
+    """What the model sees, and how much of the whole it does not."""
+
+    value: Any
+    truncated: bool = False
+    dropped_bytes: int = 0
+    dropped_lines: int = 0
+
+
+def project(
+    value: Any, limit_bytes: int = LIMIT_BYTES, limit_lines: int = LIMIT_LINES, *, encoded: bytes | None = None
+) -> Projection:
+    """`value` cut to the budget, or itself when it fits; `encoded` is its JSON when the caller has it already.
+
+    A text counts in UTF-8 bytes and lines, anything else in bytes of JSON and lines of its strings together. A budget
+    below 256 bytes or 8 lines is taken as that.
+    """
+    kind = type(value)
+    if kind is str:
+        if len(value) * 4 <= limit_bytes and value.count("\n") < limit_lines:
+            return Projection(value)
+        return _project_text(value, _Size(max(limit_bytes, _LEAST_BYTES), max(limit_lines, _LEAST_LINES) - 1))
+    if kind is not dict and kind is not list:
+        return Projection(value)
+    if encoded is None:
+        encoded = _encode(value)
+    if len(encoded) <= limit_bytes and encoded.count(b"\\n") < limit_lines:
+        return Projection(value)
+    cut = _Cut()
+    room = _Size(max(limit_bytes, _LEAST_BYTES), max(limit_lines, _LEAST_LINES) - 1)
+    shown = cut.fit(value, _measured(encoded), room)
+    return Projection(shown, cut.bytes > 0, cut.bytes, cut.lines)
+
+
+class _Size(NamedTuple):
+    """Bytes, and line breaks in strings: of a value, or of the room that it may take."""
+
+    bytes: int
+    breaks: int
+
+    @property
+    def needed(self) -> int:
+        """The bytes to set aside: cutting lines puts a marker in, which a short value has no room for."""
+        return max(self.bytes, _FLOOR) if self.breaks > _LINE_FLOOR else self.bytes
+
+
+def _project_text(text: str, room: _Size) -> Projection:
+    if _utf8_size(text) <= room.bytes and text.count("\n") <= room.breaks:
+        return Projection(text)
+    shown, dropped = _cut_text(text, room, _utf8_size)
+    return Projection(shown, True, _utf8_size(dropped), dropped.count("\n"))
+
+
+class _Item(NamedTuple):
+    """One item of a list or entry of a dict: its value, its size, and the size of what must stand around it."""
+
+    key: str
+    value: Any
+    size: _Size
+    around: _Size
+
+
+@dataclass(slots=True)
+class _Cut:
+    """One projection under way, counting what it drops."""
+
+    bytes: int = 0
+    lines: int = 0
+
+    def fit(self, value: Any, size: _Size, room: _Size) -> Any:
+        """`value` within `room`, which is never less than its floor."""
+        if size.needed <= room.bytes and size.breaks <= room.breaks:
+            return value
+        room = _Size(min(room.bytes, size.needed) - 2, min(room.breaks, size.breaks))  # less its quotes or brackets
+        if isinstance(value, str):
+            shown, dropped = _cut_text(value, room, _json_size)
+            self.bytes += _utf8_size(dropped)
+            self.lines += dropped.count("\n")
+            return shown
+        return self._fit_dict(value, size, room) if isinstance(value, dict) else self._fit_list(value, size, room)
+
+    def _fit_list(self, value: list[Any], size: _Size, room: _Size) -> list[Any]:
+        items = [_Item("", item, _measured(_encode(item)), _Size(1, 0)) for item in _ends(value, room)]
+        head, tail, dropped = self._fit_items(items, len(value), size, room, _ITEM_FLOOR)
+        marker = [f"… [{_count(dropped, 'item')} dropped; {_KEPT}] …"] if dropped else []
+        return [*(item for _, item in head), *marker, *(item for _, item in tail)]
+
+    def _fit_dict(self, value: dict[str, Any], size: _Size, room: _Size) -> dict[str, Any]:
+        items = []
+        for key, item in _ends(list(value.items()), room):
+            name = _measured(_encode(key))
+            items.append(_Item(key, item, _measured(_encode(item)), _Size(name.bytes + 2, name.breaks)))
+        head, tail, dropped = self._fit_items(items, len(value), size, room, _FLOOR)
+        if not dropped:
+            return dict(head + tail)
+        mark, again = "…", 1
+        while mark in value:
+            again += 1
+            mark = f"… {again}"
+        return dict([*head, (mark, f"[{_count(dropped, 'entry', 'entries')} dropped; {_KEPT}]"), *tail])
+
+    def _fit_items(
+        self, items: list[_Item], count: int, size: _Size, room: _Size, floor: int
+    ) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]], int]:
+        """The items to keep from the head and from the tail, each fitted, and how many of `count` are dropped."""
+        first, last = _choose(items, room, floor)
+        if first + last < count:
+            room = _Size(room.bytes - _MARKER_ROOM, room.breaks)
+            first, last = _choose(items, room, floor)
+        kept = items[:first] + items[len(items) - last :]
+        around = _Size(sum(item.around.bytes for item in kept), sum(item.around.breaks for item in kept))
+        if len(kept) < count:
+            # Everything has a comma but the last, and the brackets are two: hence the one.
+            self.bytes += size.bytes - 1 - around.bytes - sum(item.size.bytes for item in kept)
+            self.lines += size.breaks - around.breaks - sum(item.size.breaks for item in kept)
+        share = _Size(
+            _share([item.size.needed for item in kept], room.bytes - around.bytes),
+            _share([item.size.breaks for item in kept], room.breaks - around.breaks),
+        )
+        fitted = [(item.key, self.fit(item.value, item.size, share)) for item in kept]
+        return fitted[:first], fitted[first:], count - len(kept)
+
+
+def _ends(items: list[T], room: _Size) -> list[T]:
+    """The items that could be kept: each takes two bytes at least with its comma, so those further inside cannot."""
+    edge = room.bytes // 2 + 1
+    return items if len(items) <= 2 * edge else items[:edge] + items[-edge:]
+
+
+def _choose(items: list[_Item], room: _Size, floor: int) -> tuple[int, int]:
+    """How many items from the head and how many from the tail fit when each is shrunk to its floor."""
+    left, breaks = room
+    first = last = 0
+    head_open = tail_open = True
+    while first + last < len(items) and (head_open or tail_open):
+        from_head = head_open and (first <= last or not tail_open)
+        item = items[first] if from_head else items[-1 - last]
+        least = item.around.bytes + min(item.size.needed, floor)
+        least_breaks = item.around.breaks + min(item.size.breaks, _LINE_FLOOR)
+        if least <= left and least_breaks <= breaks:
+            left, breaks = left - least, breaks - least_breaks
+            first, last = first + from_head, last + (not from_head)
+        elif from_head:
+            head_open = False
+        else:
+            tail_open = False
+    return first, last
+
+
+def _share(sizes: list[int], room: int) -> int:
+    """The largest share such that everyone who wants more than it can have it: small ones leave room to large ones."""
+    left = room
+    for done, size in enumerate(sorted(sizes)):
+        share = left // (len(sizes) - done)
+        if size > share:
+            return share
+        left -= size
+    return room
+
+
+def _cut_text(text: str, room: _Size, measure: _Measure) -> tuple[str, str]:
+    """`text` as head, marker and tail, and what was dropped between them."""
+    half = max(room.bytes - measure(_marker(text)) - 4, 0) // 2
+    own_line = room.breaks >= 2
+    keep = room.breaks - 2 if own_line else room.breaks
+    head = _head(text, half, keep - keep // 2, measure)
+    tail = _tail(text, half, keep // 2, measure)
+    dropped = text[len(head) : len(text) - len(tail)]
+    marker = _marker(dropped)
+    if own_line and "\n" in dropped:
+        before = "" if not head or head.endswith("\n") else "\n"
+        after = "" if not tail or tail.startswith("\n") else "\n"
+        marker = f"{before}{marker}{after}"
+    return f"{head}{marker}{tail}", dropped
+
+
+def _head(text: str, room: int, breaks: int, measure: _Measure) -> str:
+    piece = text[:room]  # a character is a byte at least
+    lines = piece.split("\n", breaks + 1)
+    if len(lines) > breaks + 1:
+        piece = "\n".join(lines[:-1])
+    while (size := measure(piece)) > room:
+        piece = piece[: len(piece) * room // size]
+    return piece
+
+
+def _tail(text: str, room: int, breaks: int, measure: _Measure) -> str:
+    piece = text[max(len(text) - room, 0) :]
+    lines = piece.rsplit("\n", breaks + 1)
+    if len(lines) > breaks + 1:
+        piece = "\n".join(lines[1:])
+    while (size := measure(piece)) > room:
+        piece = piece[len(piece) - len(piece) * room // size :]
+    return piece
+
+
+def _marker(dropped: str) -> str:
+    size, lines = _count(_utf8_size(dropped), "byte"), dropped.count("\n")
+    return f"… [{size} and {_count(lines, 'line')} dropped; {_KEPT}] …" if lines else f"… [{size} dropped; {_KEPT}] …"
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _measured(encoded: bytes) -> _Size:
+    breaks = encoded.count(b"\\n")
+    if breaks and b"\\\\" in encoded:
+        breaks = encoded.replace(b"\\\\", b"").count(b"\\n")  # a backslash before an n is no line break
+    return _Size(len(encoded), breaks)
+
+
+def _utf8_size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _json_size(text: str) -> int:
+    return len(_encode(text)) - 2

@@ -1,0 +1,72 @@
+"""Preparing a call: everything that can be said against it before anything happens.
+
+The order is fixed: is there such a tool, are the arguments an object, do they fit the schema, does the tool's provider
+agree. Each has its own failure code. Preparation has no effects, so it may run again after a crash.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from mainstay.errors import ToolError
+from mainstay.model.codec import clean
+from mainstay.model.effect import AskedCall
+from mainstay.model.tool import Failed, PreparedCall, ToolOutcome
+from mainstay.ports.tool import CallContext
+from mainstay.tools.catalog import Catalog, Entry
+from mainstay.tools.check import check
+
+MAX_ARGS = 1024 * 1024
+
+
+class Ready(Struct, frozen=True):
+    """A call that may run. `kwargs` are a function's own arguments, converted to its types."""
+
+    entry: Entry
+    call: PreparedCall
+    kwargs: dict[str, Any] | None = None
+
+
+def inspect(catalog: Catalog, asked: AskedCall, call_id: str) -> Ready | Failed:
+    """The part of preparation that only looks: callable, object, schema."""
+    entry = catalog.get(asked.name)
+    if entry is None:
+        known = ", ".join(catalog.names()[:20]) or "none"
+        return Failed("tool_unavailable", f"there is no tool {asked.name[:80]!r}; available: {known}")
+    if asked.raw is not None:
+        return Failed("invalid_tool_args", f"the arguments are not a JSON object: {asked.raw[:200]}")
+    prepared = PreparedCall(call_id, entry.spec.tool_id, entry.spec.name, asked.args, asked.payload)
+    if entry.tool is not None:
+        try:
+            return Ready(entry, prepared, entry.tool.bind(asked.args))
+        except ToolError as error:
+            return Failed(error.code, error.message)
+    problem = check(entry.spec.input_schema, asked.args)
+    return Ready(entry, prepared) if problem is None else Failed("invalid_tool_args", problem)
+
+
+async def consult(ready: Ready, ctx: CallContext) -> Ready | ToolOutcome:
+    """The provider's own preparation, which may rewrite the arguments, attach a payload or end the call."""
+    provider = ready.entry.provider
+    if provider is None:
+        return ready
+    try:
+        prepared = await provider.prepare(ready.call, ctx)
+    except ToolError as error:
+        return Failed(error.code, error.message, error.data)
+    except Exception as error:
+        return Failed("tool_prepare_failed", f"{type(error).__name__}: {error}")
+    if not isinstance(prepared, PreparedCall):
+        return prepared
+    if prepared.tool_id != ready.entry.spec.tool_id:
+        return Failed(
+            "prepared_tool_id_mismatch", f"preparation answered for {prepared.tool_id}, not {ready.entry.spec.tool_id}"
+        )
+    return Ready(
+        ready.entry,
+        PreparedCall(
+            ready.call.call_id, prepared.tool_id, prepared.name, clean(prepared.args), clean(prepared.payload)
+        ),
+    )

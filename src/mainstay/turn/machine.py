@@ -1,0 +1,273 @@
+"""How a turn thinks: a sans-IO machine that asks for effects and receives what came back.
+
+    effect = machine.next_effect()      what the turn waits for; asking again gives the same
+    machine.receive(record)             what happened, from the journal or just now: the machine cannot tell
+
+Replay is therefore not a mode. Recorded outcomes are received in order, and the machine then waits where the crash
+found it. Records have the last word: where a changed agent (another budget, another output type) would have decided
+otherwise, what was recorded stands, and only what comes after it follows the new definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from mainstay.errors import InternalError
+from mainstay.model.agent import Budget
+from mainstay.model.effect import (
+    AskedCall,
+    CallModel,
+    CancelTurn,
+    Checkpoint,
+    Delivery,
+    Effect,
+    Finish,
+    GaveUp,
+    Received,
+    RunTools,
+)
+from mainstay.model.llm import Usage
+from mainstay.model.message import Message
+from mainstay.model.outcome import BudgetSpent, Finished, Incomplete, Outcome, ProviderFailed
+from mainstay.model.record import INTERRUPTED, Ended, Faltered, Framed, Record, Replied, Said, Slot, Started
+from mainstay.model.tool import Cancelled, Ok
+from mainstay.model.transcript import Transcript
+from mainstay.turn import native, prompt
+from mainstay.turn.budget import spent
+from mainstay.turn.states import Phase, TurnState
+
+OutputRule: TypeAlias = Callable[[str], Any]
+"""Reads the final text as the agent's output type, as JSON; raises ValueError with words for the model."""
+
+MAX_REPAIRS = 2
+
+
+class Machine:
+    """One turn: built from its first message, or from a state that was dumped before."""
+
+    __slots__ = ("_budget", "_output", "state")
+
+    def __init__(self, state: TurnState, budget: Budget | None = None, output: OutputRule | None = None) -> None:
+        self.state = state
+        self._budget = budget or Budget()
+        self._output = output
+
+    @classmethod
+    def begin(
+        cls, turn_id: str, message: Message, budget: Budget | None = None, output: OutputRule | None = None
+    ) -> Machine:
+        return cls(TurnState(turn_id, Transcript([message])), budget, output)
+
+    def dump(self) -> bytes:
+        return msgspec.json.encode(self.state)
+
+    @classmethod
+    def load(cls, data: bytes, budget: Budget | None = None, output: OutputRule | None = None) -> Machine:
+        return cls(msgspec.json.decode(data, type=TurnState), budget, output)
+
+    # ------------------------------------------------------------------ asking
+
+    def next_effect(self) -> Effect:
+        """What the turn waits for. Changes nothing."""
+        state = self.state
+        match state.phase:
+            case Phase.ASKING:
+                return CallModel(state.step, state.attempt, state.due, state.last)
+            case Phase.TOOLS:
+                return RunTools(state.step, tuple(state.calls.values()))
+            case Phase.DONE:
+                if state.outcome is None:
+                    raise InternalError(f"turn {state.turn_id} is done without an outcome")
+                return Finish(state.outcome)
+            case Phase.OPENING | Phase.AFTER_WORK | Phase.BEFORE_COMPLETION as phase:
+                return Checkpoint(phase.value)
+
+    def messages(self) -> Sequence[Message]:
+        """The turn's own messages, as the next model call should see them."""
+        state = self.state
+        if not state.delivered and not state.added:
+            return state.transcript.messages
+        return [*state.transcript.messages, *[d.message for d in state.delivered], *state.added]
+
+    def slot(self, elapsed_ms: int = 0) -> Slot | None:
+        """What the next record must carry: everything gathered since the one before."""
+        state = self.state
+        if not state.delivered and not state.added and not elapsed_ms:
+            return None
+        return Slot(delivered=state.delivered, messages=state.added, elapsed_ms=elapsed_ms)
+
+    # ------------------------------------------------------------------ receiving
+
+    def receive(self, received: Received) -> None:
+        """Take what came back. Raises InternalError for what this state does not wait for."""
+        state = self.state
+        handler = self._TABLE.get((state.phase, type(received)))
+        if handler is None:
+            raise InternalError(f"turn {state.turn_id} in {state.phase.name} got {type(received).__name__}")
+        if isinstance(received, Replied | Started | Faltered | Ended):
+            state.transcript.add(received)
+            state.delivered, state.added = (), ()
+            if received.slot is not None and received.slot.elapsed_ms:
+                state.elapsed_ms = received.slot.elapsed_ms
+        handler(self, received)
+
+    def replay(self, records: Iterable[Record]) -> None:
+        """Receive what was recorded, in order."""
+        for record in records:
+            if isinstance(record, Replied | Started | Faltered | Ended):
+                self._align(record)
+                self.receive(record)
+            elif not isinstance(record, Said | Framed):
+                raise InternalError(f"turn {self.state.turn_id} is over: a {type(record).__name__} is not replayed")
+
+    def _align(self, record: Replied | Started | Faltered | Ended) -> None:
+        """Go on as recorded: whatever this definition would do here, a model call of that step was made."""
+        state = self.state
+        if isinstance(record, Started | Ended) or (isinstance(record, Faltered) and record.call):
+            return
+        if state.phase is not Phase.ASKING or state.step != record.step:
+            state.phase, state.step, state.outcome = Phase.ASKING, record.step, None
+
+    def _boundary(self, delivery: Delivery) -> None:
+        self.state.delivered = delivery.inputs
+        self._ask()
+
+    def _completing(self, delivery: Delivery) -> None:
+        state = self.state
+        if not delivery.inputs:
+            state.phase = Phase.DONE
+            return
+        state.delivered = delivery.inputs
+        state.outcome = None
+        state.step += 1
+        self._ask()
+
+    def _replied(self, reply: Replied) -> None:
+        state = self.state
+        state.usage = state.usage + usage_of(reply)
+        state.attempt, state.due, state.progress = 1, 0, False
+        state.calls = native.asked_calls(state.transcript.calls, reply.started)
+        if not state.calls:
+            self._answered(reply)
+        elif state.last:
+            # The last step was granted for an answer: calls now would run for ever.
+            self._finish(BudgetSpent("steps", self._budget.steps or 0))
+        else:
+            state.phase = Phase.TOOLS
+
+    def _answered(self, reply: Replied) -> None:
+        state, text = self.state, native.answer_text(reply.parts)
+        if reply.stop in ("length", "filtered"):
+            self._finish(Incomplete(reply.stop, text))
+            return
+        value = None
+        if self._output is not None:
+            try:
+                value = self._output(text)
+            except ValueError as error:
+                self._repair(str(error), text)
+                return
+        state.outcome = Finished(text, value)
+        state.phase = Phase.BEFORE_COMPLETION
+
+    def _repair(self, error: str, text: str) -> None:
+        state = self.state
+        if state.repairs >= MAX_REPAIRS or state.last:
+            self._finish(Incomplete(f"the output did not validate: {error}", text))
+            return
+        state.repairs += 1
+        state.added = (prompt.repair(error),)
+        state.step += 1
+        self._ask()
+
+    def _model_faltered(self, record: Faltered) -> None:
+        self.state.attempt, self.state.due = record.attempt + 1, record.due
+        if record.code == INTERRUPTED:
+            self.state.usage = self.state.usage + Usage(unknown=1)
+
+    def _gave_up(self, end: GaveUp) -> None:
+        self._finish(ProviderFailed(end.code, end.message, end.attempts))
+
+    def _tool_started(self, record: Started) -> None:
+        self.state.calls[record.call] = replace(
+            self._call(record.call),
+            started=True,
+            args=record.args,
+            payload=record.payload,
+            attempts=record.attempt,
+            deferred=record.deferred,
+            repeated=record.repeated,
+            due=0,
+        )
+
+    def _tool_faltered(self, record: Faltered) -> None:
+        call = self._call(record.call)
+        self.state.calls[record.call] = replace(call, started=False, attempts=record.attempt, due=record.due)
+
+    def _tool_ended(self, record: Ended) -> None:
+        state = self.state
+        self._call(record.call)
+        del state.calls[record.call]
+        state.progress = state.progress or type(record.outcome) is Ok
+        if not state.calls:
+            state.idle_steps = 0 if state.progress else state.idle_steps + 1
+            state.step += 1
+            state.phase = Phase.AFTER_WORK
+
+    def _cancelled(self, request: CancelTurn) -> None:
+        self._finish(Cancelled(request.by, request.reason))
+
+    # ------------------------------------------------------------------ deciding
+
+    def _call(self, key: str) -> AskedCall:
+        call = self.state.calls.get(key)
+        if call is None:
+            raise InternalError(f"turn {self.state.turn_id} does not wait for call {key}")
+        return call
+
+    def _ask(self) -> None:
+        """The next model call, unless the budget is spent; the step limit grants one last word without tools."""
+        state = self.state
+        over = spent(self._budget, state)
+        if over is not None:
+            self._finish(over)
+            return
+        if self._budget.steps is not None and state.step > self._budget.steps:
+            if state.last:
+                self._finish(BudgetSpent("steps", self._budget.steps))
+                return
+            state.last = True
+            state.added = (*state.added, prompt.step_limit(self._budget.steps))
+        state.phase = Phase.ASKING
+
+    def _finish(self, outcome: Outcome) -> None:
+        self.state.outcome = outcome
+        self.state.phase = Phase.DONE
+
+    _TABLE: ClassVar[dict[tuple[Phase, type], Callable[[Machine, Any], None]]] = {
+        (Phase.OPENING, Delivery): _boundary,
+        (Phase.ASKING, Replied): _replied,
+        (Phase.ASKING, Faltered): _model_faltered,
+        (Phase.ASKING, GaveUp): _gave_up,
+        (Phase.TOOLS, Started): _tool_started,
+        (Phase.TOOLS, Faltered): _tool_faltered,
+        (Phase.TOOLS, Ended): _tool_ended,
+        (Phase.AFTER_WORK, Delivery): _boundary,
+        (Phase.BEFORE_COMPLETION, Delivery): _completing,
+        (Phase.OPENING, CancelTurn): _cancelled,
+        (Phase.ASKING, CancelTurn): _cancelled,
+        (Phase.TOOLS, CancelTurn): _cancelled,
+        (Phase.AFTER_WORK, CancelTurn): _cancelled,
+        (Phase.BEFORE_COMPLETION, CancelTurn): _cancelled,
+        (Phase.DONE, CancelTurn): _cancelled,
+    }
+
+
+def usage_of(reply: Replied) -> Usage:
+    """The usage of a step: an interrupted ask and a provider that does not say are unknown, not zero."""
+    seen = reply.usage or Usage(unknown=1)
+    return replace(seen, calls=1, unknown=seen.unknown + reply.interrupted)
