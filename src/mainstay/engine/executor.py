@@ -11,7 +11,7 @@ from mainstay.engine.gate import Leaving, TurnCancelled
 from mainstay.engine.retry import MODEL_RETRIES, RetryPolicy
 from mainstay.errors import InvalidInput, ProviderError
 from mainstay.model.codec import clean_part, clean_text
-from mainstay.model.effect import CallModel, GaveUp
+from mainstay.model.effect import CallModel, GaveUp, TimeIsUp
 from mainstay.model.event import ReasoningDelta, Retracted
 from mainstay.model.ids import call_id
 from mainstay.model.llm import ModelRequest, ModelResponse
@@ -29,6 +29,10 @@ YIELD_EVERY = 256
 """A provider that never waits must not keep other sessions from their turn."""
 
 
+class OutOfTime(Exception):
+    """The turn's budget of seconds was spent while the model was asked."""
+
+
 class ModelCaller:
     """Handles CallModel. Attempts are ours: a provider never retries behind our back."""
 
@@ -40,7 +44,10 @@ class ModelCaller:
         await run.sleep_until(effect.due)
         request = self._request(run, effect)
         try:
-            response = await run.gate.guard(self._ask(run, request, effect.step))
+            response = await run.gate.guard(self._in_time(run, request, effect.step))
+        except OutOfTime:
+            run.events.emit(Retracted, step=effect.step, reason="the time of the turn is up")
+            run.machine.receive(TimeIsUp())
         except TurnCancelled:
             run.events.emit(Retracted, step=effect.step, reason="the turn was cancelled")
             raise
@@ -67,6 +74,20 @@ class ModelCaller:
             run.turn_id,
             "none" if effect.last else "auto",
         )
+
+    async def _in_time(self, run: Run, request: ModelRequest, step: int) -> ModelResponse:
+        """Ask within what is left of the turn's time, where its budget sets one."""
+        seconds = run.agent.budget.seconds
+        if seconds is None:
+            return await self._ask(run, request, step)
+        left = seconds - run.elapsed_ms / 1000
+        try:
+            async with asyncio.timeout(max(left, 0)):
+                return await self._ask(run, request, step)
+        except TimeoutError:
+            if run.elapsed_ms / 1000 < seconds:
+                raise  # the provider's own
+            raise OutOfTime from None
 
     async def _ask(self, run: Run, request: ModelRequest, step: int) -> ModelResponse:
         """Stream one answer into the feed. The last thing streamed must be the whole response."""

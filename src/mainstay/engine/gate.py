@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -11,10 +10,8 @@ from mainstay.model.session import CancelRequest
 
 R = TypeVar("R")
 
-log = logging.getLogger("mainstay.engine")
-
 CANCEL_GRACE = 0.05
-"""Seconds a cancelled body has to say how it ended."""
+"""Seconds a cancelled tool body has to say how it ended."""
 
 
 class TurnCancelled(Exception):
@@ -29,16 +26,18 @@ class Gate:
     """What a turn in this process listens to besides its own work.
 
     `request` is the cancel request, `leaving` the end of the Runtime, `nudged` a hint that something outside has
-    changed (an answer, an input). All are set on the event loop and wake whoever waits in `pause`.
+    changed (an answer, an input). All are set on the event loop. They wake whoever waits in `pause` and cancel what
+    runs in `guard`.
     """
 
-    __slots__ = ("_waiter", "leaving", "nudged", "request")
+    __slots__ = ("_guarded", "_waiter", "leaving", "nudged", "request")
 
     def __init__(self) -> None:
         self.request: CancelRequest | None = None
         self.leaving = False
         self.nudged = False
         self._waiter: asyncio.Future[None] | None = None
+        self._guarded: asyncio.Task[Any] | None = None
 
     @property
     def shut(self) -> bool:
@@ -54,22 +53,28 @@ class Gate:
     def cancel(self, request: CancelRequest) -> None:
         if self.request is None:
             self.request = request
-            self.wake()
+            self._shut()
 
     def leave(self) -> None:
-        self.leaving = True
-        self.wake()
+        if not self.leaving:
+            self.leaving = True
+            self._shut()
 
     def nudge(self) -> None:
         self.nudged = True
         self.wake()
 
-    def wake(self, _: object = None) -> None:
+    def _shut(self) -> None:
+        self.wake()
+        if self._guarded is not None:
+            self._guarded.cancel()
+
+    def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def pause(self) -> None:
-        """Wait for the next wake: a request, a nudge, or a task that has `wake` as its callback."""
+        """Wait for the next wake: a request, a nudge, or work that calls `wake` when it ends."""
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
@@ -77,32 +82,26 @@ class Gate:
             self._waiter = None
 
     async def guard(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run `work` to its end, unless the gate shuts first: then it is cancelled and given a moment."""
-        task = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(self.wake)
-        try:
-            while not task.done() and not self.shut:
-                await self.pause()
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        if not task.done():
-            await stop(task)
+        """Run `work` to its end, unless the gate shuts first: then it is cancelled and what shut the gate is raised.
+
+        It runs in the turn's own task: a model call is the common case, and a task of its own would cost it three
+        passes of the event loop.
+        """
+        if self.shut:
+            work.close()
             self.check()
-        return task.result()
-
-
-async def stop(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait a moment for it. One that does not listen is left behind, and named."""
-    task.cancel()
-    _, late = await asyncio.wait({task}, timeout=CANCEL_GRACE)
-    if late:
-        log.warning("%s did not end when it was cancelled; it is left behind", task.get_name())
-        task.add_done_callback(_forget)
-    elif not task.cancelled():
-        task.exception()  # looked at, so that asyncio does not complain that nobody did
-
-
-def _forget(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
+        task = asyncio.current_task()
+        assert task is not None
+        self._guarded = task
+        try:
+            result = await work
+        except asyncio.CancelledError:
+            self._guarded = None
+            if self.shut and task.uncancel() == 0:
+                self.check()
+            raise
+        finally:
+            self._guarded = None
+        if task.cancelling() and self.shut and task.uncancel() == 0:
+            self.check()  # the work swallowed its cancellation; the request stands
+        return result

@@ -8,8 +8,9 @@ and rides in the commit. Replay is reading: `load` gives back the records of a t
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from mainstay.errors import StoreDamaged, StoreError, StoreInherited, StoreUnavailable
@@ -19,7 +20,7 @@ from mainstay.model.llm import Usage
 from mainstay.model.outcome import Outcome
 from mainstay.model.record import Record, Replied, Row, Slot, Spilled
 from mainstay.model.session import Node, WaitRow
-from mainstay.model.write import Append, Appended, CancelWon, Committed, Scope, Write
+from mainstay.model.write import Append, Appended, CancelWon, Committed, Scope
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
 
@@ -39,15 +40,38 @@ class Journal:
     `stalled` is why the store does not take writes just now.
     """
 
-    __slots__ = ("_blobs", "_clock", "_ordinal", "_pending", "_store", "_writing", "cancel", "mail", "scope", "stalled")
+    __slots__ = (
+        "_blobs",
+        "_clock",
+        "_doubtful",
+        "_on_stall",
+        "_ordinal",
+        "_pending",
+        "_store",
+        "_writing",
+        "cancel",
+        "mail",
+        "scope",
+        "stalled",
+    )
 
-    def __init__(self, store: Store, scope: Scope, ordinal: int, clock: Clock) -> None:
-        self._store, self.scope, self._clock = store, scope, clock
+    def __init__(
+        self,
+        store: Store,
+        scope: Scope,
+        ordinal: int,
+        clock: Clock,
+        on_stall: Callable[[StoreError], None] | None = None,
+    ) -> None:
+        self._store, self.scope, self._clock, self._on_stall = store, scope, clock, on_stall
         self._ordinal = ordinal
         self._pending: list[Record] = []
         self._blobs: list[str] = []
         # One append at a time: a later one that overtook a stalled one would leave a hole in the records.
         self._writing = asyncio.Lock()
+        # An append whose end nobody saw, because its caller was cancelled or it was refused. It is sent again before
+        # anything else, so that nobody goes on as if his record were durable.
+        self._doubtful: Append | None = None
         self.stalled: StoreError | None = None
         self.cancel: bytes | None = None
         self.mail = False
@@ -59,17 +83,26 @@ class Journal:
     async def flush(self, waits: tuple[WaitRow, ...] = (), park: tuple[str, ...] = ()) -> Appended | None:
         """Make everything recorded durable; None when there was nothing to do."""
         async with self._writing:
+            await self._settle()
             if not self._pending and not waits and not park:
                 return None
-            pending, self._pending = self._pending, []
+            pending, referred = list(self._pending), len(self._blobs)
             bodies, blobs = await self._encode(pending)
-            self._blobs = []
             nodes = tuple([Node(self._ordinal + i, body) for i, body in enumerate(bodies)])
+            self._doubtful = Append(self.scope, nodes, self._clock.now(), _taken(pending), waits, park, blobs)
+            # Only now: others may have recorded more while blobs were written.
+            del self._pending[: len(pending)], self._blobs[:referred]
             self._ordinal += len(nodes)
-            write = Append(self.scope, nodes, self._clock.now(), _taken(pending), waits, park, blobs)
-            appended = await self._until_written(write)
-            self.cancel, self.mail = appended.cancel, self.mail or appended.mail
-            return appended
+            return await self._settle()
+
+    async def _settle(self) -> Appended | None:
+        """Send the append that is due, until the store has answered it."""
+        if self._doubtful is None:
+            return None
+        appended = await self._until_done(functools.partial(self._store.write, self._doubtful))
+        self._doubtful = None
+        self.cancel, self.mail = appended.cancel, self.mail or appended.mail
+        return appended
 
     async def commit(self, head: int, outcome: Outcome, usage: Usage, slot: Slot | None) -> Committed | CancelWon:
         """Write what is left and close the turn, in one transaction."""
@@ -77,24 +110,29 @@ class Journal:
             return await self._commit(head, outcome, usage, slot)
 
     async def _commit(self, head: int, outcome: Outcome, usage: Usage, slot: Slot | None) -> Committed | CancelWon:
+        await self._settle()
         pending = list(self._pending)
         reply = pending.pop() if pending and isinstance(pending[-1], Replied) else None
         closed = commits.close(outcome, usage, reply if isinstance(reply, Replied) else None, slot, self._clock.now())
         bodies, blobs = await self._encode([*pending, closed])
         tail = commits.Tail(self._ordinal, bodies, _taken([*self._pending, closed]), blobs)
-        return await self._until_written(commits.plan(self.scope, head, tail, closed))
+        return await self._until_done(
+            functools.partial(self._store.write, commits.plan(self.scope, head, tail, closed))
+        )
 
-    async def _until_written(self, write: Write[R]) -> R:
+    async def _until_done(self, work: Callable[[], Awaitable[R]]) -> R:
         """A full or locked disk stalls the turn; it does not lose what has happened."""
         tries = 0
         while True:
             try:
-                receipt = await self._store.write(write)
+                receipt = await work()
             except StoreInherited:
                 raise
             except StoreUnavailable as error:
                 if self.stalled is None:
                     log.warning("turn %s.%s stalls: %s", self.scope.session_id, self.scope.turn, error)
+                    if self._on_stall is not None:
+                        self._on_stall(error)
                 self.stalled = error
                 await self._clock.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
                 tries += 1
@@ -109,7 +147,7 @@ class Journal:
         for record in records:
             body = encode(record)
             if len(body) > SPILL_BYTES:
-                body, spilled = await spill(self._store, body)
+                body, spilled = await self._until_done(functools.partial(spill, self._store, body))
                 blobs += spilled
             bodies.append(body)
         return bodies, blobs

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from mainstay.errors import InvalidDefinition
 from mainstay.model.session import SessionRow, WorkerRow
-from mainstay.model.write import Beat, Retire
+from mainstay.model.write import Beat, Retire, Scope
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
 
@@ -97,6 +97,15 @@ class Worker:
     def sure(self) -> bool:
         """Whether nobody can have relieved us yet: the last renewal that landed is younger than the term."""
         return self._clock.monotonic() - self._renewed < self.terms.term
+
+    async def confirm(self, scope: Scope) -> bool:
+        """Make sure: speak up again, then see whether the scope is still ours."""
+        at = self._clock.monotonic()
+        self._row = replace(self._row, beat=self._row.beat + 1)
+        await self._store.write(Beat(self._row))
+        self._renewed = at
+        row = await self._store.session_by_sid(scope.sid)
+        return row is not None and row.owner == scope.owner and row.generation == scope.generation
 
     # ------------------------------------------------------------------ judging others
 

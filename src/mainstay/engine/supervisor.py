@@ -12,6 +12,9 @@ from typing import Any
 
 log = logging.getLogger("mainstay.engine")
 
+STOP_SECONDS = 1.0
+"""How long a cancelled task may take before it is left behind."""
+
 
 class Supervisor:
     """All background tasks of a Runtime."""
@@ -45,4 +48,6 @@ class Supervisor:
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks)
+            _, late = await asyncio.wait(tasks, timeout=STOP_SECONDS)
+            for task in late:
+                log.error("%s does not end when it is cancelled; it is left behind", task.get_name())

@@ -37,6 +37,8 @@ convert = msgspec.convert
 
 def clean_text(text: str) -> str:
     """`text` without what some store could not hold."""
+    if type(text) is not str:
+        text = _plain_text(text)
     if text.isascii():
         return text if "\0" not in text else text.replace("\0", REPLACEMENT)
     if "\0" in text:
@@ -47,6 +49,13 @@ def clean_text(text: str) -> str:
         # Surrogates that form a pair are a character told in two halves; only lone ones are lost.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+def _plain_text(text: object) -> str:
+    """The text of a `str` subclass: an enum's value, not its name."""
+    if not isinstance(text, str):
+        raise InvalidInput(f"a {type(text).__name__} is not text: give a string")
+    return str.__str__(text)
 
 
 def clean(value: Any, depth: int = 0) -> Any:
@@ -71,13 +80,13 @@ def clean(value: Any, depth: int = 0) -> Any:
 
 def _foreign(value: Any, depth: int) -> Any:
     """Structs, dataclasses, Pydantic models, enums, dates, sets… in the form JSON gives them."""
-    if isinstance(value, str | int | float):
-        base = str if isinstance(value, str) else int if isinstance(value, int) else float
-        return clean(base(value), depth)
-    if callable(dump := getattr(value, "model_dump", None)):
-        return clean(dump(mode="json"), depth)
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, int | float):
+        return clean(int(value) if isinstance(value, int) else float(value), depth)
+    dump = getattr(value, "model_dump", None)
     try:
-        plain = msgspec.to_builtins(value, str_keys=True)
+        plain = dump(mode="json") if callable(dump) else msgspec.to_builtins(value, str_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"a {type(value).__name__} is not JSON: return plain data ({error})") from None
     if type(plain) is type(value):
@@ -87,9 +96,10 @@ def _foreign(value: Any, depth: int) -> Any:
 
 def _key(key: Any) -> str:
     if isinstance(key, str):
-        return clean_text(str(key))
+        return clean_text(key)
     if isinstance(key, bool | int | float) or key is None:
-        return str(clean(key))
+        plain = clean(key)
+        return plain if isinstance(plain, str) else encode(plain).decode()
     raise InvalidInput(f"a {type(key).__name__} cannot be a JSON key: use strings")
 
 
@@ -139,10 +149,13 @@ def clean_message(said: str | Message, role: str = "user") -> Message:
     elif isinstance(said, Message):
         if said.role != role:
             raise InvalidInput(f"a session takes messages with role 'user', not {said.role!r}")
+        if not all(isinstance(p, Text) for p in said.parts):
+            # Calls and results that a host made up could never be paired.
+            raise InvalidInput("a message to a session holds text only: calls and results are the runtime's to say")
         message = Message("user", tuple(clean_part(p) for p in said.parts))
     else:
         raise InvalidInput(f"say a string or a Message, not a {type(said).__name__}")
-    if not any(not isinstance(p, Text) or p.text.strip() for p in message.parts):
+    if not message.text.strip():
         raise InvalidInput("the input is empty: say something")
     return message
 

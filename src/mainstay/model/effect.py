@@ -1,7 +1,7 @@
 """The vocabulary of the system: what a turn asks for. What comes back are records and deliveries.
 
     effect       comes back as                          meaning
-    CallModel    Replied | Faltered | GaveUp            ask the model for step n
+    CallModel    Replied | Faltered | GaveUp | TimeIsUp  ask the model for step n
     RunTools     Started, Faltered, Ended (per call)    run the calls of one reply, all at once
     Checkpoint   Delivery                               a boundary where inputs may join the turn
     Finish       nothing                                commit
@@ -93,4 +93,8 @@ class CancelTurn(Struct, frozen=True, tag="cancel_turn"):
     reason: str = ""
 
 
-Received: TypeAlias = Replied | Started | Faltered | Ended | Delivery | GaveUp | CancelTurn
+class TimeIsUp(Struct, frozen=True, tag="time_is_up"):
+    """The budget's seconds were spent in the middle of a model call."""
+
+
+Received: TypeAlias = Replied | Started | Faltered | Ended | Delivery | GaveUp | TimeIsUp | CancelTurn

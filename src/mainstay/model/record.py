@@ -27,7 +27,10 @@ class Delivered(Struct, frozen=True):
 
 
 class Slot(Struct, frozen=True, omit_defaults=True):
-    """What was gathered between two records. Empty for most records, and then not written."""
+    """What was gathered between two records. Empty for most records, and then not written.
+
+    `last` marks the records of the step that a spent step limit granted.
+    """
 
     delivered: tuple[Delivered, ...] = ()
     messages: tuple[Message, ...] = ()
@@ -35,6 +38,7 @@ class Slot(Struct, frozen=True, omit_defaults=True):
     snapshots: dict[str, Any] | None = None
     tool_state: dict[str, Any] | None = None
     elapsed_ms: int = 0
+    last: bool = False
 
 
 class Said(Struct, frozen=True, tag="said.1", omit_defaults=True):

@@ -34,6 +34,13 @@ class Transcript(Struct):
         if type(record) is Said:
             self.messages.append(record.message)
             return
+        if type(record) is Framed:
+            self.messages[:] = record.summary
+        elif type(record) is Closed:
+            # What the turn gathered last came after the reply that rides here.
+            if record.reply is not None:
+                self.add(record.reply)
+            self.pair(record.outcome)
         slot = getattr(record, "slot", None)
         if slot is not None:
             self._gathered(slot)
@@ -43,13 +50,6 @@ class Transcript(Struct):
             self.ended[record.call] = record.outcome
             if len(self.ended) == len(self.calls):
                 self.pair(None)
-        elif type(record) is Framed:
-            self.messages[:] = record.summary
-        elif type(record) is Closed:
-            if record.reply is not None:
-                self.add(record.reply)
-            if self.calls:
-                self.pair(record.outcome)
 
     def _gathered(self, slot: Slot) -> None:
         self.messages.extend([d.message for d in slot.delivered])

@@ -88,9 +88,11 @@ class Desk:
 
     def cancelled(self, row: SessionRow, request: CancelRequest, turn: int | None) -> None:
         """A cancel request is on disk: pass it to the running turn, or work on the turn it woke."""
-        run = self.turns.resident(row.id).run
-        if run is not None and run.scope.turn == turn:
-            run.gate.cancel(request)
+        resident = self.turns.resident(row.id)
+        if resident.run is not None and resident.run.scope.turn == turn:
+            resident.run.gate.cancel(request)
+        elif resident.task is not None and turn is not None:
+            resident.cancel = (turn, request)
         else:
             self.goes_on(row)
 

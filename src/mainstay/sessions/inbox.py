@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from mainstay.engine.journal import spill
 from mainstay.errors import InvalidDefinition, InvalidInput
 from mainstay.model.codec import clean_message, clean_text, encode, encode_checked
-from mainstay.model.ids import mint
 from mainstay.model.message import Message
 from mainstay.model.record import InputKind, Said
 from mainstay.model.write import Accept, Accepted
@@ -42,7 +41,7 @@ class Inbox:
         message = clean_message(said)
         checked = _check_key(key)
         now = self._clock.now()
-        op = mint("op", now, self._random.bits(40))
+        op = f"{self._random.bits(64):016x}"
         record = Said(message, now, op, kind, checked)
         body, blobs = await spill(self._store, encode_checked(record, "the input"))
         digest = hashlib.blake2b(encode((kind == "note", message)), digest_size=16).digest() if key is not None else b""

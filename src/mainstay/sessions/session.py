@@ -246,7 +246,7 @@ class Session:
         if at is None:
             if row.head == 0:
                 if row.fork is not None:
-                    return row.fork.turn, row.fork.ordinal
+                    return 0, 0  # nothing of its own yet: all of its past, through it
                 raise UnknownNode(f"{self.id}.0", "the session has no committed turn yet")
             turn, ordinal = row.head, None
         elif at.startswith(f"{self.id}.") and at.count(".") == self.id.count(".") + 1:

@@ -23,7 +23,7 @@ from mainstay.engine.gate import Leaving
 from mainstay.engine.journal import Journal, load
 from mainstay.engine.lease import Worker
 from mainstay.engine.supervisor import Supervisor
-from mainstay.errors import Fenced, InternalError, SessionDeleted, StoreDamaged
+from mainstay.errors import Fenced, InternalError, SessionDeleted, StoreDamaged, StoreUnavailable
 from mainstay.graph.tree import stretches, turns
 from mainstay.graph.view import View, with_text
 from mainstay.model.effect import CallModel, CancelTurn, Checkpoint, Delivery, Effect, RunTools
@@ -32,7 +32,7 @@ from mainstay.model.ids import turn_id
 from mainstay.model.llm import Usage
 from mainstay.model.outcome import Outcome, PendingCall, Waiting
 from mainstay.model.record import Closed, Delivered, Record, Replied, Said
-from mainstay.model.session import SessionRow
+from mainstay.model.session import CancelRequest, SessionRow
 from mainstay.model.write import CancelWon, Claim, Committed, Release, Scope
 from mainstay.observe.feed import Feed, TurnEvents
 from mainstay.sessions.definition import Definition
@@ -51,13 +51,15 @@ KEEP_MESSAGES = 400_000
 class Resident:
     """What this process keeps of a session: its view, the running turn, and who waits for results by turn."""
 
-    __slots__ = ("run", "session_id", "task", "view", "waiters")
+    __slots__ = ("cancel", "run", "session_id", "task", "view", "waiters")
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         self.view: View | None = None
         self.run: Run | None = None
         self.task: asyncio.Task[None] | None = None
+        # A cancel request for the turn that is just being loaded.
+        self.cancel: tuple[int, CancelRequest] | None = None
         self.waiters: dict[int, list[asyncio.Future[TurnResult[Any]]]] = {}
 
     @property
@@ -205,9 +207,16 @@ class Turns:
                 row, opening = after, None
             if row.turn is not None and row.owner == self._worker.id:
                 await self._let_go(Scope(row.id, row.sid, row.turn, self._worker.id, row.generation))
-        except Fenced as error:
+        except (Fenced, SessionDeleted) as error:
             log.warning("%s", error)
             resident.view = None
+            if isinstance(error, SessionDeleted):
+                self.tell(row.id, row.turn or 0, error)
+        except StoreUnavailable as error:
+            # The turn is still ours: the watch finds it unattended and tries again.
+            log.warning("turn %s.%s rests: %s", row.id, row.turn, error)
+            resident.view = None
+            self.tell(row.id, row.turn or 0, error)
         except Exception as error:
             log.exception("turn %s.%s failed", row.id, row.turn)
             resident.view = None
@@ -231,13 +240,16 @@ class Turns:
             raise StoreDamaged(f"session {row.id}", f"turn {scope.turn} does not begin with its input")
         machine = Machine.begin(name, said.message, definition.budget, definition.output_rule)
         machine.replay(records[1:])
-        journal = Journal(self._store, scope, len(records), self._clock)
+        journal = Journal(self._store, scope, len(records), self._clock, lambda e: self.tell(row.id, scope.turn, e))
         events = TurnEvents(self._feed.channel(row.id), name, asyncio.get_running_loop())
         run = resident.run = Run(scope, machine, journal, events, self._clock, definition)
         run.history, run.records, run.interrupted = view.prompt(), records, row.takeovers
         journal.mail = opening is None or scope.turn > 1
         if row.cancel is not None:
             run.gate.cancel(decode_cancel(row.cancel))
+        elif resident.cancel is not None and resident.cancel[0] == scope.turn:
+            run.gate.cancel(resident.cancel[1])
+        resident.cancel = None
         events.emit(TurnStarted, resumed=opening is None and len(records) > 1)
         try:
             end = await self._drive(run, row)
@@ -304,8 +316,6 @@ class Turns:
     async def _get_stuck(self, resident: Resident, scope: Scope, error: Exception) -> None:
         """A fault of ours, or of the disk: park this one turn with its reason and harm nobody else."""
         self.tell(resident.session_id, scope.turn, error)
-        if isinstance(error, SessionDeleted):
-            return
         reason = f"{type(error).__name__}: {error}"
         try:
             await self._store.write(Release(scope, self._clock.now(), stuck=reason))

@@ -29,6 +29,7 @@ class Watch:
         self._desk, self._worker, self._runs = desk, worker, runs
         self._recovering = asyncio.Semaphore(RECOVER_AT_ONCE)
         self._judged = 0.0
+        self._unattended: set[str] = set()
 
     async def watch(self) -> None:
         """For ever. A store in trouble is tried again; everything else that fails here is a bug and is seen."""
@@ -62,6 +63,19 @@ class Watch:
             await asyncio.gather(*(self._claim(row) for row in rows))
         for worker_id in gone:
             await self._desk.store.write(Retire(worker_id, dead=True))
+        self._attend(await self._desk.store.open_sessions())
+
+    def _attend(self, rows: list[SessionRow]) -> None:
+        """Open turns that are ours and that nobody here works on, seen twice in a row: work on them again.
+
+        Once is normal: an acceptance may be on disk whose task is about to start. Twice means that a turn rested
+        because the store was in trouble.
+        """
+        ours = [r for r in rows if r.owner == self._worker.id and r.state == "open"]
+        found = {r.id: r for r in ours if self._desk.turns.resident(r.id).task is None}
+        for session_id in self._unattended & found.keys():
+            self._desk.goes_on(found.pop(session_id))
+        self._unattended = set(found)
 
     async def _claim(self, row: SessionRow) -> None:
         async with self._recovering:

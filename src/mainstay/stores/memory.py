@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from mainstay.errors import BlobMissing
+from mainstay.errors import BlobMissing, MainstayError
 from mainstay.model.session import InboxRow, Node, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import SessionFilter, StoreFacts, Write
 from mainstay.stores import rules
@@ -145,22 +145,30 @@ class MemoryStore:
 
     def __init__(self, rows: MemoryRows | None = None) -> None:
         self.rows = rows or MemoryRows()
-        self._seen = 0
+        self._ours = 0
+        self._others = 0
 
     async def open(self) -> None:
-        self._seen = self.rows.changes
+        self._others = self.rows.changes - self._ours
 
     async def close(self) -> None: ...
 
     async def write(self, write: Write[R]) -> R:
-        receipt = rules.apply(self.rows, write)
-        self.rows.changes += 1
-        return receipt
+        return self._apply(write)
 
     def submit(self, write: Write[R], done: Callable[[R | None, BaseException | None], None]) -> None:
+        try:
+            receipt = self._apply(write)
+        except MainstayError as refusal:
+            done(None, refusal)
+        else:
+            done(receipt, None)
+
+    def _apply(self, write: Write[R]) -> R:
         receipt = rules.apply(self.rows, write)
         self.rows.changes += 1
-        done(receipt, None)
+        self._ours += 1
+        return receipt
 
     async def session(self, session_id: str) -> SessionRow | None:
         return self.rows.session(session_id)
@@ -186,8 +194,9 @@ class MemoryStore:
 
     async def waits(self, sid: int | None = None, due: int | None = None) -> list[WaitRow]:
         if sid is not None:
-            return [self.rows.waits[i] for i in self.rows.waits_by_sid.get(sid, ())]
-        found = [w for w in self.rows.waits.values() if w.state == "open"]
+            found = [self.rows.waits[i] for i in self.rows.waits_by_sid.get(sid, ())]
+        else:
+            found = [w for w in self.rows.waits.values() if w.state == "open"]
         return found if due is None else [w for w in found if w.due is not None and w.due <= due]
 
     async def wait(self, wait_id: str) -> WaitRow | None:
@@ -197,8 +206,8 @@ class MemoryStore:
         return list(self.rows.workers.values())
 
     async def changed(self) -> bool:
-        seen, self._seen = self._seen, self.rows.changes
-        return seen != self._seen
+        before, self._others = self._others, self.rows.changes - self._ours
+        return before != self._others
 
     async def facts(self, deep: bool = False) -> StoreFacts:
         rows = self.rows

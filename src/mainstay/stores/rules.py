@@ -189,6 +189,8 @@ def claim(rows: Rows, write: Claim) -> Claimed:
 
 def append(rows: Rows, write: Append) -> Appended:
     scope = write.scope
+    if write.park and (row := _let_go(rows, scope)) is not None and row.state == "parked" and _all_there(rows, write):
+        return Appended(row.cancel, rows.has_mail(scope.sid), parked=True)
     row = _owned(rows, scope)
     _check_blobs(rows, write.blobs)
     if _add_nodes(rows, scope, write.nodes):
@@ -235,6 +237,9 @@ def commit(rows: Rows, write: Commit) -> Committed | CancelWon:
 
 
 def release(rows: Rows, write: Release) -> None:
+    free = _let_go(rows, write.scope)
+    if free is not None and (write.stuck is None or free.state == "stuck"):
+        return
     row = _owned(rows, write.scope)
     state = "stuck" if write.stuck is not None else row.state
     rows.put_session(replace(row, owner=None, state=state, reason=write.stuck, updated=write.at))
@@ -248,6 +253,17 @@ def _owned(rows: Rows, scope: Scope) -> SessionRow:
     if row.owner != scope.owner or row.generation != scope.generation or row.turn != scope.turn:
         raise Fenced(turn_id(scope.session_id, scope.turn), scope.generation)
     return row
+
+
+def _let_go(rows: Rows, scope: Scope) -> SessionRow | None:
+    """The session, when `scope` was its last owner and gave it up: that write may come again, its reply was lost."""
+    row = rows.session_by_sid(scope.sid)
+    free = row is not None and row.owner is None and row.generation == scope.generation and row.turn == scope.turn
+    return row if free else None
+
+
+def _all_there(rows: Rows, write: Append) -> bool:
+    return all(rows.node(write.scope.sid, write.scope.turn, n.ordinal) == n.body for n in write.nodes)
 
 
 def _add_nodes(rows: Rows, scope: Scope, nodes: tuple[Node, ...]) -> bool:
@@ -302,7 +318,8 @@ def cancel(rows: Rows, write: Cancel) -> CancelReceipt:
 
 def _cancel_queued(rows: Rows, row: SessionRow, turn: int, request: CancelRequest) -> CancelReceipt:
     mail = rows.mail(row.sid, turn)
-    if mail is None:
+    if mail is None or mail.kind == "note":
+        # A note opens no turn, so there is none to stop; opened as a cancelled one it could move the head back.
         return CancelReceipt("completion_won" if 0 < turn < row.next else "unknown", turn, row)
     if mail.cancel is not None:
         return CancelReceipt("already_requested", turn, row)
@@ -442,8 +459,9 @@ RULES: dict[type, Callable[[Rows, Any], Any]] = {
 def applied(rows: Rows, write: Write[R]) -> R | None:
     """The receipt of a write that may have landed before its reply was lost; None when it must be sent again.
 
-    All but an acceptance without a key recognise themselves when they are applied again.
+    All but an acceptance recognise themselves when they are applied again; one with a key would take itself for a
+    second asking, and its turn would not be worked on.
     """
-    if isinstance(write, Accept) and write.key is None:
+    if isinstance(write, Accept):
         return cast("R | None", _accept_applied(rows, write))
     return None

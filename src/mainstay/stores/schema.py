@@ -33,16 +33,15 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         # Small whatever the number of sessions: only those with an open turn are in it.
         "CREATE INDEX sessions_open ON sessions (sid) WHERE turn IS NOT NULL",
         "CREATE INDEX sessions_forks ON sessions (fork_sid) WHERE fork_sid IS NOT NULL",
-        # A session's history is one stretch of this tree, and a new record goes to the end of a stretch.
+        # `place` is session, turn and ordinal in one integer (`sql.place`): a session's history is one stretch of this
+        # tree, a new record goes to the end of a stretch, and a row of up to a page stays in its leaf. A key of three
+        # columns would move every row above a quarter of a page to a page of its own.
         """
         CREATE TABLE nodes (
-            sid INTEGER NOT NULL,
-            turn INTEGER NOT NULL,
-            ordinal INTEGER NOT NULL,
+            place INTEGER PRIMARY KEY,
             crc INTEGER NOT NULL,
-            body BLOB NOT NULL,
-            PRIMARY KEY (sid, turn, ordinal)
-        ) WITHOUT ROWID
+            body BLOB NOT NULL
+        )
         """,
         """
         CREATE TABLE inbox (

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from mainstay.errors import TooLarge
 from mainstay.model.session import Fork, InboxRow, Node, SessionRow, WaitRow, WorkerRow
 
 SESSION = (
@@ -26,8 +27,22 @@ PUT_SESSION = (
     "UPDATE sessions SET head = ?, next = ?, turn = ?, state = ?, owner = ?, generation = ?, takeovers = ?, "
     "cancel = ?, reason = ?, fork_sid = ?, fork_turn = ?, fork_ordinal = ?, updated = ?, deleted = ? WHERE sid = ?"
 )
-ADD_NODE = "INSERT OR IGNORE INTO nodes (sid, turn, ordinal, crc, body) VALUES (?, ?, ?, ?, ?)"
-NODES = "SELECT turn, ordinal, crc, body FROM nodes WHERE sid = ? AND turn BETWEEN ? AND ? ORDER BY turn, ordinal"
+ADD_NODE = "INSERT OR IGNORE INTO nodes (place, crc, body) VALUES (?, ?, ?)"
+NODES = "SELECT place, crc, body FROM nodes WHERE place BETWEEN ? AND ? ORDER BY place"
+
+MAX_SID, MAX_TURN, MAX_ORDINAL = 2**27 - 1, 2**20 - 1, 2**16 - 1
+
+
+def place(sid: int, turn: int, ordinal: int) -> int:
+    """A node's place in the tree of all nodes; ordered as (session, turn, ordinal)."""
+    if sid > MAX_SID or turn > MAX_TURN or ordinal > MAX_ORDINAL:
+        raise TooLarge(f"a store with session number {sid}, turn {turn}, record {ordinal}", ordinal, MAX_ORDINAL)
+    return (sid << 36) | (turn << 16) | ordinal
+
+
+def placed(place: int) -> tuple[int, int, int]:
+    """Session number, turn and ordinal of a place."""
+    return place >> 36, (place >> 16) & MAX_TURN, place & MAX_ORDINAL
 
 
 def session_row(found: tuple[Any, ...]) -> SessionRow:
@@ -104,18 +119,19 @@ class SqlRows:
         self._do("INSERT INTO keys (sid, key, turn, digest) VALUES (?, ?, ?, ?)", (sid, key, turn, digest))
 
     def node(self, sid: int, turn: int, ordinal: int) -> bytes | None:
-        found = self._one("SELECT body FROM nodes WHERE sid = ? AND turn = ? AND ordinal = ?", sid, turn, ordinal)
+        found = self._one("SELECT body FROM nodes WHERE place = ?", place(sid, turn, ordinal))
         return None if found is None else found[0]
 
     def add_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> bool:
-        return self._do(ADD_NODE, (sid, turn, ordinal, zlib.crc32(body), body)).rowcount == 1
+        return self._do(ADD_NODE, (place(sid, turn, ordinal), zlib.crc32(body), body)).rowcount == 1
 
     def add_nodes(self, sid: int, turn: int, nodes: Iterable[Node]) -> None:
         for node in nodes:
-            self._do(ADD_NODE, (sid, turn, node.ordinal, zlib.crc32(node.body), node.body))
+            self._do(ADD_NODE, (place(sid, turn, node.ordinal), zlib.crc32(node.body), node.body))
 
     def drop_session_data(self, sid: int) -> None:
-        for table in ("nodes", "inbox", "keys", "blobs"):
+        self._do("DELETE FROM nodes WHERE place BETWEEN ? AND ?", (sid << 36, ((sid + 1) << 36) - 1))
+        for table in ("inbox", "keys", "blobs"):
             self._do(f"DELETE FROM {table} WHERE sid = ?", (sid,))
 
     def add_blobs(self, sid: int, digests: Iterable[str]) -> None:

@@ -325,11 +325,13 @@ class WriterFile:
         log.error("a write failed", exc_info=error)
         return InternalError(f"{type(error).__name__} while writing: {error}")
 
-    def idle(self) -> None:
-        """Nothing waits: fold the WAL back into the file when it has grown."""
-        if self._unfolded >= CHECKPOINT_WRITES:
-            self._unfolded = 0
-            self.checkpoint("PASSIVE")
+    def tired(self) -> bool:
+        return self._unfolded >= CHECKPOINT_WRITES
+
+    def rest(self) -> None:
+        """Nothing waits: fold the WAL, which has grown, back into the file."""
+        self._unfolded = 0
+        self.checkpoint("PASSIVE")
 
     def checkpoint(self, mode: str) -> None:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -436,18 +438,20 @@ def _is_small(path: Path) -> bool:
 
 def _nodes(path: Path, connection: sqlite3.Connection, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
     with _reading(path):
-        found = connection.execute(sql.NODES, (sid, first, last)).fetchall()
-    crc32 = zlib.crc32
-    for turn, ordinal, crc, body in found:
+        span = (sql.place(sid, first, 0), sql.place(sid, min(last, sql.MAX_TURN), sql.MAX_ORDINAL))
+        found = connection.execute(sql.NODES, span).fetchall()
+    crc32, turns, ordinals = zlib.crc32, sql.MAX_TURN, sql.MAX_ORDINAL
+    for place, crc, body in found:
         if crc32(body) != crc:
+            _, turn, ordinal = sql.placed(place)
             raise StoreDamaged(str(path), f"record {ordinal} of turn {turn} does not match its checksum")
-    return [(turn, ordinal, body) for turn, ordinal, _, body in found]
+    return [((place >> 16) & turns, place & ordinals, body) for place, _, body in found]
 
 
 def _bad_nodes(connection: sqlite3.Connection) -> list[str]:
     return [
-        f"record {ordinal} of turn {turn} of session number {sid} does not match its checksum"
-        for sid, turn, ordinal, crc, body in connection.execute("SELECT sid, turn, ordinal, crc, body FROM nodes")
+        "record {2} of turn {1} of session number {0} does not match its checksum".format(*sql.placed(place))
+        for place, crc, body in connection.execute("SELECT place, crc, body FROM nodes")
         if zlib.crc32(body) != crc
     ]
 

@@ -43,7 +43,9 @@ class Backend(Protocol):
 
     def mapped(self, error: Exception) -> MainstayError: ...
 
-    def idle(self) -> None: ...
+    def tired(self) -> bool: ...
+
+    def rest(self) -> None: ...
 
 
 class Item:
@@ -93,26 +95,31 @@ class GroupWriter:
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
+        take, backend = self._queue.get, self._backend
         going = True
         while going:
-            batch: list[Item] = []
-            item = self._queue.get()
-            while item is not None:
-                batch.append(item)
-                if len(batch) >= MAX_BATCH:
-                    break
-                try:
-                    item = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-            else:
-                going = False
-            if batch:
-                self.batches += 1
-                self._write_batch(batch)
-                _announce(batch)
-                if self._queue.empty():
-                    self._backend.idle()
+            batch, going = self._gather(take())
+            if not batch:
+                continue
+            self.batches += 1
+            self._write_batch(batch)
+            if backend.tired() and self._queue.empty():
+                backend.rest()
+            # Last, and then straight back to waiting: whatever ran here now would keep the loop from the GIL.
+            _announce(batch)
+
+    def _gather(self, item: Item | None) -> tuple[list[Item], bool]:
+        """Everything that waits, up to a batch; and whether to go on after it."""
+        batch: list[Item] = []
+        while item is not None:
+            batch.append(item)
+            if len(batch) >= MAX_BATCH:
+                return batch, True
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return batch, True
+        return batch, False
 
     def _write_batch(self, batch: list[Item]) -> None:
         try:
@@ -162,6 +169,9 @@ def scope_of(write: Write[Any]) -> object:
 
 def _announce(batch: list[Item]) -> None:
     """Tell everybody, with one wake-up per event loop."""
+    if len(batch) == 1 and batch[0].loop is not None:
+        _wake(batch[0].loop, batch)
+        return
     by_loop: dict[asyncio.AbstractEventLoop, list[Item]] = {}
     for item in batch:
         if item.loop is not None:
@@ -169,11 +179,14 @@ def _announce(batch: list[Item]) -> None:
         elif item.done is not None:
             item.done(item.receipt, item.error)
     for loop, items in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_resolve, items)
-        except RuntimeError:
-            # The loop was closed under us. What was written stays written; nobody is left to hear of it.
-            continue
+        _wake(loop, items)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, items: list[Item]) -> None:
+    try:
+        loop.call_soon_threadsafe(_resolve, items)
+    except RuntimeError:
+        return  # the loop was closed under us; what was written stays written, and nobody is left to hear of it
 
 
 def _resolve(items: list[Item]) -> None:

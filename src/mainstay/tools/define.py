@@ -16,7 +16,6 @@ from types import MethodType, UnionType
 from typing import (
     Annotated,
     Any,
-    Concatenate,
     Generic,
     ParamSpec,
     TypeVar,
@@ -39,9 +38,7 @@ if sys.version_info >= (3, 14):
     from annotationlib import Format
 
 P = ParamSpec("P")
-Q = ParamSpec("Q")
 R = TypeVar("R")
-S = TypeVar("S")
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _CONTEXT = re.compile(r"(\w+\.)*ToolContext\b")
@@ -70,6 +67,7 @@ class Tool(Generic[P, R]):
     function with them. In a class body the decorated method is bound like any other: `Agent(tools=[bank.balance])`.
     """
 
+    __name__: str
     fn: Callable[P, R]
     spec: ToolSpec
     is_async: bool
@@ -89,7 +87,8 @@ class Tool(Generic[P, R]):
         text = docstring.parse(_doc(fn))
         parameters = [one._replace(description=text.parameters.get(one.name, "")) for one in signature.parameters]
         self._arguments = Arguments(owner, parameters)
-        functools.update_wrapper(self, fn)
+        functools.update_wrapper(self, fn, updated=())  # an object that can be called may have a `bind` of its own
+        self.__name__ = _own_name(fn)
         self.fn = fn
         self.is_async = inspect.iscoroutinefunction(_body(fn))
         self.background = options.background
@@ -97,7 +96,9 @@ class Tool(Generic[P, R]):
         self.needs_instance = signature.needs_instance
         self.spec = ToolSpec(
             name=name,
-            description=text.description if options.description is None else inspect.cleandoc(options.description),
+            description=text.description
+            if options.description is None
+            else inspect.cleandoc(options.description).strip(),
             input_schema=self._arguments.schema,
             output_schema=signature.output,
             id=f"tool:{name}",
@@ -116,11 +117,11 @@ class Tool(Generic[P, R]):
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Tool[P, R]: ...
     @overload
-    def __get__(self: Tool[Concatenate[S, Q], R], instance: S, owner: type | None = None) -> Tool[Q, R]: ...
-    def __get__(self, instance: Any, owner: type | None = None) -> Tool[Any, Any]:
+    def __get__(self, instance: object, owner: type | None = None) -> Tool[..., R]: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Tool[P, R] | Tool[..., R]:
         if instance is None or not self.needs_instance:
             return self
-        bound: Tool[Any, Any] = object.__new__(type(self))
+        bound: Tool[..., R] = object.__new__(type(self))
         method = MethodType(self.fn, instance)
         bound.__dict__.update(self.__dict__, fn=method, __wrapped__=method, needs_instance=False)
         return bound
@@ -318,9 +319,9 @@ def _output_schema(annotation: Any, written: Any) -> dict[str, Any] | None:
 
 
 def _body(fn: Any) -> Any:
-    """The function that runs: behind a partial, or the `__call__` of an object."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
+    """The function that runs: behind partials and tools, or the `__call__` of an object."""
+    while isinstance(fn, functools.partial | Tool):
+        fn = fn.func if isinstance(fn, functools.partial) else fn.fn
     return fn if inspect.isroutine(fn) else getattr(type(fn), "__call__", fn)  # noqa: B004 - the method is wanted
 
 
@@ -362,7 +363,7 @@ def _check_callable(fn: Any) -> None:
         raise InvalidDefinition(f"{_label(fn.fn)} is a tool already: decorate it once")
     if isinstance(fn, classmethod):
         raise InvalidDefinition(f"{_label(fn.__func__)} is a class method: use a static method or a function")
-    if inspect.isclass(fn):
+    if inspect.isclass(get_origin(fn) or fn):
         raise InvalidDefinition(f"{_label(fn)} is a class: pass a function, or an instance that can be called")
     if not callable(fn):
         raise InvalidDefinition(f"{fn!r} cannot be called: a tool is a function; its name is given with @tool(name=…)")

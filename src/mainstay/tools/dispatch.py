@@ -81,6 +81,7 @@ class Dispatcher:
         try:
             return await round_.go()
         finally:
+            round_.abandon()
             self.release(run)
 
     def release(self, run: Run) -> None:
@@ -129,6 +130,11 @@ class Round:
                     await self._answers()
                 elif not any(t.done() for t in self.tasks.values()):
                     await self.run.gate.pause()
+
+    def abandon(self) -> None:
+        """Whatever ended the round, nothing of it goes on: a relieved owner starts no body any more."""
+        for task in self.tasks.values():
+            task.cancel()
 
     # ------------------------------------------------------------------ how a call begins
 
@@ -204,13 +210,20 @@ class Round:
     # ------------------------------------------------------------------ how a call runs
 
     def _spawn(self, call: AskedCall, work: Coroutine[Any, Any, Attempted]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=f"{call.name} {self._call_id(call)}")
-        task.add_done_callback(self.run.gate.wake)
-        self.tasks[call.call] = task
+        self.tasks[call.call] = asyncio.get_running_loop().create_task(self._waking(work))
+
+    async def _waking(self, work: Coroutine[Any, Any, Attempted]) -> Attempted:
+        """The last step of the work wakes the round: sooner by a pass of the event loop than a callback would."""
+        try:
+            return await work
+        finally:
+            self.run.gate.wake()
 
     async def _queued(self, call: AskedCall, ready: Ready, answer: Answer | None, repeat: bool = False) -> Attempted:
         """The way to a body that did not start with its reply: due time, preparation, slot, start record."""
-        await self.run.sleep_until(call.due)
+        wait = call.due - self.home.clock.now()
+        if call.due and wait > 0:
+            await self.home.clock.sleep(wait / 1000)
         context = self._context(call, ready, call.attempts + 1)
         prepared = await consult(ready, context)
         if not isinstance(prepared, Ready):
@@ -248,7 +261,7 @@ class Round:
     async def _body(self, call: AskedCall, ready: Ready, number: int) -> Attempted:
         """Run the body while holding its slots; a thread holds them until it has really ended."""
         home, spec = self.home, ready.entry.spec
-        if not home.worker.sure():
+        if not home.worker.sure() and not await home.worker.confirm(self.run.scope):
             home.slots.give(spec)
             raise Fenced(self.run.turn_id, self.run.scope.generation)
         context = self._context(call, ready, number)
@@ -391,6 +404,7 @@ class Round:
         names = tuple(wait_id(self._call_id_of(key), p.kind) for key, p in self.waiting.items())
         appended = await self.run.journal.flush(tuple(opened), names)
         if appended is None or not appended.parked:
+            self.run.heed()
             self.run.gate.check()
             return None
         calls = tuple(self.waiting.values())
@@ -438,7 +452,7 @@ class Round:
         for key, task in list(self.tasks.items()):
             del self.tasks[key]
             call = self.run.machine.state.calls[key]
-            ended = task.result() if task.done() and not task.cancelled() else None
+            ended = None if not task.done() or task.cancelled() else task.result()
             self._stopped(call, ended, reason, leaving)
         if leaving:
             await self._flush()

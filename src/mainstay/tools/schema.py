@@ -62,6 +62,8 @@ def plain_type(annotation: Any) -> Any:
     """The annotation as a type that msgspec takes, with foreign metadata translated."""
     if isinstance(annotation, type) or annotation is LiteralString:
         return _SUBSTITUTES.get(annotation, annotation)
+    if (meaning := getattr(annotation, "__value__", None)) is not None:  # type X = …
+        return plain_type(meaning)
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _plain_annotated(args[0], args[1:])

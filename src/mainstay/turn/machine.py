@@ -29,6 +29,7 @@ from mainstay.model.effect import (
     GaveUp,
     Received,
     RunTools,
+    TimeIsUp,
 )
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message
@@ -96,9 +97,9 @@ class Machine:
     def slot(self, elapsed_ms: int = 0) -> Slot | None:
         """What the next record must carry: everything gathered since the one before."""
         state = self.state
-        if not state.delivered and not state.added and not elapsed_ms:
+        if not state.delivered and not state.added and not elapsed_ms and not state.last:
             return None
-        return Slot(delivered=state.delivered, messages=state.added, elapsed_ms=elapsed_ms)
+        return Slot(delivered=state.delivered, messages=state.added, elapsed_ms=elapsed_ms, last=state.last)
 
     # ------------------------------------------------------------------ receiving
 
@@ -108,6 +109,8 @@ class Machine:
         handler = self._TABLE.get((state.phase, type(received)))
         if handler is None:
             raise InternalError(f"turn {state.turn_id} in {state.phase.name} got {type(received).__name__}")
+        if state.phase is Phase.TOOLS and isinstance(received, Started | Faltered | Ended):
+            self._call(received.call)
         if isinstance(received, Replied | Started | Faltered | Ended):
             state.transcript.add(received)
             state.delivered, state.added = (), ()
@@ -131,6 +134,7 @@ class Machine:
             return
         if state.phase is not Phase.ASKING or state.step != record.step:
             state.phase, state.step, state.outcome = Phase.ASKING, record.step, None
+        state.last = record.slot is not None and record.slot.last
 
     def _boundary(self, delivery: Delivery) -> None:
         self.state.delivered = delivery.inputs
@@ -192,6 +196,9 @@ class Machine:
     def _gave_up(self, end: GaveUp) -> None:
         self._finish(ProviderFailed(end.code, end.message, end.attempts))
 
+    def _time_is_up(self, end: TimeIsUp) -> None:
+        self._finish(BudgetSpent("seconds", self._budget.seconds or 0))
+
     def _tool_started(self, record: Started) -> None:
         self.state.calls[record.call] = replace(
             self._call(record.call),
@@ -210,7 +217,6 @@ class Machine:
 
     def _tool_ended(self, record: Ended) -> None:
         state = self.state
-        self._call(record.call)
         del state.calls[record.call]
         state.progress = state.progress or type(record.outcome) is Ok
         if not state.calls:
@@ -253,6 +259,7 @@ class Machine:
         (Phase.ASKING, Replied): _replied,
         (Phase.ASKING, Faltered): _model_faltered,
         (Phase.ASKING, GaveUp): _gave_up,
+        (Phase.ASKING, TimeIsUp): _time_is_up,
         (Phase.TOOLS, Started): _tool_started,
         (Phase.TOOLS, Faltered): _tool_faltered,
         (Phase.TOOLS, Ended): _tool_ended,

@@ -12,13 +12,17 @@ from mainstay.model.message import Part, Text, ToolCall
 
 def with_unique_ids(parts: Sequence[Part], turn_id: str, step: int) -> tuple[Part, ...]:
     """The parts with every call's provider id present and unique in the reply: results are paired by it."""
+    given = {part.id for part in parts if type(part) is ToolCall}
     seen: set[str] = set()
     out: list[Part] = []
     index = 0
     for part in parts:
         if type(part) is ToolCall:
             if not part.id or part.id in seen:
-                part = replace(part, id=f"{turn_id}.{step}.{index}")
+                name = f"{turn_id}.{step}.{index}"
+                while name in given or name in seen:
+                    name += "'"
+                part = replace(part, id=name)
             seen.add(part.id)
             index += 1
         out.append(part)
