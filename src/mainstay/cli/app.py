@@ -1,0 +1,39 @@
+"""All commands, with one line each; their options and their work are in the file of their family."""
+
+from __future__ import annotations
+
+import typer
+
+from mainstay.cli.decide import approve, cancel, pending, reject, settle
+from mainstay.cli.demo import demo
+from mainstay.cli.doctor import doctor
+from mainstay.cli.run import run
+from mainstay.cli.sessions import delete, fork, sessions
+from mainstay.cli.show import show
+
+app = typer.Typer(
+    name="mainstay",
+    help="Durable agents: watch one, run one, look after a store.\n\n"
+    "The store is [bold].mainstay/runtime.db[/bold] unless --store or MAINSTAY_STORE names another. All commands work "
+    "while other processes have the same store open.",
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+WORK, LOOK, DECIDE = "Run agents", "Look", "Decide"
+
+app.command(rich_help_panel=WORK)(demo)
+app.command(rich_help_panel=WORK)(run)
+app.command(rich_help_panel=LOOK)(sessions)
+app.command(rich_help_panel=LOOK)(show)
+app.command(rich_help_panel=LOOK)(pending)
+app.command(rich_help_panel=LOOK)(doctor)
+app.command(rich_help_panel=DECIDE)(approve)
+app.command(rich_help_panel=DECIDE)(reject)
+app.command(rich_help_panel=DECIDE)(settle)
+app.command(rich_help_panel=DECIDE)(cancel)
+app.command(rich_help_panel=DECIDE)(fork)
+app.command(rich_help_panel=DECIDE)(delete)

@@ -1,0 +1,187 @@
+"""`mainstay pending`, `approve`, `reject`, `settle` and `cancel`: what a person decides, from any process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from mainstay.cli.host import (
+    FAILED,
+    ByOption,
+    JsonOption,
+    Refused,
+    StoreOption,
+    dead_workers,
+    deciding,
+    find,
+    perform,
+    reading,
+    whoever,
+)
+from mainstay.cli.render import ago, call_text, console, print_json, table, text_line
+from mainstay.cli.sessions import SessionArgument
+from mainstay.cli.wire import pending_json
+from mainstay.errors import UnknownCall, UnknownTurn
+from mainstay.model import ids
+from mainstay.model.outcome import PendingCall
+from mainstay.runtime import Runtime
+from mainstay.sessions.session import Session
+
+CallArgument = Annotated[str, typer.Argument(metavar="CALL", help="The call's id; `mainstay pending` lists them.")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; the model is told.")]
+
+_PENDING = msgspec.json.Decoder(PendingCall).decode
+
+
+class Verdict(StrEnum):
+    """What became of a call that nobody saw end."""
+
+    done = "done"
+    failed = "failed"
+    rerun = "rerun"
+
+
+def pending(store: StoreOption = None, json: JsonOption = False) -> None:
+    """List what waits for a person, or for an outside completion, in the whole store."""
+
+    async def work() -> int:
+        async with reading(store) as opened:
+            found = [_PENDING(w.body) for w in await opened.waits()]
+        if json:
+            print_json([pending_json(c) for c in found])
+            return 0
+        out, now = console(), int(time.time() * 1000)
+        if not found:
+            text_line(out, "nothing waits")
+            return 0
+        rows = [[c.call_id, c.kind, call_text(c.tool, c.args, 48), ago(c.since, now)] for c in found]
+        table(out, ["call", "waits for", "what", "since"], rows, fold=(0, 2))
+        kinds = {c.kind for c in found}
+        if "approval" in kinds:
+            text_line(out, "answer an approval with: mainstay approve CALL, mainstay reject CALL --reason …", "dim")
+        if "recovery" in kinds:
+            text_line(out, "answer a recovery with:  mainstay settle CALL done | failed | rerun", "dim")
+        return 0
+
+    perform(work, json)
+
+
+def approve(call: CallArgument, by: ByOption = None, store: StoreOption = None, json: JsonOption = False) -> None:
+    """Let a call run that asks for approval."""
+    _answer(call, store, json, "approved", lambda s: s.approve(call, by=whoever(by)))
+
+
+def reject(
+    call: CallArgument,
+    reason: ReasonOption = "",
+    by: ByOption = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Refuse a call that asks for approval."""
+    _answer(call, store, json, "rejected", lambda s: s.reject(call, reason, by=whoever(by)))
+
+
+def settle(
+    call: CallArgument,
+    verdict: Annotated[Verdict, typer.Argument(help="What became of it, or to run it again.")],
+    value: Annotated[str | None, typer.Option("--value", help="What the tool would have returned, as JSON.")] = None,
+    reason: ReasonOption = "",
+    by: ByOption = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say what became of a call that a crash left unknown."""
+
+    async def say(session: Session) -> None:
+        known = None if value is None else _json_value(value)
+        await session.settle(call, verdict.value, value=known, reason=reason, by=whoever(by))
+
+    _answer(call, store, json, f"settled as {verdict.value}", say)
+
+
+def _json_value(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text.encode())
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise Refused(f"--value is not JSON ({error}): quote strings, for example --value '\"seat 12A\"'") from None
+
+
+def _answer(call: str, store: str | None, json: bool, word: str, answer: Callable[[Session], Awaitable[None]]) -> None:
+    async def work() -> int:
+        session_id = _session_of(call)
+        async with deciding(store) as runtime:
+            row = await runtime.store.session(session_id)
+            if row is None or row.deleted:
+                raise UnknownCall(call, f"there is no session {session_id!r} in this store")
+            await answer(await runtime.session(session_id))
+            helped = await _works(runtime, row.owner)
+        if json:
+            print_json({"call_id": call, "session_id": session_id, "answer": word})
+        else:
+            text_line(console(), f"{word} {call}", "green")
+            _say_when(row.agent, helped)
+        return 0
+
+    perform(work, json)
+
+
+def _session_of(call: str) -> str:
+    try:
+        return ids.split(call, 3)[0]
+    except UnknownTurn:
+        raise Refused(f"{call!r} is not a call id: it looks like session.turn.step.index") from None
+
+
+async def _works(runtime: Runtime, owner: str | None) -> bool:
+    """Whether anybody alive could go on with a turn: its owner, or any other Runtime on this store."""
+    dead = await dead_workers(runtime.store)
+    if owner is not None and not dead.get(owner, True):
+        return True
+    return sum(1 for gone in dead.values() if not gone) > 1  # one of them is this command
+
+
+def _say_when(agent: str, helped: bool) -> None:
+    if not helped:
+        text_line(console(), f"it goes on when a Runtime with agent {agent!r} opens this store", "dim")
+
+
+def cancel(
+    session: SessionArgument,
+    turn: Annotated[str | None, typer.Option(help="This turn (its id or number), not the open one.")] = None,
+    reason: ReasonOption = "",
+    by: ByOption = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Ask a turn to stop: the open one, or a queued one."""
+
+    async def work() -> int:
+        name = ids.turn_id(session, int(turn)) if turn is not None and turn.isdecimal() else turn
+        async with deciding(store) as runtime:
+            row = await find(runtime.store, session)
+            asked = name or (None if row.turn is None else ids.turn_id(session, row.turn))
+            status = await (await runtime.session(session)).cancel(reason, by=whoever(by), turn_id=name)
+            helped = await _works(runtime, row.owner)
+        if json:
+            print_json({"session_id": session, "turn_id": asked, "status": status})
+        else:
+            text_line(console(), CANCELLED[status].format(turn=asked or f"of {session}"))
+            if status == "requested":
+                _say_when(row.agent, helped)
+        return 0 if status in ("requested", "already_requested") else FAILED
+
+    perform(work, json)
+
+
+CANCELLED = {
+    "requested": "asked turn {turn} to stop",
+    "already_requested": "turn {turn} was asked to stop before",
+    "completion_won": "nothing to stop: turn {turn} has ended",
+    "unknown": "there is no turn {turn}",
+}

@@ -1,0 +1,416 @@
+"""How the demo looks: a stage on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import msgspec
+from rich import box
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from mainstay.cli.demo_agent import PROMPT, Line
+from mainstay.cli.demo_count import Death, Report, Row
+from mainstay.cli.render import MARKS, STYLES, brief, call_text, console, plural
+from mainstay.cli.wire import outcome_kind, outcome_words
+from mainstay.model.event import (
+    AnyEvent,
+    TextDelta,
+    ToolFinished,
+    ToolProgress,
+    ToolStarted,
+    TurnCommitted,
+    TurnStarted,
+)
+from mainstay.model.record import Closed, Ended, Record, Replied, Said, Started
+
+
+class View(Protocol):
+    """What the stage tells whoever watches."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def opened(self, seed: int, where: list[str], folder: Path) -> None: ...
+
+    def started(self, pid: int, life: int) -> None: ...
+
+    def event(self, event: AnyEvent) -> None: ...
+
+    def outside(self, lines: Sequence[Line], records: Sequence[Record]) -> None: ...
+
+    def died(self, death: Death) -> None: ...
+
+    def report(self, report: Report, deaths: Sequence[Death]) -> None: ...
+
+
+class SilentView:
+    """For `--json`."""
+
+    def __enter__(self) -> SilentView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def opened(self, seed: int, where: list[str], folder: Path) -> None: ...
+
+    def started(self, pid: int, life: int) -> None: ...
+
+    def event(self, event: AnyEvent) -> None: ...
+
+    def outside(self, lines: Sequence[Line], records: Sequence[Record]) -> None: ...
+
+    def died(self, death: Death) -> None: ...
+
+    def report(self, report: Report, deaths: Sequence[Death]) -> None: ...
+
+
+# ---------------------------------------------------------------------- plain lines
+
+
+class PlainView(SilentView):
+    """One line for each thing that happened, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def opened(self, seed: int, where: list[str], folder: Path) -> None:
+        self._say(f"demo, seed {seed}: an agent books a trip; it will be killed with SIGKILL")
+        for place in where:
+            self._say(f"kill point: {place}")
+        self._say(f"user: {PROMPT}")
+
+    def started(self, pid: int, life: int) -> None:
+        self._say(f"started: process {pid}" if life == 1 else f"started again: process {pid}, the same program")
+
+    def event(self, event: AnyEvent) -> None:
+        match event:
+            case TextDelta(text=text):
+                self._text += text
+            case TurnStarted(resumed=True):
+                self._say("resumed: the turn goes on by itself")
+            case ToolStarted():
+                self._flush()
+                self._say(f"tool started: {call_text(event.tool, event.args)}, attempt {event.attempt}")
+            case ToolFinished(outcome=outcome) if outcome is not None:
+                self._say(f"tool ended: {event.tool}: {outcome_kind(outcome)}: {brief(outcome_words(outcome), 100)}")
+            case TurnCommitted():
+                self._flush()
+                self._say("committed: the turn is durable, whole and final")
+            case _:
+                pass
+
+    def died(self, death: Death) -> None:
+        self._flush(" …")
+        self._say(f"KILLED: process {death.pid} with SIGKILL {death.where}")
+        self._say(f"dead: status {death.status}; on disk: {plural(len(death.records), 'record')}")
+
+    def report(self, report: Report, deaths: Sequence[Death]) -> None:
+        self._say("")
+        for row in report.rows:
+            what = "asked" if row.contract == "model" else f"{row.contract}, began"
+            effects = "" if row.contract == "model" else f", effects {row.effects}"
+            self._say(f"  {row.who} {row.key}: {what} {row.began}{effects}, record: {row.recorded}")
+        for name, told_ in summary(report):
+            self._say(f"{name}: {told_}")
+
+    def _flush(self, end: str = "") -> None:
+        if self._text:
+            self._say(f"agent: {self._text.strip()}{end}")
+        self._text = ""
+
+    def _say(self, line: str) -> None:
+        print(line, flush=True)
+
+
+def summary(report: Report) -> list[tuple[str, str]]:
+    """The four counts, and the verdict."""
+    repeated = f"{len(report.repeated)}"
+    if report.repeated:
+        repeated += f": {'; '.join(report.repeated)}. In flight at the kill, and allowed by contract"
+    unknown = f"{len(report.unknown)}"
+    if report.unknown:
+        unknown += f": {'; '.join(report.unknown)}. Declared, and not repeated: the model was told and looked first"
+    kept = "every record from before the kill is there, unchanged, and every effect has its record"
+    lost = f"{len(report.lost)}: {'; '.join(report.lost) or kept}"
+    charged = sum(r.effects for r in report.rows if r.who == "charge_card")
+    held = f"every promise held; by the bank's own ledger the card was charged {plural(charged, 'time')}"
+    return [
+        (
+            "recorded",
+            f"{plural(report.answers, 'model answer')}, {plural(report.outcomes, 'tool outcome')}, "
+            f"{plural(report.commits, 'commit')}; {plural(report.kills, 'kill')}",
+        ),
+        ("repeated", repeated),
+        ("unknown", unknown),
+        ("lost", lost),
+        ("verdict", held if not report.broken else f"BROKEN: {'; '.join(report.broken)}"),
+    ]
+
+
+# ---------------------------------------------------------------------- a stage on a terminal
+
+BAR = 12
+
+
+class RichView(SilentView):
+    """Three panels and a timeline, redrawn as things happen.
+
+    `_script` are lines of the agent's panel that stay; `_text` the words being spoken and `_running` the tools at work
+    are drawn below them, and become struck-out lines when their process is killed.
+    """
+
+    def __init__(self, pace: float) -> None:
+        self._out, self._pace = console(), pace
+        self._script: list[Text] = []
+        self._text = ""
+        self._running: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._lines: Sequence[Line] = ()
+        self._records: Sequence[Record] = ()
+        self._marks: list[tuple[float, str, str]] = []
+        self._began = time.monotonic()
+        self._title, self._status, self._state = "", Text(), "cyan"
+        self._live = Live(console=self._out, get_renderable=self._draw, refresh_per_second=15, vertical_overflow="crop")
+
+    def __enter__(self) -> RichView:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    # ------------------------------------------------------------------ what happens
+
+    def opened(self, seed: int, where: list[str], folder: Path) -> None:
+        self._title = f"mainstay demo · seed {seed}"
+        self._add(f"you ▸ {PROMPT}", "bold cyan")
+
+    def started(self, pid: int, life: int) -> None:
+        self._state = "cyan"
+        self._mark("▶" if life == 1 else "↻", "bold green")
+        word = "at work" if life == 1 else "started again, the same program: nobody told it what to do"
+        self._status = Text(f"process {pid} {word}", style="green")
+        if life > 1:
+            self._add(f"↻ process {pid} starts", "bold green")
+
+    def event(self, event: AnyEvent) -> None:
+        match event:
+            case TextDelta(text=text):
+                self._text += text
+            case TurnStarted(resumed=True):
+                self._add("  takes the turn over and goes on from the last record", "green")
+            case ToolStarted():
+                self._spoken()
+                self._running[event.call_id] = (call_text(event.tool, event.args, 44), {})
+                if event.attempt > 1:
+                    self._add(f"  {event.tool} may run again: attempt {event.attempt}, same key", "yellow")
+            case ToolProgress():
+                label, _ = self._running.get(event.call_id, (event.tool, {}))
+                self._running[event.call_id] = (label, event.value)
+            case ToolFinished(outcome=outcome) if outcome is not None:
+                self._running.pop(event.call_id, None)
+                self._spoken()
+                kind = outcome_kind(outcome)
+                value = outcome_words(outcome) if kind == "ok" else f"{kind}: not repeated, the model is told"
+                self._add(f"  {MARKS[kind]} {event.tool} → {brief(value, 50)}", STYLES[kind])
+            case TurnCommitted():
+                self._spoken()
+                self._mark("◆", "bold green")
+                self._status = Text("committed: the turn is durable, whole and final", style="bold green")
+                self._state = "green"
+            case _:
+                pass
+
+    def outside(self, lines: Sequence[Line], records: Sequence[Record]) -> None:
+        for record in records[len(self._records) :]:
+            if isinstance(record, Replied):
+                self._mark("●", "cyan")
+            elif isinstance(record, Ended):
+                self._mark("■", STYLES[outcome_kind(record.outcome)])
+        self._lines, self._records = lines, records
+
+    def died(self, death: Death) -> None:
+        self._state = "red"
+        self._mark("✗", "bold red")
+        if self._text:
+            self._add(f"agent ▸ {self._text.strip()} …", "dim strike")
+        for label, _ in list(self._running.values()):
+            self._add(f"  ✗ {label}", "red strike")
+        self._text, self._running = "", {}
+        self._add(f"SIGKILL: process {death.pid} is dead (status {death.status})", "bold white on red")
+        self._add(f"  {death.where}", "red")
+        on_disk = f"{plural(len(death.records), 'record')} and {plural(death.lines, 'ledger line')}"
+        self._status = Text(f"process {death.pid} is dead; on disk: {on_disk}", style="bold red")
+
+    # ------------------------------------------------------------------ how it looks
+
+    def _add(self, text: str, style: str = "") -> None:
+        width = max(30, self._out.width - 6)
+        for line in textwrap.wrap(text, width, subsequent_indent="  ") or [""]:
+            self._script.append(Text(line, style=style))
+
+    def _spoken(self) -> None:
+        if self._text:
+            self._add(f"agent ▸ {self._text.strip()}")
+        self._text = ""
+
+    def _mark(self, sign: str, style: str) -> None:
+        self._marks.append((time.monotonic() - self._began, sign, style))
+
+    def _draw(self) -> RenderableType:
+        height = max(20, min(self._out.height, 34)) - 1
+        low = 7
+        body = self._agent(height - low - 6)
+        # Never wider than the screen, never taller: a frame that scrolls is a frame that flickers.
+        left = _box(self._ledger(low - 2), "outside: the services' ledger", "magenta")
+        right = _box(self._store(low - 2), "inside: records on disk", "blue")
+        pair = Table.grid(expand=True, padding=0)
+        pair.add_column(ratio=1)
+        pair.add_column(ratio=1)
+        pair.add_row(left, right)
+        return Group(
+            Panel(
+                body,
+                title=self._title,
+                title_align="left",
+                subtitle="● answer  ■ tool outcome  ✗ kill  ↻ restart  ◆ commit",
+                subtitle_align="right",
+                box=box.HEAVY,
+                border_style=self._state,
+            ),
+            pair,
+            self._timeline(),
+            self._status,
+        )
+
+    def _agent(self, rows: int) -> RenderableType:
+        lines = list(self._script)
+        if self._text:
+            width = max(30, self._out.width - 6)
+            lines += [Text(x) for x in textwrap.wrap(f"agent ▸ {self._text.strip()} ▌", width, subsequent_indent="  ")]
+        for label, value in list(self._running.values()):
+            lines.append(_bar(label, value))
+        shown = lines[-rows:]
+        return Group(*shown, *[Text()] * (rows - len(shown)))
+
+    def _ledger(self, rows: int) -> RenderableType:
+        shown: list[Text] = []
+        effects = [x for x in self._lines if x.what in ("effect", "recognised")]
+        for line in effects[-rows:]:
+            call = ".".join(line.key.split(".")[-2:])
+            known = line.what == "recognised"
+            text = Text(f"{call} ", style="dim", no_wrap=True, overflow="ellipsis")
+            text.append(f"{line.who:<15} ", style="yellow" if known else "magenta")
+            shown.append(text.append("known key" if known else line.detail))
+        return Group(*shown, *[Text()] * (rows - len(shown)))
+
+    def _store(self, rows: int) -> RenderableType:
+        shown = [_record_line(n, r) for n, r in enumerate(self._records)][-rows:]
+        return Group(*shown, *[Text()] * (rows - len(shown)))
+
+    def _timeline(self) -> RenderableType:
+        """Marks at the time they happened: ● answer, ■ tool outcome, ✗ kill, ↻ restart, ◆ commit."""
+        elapsed = time.monotonic() - self._began
+        width = max(20, self._out.width - 10)
+        whole = max(elapsed, 16 * self._pace)
+        cells = [("━", "dim") if i <= elapsed / whole * (width - 1) else ("╌", "bright_black") for i in range(width)]
+        at = -1
+        for moment, sign, style in list(self._marks):
+            at = min(width - 1, max(at + 1, int(moment / whole * (width - 1))))
+            cells[at] = (sign, style)
+        line = Text(" ")
+        for sign, style in cells:
+            line.append(sign, style=style)
+        return line.append(f" {elapsed:4.1f} s", style="dim")
+
+    # ------------------------------------------------------------------ the end
+
+    def report(self, report: Report, deaths: Sequence[Death]) -> None:
+        out = self._out
+        out.print()
+        drawn = Table(box=box.SIMPLE_HEAD, title="Counted from outside: the ledger against the store", pad_edge=False)
+        for header in ("what", "key", "contract"):
+            drawn.add_column(header, no_wrap=True)
+        for header in ("began", "effects"):
+            drawn.add_column(header, justify="right")
+        drawn.add_column("its record says", no_wrap=True)
+        for row in report.rows:
+            if row.contract != "model":
+                drawn.add_row(*_cells(row))
+        asked = [r for r in report.rows if r.contract == "model"]
+        drawn.add_row(
+            Text("model", style="bold"),
+            Text(plural(len(asked), "call"), style="dim"),
+            "ask again",
+            str(sum(r.began for r in asked)),
+            "",
+            Text(plural(report.answers, "answer"), style="cyan"),
+        )
+        out.print(drawn)
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="bold", no_wrap=True)
+        grid.add_column()
+        styles = {"recorded": "cyan", "repeated": "yellow", "unknown": "yellow"}
+        bad = {"lost": bool(report.lost), "verdict": bool(report.broken)}
+        for name, told_ in summary(report):
+            calm = told_ == "0" and name in ("repeated", "unknown")
+            style = "bold red" if bad.get(name) else "green" if calm else styles.get(name, "bold green")
+            grid.add_row(name, Text(told_, style=style))
+        out.print(Panel(grid, box=box.HEAVY, border_style="red" if report.broken else "green"))
+        if not report.broken:
+            out.print(Text("Kill it elsewhere: mainstay demo --seed 1 … 7, twice from 8 on.", style="dim"))
+
+
+def _box(body: RenderableType, title: str, style: str) -> Panel:
+    return Panel(body, title=title, box=box.ROUNDED, border_style=style)
+
+
+def _cells(row: Row) -> list[RenderableType]:
+    """A tool call in the final table."""
+    return [
+        Text(row.who, style="bold"),
+        Text(row.key, style="dim"),
+        row.contract,
+        Text(str(row.began), style="yellow" if row.began > 1 else ""),
+        str(row.effects),
+        Text(row.recorded, style=STYLES.get(row.recorded, "")),
+    ]
+
+
+def _bar(label: str, value: dict[str, Any]) -> Text:
+    done = int(float(value.get("done", 0)) * BAR)
+    line = Text(f"  ⚙ {label} ", style="bold")
+    line.append("━" * done, style="green").append("━" * (BAR - done), style="bright_black")
+    return line.append(f" {value.get('step', '')}", style="dim")
+
+
+def _record_line(number: int, record: Record) -> Text:
+    match record:
+        case Said():
+            return Text(f"{number:2} ○ accepted the input", style="cyan")
+        case Replied(step=step):
+            return Text(f"{number:2} ● answer of step {step}", style="cyan")
+        case Started(call=call, attempt=attempt):
+            return Text(f"{number:2} ▷ start of call {call}, attempt {attempt}", style="yellow")
+        case Ended(call=call, outcome=outcome):
+            kind = outcome_kind(outcome)
+            return Text(f"{number:2} ■ call {call}: {kind}", style=STYLES[kind])
+        case Closed(outcome=outcome):
+            return Text(f"{number:2} ◆ commit: {outcome_kind(outcome)}", style="bold green")
+        case _:
+            return Text(f"{number:2} {brief(msgspec.to_builtins(record), 30)}")

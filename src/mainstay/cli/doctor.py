@@ -1,0 +1,310 @@
+"""`mainstay doctor`: is the store whole, who works on it, and what needs a person."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from msgspec import Struct
+
+from mainstay.cli.host import (
+    FAILED,
+    OK,
+    JsonOption,
+    StoreOption,
+    condition,
+    dead_workers,
+    existing,
+    is_terminal,
+    perform,
+    reading,
+)
+from mainstay.cli.render import ago, complain, console, plural, print_json, size, span, table, text_line
+from mainstay.engine.journal import load
+from mainstay.errors import BlobMissing, MainstayError, StoreError
+from mainstay.model.ids import turn_id
+from mainstay.model.outcome import PendingCall
+from mainstay.model.record import Ended, Said
+from mainstay.model.session import SessionRow, WorkerRow
+from mainstay.model.tool import Ok
+from mainstay.model.write import SessionFilter, StoreFacts
+from mainstay.ports.store import Store
+
+_PENDING = msgspec.json.Decoder(PendingCall).decode
+
+EVERY = 1_000_000
+CHUNK = 256
+"""Turns read at a time, so that a long session does not fill the memory."""
+PATIENCE_MS = 60_000
+"""Two lease terms: an open turn that nobody took up for so long says why, and that is here."""
+
+
+class Need(Struct, frozen=True):
+    """Something a person should do."""
+
+    about: str
+    problem: str
+    advice: str
+
+
+class OpenTurn(Struct, frozen=True):
+    """A turn that has not ended."""
+
+    turn_id: str
+    agent: str
+    state: str
+    owner: str | None
+    generation: int
+    takeovers: int
+    age_ms: int
+    idle_ms: int
+    waits_for: list[str]
+    reason: str | None
+
+
+class Health(Struct):
+    """What doctor found."""
+
+    facts: StoreFacts
+    wal_bytes: int
+    workers: list[dict[str, Any]]
+    open: list[OpenTurn]
+    needs: list[Need]
+    checked: int | None = None
+
+
+def doctor(
+    deep: Annotated[bool, typer.Option("--deep", help="Check every page, record and blob.")] = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check a store: its health, its workers, its open turns, and what needs a person.
+
+    Exit codes: 0 all is well, 1 something needs a person, 2 there is no such store.
+    """
+
+    async def work() -> int:
+        where = existing(store)
+        try:
+            async with reading(store) as opened:
+                health = await examine(opened, where, deep)
+        except StoreError as error:
+            # The file itself is the patient: the typed error says what to do with it.
+            if json:
+                needs = [Need(where, error.code, str(error))]
+                print_json({"store": where, "healthy": False, "error": error.code, "needs": msgspec.to_builtins(needs)})
+            else:
+                complain(str(error))
+            return FAILED
+        if json:
+            print_json(_as_json(health))
+        else:
+            _print(health)
+        return FAILED if health.needs else OK
+
+    perform(work, json)
+
+
+# ---------------------------------------------------------------------- examining
+
+
+async def examine(store: Store, where: str, deep: bool) -> Health:
+    now = int(time.time() * 1000)
+    facts = await store.facts(deep)
+    dead = await dead_workers(store)
+    workers = [_worker(w, dead[w.id], now) for w in await store.workers()]
+    health = Health(facts, _wal_bytes(where), workers, [], [])
+    for check in facts.checks:
+        if check != "ok":
+            advice = "restore the file from a backup, or save what is readable with `sqlite3 FILE .recover`"
+            health.needs.append(Need("store", check, advice))
+    alive = [w for w in workers if w["alive"]]
+    for row in await store.open_sessions():
+        await _examine_turn(store, row, dead, bool(alive), now, health)
+    if deep:
+        health.checked = await _read_everything(store, health)
+    return health
+
+
+def _wal_bytes(where: str) -> int:
+    wal = Path(f"{where.removeprefix('sqlite:///')}-wal")
+    return wal.stat().st_size if wal.exists() else 0
+
+
+def _worker(row: WorkerRow, dead: bool, now: int) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "alive": not dead,
+        "host": row.host,
+        "pid": row.pid,
+        "started": row.started,
+        "up_ms": max(0, now - row.started),
+        "beats": row.beat,
+        "term_ms": row.term_ms,
+    }
+
+
+async def _examine_turn(
+    store: Store, row: SessionRow, dead: dict[str, bool], helped: bool, now: int, health: Health
+) -> None:
+    assert row.turn is not None
+    name, state = turn_id(row.id, row.turn), condition(row, dead)
+    waits = [_PENDING(w.body) for w in await store.waits(row.sid) if w.state == "open" and w.turn == row.turn]
+    began = row.updated
+    try:
+        first = await load(store, row.sid, row.turn, row.turn)
+        began = first[0][1].at if first and isinstance(first[0][1], Said) else began
+    except MainstayError as error:
+        health.needs.append(Need(name, str(error), "restore the store from a backup"))
+    turn = OpenTurn(
+        name,
+        row.agent,
+        state,
+        row.owner,
+        row.generation,
+        row.takeovers,
+        max(0, now - began),
+        max(0, now - row.updated),
+        [f"{w.kind} of {w.tool} ({w.call_id})" for w in waits],
+        row.reason,
+    )
+    health.open.append(turn)
+    health.needs += _needs(turn, row, waits, helped)
+
+
+def _needs(turn: OpenTurn, row: SessionRow, waits: list[PendingCall], helped: bool) -> list[Need]:
+    """What a person should do about an open turn; nothing when it goes on by itself."""
+    if turn.state == "stuck":
+        advice = (
+            f"repair the cause, then go on with `mainstay run … --session {row.id} --resume`, or end the turn with "
+            f"`mainstay cancel {row.id}`"
+        )
+        return [Need(turn.turn_id, f"stuck: {row.reason or 'no reason recorded'}", advice)]
+    if turn.state == "parked":
+        answers = {
+            "approval": "mainstay approve {0} (or reject)",
+            "recovery": "mainstay settle {0} done (or failed, rerun)",
+        }
+        return [
+            Need(turn.turn_id, f"waits for {w.kind} of {w.tool}: {w.reason}", answers[w.kind].format(w.call_id))
+            for w in waits
+            if w.kind in answers
+        ]
+    if turn.state == "interrupted" and not helped:
+        advice = f"start a Runtime with agent {row.agent!r} on this store: it goes on by itself"
+        return [Need(turn.turn_id, "interrupted, and no live worker has this store open", advice)]
+    if turn.state == "interrupted" and turn.idle_ms > PATIENCE_MS:
+        advice = f"does a live worker have agent {row.agent!r}? start one that does"
+        return [Need(turn.turn_id, f"interrupted, and nobody took it up for {span(turn.idle_ms)}", advice)]
+    return []
+
+
+async def _read_everything(store: Store, health: Health) -> int:
+    """Decode every record and look at every blob that one refers to; returns how many records were read."""
+    rows = {row.sid: row for row in await store.sessions(SessionFilter(limit=EVERY))}
+    for row in list(rows.values()):
+        fork = row.fork
+        while fork is not None and fork.sid not in rows:
+            # A deleted session whose past lives on in its forks is not listed, and must be whole all the same.
+            source = await store.session_by_sid(fork.sid)
+            if source is None:
+                health.needs.append(Need(row.id, "the session it was forked from is gone", "restore from a backup"))
+                break
+            rows[source.sid] = source
+            fork = source.fork
+    count = 0
+    with _progress(sum(row.next for row in rows.values())) as advance:
+        for row in rows.values():
+            for first in range(1, row.next, CHUNK):
+                last = min(first + CHUNK, row.next) - 1
+                try:
+                    count += await _read_turns(store, row, first, last)
+                except (StoreError, BlobMissing) as error:
+                    health.needs.append(Need(turn_id(row.id, first), str(error), "restore the store from a backup"))
+                advance(last - first + 1)
+    return count
+
+
+async def _read_turns(store: Store, row: SessionRow, first: int, last: int) -> int:
+    records = await load(store, row.sid, first, last)
+    for _, record in records:
+        if isinstance(record, Ended) and isinstance(record.outcome, Ok) and record.outcome.whole is not None:
+            await store.blobs.get(record.outcome.whole.digest)
+    return len(records)
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Generator[Any, None, None]:
+    """A progress bar on a terminal; nothing elsewhere."""
+    if not is_terminal():
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("reading every turn"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
+    with Progress(*columns, TimeRemainingColumn(), console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task("reading", total=total)
+        yield lambda turns: progress.advance(task, turns)
+
+
+# ---------------------------------------------------------------------- telling
+
+
+def _as_json(health: Health) -> dict[str, Any]:
+    facts = health.facts
+    return {
+        "store": facts.location,
+        "healthy": not health.needs,
+        "kind": facts.kind,
+        "schema": facts.schema,
+        "bytes": facts.bytes,
+        "wal_bytes": health.wal_bytes,
+        "sessions": facts.sessions,
+        "nodes": facts.nodes,
+        "blobs": facts.blobs,
+        "checks": list(facts.checks),
+        "records_read": health.checked,
+        "workers": health.workers,
+        "open_turns": [msgspec.to_builtins(t) for t in health.open],
+        "needs": [msgspec.to_builtins(n) for n in health.needs],
+    }
+
+
+def _print(health: Health) -> None:
+    out, facts = console(), health.facts
+    now = int(time.time() * 1000)
+    text_line(out, f"{facts.location}", "bold")
+    text_line(out, f"  {facts.kind}, schema {facts.schema}, {size(facts.bytes)} of which WAL {size(health.wal_bytes)}")
+    counts = (plural(facts.sessions, "session"), plural(facts.nodes, "record"), plural(facts.blobs, "blob"))
+    text_line(out, f"  {', '.join(counts)}")
+    if health.checked is not None:
+        text_line(out, f"  checked: every page, {plural(health.checked, 'record')} and the blobs they refer to")
+    _print_workers(out, health, now)
+    if health.open:
+        text_line(out, "\nopen turns", "bold")
+        rows = [[t.turn_id, t.agent, t.state, t.owner or "—", span(t.age_ms)] for t in health.open]
+        table(out, ["turn", "agent", "state", "owner", "age"], rows, fold=(0, 3))
+    if not health.needs:
+        text_line(out, "\nall is well", "bold green")
+        return
+    text_line(out, f"\n{plural(len(health.needs), 'thing needs', 'things need')} a person", "bold yellow")
+    for need in health.needs:
+        text_line(out, f"  {need.about}: {need.problem}", "yellow")
+        text_line(out, f"    → {need.advice}")
+
+
+def _print_workers(out: Any, health: Health, now: int) -> None:
+    if not health.workers:
+        text_line(out, "  no worker has it open")
+        return
+    text_line(out, "\nworkers", "bold")
+    rows = [
+        [w["id"], "running" if w["alive"] else "dead", str(w["pid"]), w["host"], ago(w["started"], now)]
+        for w in health.workers
+    ]
+    table(out, ["worker", "state", "pid", "host", "started"], rows)

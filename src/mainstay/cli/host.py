@@ -1,0 +1,184 @@
+"""What every command shares: which store, how it is opened, and how errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from mainstay.cli.render import as_json, complain
+from mainstay.errors import InvalidInput, MainstayError, NotFound, SessionDeleted, UnknownCall, UnknownSession
+from mainstay.model.session import SessionRow
+from mainstay.ports.store import Store
+from mainstay.runtime import DEFAULT_STORE, Runtime, open_store
+
+R = TypeVar("R")
+
+OK, FAILED, USAGE = 0, 1, 2
+INTERRUPTED = 130
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", envvar="MAINSTAY_STORE", help="The store's file.", show_default=DEFAULT_STORE),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+ByOption = Annotated[str | None, typer.Option("--by", help="Who decides.", show_default="your login name")]
+
+
+class Refused(Exception):
+    """The command cannot be done as it was asked; the text says what to do."""
+
+    def __init__(self, message: str, exit_code: int = USAGE, code: str = "usage") -> None:
+        self.exit_code, self.code = exit_code, code
+        super().__init__(message)
+
+
+def perform(work: Callable[[], Coroutine[Any, Any, int]], json: bool = False) -> None:
+    """Run a command to its exit code. A known error is one line, or one JSON object; an unknown one is a traceback."""
+    try:
+        code = asyncio.run(work())
+    except Refused as error:
+        code = error.exit_code
+        _say(str(error), error.code, json)
+    except MainstayError as error:
+        code = USAGE if isinstance(error, InvalidInput | NotFound) else FAILED
+        _say(_in_words_of_the_shell(error), error.code, json)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        code = INTERRUPTED
+    raise typer.Exit(code)
+
+
+def _say(message: str, code: str, json: bool) -> None:
+    if json:
+        sys.stdout.write(as_json({"error": {"code": code, "message": message}}))
+    else:
+        complain(message)
+
+
+def _in_words_of_the_shell(error: MainstayError) -> str:
+    """The hints of errors speak of Python; here people have commands."""
+    text = str(error)
+    if isinstance(error, UnknownCall):
+        return text.replace("`session.pending()` lists", "`mainstay pending` lists")
+    if isinstance(error, UnknownSession):
+        return text.replace("`runtime.sessions.list()` shows", "`mainstay sessions` shows")
+    return text
+
+
+def whoever(by: str | None) -> str:
+    """Who decides, for the record."""
+    if by:
+        return by
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "command line"
+
+
+@contextlib.contextmanager
+def on_signals(handlers: dict[signal.Signals, Callable[[], object]]) -> Generator[None, None, None]:
+    """Signals belong to the command line: call these on the event loop for as long as the block runs."""
+    loop = asyncio.get_running_loop()
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in handlers:
+            loop.remove_signal_handler(number)
+
+
+# ---------------------------------------------------------------------- stores
+
+
+def store_path(store: str | None) -> str:
+    """The store that was named, or the one every Runtime takes by default."""
+    return store or DEFAULT_STORE
+
+
+def existing(store: str | None) -> str:
+    """A store that is there. Looking must not make one: an empty answer from a mistyped path would be a lie."""
+    where = store_path(store)
+    if where in ("memory", ":memory:"):
+        raise Refused("a store in memory ends with its process: there is nothing to look at from here")
+    if not is_there(where):
+        raise Refused(
+            f"there is no store at {where}: name one with --store or MAINSTAY_STORE, "
+            "or go to the folder where the runtime runs"
+        )
+    return where
+
+
+def is_there(where: str) -> bool:
+    """Whether a file store exists; what is no file is for `open_store` to judge."""
+    path = where.removeprefix("sqlite:///")
+    return where not in ("memory", ":memory:") and ("://" in path or Path(path).exists())
+
+
+@contextlib.asynccontextmanager
+async def reading(store: str | None) -> AsyncGenerator[Store, None]:
+    """An existing store, for looking."""
+    where = existing(store)
+    opened = open_store(where)
+    async with _patience(where):
+        await opened.open()
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+@contextlib.asynccontextmanager
+async def deciding(store: str | None) -> AsyncGenerator[Runtime, None]:
+    """A Runtime on an existing store that accepts and answers, and runs nothing."""
+    async with contextlib.AsyncExitStack() as stack:
+        async with _patience(existing(store)):
+            runtime = await stack.enter_async_context(Runtime(existing(store), agents=[], recover=False))
+        yield runtime
+
+
+@contextlib.asynccontextmanager
+async def _patience(where: str) -> AsyncGenerator[None, None]:
+    """Say what is waited for when the store's lock is not free: its holder may be stopped."""
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(1.0, complain, f"waiting for another process to let go of {where} …")
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+async def find(store: Store, session_id: str) -> SessionRow:
+    """A session that exists, or the typed error."""
+    row = await store.session(session_id)
+    if row is None:
+        raise UnknownSession(session_id)
+    if row.deleted:
+        raise SessionDeleted(session_id)
+    return row
+
+
+async def dead_workers(store: Store) -> dict[str, bool]:
+    """Every known worker, and whether it is proven dead."""
+    return {w.id: store.lease(w.id).proven_dead(w) for w in await store.workers()}
+
+
+def condition(row: SessionRow, dead: dict[str, bool]) -> str:
+    """The state of a session as a person would say it: an open turn runs only while its owner lives."""
+    if row.state != "open":
+        return row.state
+    if row.owner is None or dead.get(row.owner, True):
+        return "interrupted"
+    return "running"
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,144 @@
+"""How things look: rich on a terminal, plain and untruncated lines elsewhere, JSON for machines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STYLES = {
+    "ok": "green",
+    "finished": "green",
+    "idle": "dim",
+    "running": "green",
+    "parked": "yellow",
+    "waiting": "yellow",
+    "interrupted": "yellow",
+    "outcome_unknown": "yellow",
+    "budget_spent": "yellow",
+    "incomplete": "yellow",
+    "cancelled": "yellow",
+    "denied": "yellow",
+    "stuck": "bold red",
+    "failed": "red",
+    "provider_failed": "red",
+    "plugin_aborted": "red",
+    "invalid_input": "red",
+}
+
+MARKS = {"ok": "✓", "failed": "✗", "denied": "⊘", "cancelled": "⊘", "outcome_unknown": "?"}
+
+_CONTROL = {n: "�" for n in (*range(32), *range(127, 160)) if n not in (9, 10)}
+
+
+def console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+
+
+def complain(message: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"mainstay: {safe(message)}\n")
+    sys.stderr.flush()
+
+
+def as_json(value: Any) -> str:
+    """Indented JSON with a newline."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(as_json(value))
+
+
+def safe(text: str) -> str:
+    """Text that cannot move the cursor: what models and tools say is not trusted with a terminal."""
+    return text.translate(_CONTROL)
+
+
+def brief(value: Any, width: int = 60) -> str:
+    """A value on one line."""
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    text = safe(" ".join(text.split()))
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def call_text(tool: str, args: dict[str, Any], width: int = 60) -> str:
+    """`search(query="trains", limit=5)`"""
+    inside = ", ".join(f"{name}={brief(msgspec.json.encode(value).decode(), 40)}" for name, value in args.items())
+    return brief(f"{tool}({inside})", width)
+
+
+def ago(then: int, now: int) -> str:
+    """How long ago, in the largest unit that fits."""
+    if not then:
+        return "—"
+    return f"{span(max(0, now - then))} ago"
+
+
+def span(millis: int) -> str:
+    seconds = millis / 1000
+    for limit, unit, name in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def size(count: int) -> str:
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
+def table(out: Console, headers: Sequence[str], rows: Sequence[Sequence[str]], fold: Sequence[int] = (0,)) -> None:
+    """A table. Columns in `fold` are broken where they do not fit and never cut, because people copy what is in them.
+
+    The first column holds ids and gives way last. Elsewhere than on a terminal nothing is broken or cut.
+    """
+    if not out.is_terminal:
+        plain_table(out, headers, rows)
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for index, header in enumerate(headers):
+        least = None
+        if index == 0:
+            wanted = max((len(line) for row in rows for line in row[0].splitlines()), default=0)
+            least = min(wanted, int(out.width * 0.4))
+        drawn.add_column(header, overflow="fold", no_wrap=index not in fold, min_width=least)
+    for row in rows:
+        drawn.add_row(*[Text(safe(cell), style=STYLES.get(cell.split(":")[0].split(" ")[0], "")) for cell in row])
+    out.print(drawn)
+
+
+def plain_table(out: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    lines = [list(headers), *[[safe(c) for c in row] for row in rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
+    for line in lines:
+        out.file.write("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() + "\n")
+
+
+def text_line(out: Console, text: str, style: str = "") -> None:
+    """One or more lines of plain text: coloured on a terminal, never wrapped elsewhere."""
+    if not out.is_terminal:
+        out.file.write(f"{safe(text)}\n")
+        return
+    from rich.text import Text
+
+    out.print(Text(safe(text), style=style))

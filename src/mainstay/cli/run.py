@@ -1,0 +1,244 @@
+"""`mainstay run`: one turn of an agent, live on a terminal, one answer in a pipe, one object for a machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import typer
+from msgspec import Struct
+
+from mainstay.agent import Agent
+from mainstay.cli.host import (
+    JsonOption,
+    Refused,
+    StoreOption,
+    find,
+    is_terminal,
+    is_there,
+    on_signals,
+    perform,
+    store_path,
+)
+from mainstay.cli.loading import load_agent
+from mainstay.cli.render import complain, print_json
+from mainstay.cli.wire import result_json
+from mainstay.model.event import AnyEvent, TurnCommitted, WaitingFor
+from mainstay.model.ids import check_session_id, turn_id
+from mainstay.model.outcome import Waiting, kind_of
+from mainstay.ports.store import Store
+from mainstay.runtime import Runtime, open_store
+from mainstay.sessions.result import TurnResult
+from mainstay.sessions.session import Session
+
+EXIT_CODES = {
+    "finished": 0,
+    "provider_failed": 1,
+    "failed": 1,
+    "plugin_aborted": 1,
+    "invalid_input": 1,
+    "waiting": 3,
+    "cancelled": 4,
+    "budget_spent": 5,
+    "incomplete": 6,
+}
+
+
+class Wish(Struct, frozen=True):
+    """What was asked for on the command line. `prompt` None: go on with what is open."""
+
+    prompt: str | None
+    session: str | None
+    store: str
+    key: str | None
+    timeout: float | None
+    json: bool
+
+
+def run(
+    agent: Annotated[str, typer.Argument(help="Where the agent is: module:attribute or file.py:attribute.")],
+    prompt: Annotated[str | None, typer.Argument(help="What to say; '-' or nothing reads stdin.")] = None,
+    session: Annotated[
+        str | None, typer.Option("--session", "-s", help="Go on with this session, or begin it.")
+    ] = None,
+    store: StoreOption = None,
+    key: Annotated[str | None, typer.Option(help="The same key is the same turn, however often you run it.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Cancel the turn after so many seconds.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Say nothing; go on with the session's open turn.")] = False,
+    json: JsonOption = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the runtime logs.")] = False,
+) -> None:
+    """Run one turn of an agent, durably.
+
+    The answer goes to stdout. Ctrl-C cancels the turn, a second Ctrl-C leaves it open for later. A turn that was
+    interrupted, also by a crash, goes on when its session is run again.
+
+    Exit codes: 0 finished, 1 failed, 2 usage error, 3 waiting for a person or an outside completion, 4 cancelled,
+    5 budget spent, 6 incomplete; 130 left open.
+    """
+    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
+
+    async def work() -> int:
+        if resume and (session is None or prompt is not None):
+            raise Refused("--resume goes on with an open turn: name its --session, and say nothing new")
+        loaded = load_agent(agent)
+        said = None if resume else _prompt(prompt)
+        return await _run(loaded, Wish(said, session, store_path(store), key, timeout, json))
+
+    perform(work, json)
+
+
+def _prompt(given: str | None) -> str:
+    if given is not None and given != "-":
+        return given
+    if given is None and sys.stdin.isatty():
+        raise Refused("say something: mainstay run module:agent 'your question', or pipe it in")
+    return sys.stdin.buffer.read().decode(errors="replace")
+
+
+async def _run(agent: Agent[Any], wish: Wish) -> int:
+    agent.definition()  # a model that does not exist is refused before a store is made
+    # Others' interrupted turns may need what only their own host has. They are taken up only when this session is
+    # interrupted itself: then its turn must end before the new one can begin.
+    busy = wish.session is not None and await _is_open(wish)
+    async with Runtime(wish.store, agents=[agent], recover=busy) as runtime:
+        session = await runtime.session(wish.session, agent=agent.name)
+        result = await OneTurn(session, runtime.store, wish).run()
+        if busy:
+            await _finish_others(runtime)
+    _report(result, wish)
+    return EXIT_CODES[kind_of(result.outcome)]
+
+
+async def _is_open(wish: Wish) -> bool:
+    """Whether the session has an open turn, in a store that exists."""
+    assert wish.session is not None
+    check_session_id(wish.session)
+    if not is_there(wish.store):
+        return False
+    store = open_store(wish.store)
+    await store.open()
+    try:
+        row = await store.session(wish.session)
+    finally:
+        await store.close()
+    return row is not None and row.turn is not None
+
+
+async def _finish_others(runtime: Runtime) -> None:
+    """Interrupted turns of other sessions that were taken up beside ours are not cut off."""
+    timer = asyncio.get_running_loop().call_later(
+        1.0, complain, "finishing other interrupted turns of this store (Ctrl-C leaves them for later) …"
+    )
+    try:
+        await runtime.drain()
+    finally:
+        timer.cancel()
+
+
+class OneTurn:
+    """The turn of this command: said, watched, and cancelled by Ctrl-C or the clock."""
+
+    def __init__(self, session: Session, store: Store, wish: Wish) -> None:
+        self._session, self._store, self._wish = session, store, wish
+        self._turn_id = ""
+        self._cancelling: asyncio.Task[Any] | None = None
+
+    async def run(self) -> TurnResult[Any]:
+        me = asyncio.current_task()
+        assert me is not None
+        with on_signals({signal.SIGINT: lambda: self._interrupt(me), signal.SIGTERM: me.cancel}):
+            events = self._session.observe()
+            self._turn_id = await self._open()
+            if is_terminal() and not self._wish.json:
+                return await self._watched(events)
+            return await self._ended()
+
+    async def _open(self) -> str:
+        """Say it, or find the turn that is to go on: the open one, else the last."""
+        session, wish = self._session, self._wish
+        if wish.prompt is not None:
+            return (await session.send(wish.prompt, key=wish.key)).turn_id
+        row = await find(self._store, session.id)
+        number = row.turn if row.turn is not None else row.head
+        if not number:
+            raise Refused(f"nothing was ever said to session {session.id!r}: there is no turn to go on with")
+        await session.resume()  # a stuck turn is worked on again; to any other it means nothing
+        return turn_id(session.id, number)
+
+    async def _ended(self) -> TurnResult[Any]:
+        """How the turn ends; the clock, if one was set, cancels it."""
+        if self._wish.timeout is None:
+            return await self._session.result(self._turn_id)
+        try:
+            async with asyncio.timeout(self._wish.timeout):
+                return await self._session.result(self._turn_id)
+        except TimeoutError:
+            reason = f"it did not end within {self._wish.timeout:g} s"
+            await self._session.cancel(reason, by="timeout", turn_id=self._turn_id)
+            return await self._session.result(self._turn_id)
+
+    async def _watched(self, events: AsyncIterator[AnyEvent]) -> TurnResult[Any]:
+        from mainstay.cli.live import LiveTurn
+
+        with LiveTurn() as view:
+            watching = asyncio.create_task(self._follow(events, view))
+            drawing = asyncio.create_task(view.keep_drawing())
+            try:
+                result = await self._ended()
+                # The last events are in the feed before the result is told; one that ended elsewhere has none.
+                await asyncio.wait({watching}, timeout=0.1)
+            finally:
+                watching.cancel()
+                drawing.cancel()
+            view.ended(result)
+        return result
+
+    async def _follow(self, events: AsyncIterator[AnyEvent], view: Any) -> None:
+        async for event in events:
+            if event.turn_id in (self._turn_id, ""):
+                view.show(event)
+                if isinstance(event, TurnCommitted | WaitingFor):
+                    return
+
+    def _interrupt(self, me: asyncio.Task[Any]) -> None:
+        """Ctrl-C: the first cancels the turn on disk, the second leaves it to whoever comes next."""
+        if self._cancelling is not None or not self._turn_id:
+            complain("left; the turn stays open and goes on when its session is run again")
+            me.cancel()
+            return
+        complain("cancelling the turn; Ctrl-C again leaves it open …")
+        self._cancelling = asyncio.create_task(
+            self._session.cancel("Ctrl-C in the terminal", by="user", turn_id=self._turn_id)
+        )
+
+
+def _report(result: TurnResult[Any], wish: Wish) -> None:
+    """The answer to stdout, everything else to stderr."""
+    if wish.json:
+        print_json(result_json(result))
+        return
+    if result.text and not is_terminal():
+        sys.stdout.write(result.text + ("" if result.text.endswith("\n") else "\n"))
+    kind = kind_of(result.outcome)
+    if isinstance(result.outcome, Waiting):
+        for call in result.outcome.calls:
+            complain(f"turn {result.turn_id} waits: {_how_to_answer(call.call_id, call.kind, call.tool)}")
+        complain(f"then: mainstay run … --session {result.session_id} --resume")
+    elif kind != "finished":
+        reason = next((v for n in ("message", "reason", "which") if (v := getattr(result.outcome, n, ""))), "")
+        complain(f"turn {result.turn_id}: {kind}{': ' if reason else ''}{reason}")
+    elif wish.session is None and sys.stderr.isatty():
+        complain(f"go on with --session {result.session_id}")
+
+
+def _how_to_answer(call_id: str, kind: str, tool: str) -> str:
+    if kind == "approval":
+        return f"{tool} asks for approval: mainstay approve {call_id} (or reject)"
+    if kind == "recovery":
+        return f"nobody knows whether {tool} took effect: mainstay settle {call_id} done|failed|rerun"
+    return f"{tool} completes outside ({call_id})"

@@ -1,0 +1,87 @@
+"""Outcomes, usage and calls as JSON. Every field is always there: machines need not guess at defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mainstay.model.llm import Usage
+from mainstay.model.message import Message, Reasoning, Text, ToolCall, ToolResult
+from mainstay.model.outcome import Finished, Outcome, PendingCall, Waiting
+from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolRecord
+from mainstay.sessions.result import TurnResult
+
+
+def outcome_json(outcome: Outcome | ToolOutcome) -> dict[str, Any]:
+    """`{"kind": "finished", …}`: an outcome and its fields."""
+    fields = {name: msgspec.to_builtins(getattr(outcome, name)) for name in outcome.__struct_fields__}
+    if "calls" in fields:
+        fields["calls"] = [pending_json(c) for c in getattr(outcome, "calls", ())]
+    kind = outcome_kind(outcome)
+    return {"kind": kind, **fields}
+
+
+def outcome_kind(outcome: Outcome | ToolOutcome) -> str:
+    tag = type(outcome).__struct_config__.tag
+    return tag if isinstance(tag, str) else ""
+
+
+def outcome_words(outcome: ToolOutcome) -> Any:
+    """What there is to say of a call that ended: its value, or why there is none."""
+    match outcome:
+        case Ok(value=value):
+            return "" if value is None else value
+        case Failed(code=code, message=message):
+            return f"{code}: {message}"
+        case Denied(reason=reason) | Cancelled(reason=reason) | OutcomeUnknown(reason=reason):
+            return reason
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    return {name: getattr(usage, name) for name in usage.__struct_fields__} | {"total": usage.total}
+
+
+def call_json(call: ToolRecord) -> dict[str, Any]:
+    return {
+        "call_id": call.call_id,
+        "tool": call.tool,
+        "args": call.args,
+        "outcome": outcome_json(call.outcome),
+        "attempts": call.attempts,
+        "repeated": call.repeated,
+        "duration_ms": call.duration_ms,
+    }
+
+
+def pending_json(call: PendingCall) -> dict[str, Any]:
+    return {name: getattr(call, name) for name in call.__struct_fields__}
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    return {"role": message.role, "parts": [_part_json(p) for p in message.parts]}
+
+
+def _part_json(part: Text | Reasoning | ToolCall | ToolResult) -> dict[str, Any]:
+    tag = type(part).__struct_config__.tag
+    fields = {n: msgspec.to_builtins(getattr(part, n)) for n in part.__struct_fields__ if n != "replay"}
+    return {"type": tag, **fields}
+
+
+def result_json(result: TurnResult[Any]) -> dict[str, Any]:
+    """What `mainstay run --json` prints."""
+    outcome = result.outcome
+    output = None
+    if isinstance(outcome, Finished):
+        output = outcome.text if outcome.value is None else outcome.value
+    # A call that waits has no outcome yet; it stands in the turn's own.
+    waiting = {c.call_id for c in outcome.calls} if isinstance(outcome, Waiting) else set()
+    return {
+        "turn_id": result.turn_id,
+        "session_id": result.session_id,
+        "outcome": outcome_json(outcome),
+        "text": result.text,
+        "output": output,
+        "usage": usage_json(result.usage),
+        "tool_calls": [call_json(c) for c in result.tool_calls if c.call_id not in waiting],
+    }

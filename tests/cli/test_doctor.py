@@ -1,0 +1,201 @@
+"""`mainstay doctor`: it finds what needs a person, on whole and on broken files."""
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from mainstay import Agent, Runtime, ToolCall, tool
+from mainstay.model.codec import encode
+from mainstay.model.message import Message
+from mainstay.model.record import Said
+from mainstay.model.session import WorkerRow
+from mainstay.model.write import Accept, Beat, Release, Scope
+from mainstay.stores.sqlite import SqliteStore
+from mainstay.testing import FunctionModel
+from tests.cli.shell import say, shell, shell_json
+
+
+def write(store: Path, work: Callable[[SqliteStore], Awaitable[None]]) -> None:
+    """Write to a store as a runtime would."""
+
+    async def main() -> None:
+        opened = SqliteStore(store)
+        await opened.open()
+        await work(opened)
+        await opened.close()
+
+    asyncio.run(main())
+
+
+async def accept(store: SqliteStore, worker: str | None) -> Scope:
+    """An open turn `chat.1` of agent `helper`."""
+    body = encode(Said(Message("user", "hello"), 1000, "op-1"))
+    accepted = await store.write(Accept("chat", "helper", body, "op-1", 1000, worker=worker))
+    return Scope("chat", accepted.row.sid, 1, worker or "", accepted.row.generation)
+
+
+def test_a_healthy_store_is_well(store: Path) -> None:
+    say(store, "chat", "hello", "look")
+
+    result = shell("doctor", store=store)
+
+    assert result.exit_code == 0
+    assert "1 session, 6 records, 0 blobs" in result.stdout
+    assert result.stdout.endswith("all is well\n")
+
+
+def test_deep_reads_every_record(store: Path) -> None:
+    say(store, "chat", "hello", "look")
+
+    told = shell_json("doctor", "--deep", store=store)
+
+    assert (told["healthy"], told["checks"], told["records_read"]) == (True, ["ok"], 6)
+
+
+def test_a_turn_that_waits_for_a_person_names_the_command(store: Path) -> None:
+    say(store, "shop", "pay")
+
+    result = shell("doctor", store=store)
+
+    assert result.exit_code == 1
+    assert "shop.1: waits for approval of pay" in result.stdout
+    assert "→ mainstay approve shop.1.1.0 (or reject)" in result.stdout
+
+
+def test_a_stuck_turn_is_shown_with_its_reason_and_what_to_do(store: Path) -> None:
+    async def work(opened: SqliteStore) -> None:
+        await opened.write(Release(await accept(opened, "w-1"), 2000, stuck="RuntimeError: the disk ate it"))
+
+    write(store, work)
+
+    result = shell("doctor", store=store)
+    [need] = shell_json("doctor", store=store)["needs"]
+    assert result.exit_code == 1
+    assert (need["about"], need["problem"]) == ("chat.1", "stuck: RuntimeError: the disk ate it")
+    assert "mainstay cancel chat" in need["advice"]
+    assert "stuck: RuntimeError: the disk ate it" in shell("sessions", store=store).stdout
+
+
+def test_what_a_dead_worker_left_behind_is_found(store: Path) -> None:
+    async def work(opened: SqliteStore) -> None:
+        await opened.write(Beat(WorkerRow("w-dead", "host", "boot", 1, 1000)))
+        await accept(opened, "w-dead")
+
+    write(store, work)
+
+    result = shell("doctor", store=store)
+    told = shell_json("doctor", store=store)
+    assert result.exit_code == 1
+    assert [(w["id"], w["alive"]) for w in told["workers"]] == [("w-dead", False)]
+    assert [(t["turn_id"], t["state"], t["owner"]) for t in told["open_turns"]] == [("chat.1", "interrupted", "w-dead")]
+    assert "start a Runtime with agent 'helper'" in told["needs"][0]["advice"]
+    assert "w-dead  dead" in result.stdout
+
+
+async def test_a_living_runtime_is_seen_alive_from_another_process(store: Path) -> None:
+    release = asyncio.Event()
+
+    @tool
+    async def hold() -> str:
+        await release.wait()
+        return "held"
+
+    def answers(request: object) -> object:
+        return "done" if release.is_set() else [ToolCall("c", "hold", {})]
+
+    async with Runtime(store, agents=[Agent(FunctionModel(answers), name="holder", tools=[hold])]) as runtime:
+        receipt = await (await runtime.session("chat")).send("hold")
+        told = await asyncio.to_thread(shell_json, "doctor", store=store)
+        state = (await asyncio.to_thread(shell_json, "sessions", store=store))[0]["state"]
+        release.set()
+        await receipt.result(timeout=20)
+
+    assert [w["alive"] for w in told["workers"]] == [True]
+    assert [(t["turn_id"], t["state"]) for t in told["open_turns"]] == [("chat.1", "running")]
+    assert told["healthy"]
+    assert state == "running"
+
+
+# ---------------------------------------------------------------------- broken files
+
+
+def test_a_file_of_another_program_is_refused_with_a_hint(store: Path) -> None:
+    with sqlite3.connect(store) as other:
+        other.execute("CREATE TABLE notes (text)")
+    other.close()
+
+    result = shell("doctor", store=store)
+
+    assert result.exit_code == 1
+    assert "it is a SQLite database of some other program" in result.stderr
+
+
+def test_a_damaged_file_is_refused_with_a_hint(store: Path) -> None:
+    say(store, "chat", "hello")
+    store.write_bytes(b"not a database at all, but long enough to be read as one" * 100)
+
+    result = shell("doctor", store=store)
+    told = shell_json("doctor", store=store)
+
+    assert result.exit_code == 1
+    assert "restore it from a backup" in result.stderr
+    assert (told["healthy"], told["error"]) == (False, "store_damaged")
+
+
+def test_a_file_of_a_newer_version_says_to_upgrade(store: Path) -> None:
+    say(store, "chat", "hello")
+    with sqlite3.connect(store) as newer:
+        newer.execute("PRAGMA user_version = 99")
+    newer.close()
+
+    result = shell("doctor", store=store)
+
+    assert result.exit_code == 1
+    assert "has schema 99" in result.stderr
+    assert "upgrade mainstay" in result.stderr
+
+
+def test_a_folder_is_no_store(store: Path) -> None:
+    store.mkdir()
+
+    result = shell("doctor", store=store)
+
+    assert result.exit_code == 1
+    assert str(store) in result.stderr
+
+
+def test_deep_finds_a_record_whose_bytes_changed(store: Path) -> None:
+    say(store, "chat", "hello")
+    with sqlite3.connect(store) as file:
+        file.execute("UPDATE nodes SET body = CAST(replace(body, 'hello', 'jello') AS BLOB)")
+    file.close()
+
+    shallow, deep = shell("doctor", store=store), shell("doctor", "--deep", store=store)
+
+    assert (shallow.exit_code, deep.exit_code) == (0, 1)
+    assert "does not match its checksum" in deep.stdout
+
+
+def test_deep_finds_a_blob_that_is_gone(store: Path) -> None:
+    say(store, "chat", "x" * 100_000)
+    blob = next(p for p in Path(f"{store}-blobs").rglob("*") if p.is_file())
+    assert shell("doctor", "--deep", store=store).exit_code == 0
+
+    blob.unlink()
+
+    shallow, deep = shell("doctor", store=store), shell("doctor", "--deep", store=store)
+    assert (shallow.exit_code, deep.exit_code) == (0, 1)
+    assert "is missing" in deep.stdout
+
+
+@pytest.mark.parametrize("command", [["sessions"], ["show", "chat"], ["pending"]], ids=" ".join)
+def test_other_commands_refuse_a_damaged_file_too(command: list[str], store: Path) -> None:
+    store.write_bytes(b"not a database at all, but long enough to be read as one" * 100)
+
+    result = shell(*command, store=store)
+
+    assert result.exit_code == 1
+    assert "is damaged" in result.stderr
