@@ -103,7 +103,7 @@ class Agent(Generic[T]):
             self.budget,
             None if codec is None else codec.schema,
             None if codec is None else lambda text: codec.to_json(codec.validate(text)),
-            None if codec is None else codec.validate,
+            None if codec is None else codec.from_json,
         )
 
     async def run(self, said: str | Message, *, deps: Any = None, timeout: float | None = None) -> TurnResult[T]:

@@ -15,7 +15,7 @@ from mainstay.engine.lease import LeaseTerms, Pulse, Worker
 from mainstay.engine.supervisor import Supervisor
 from mainstay.engine.waits import verify
 from mainstay.errors import AlreadyAnswered, InvalidDefinition, RuntimeClosed, UnknownWait, WrongAgent
-from mainstay.model.codec import clean
+from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.ids import check_session_id, mint
 from mainstay.model.session import Answer, SessionRow
 from mainstay.model.write import Delete, SessionFilter
@@ -118,6 +118,7 @@ class Runtime:
                 self._turns.tell(
                     resident.session_id, turn, RuntimeClosed("the Runtime was left while the turn is open")
                 )
+        desk.feed.close()
         await self._worker.stop()
         await self._store.close()
 
@@ -130,12 +131,15 @@ class Runtime:
     async def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until no turn of this store is open that this Runtime could work on; False when time ran out."""
         self._open()
-        async with asyncio.timeout(timeout) if timeout is not None else _Forever():
-            while len(self._supervisor) or await self._could_work():
-                if len(self._supervisor):
-                    await self._supervisor.finish(0.25)
-                else:
-                    await asyncio.sleep(0.02)
+        try:
+            async with asyncio.timeout(timeout):
+                while len(self._supervisor) or await self._could_work():
+                    if len(self._supervisor):
+                        await self._supervisor.finish(0.25)
+                    else:
+                        await asyncio.sleep(0.02)
+        except TimeoutError:
+            return False
         return True
 
     async def _could_work(self) -> bool:
@@ -169,7 +173,9 @@ class Runtime:
         """Complete a deferred tool call by its signed key: with a value, or as failed with `error`."""
         desk = self._open()
         wait = verify(self._store.secret(), key)
-        answer = Answer("value", clean(value)) if error is None else Answer("error", clean(value), error)
+        plain = clean(value)
+        answer = Answer("value", plain) if error is None else Answer("error", plain, clean_text(error))
+        encode_checked(answer, "the completion")
         resolved = await desk.resolve(wait, answer)
         if resolved.status == "unknown":
             raise UnknownWait(key)
@@ -202,14 +208,8 @@ class Sessions:
     async def delete(self, session_id: str) -> bool:
         """Delete a session for good; its id is never used again. False when there was none."""
         deleted = await self._store.write(Delete(check_session_id(session_id), self._clock.now()))
-        self._desk.turns.forget(session_id)
+        self._desk.turns.deleted(session_id)
         return deleted
-
-
-class _Forever:
-    async def __aenter__(self) -> None: ...
-
-    async def __aexit__(self, *_: object) -> None: ...
 
 
 def open_store(where: str | os.PathLike[str] | Store) -> Store:

@@ -110,8 +110,8 @@ def test_a_schema_that_is_only_itself_asks_for_nothing() -> None:
 
 
 def test_a_schema_that_doubles_at_every_level_is_checked_once_a_place() -> None:
-    doubling = {"$defs": {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}, "$ref": "#/$defs/d0"}
-    doubling["$defs"]["d60"] = {"type": "string"}
+    steps: dict[str, Any] = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
+    doubling = {"$defs": {**steps, "d60": {"type": "string"}}, "$ref": "#/$defs/d0"}
     nested: Any = 5
     for _ in range(60):
         nested = {"x": nested}

@@ -142,7 +142,19 @@ def test_what_is_no_section_stays_in_the_description(doc: str) -> None:
 @given(
     st.lists(
         st.sampled_from(
-            ["Args:", "Parameters", "----------", ":param x: y", "    x: y", "x : int", "", "  ", "    more", "prose", "\t"]
+            [
+                "Args:",
+                "Parameters",
+                "----------",
+                ":param x: y",
+                "    x: y",
+                "x : int",
+                "",
+                "  ",
+                "    more",
+                "prose",
+                "\t",
+            ]
         )
         | st.text(max_size=20)
     )

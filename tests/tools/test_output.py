@@ -56,7 +56,22 @@ def of_one_shape_with_gap(shown: list[Any], whole: list[Any]) -> bool:
 
 @pytest.mark.parametrize(
     "value",
-    [None, True, 0, -5, 1.5, "", "short", "é" * 100, [], {}, [1, "two", None], {"a": {"b": ["c"]}}, "x\n" * 399, ["\\n" * 500]],
+    [
+        None,
+        True,
+        0,
+        -5,
+        1.5,
+        "",
+        "short",
+        "é" * 100,
+        [],
+        {},
+        [1, "two", None],
+        {"a": {"b": ["c"]}},
+        "x\n" * 399,
+        ["\\n" * 500],
+    ],
 )
 def test_what_fits_is_returned_as_it_is(value: Any) -> None:
     projection = project(value)
@@ -194,6 +209,26 @@ def test_lines_of_all_strings_count_together() -> None:
     assert "lines dropped" in shown["b"]
 
 
+def test_markers_of_cut_strings_count_as_lines_too() -> None:
+    text = "a\n" * 3 + "x" * 5000 + "\n" + "y" * 5000 + "\nb" * 3
+
+    shown = project({f"key {number}": text for number in range(57)}).value
+
+    assert len(shown) == 57
+    assert line_breaks(shown) < 400
+
+
+def test_short_strings_of_many_lines_leave_room_for_their_markers() -> None:
+    shown = project({f"{number}": "\n" * 20 for number in range(10)}, 512, 40).value
+
+    assert json_size(shown) <= 512
+    assert line_breaks(shown) < 40
+
+
+def test_a_list_of_the_smallest_items_fills_the_budget() -> None:
+    assert 16_000 < json_size(project([0] * 100_000).value) <= 16 * 1024
+
+
 def test_encoded_json_that_fits_is_not_made_again() -> None:
     """A caller who encoded the value pays for it once: the bytes given are believed."""
     value = ["x" * 50_000]
@@ -212,7 +247,9 @@ def test_a_tiny_budget_still_has_room_for_the_marker() -> None:
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 many = st.integers(0, 300)
 long_texts = st.builds(lambda piece, times: piece * times, texts, many)
-scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+scalars = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+)
 nested = st.recursive(
     scalars | texts | long_texts,
     lambda inner: st.lists(inner, max_size=8) | st.dictionaries(texts, inner, max_size=8),

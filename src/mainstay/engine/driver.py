@@ -17,8 +17,9 @@ from mainstay.engine.gate import Gate, TurnCancelled
 from mainstay.engine.journal import Journal
 from mainstay.model.effect import CancelTurn, Effect, Finish
 from mainstay.model.outcome import Outcome, PendingCall
-from mainstay.model.record import Ended, Faltered, Record, Replied, Started
+from mainstay.model.record import Ended, Faltered, Record, Replied, Slot, Started
 from mainstay.model.session import CancelRequest
+from mainstay.model.tool import OutcomeUnknown
 from mainstay.model.write import Scope
 from mainstay.ports.host import Clock
 from mainstay.ports.services import EventSink
@@ -75,11 +76,24 @@ class Run:
         self.journal.record(record, blobs)
         self.records.append(record)
         self.machine.receive(record)
+        if isinstance(record, Started | Ended):
+            self.interrupted = 0  # the crash met a tool: no model call was in flight
+
+    def record_unknown(self) -> None:
+        """The turn ends while calls of it have started and nobody here has seen them end."""
+        for call in list(self.machine.state.calls.values()):
+            if call.started and call.call not in self.held:
+                unknown = OutcomeUnknown("the turn was cancelled before its end was seen")
+                self.record(Ended(call.call, unknown, call.attempts, call.repeated, at=self.clock.now()))
 
     def heed(self) -> None:
         """Take note of a cancel request that the last write brought back."""
         if self.journal.cancel is not None and self.gate.request is None:
             self.gate.cancel(decode_cancel(self.journal.cancel))
+
+    def slot(self) -> Slot | None:
+        """What the next record carries; the time spent so far where the budget counts it."""
+        return self.machine.slot(self.elapsed_ms if self.agent.budget.seconds is not None else 0)
 
     @property
     def elapsed_ms(self) -> int:
@@ -109,6 +123,7 @@ async def drive(run: Run, handlers: Mapping[type[Effect], Handler]) -> Outcome |
         except TurnCancelled:
             request = run.gate.request
             assert request is not None
+            run.record_unknown()
             machine.receive(CancelTurn(request.by, request.reason))
         else:
             if parked is not None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from math import inf
+from typing import get_args
+
+from msgspec.structs import astuple
 
 from mainstay.engine.driver import Run
 from mainstay.engine.gate import Leaving, TurnCancelled
 from mainstay.engine.retry import MODEL_RETRIES, RetryPolicy
-from mainstay.errors import InvalidInput, ProviderError
-from mainstay.model.codec import clean_part, clean_text
+from mainstay.errors import InvalidInput, MainstayError, ProviderError
+from mainstay.model.codec import clean_part, clean_text, error_text
 from mainstay.model.effect import CallModel, GaveUp, TimeIsUp
 from mainstay.model.event import ReasoningDelta, Retracted
 from mainstay.model.ids import call_id
-from mainstay.model.llm import ModelRequest, ModelResponse
+from mainstay.model.llm import ModelRequest, ModelResponse, Stop, Usage
 from mainstay.model.message import Part, Reasoning
-from mainstay.model.record import INTERRUPTED, Faltered, Replied, Slot
+from mainstay.model.record import INTERRUPTED, Faltered, Replied
 from mainstay.ports.host import Random
 from mainstay.turn import native, prompt
 
@@ -56,8 +60,7 @@ class ModelCaller:
             self._record_failure(run, effect, INTERRUPTED, "the runtime was closed while the model was asked", 0)
             await run.journal.flush()
             raise
-        except Exception as error:
-            run.events.emit(Retracted, step=effect.step, reason=str(error))
+        except (Exception, SystemExit) as error:
             self._failed(run, effect, error)
         else:
             self._answered(run, effect, response)
@@ -113,8 +116,8 @@ class ModelCaller:
 
     def _answered(self, run: Run, effect: CallModel, response: ModelResponse) -> None:
         try:
-            parts = tuple([clean_part(p) for p in response.all_parts()])
-        except InvalidInput as error:
+            parts = _sound_parts(response)
+        except (InvalidInput, TypeError) as error:
             self._failed(run, effect, ProviderError(str(error), code="provider_nonsense"))
             return
         parts = native.with_unique_ids(parts, run.turn_id, effect.step)
@@ -126,18 +129,20 @@ class ModelCaller:
                 parts,
                 response.usage,
                 response.stop,
-                response.model,
+                clean_text(response.model),
                 started,
                 effect.attempt,
                 interrupted,
                 run.clock.now(),
-                self._slot(run),
+                run.slot(),
             )
         )
 
-    def _failed(self, run: Run, effect: CallModel, error: Exception) -> None:
-        code = getattr(error, "code", None) or "provider_raised"
-        message = clean_text(str(error) or type(error).__name__)
+    def _failed(self, run: Run, effect: CallModel, error: BaseException) -> None:
+        # Only our own codes are codes: an HTTP client's `.code` may be anything.
+        code = clean_text(str(error.code)) if isinstance(error, MainstayError) else "provider_raised"
+        message = error_text(error) or type(error).__name__
+        run.events.emit(Retracted, step=effect.step, reason=message)
         if not isinstance(error, ProviderError):
             log.error("the model of %s raised", call_id(run.turn_id, effect.step, 0), exc_info=error)
             message = f"{type(error).__name__}: {message}"
@@ -149,7 +154,19 @@ class ModelCaller:
     def _record_failure(self, run: Run, effect: CallModel, code: str, message: str, delay: float) -> None:
         now = run.clock.now()
         due = now + int(delay * 1000)
-        run.record(Faltered(code, message, due, effect.attempt, effect.step, at=now, slot=self._slot(run)))
+        run.record(Faltered(code, message, due, effect.attempt, effect.step, at=now, slot=run.slot()))
 
-    def _slot(self, run: Run) -> Slot | None:
-        return run.machine.slot(run.elapsed_ms if run.agent.budget.seconds is not None else 0)
+
+def _sound_parts(response: ModelResponse) -> tuple[Part, ...]:
+    """The parts of an answer, normalised. Refuses what no store could give back."""
+    usage: object = response.usage
+    if usage is not None and not (isinstance(usage, Usage) and _countable(usage)):
+        raise InvalidInput(f"the provider reported a usage of {usage!r:.200}")
+    if response.stop not in get_args(Stop) or not isinstance(response.model, str):
+        raise InvalidInput(f"the provider stopped with {response.stop!r:.80}, as model {response.model!r:.80}")
+    return tuple([clean_part(p) for p in response.all_parts()])
+
+
+def _countable(usage: Usage) -> bool:
+    *counts, cost = astuple(usage)
+    return all(type(n) is int and 0 <= n < 2**53 for n in counts) and isinstance(cost, int | float) and 0 <= cost < inf

@@ -22,6 +22,10 @@ class Leaving(Exception):
     """The Runtime is being left; the turn stays open for whoever comes next."""
 
 
+class SelfCancelled(Exception):
+    """The work was cancelled, but not by us: something inside it gave up."""
+
+
 class Gate:
     """What a turn in this process listens to besides its own work.
 
@@ -66,8 +70,9 @@ class Gate:
 
     def _shut(self) -> None:
         self.wake()
-        if self._guarded is not None:
-            self._guarded.cancel()
+        guarded, self._guarded = self._guarded, None
+        if guarded is not None:  # once: a cancel request and the end of the Runtime may come together
+            guarded.cancel()
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -97,6 +102,8 @@ class Gate:
             result = await work
         except asyncio.CancelledError:
             self._guarded = None
+            if task.cancelling() == 0:
+                raise SelfCancelled("CancelledError: the work cancelled itself") from None
             if self.shut and task.uncancel() == 0:
                 self.check()
             raise

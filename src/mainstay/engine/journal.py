@@ -82,8 +82,11 @@ class Journal:
 
     async def flush(self, waits: tuple[WaitRow, ...] = (), park: tuple[str, ...] = ()) -> Appended | None:
         """Make everything recorded durable; None when there was nothing to do."""
+        if not self._pending and not waits and not park and self._quiet():
+            return None
         async with self._writing:
-            await self._settle()
+            if self._doubtful is not None:
+                await self._settle()
             if not self._pending and not waits and not park:
                 return None
             pending, referred = list(self._pending), len(self._blobs)
@@ -94,6 +97,10 @@ class Journal:
             del self._pending[: len(pending)], self._blobs[:referred]
             self._ordinal += len(nodes)
             return await self._settle()
+
+    def _quiet(self) -> bool:
+        """Nothing is on its way to the store and nothing is in doubt."""
+        return self._doubtful is None and not self._writing.locked()
 
     async def _settle(self) -> Appended | None:
         """Send the append that is due, until the store has answered it."""

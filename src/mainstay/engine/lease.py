@@ -129,9 +129,7 @@ class Worker:
     async def claimable(self) -> tuple[list[SessionRow], set[str]]:
         """Open turns that nobody alive works on, and the workers found gone."""
         rows = [r for r in await self._store.open_sessions() if r.state == "open" and r.owner != self.id]
-        if not rows:
-            return [], set()
-        gone = await self.gone() if any(r.owner is not None for r in rows) else set()
+        gone = await self.gone()
         known = {w.id for w in await self._store.workers()}
         return [r for r in rows if r.owner is None or r.owner in gone or r.owner not in known], gone
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct
 
 from mainstay.ports.host import Random
@@ -17,9 +19,9 @@ class RetryPolicy(Struct, frozen=True):
 
     def delay(self, attempt: int, asked: float | None, random: Random) -> float:
         """Seconds to wait after failed attempt number `attempt`; what the other side asked for goes first."""
-        if asked is not None:
+        if isinstance(asked, int | float) and not math.isnan(asked):
             return min(max(asked, 0.0), self.asked_cap)
-        wait = min(self.base * float(2 ** (attempt - 1)), self.cap)
+        wait = min(self.base * 2.0 ** min(attempt - 1, 60), self.cap)
         return wait * (1 - random.bits(16) / 65536 / 4)
 
 

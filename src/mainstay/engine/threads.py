@@ -15,12 +15,13 @@ IDLE_SECONDS = 30.0
 class Threads:
     """As many threads as there is work at once, kept for a while. One instance per Runtime and loop."""
 
-    def __init__(self, name: str = "mainstay-tool") -> None:
-        self._name = name
+    def __init__(self, name: str = "mainstay-tool", idle_seconds: float = IDLE_SECONDS) -> None:
+        self._name, self._idle_seconds = name, idle_seconds
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
         self._count = 0
+        self._closed = False
 
     def run(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
         """Run `work` with a copy of the caller's context variables. Cancelling the future does not stop it."""
@@ -53,7 +54,7 @@ class Threads:
     def _serve(self) -> None:
         while True:
             try:
-                body = self._queue.get(timeout=IDLE_SECONDS)
+                body = self._queue.get(timeout=self._idle_seconds)
             except queue.Empty:
                 with self._lock:
                     if self._idle > 0:
@@ -64,11 +65,14 @@ class Threads:
                 return
             body()
             with self._lock:
+                if self._closed:
+                    return
                 self._idle += 1
 
     def close(self) -> None:
         """Let idle threads go. Those at work end with it."""
         with self._lock:
+            self._closed = True
             idle, self._idle = self._idle, 0
         for _ in range(idle):
             self._queue.put(None)
@@ -79,7 +83,8 @@ def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | Non
         return
     if error is None:
         future.set_result(result)
-    elif isinstance(error, StopIteration):
-        future.set_exception(RuntimeError(f"the function raised StopIteration({error})"))
+    elif isinstance(error, StopIteration | GeneratorExit):
+        # Inside a coroutine these would end whoever waits, not reach it.
+        future.set_exception(RuntimeError(f"the function raised {error!r}"))
     else:
         future.set_exception(error)

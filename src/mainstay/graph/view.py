@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from mainstay.model.ids import call_id
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message
-from mainstay.model.outcome import Finished, Incomplete, Outcome
+from mainstay.model.outcome import Finished, Incomplete, Outcome, Waiting
 from mainstay.model.record import Closed, Ended, Framed, Record, Replied, Started
 from mainstay.model.tool import Cancelled, ToolRecord
 from mainstay.model.transcript import Transcript, calls_of
@@ -58,9 +58,10 @@ class TurnView(Struct, frozen=True):
 
 
 def turn_view(turn_id: str, records: Iterable[Record]) -> TurnView:
-    """Read a committed turn."""
+    """Read a turn that is committed, or that waits: then calls without an outcome are not shown as ended."""
     transcript, usage, outcome = Transcript(), Usage(), None
     calls: dict[str, ToolRecord] = {}
+    ended: set[str] = set()
     for record in records:
         transcript.add(record)
         if isinstance(record, Closed):
@@ -72,6 +73,7 @@ def turn_view(turn_id: str, records: Iterable[Record]) -> TurnView:
         elif isinstance(record, Started):
             calls[record.call] = replace(calls[record.call], args=record.args)
         elif isinstance(record, Ended):
+            ended.add(record.call)
             calls[record.call] = replace(
                 calls[record.call],
                 outcome=record.outcome,
@@ -80,7 +82,8 @@ def turn_view(turn_id: str, records: Iterable[Record]) -> TurnView:
                 duration_ms=record.ms,
             )
     assert outcome is not None, "a committed turn has an outcome"
-    return TurnView(with_text(outcome, transcript.messages), usage, transcript.messages, list(calls.values()))
+    shown = [call for key, call in calls.items() if key in ended or not isinstance(outcome, Waiting)]
+    return TurnView(with_text(outcome, transcript.messages), usage, transcript.messages, shown)
 
 
 def with_text(outcome: Outcome, messages: list[Message]) -> Outcome:

@@ -58,6 +58,14 @@ def _plain_text(text: object) -> str:
     return str.__str__(text)
 
 
+def error_text(error: BaseException) -> str:
+    """What an exception says, whatever its own `__str__` does."""
+    try:
+        return clean_text(str(error))
+    except Exception:
+        return "(it cannot be shown)"
+
+
 def clean(value: Any, depth: int = 0) -> Any:
     """`value` as plain JSON that every store holds alike. Raises InvalidInput for what is not JSON."""
     kind = type(value)
@@ -71,9 +79,9 @@ def clean(value: Any, depth: int = 0) -> Any:
         return value if math.isfinite(value) else _odd_float(value)
     if depth >= MAX_DEPTH:
         raise InvalidInput(f"the value is nested deeper than {MAX_DEPTH} levels: flatten it")
-    if isinstance(value, Mapping):
+    if kind is dict or isinstance(value, Mapping):
         return {clean_text(k) if type(k) is str else _key(k): clean(v, depth + 1) for k, v in value.items()}
-    if isinstance(value, list | tuple):
+    if kind is list or isinstance(value, list | tuple):
         return [clean(item, depth + 1) for item in value]
     return _foreign(value, depth)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
@@ -52,6 +52,10 @@ class Message(Struct, frozen=True):
 
     role: Role
     parts: Sequence[Part] = ()
+
+    if TYPE_CHECKING:
+
+        def __init__(self, role: Role, parts: str | Iterable[Part] = ()) -> None: ...
 
     def __post_init__(self) -> None:
         given: object = self.parts

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct, field
 
 from mainstay.model.message import Message, Part, ResultStatus, ToolCall, ToolResult
-from mainstay.model.outcome import Outcome
+from mainstay.model.outcome import Outcome, Waiting
 from mainstay.model.record import Closed, Ended, Framed, Record, Replied, Said, Slot
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome
 
@@ -40,7 +40,8 @@ class Transcript(Struct):
             # What the turn gathered last came after the reply that rides here.
             if record.reply is not None:
                 self.add(record.reply)
-            self.pair(record.outcome)
+            if not isinstance(record.outcome, Waiting):
+                self.pair(record.outcome)
         slot = getattr(record, "slot", None)
         if slot is not None:
             self._gathered(slot)
@@ -91,9 +92,9 @@ def told(outcome: ToolOutcome) -> object:
             return {"error": "denied", "message": reason or "the call was not approved"}
         case Cancelled(reason=reason):
             return {"error": "cancelled", "message": reason or "the call was cancelled"}
-        case OutcomeUnknown(reason=reason):
+        case _:
             return {
                 "error": "outcome_unknown",
-                "message": f"{reason}: the call may or may not have taken effect and was not repeated; "
+                "message": f"{outcome.reason}: the call may or may not have taken effect and was not repeated; "
                 "check before you call it again",
             }

@@ -152,6 +152,14 @@ class Resolve(Write[Resolved], frozen=True):
     agents: tuple[str, ...] = ()
 
 
+class Resume(Write[SessionRow | None], frozen=True):
+    """A person had a look: a stuck turn may be worked on again. None: the session has no stuck turn."""
+
+    session_id: str
+    at: int
+    worker: str | None = None
+
+
 class Release(Write[None], frozen=True):
     """Give up an open turn, to whoever claims it next; with `stuck`, to nobody until a person looks."""
 

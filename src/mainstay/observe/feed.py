@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from mainstay.errors import InvalidCursor
 from mainstay.model.event import AnyEvent, Event, Gap, TextDelta
@@ -22,7 +23,7 @@ REPLAY_SECONDS = 120.0
 class Channel:
     """Recent events of one session. `first` is the position of the oldest kept, `next` of the one to come."""
 
-    __slots__ = ("_events", "_feed", "_times", "_waiters", "first", "next", "session_id")
+    __slots__ = ("__weakref__", "_events", "_feed", "_times", "_waiters", "first", "next", "session_id")
 
     def __init__(self, feed: Feed, session_id: str) -> None:
         self._feed, self.session_id = feed, session_id
@@ -38,10 +39,13 @@ class Channel:
         if len(self._events) > REPLAY_EVENTS:
             self._drop()
         if self._waiters:
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self.wake()
+
+    def wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def trim(self, before: float) -> None:
         """Forget what is older than the replay time."""
@@ -70,11 +74,13 @@ class Channel:
         self._waiters.append(waiter)
 
     async def read(self, position: int, reason: str = "") -> AsyncGenerator[AnyEvent, None]:
-        """Events from `position` on, for ever. With `reason`, a gap comes first."""
+        """Events from `position` on, until the feed is closed. With `reason`, a gap comes first."""
         if reason:
             yield self.gap(reason)
         while True:
             taken = self.take(position)
+            if taken is None and self._feed.closed:
+                return
             if taken is None:
                 waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self.wake_next(waiter)
@@ -93,11 +99,21 @@ class Feed:
     def __init__(self, incarnation: str, monotonic: Callable[[], float]) -> None:
         self.incarnation, self.monotonic = incarnation, monotonic
         self._channels: dict[str, Channel] = {}
+        # Channels without events, for as long as a reader holds one: what is published later must reach it.
+        self._quiet: WeakValueDictionary[str, Channel] = WeakValueDictionary()
+        self.closed = False
+
+    def close(self) -> None:
+        """Readers see what there is, and then the end."""
+        self.closed = True
+        for channel in (*self._channels.values(), *self._quiet.values()):
+            channel.wake()
 
     def channel(self, session_id: str) -> Channel:
         channel = self._channels.get(session_id)
         if channel is None:
-            channel = self._channels[session_id] = Channel(self, session_id)
+            quiet = self._quiet.get(session_id)
+            channel = self._channels[session_id] = Channel(self, session_id) if quiet is None else quiet
         return channel
 
     def cursor(self, session_id: str, position: int) -> str:
@@ -121,7 +137,7 @@ class Feed:
         for session_id, channel in list(self._channels.items()):
             channel.trim(before)
             if not channel.busy and channel.next == 0:
-                del self._channels[session_id]
+                self._quiet[session_id] = self._channels.pop(session_id)
 
 
 class TurnEvents:
@@ -155,7 +171,7 @@ def _parse(cursor: str, session_id: str) -> tuple[str, int]:
     try:
         incarnation, position, owner = cursor.split(":", 2)
         number = int(position)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, TypeError):
         raise InvalidCursor(cursor, "is not a cursor") from None
     if owner != session_id:
         raise InvalidCursor(cursor, f"belongs to session {owner!r}, not {session_id!r}")

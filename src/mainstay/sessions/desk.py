@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mainstay.engine.lease import Worker
-from mainstay.errors import RuntimeClosed, StoreInherited, UnknownSession, WrongLoop
-from mainstay.model.ids import mint
+from mainstay.errors import RuntimeClosed, SessionDeleted, StoreInherited, TurnFailed, UnknownSession, WrongLoop
+from mainstay.model.ids import mint, turn_id
 from mainstay.model.session import Answer, CancelRequest, SessionRow
 from mainstay.model.write import Resolve, Resolved
 from mainstay.observe.feed import Feed
@@ -71,10 +71,16 @@ class Desk:
         row = await self.store.session(session_id)
         if row is None:
             raise UnknownSession(session_id)
+        if row.deleted:
+            raise SessionDeleted(session_id)
+        turn = await self.turns.joined(row, turn)
         result = await self.turns.read_result(row, turn)
         if result is None and row.turn == turn and row.state == "parked":
             return await self.turns.read_parked(row)
-        return result
+        if result is None and row.turn == turn and row.state == "stuck":
+            # Nobody works on it until a person looks: whoever waits must hear why.
+            raise TurnFailed(turn_id(session_id, turn), "stuck", {"reason": row.reason})
+        return result or await self.turns.read_refused(row, turn)
 
     async def resolve(self, wait_id: str, answer: Answer | None) -> Resolved:
         """Resolve a wait, and see to it that its turn goes on."""

@@ -53,8 +53,12 @@ class Inbox:
             return accepted
         if accepted.opened and worker is not None:
             self._turns.launch(accepted.row, record)
-        elif kind != "queue" and (run := self._turns.resident(session_id).run) is not None:
-            run.journal.mail = True
+        elif kind != "queue":
+            resident = self._turns.resident(session_id)
+            if resident.run is not None:
+                resident.run.journal.mail = True
+            else:
+                resident.mail = True
         return accepted
 
 

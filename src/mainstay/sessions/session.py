@@ -14,6 +14,8 @@ from mainstay.engine.waits import wait_id
 from mainstay.errors import (
     AlreadyAnswered,
     InvalidInput,
+    KeyConflict,
+    NotFound,
     SessionDeleted,
     UnknownCall,
     UnknownNode,
@@ -22,18 +24,16 @@ from mainstay.errors import (
 )
 from mainstay.graph.tree import forkable, turns
 from mainstay.model import ids
-from mainstay.model.codec import clean, clean_text
+from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.event import AnyEvent, Gap, TurnCommitted, WaitingFor
 from mainstay.model.message import Message, Text
 from mainstay.model.outcome import PendingCall
 from mainstay.model.record import Ended
 from mainstay.model.session import Answer, CancelRequest, SessionRow
 from mainstay.model.tool import OutcomeUnknown
-from mainstay.model.write import Accepted, Branch, Cancel, CancelReceipt, Resolved
+from mainstay.model.write import Accepted, Branch, Cancel, CancelReceipt, Resolved, Resume
 from mainstay.sessions.desk import Desk
 from mainstay.sessions.result import TurnResult
-
-_PENDING = msgspec.json.Decoder(PendingCall).decode
 
 
 class Receipt:
@@ -131,7 +131,7 @@ class Session:
         if row is None:
             return []
         self._usable(row)
-        return [_PENDING(w.body) for w in await self._desk.store.waits(row.sid) if w.state == "open"]
+        return list(await self._desk.turns.pending(row))
 
     def observe(self, cursor: str | None = None) -> AsyncIterator[AnyEvent]:
         """Live events after `cursor`, or from now on, for ever. A gap is an event."""
@@ -161,13 +161,21 @@ class Session:
             self._desk.cancelled(receipt.row, request, receipt.turn)
         return receipt.status
 
+    async def resume(self) -> bool:
+        """Work again on a turn that got stuck (`doctor` says why). False when none is."""
+        self._desk.check()
+        row = await self._desk.store.write(Resume(self.id, self._desk.clock.now(), self._desk.worker_for(self.agent)))
+        if row is not None:
+            self._desk.goes_on(row)
+        return row is not None
+
     async def approve(self, call_id: str, *, by: str = "host") -> None:
         """Let a call run that its tool declared with `approval="ask"`."""
-        await self._answer(call_id, "approval", Answer("approved", by=by))
+        await self._answer(call_id, "approval", Answer("approved", by=clean_text(by)))
 
     async def reject(self, call_id: str, reason: str = "", *, by: str = "host") -> None:
         """Refuse such a call; the model is told the reason."""
-        await self._answer(call_id, "approval", Answer("rejected", reason=clean_text(reason), by=by))
+        await self._answer(call_id, "approval", Answer("rejected", reason=clean_text(reason), by=clean_text(by)))
 
     async def settle(
         self,
@@ -185,7 +193,9 @@ class Session:
         """
         if verdict not in ("rerun", "done", "failed"):
             raise InvalidInput(f"settle a call as 'rerun', 'done' or 'failed', not {verdict!r}")
-        answer = Answer(verdict, clean(value), clean_text(reason), by)
+        answer = Answer(verdict, clean(value), clean_text(reason), clean_text(by))
+        encode_checked(answer, "the settlement")
+        _split(call_id, 3, UnknownCall(call_id, "this is no call id"))
         try:
             await self._answer(call_id, "recovery", answer)
         except UnknownCall:
@@ -216,14 +226,20 @@ class Session:
 
     async def _answer(self, call_id: str, kind: str, answer: Answer) -> None:
         self._desk.check()
-        if ids.split(call_id, 3)[0] != self.id:
+        if _split(call_id, 3, UnknownCall(call_id, "this is no call id"))[0] != self.id:
             raise UnknownCall(call_id, "it belongs to another session")
-        resolved: Resolved = await self._desk.resolve(wait_id(call_id, kind), answer)
+        resolved: Resolved = await self._desk.resolve(await self._newest_wait(wait_id(call_id, kind)), answer)
         if resolved.status == "unknown":
             raise UnknownCall(call_id)
         if resolved.status == "already_resolved":
             assert resolved.wait is not None
             raise AlreadyAnswered(f"call {call_id}", msgspec.json.decode(resolved.wait.answer or b"null"))
+
+    async def _newest_wait(self, name: str) -> str:
+        """The wait about the newest attempt of a call, if there were several."""
+        row = await self._desk.store.session(self.id)
+        waits = [] if row is None else [w.id for w in await self._desk.store.waits(row.sid)]
+        return max([name, *[w for w in waits if w.startswith(f"{name}#")]], key=lambda w: (len(w), w))
 
     async def _annotate(self, call_id: str, answer: Answer) -> None:
         """Tell the session about a call that is over: a note that the next turn reads."""
@@ -238,7 +254,10 @@ class Session:
                 told += f"; value: {msgspec.json.encode(answer.value).decode()}" if answer.value is not None else ""
                 told += f"; {answer.reason}]" if answer.reason else "]"
                 key = f"settle {call_id}"
-                await self._desk.inbox.accept(self.id, self.agent, Message("user", (Text(told),)), "note", key)
+                try:
+                    await self._desk.inbox.accept(self.id, self.agent, Message("user", (Text(told),)), "note", key)
+                except KeyConflict:
+                    raise AlreadyAnswered(f"call {call_id}", "another settlement") from None
                 return
         raise UnknownCall(call_id)
 
@@ -252,7 +271,8 @@ class Session:
         elif at.startswith(f"{self.id}.") and at.count(".") == self.id.count(".") + 1:
             turn, ordinal = ids.split(at, 1)[1][0], None
         else:
-            session_id, (turn, ordinal) = ids.split(at, 2)
+            malformed = UnknownNode(at, "this is no node id: use a turn's id, or <turn>.<ordinal>")
+            session_id, (turn, ordinal) = _split(at, 2, malformed)
             if session_id != self.id:
                 raise UnknownNode(at, f"it is not a node of session {self.id!r}")
         found = turns(await load(self._desk.store, row.sid, turn, turn)) if 0 < turn < row.next else []
@@ -265,6 +285,13 @@ class Session:
         return turn, ordinal
 
 
+def _split(text: str, parts: int, otherwise: NotFound) -> tuple[str, tuple[int, ...]]:
+    try:
+        return ids.split(text, parts)
+    except UnknownTurn:
+        raise otherwise from None
+
+
 class TurnStream:
     """A turn under watch. Iterating ends when the turn commits or parks; leaving early does not stop the turn."""
 
@@ -273,6 +300,7 @@ class TurnStream:
         self._channel = session._desk.feed.channel(session.id)
         self._position = 0
         self._done: asyncio.Task[TurnResult[Any]] | None = None
+        self._left = False
         self.turn_id = ""
 
     async def __aenter__(self) -> TurnStream:
@@ -288,9 +316,14 @@ class TurnStream:
     ) -> None:
         if self._done is not None and not self._done.done():
             self._done.cancel()
+            self._left = True
 
     async def result(self) -> TurnResult[Any]:
-        """How the turn ended or parked."""
+        """How the turn ended or parked; also after leaving, which only stopped the watching."""
+        if self._left:
+            return await self._session.result(self.turn_id)
+        if self._task().cancelled():  # it was left early, and the turn goes on
+            return await self._session.result(self.turn_id)
         return await asyncio.shield(self._task())
 
     async def __aiter__(self) -> AsyncIterator[AnyEvent]:

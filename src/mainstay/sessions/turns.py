@@ -23,16 +23,17 @@ from mainstay.engine.gate import Leaving
 from mainstay.engine.journal import Journal, load
 from mainstay.engine.lease import Worker
 from mainstay.engine.supervisor import Supervisor
-from mainstay.errors import Fenced, InternalError, SessionDeleted, StoreDamaged, StoreUnavailable
+from mainstay.errors import Fenced, SessionDeleted, StoreDamaged, StoreUnavailable
 from mainstay.graph.tree import stretches, turns
 from mainstay.graph.view import View, with_text
 from mainstay.model.effect import CallModel, CancelTurn, Checkpoint, Delivery, Effect, RunTools
 from mainstay.model.event import InputDelivered, TurnCommitted, TurnStarted
-from mainstay.model.ids import turn_id
+from mainstay.model.ids import split, turn_id
 from mainstay.model.llm import Usage
 from mainstay.model.outcome import Outcome, PendingCall, Waiting
 from mainstay.model.record import Closed, Delivered, Record, Replied, Said
 from mainstay.model.session import CancelRequest, SessionRow
+from mainstay.model.tool import Cancelled
 from mainstay.model.write import CancelWon, Claim, Committed, Release, Scope
 from mainstay.observe.feed import Feed, TurnEvents
 from mainstay.sessions.definition import Definition
@@ -51,15 +52,16 @@ KEEP_MESSAGES = 400_000
 class Resident:
     """What this process keeps of a session: its view, the running turn, and who waits for results by turn."""
 
-    __slots__ = ("cancel", "run", "session_id", "task", "view", "waiters")
+    __slots__ = ("cancel", "mail", "run", "session_id", "task", "view", "waiters")
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         self.view: View | None = None
         self.run: Run | None = None
         self.task: asyncio.Task[None] | None = None
-        # A cancel request for the turn that is just being loaded.
+        # What came for the turn that is just being loaded: a cancel request, an input.
         self.cancel: tuple[int, CancelRequest] | None = None
+        self.mail = False
         self.waiters: dict[int, list[asyncio.Future[TurnResult[Any]]]] = {}
 
     @property
@@ -105,11 +107,16 @@ class Turns:
     def residents(self) -> list[Resident]:
         return list(self._residents.values())
 
-    def forget(self, session_id: str) -> None:
-        """The session changed behind our back: what we remember of it is stale."""
+    def deleted(self, session_id: str) -> None:
+        """The session is gone: stop what runs of it, and tell who waits."""
         found = self._residents.get(session_id)
-        if found is not None:
-            found.view = None
+        if found is None:
+            return
+        found.view = None
+        if found.run is not None:
+            found.run.gate.leave()
+        for turn in list(found.waiters):
+            self.tell(session_id, turn, SessionDeleted(session_id))
 
     def _evict(self) -> None:
         """Drop what is idle longest; it is read again when needed."""
@@ -139,13 +146,27 @@ class Turns:
             else:
                 future.set_result(result)
 
+    async def joined(self, row: SessionRow, turn: int) -> int:
+        """The turn that an input opened, or was delivered into."""
+        found = turns(await load(self._store, row.sid, turn, turn))
+        return turn if not found or found[0].joined is None else found[0].joined
+
+    async def read_refused(self, row: SessionRow, turn: int) -> TurnResult[Any] | None:
+        """How a queued input will end that was cancelled before its turn came: there is nothing to wait for."""
+        mail = next((m for m in await self._store.inbox(row.sid) if m.input == turn), None)
+        if mail is None or mail.cancel is None:
+            return None
+        request = decode_cancel(mail.cancel)
+        closed = Closed(Cancelled(request.by, request.reason), Usage())
+        records = [*await self._records(row, turn), closed]
+        past = (await self.view(row)).messages
+        return TurnResult(turn_id(row.id, turn), row.id, closed.outcome, closed.usage, records, past)
+
     async def read_result(self, row: SessionRow, turn: int) -> TurnResult[Any] | None:
         """How a turn ended, from disk; None when it has not."""
         found = turns(await load(self._store, row.sid, turn, turn))
         if not found:
             return None
-        if found[0].joined is not None:
-            return await self.read_result(row, found[0].joined)
         closed = found[0].closed
         if closed is None:
             return None
@@ -164,12 +185,16 @@ class Turns:
             definition.revive if definition else None,
         )
 
+    async def pending(self, row: SessionRow) -> tuple[PendingCall, ...]:
+        """What the open turn waits for, in the order in which it was asked for."""
+        waits = [decode_pending(w.body) for w in await self._store.waits(row.sid) if w.state == "open"]
+        return tuple(sorted(waits, key=lambda p: split(p.call_id, 3)[1]))
+
     async def read_parked(self, row: SessionRow) -> TurnResult[Any]:
         """A turn that waits, from disk."""
         assert row.turn is not None
         records = await self._records(row, row.turn)
-        waits = [w for w in await self._store.waits(row.sid) if w.state == "open" and w.turn == row.turn]
-        outcome = Waiting(tuple(decode_pending(w.body) for w in waits))
+        outcome = Waiting(await self.pending(row))
         usage = sum((usage_of(r) for r in records if isinstance(r, Replied)), Usage())
         view = await self._view(self.resident(row.id), row)
         closed = Closed(outcome, usage)
@@ -181,7 +206,8 @@ class Turns:
         """Work on the open turn of a session we own. `opening` spares reading an input that was just accepted."""
         resident = self.resident(row.id)
         if resident.task is not None:
-            raise InternalError(f"session {row.id} is worked on already")
+            # The turn before is committed and its task has not heard of it yet (a lost reply): it goes on with this.
+            return
         resident.task = self._supervisor.spawn(self._work(resident, row, opening), f"session {row.id}")
 
     async def claim(self, row: SessionRow) -> bool:
@@ -244,7 +270,8 @@ class Turns:
         events = TurnEvents(self._feed.channel(row.id), name, asyncio.get_running_loop())
         run = resident.run = Run(scope, machine, journal, events, self._clock, definition)
         run.history, run.records, run.interrupted = view.prompt(), records, row.takeovers
-        journal.mail = opening is None or scope.turn > 1
+        journal.mail = opening is None or scope.turn > 1 or resident.mail
+        resident.mail = False
         if row.cancel is not None:
             run.gate.cancel(decode_cancel(row.cancel))
         elif resident.cancel is not None and resident.cancel[0] == scope.turn:
@@ -254,6 +281,8 @@ class Turns:
         try:
             end = await self._drive(run, row)
         except Leaving:
+            self._dispatcher.withdraw(run)
+            await journal.flush()
             await self._let_go(scope)
             return None
         finally:
@@ -286,7 +315,7 @@ class Turns:
             result = TurnResult[Any](
                 run.turn_id, scope.session_id, outcome, machine.state.usage, _as_closed(run, outcome), past
             )
-            self.tell(scope.session_id, scope.turn, result)
+            self._tell_all(run, result)
             return None
         committed, outcome = end
         result = TurnResult(
@@ -301,11 +330,15 @@ class Turns:
         machine.state.transcript.pair(outcome)
         view.add(scope.turn, machine.messages())
         run.events.emit(TurnCommitted, outcome=outcome)
-        self.tell(scope.session_id, scope.turn, result)
-        for record in run.records:
-            for delivered in _delivered(record):
-                self.tell(scope.session_id, delivered.input, result)
+        self._tell_all(run, result)
         return committed.row
+
+    def _tell_all(self, run: Run, result: TurnResult[Any]) -> None:
+        """Answer who waits for the turn, and for inputs that were delivered into it."""
+        self.tell(run.scope.session_id, run.scope.turn, result)
+        for record in _as_closed(run, result.outcome):
+            for delivered in _delivered(record):
+                self.tell(run.scope.session_id, delivered.input, result)
 
     async def _let_go(self, scope: Scope) -> None:
         try:
@@ -334,8 +367,11 @@ class Turns:
 
     async def _mail(self, run: Run) -> tuple[Delivered, ...]:
         found = []
+        # A delivery leaves the inbox with the record that tells of it, which may not be written yet.
+        held = {d.input for d in run.machine.state.delivered}
+        held |= {d.input for record in run.records for d in _delivered(record)}
         for row in await self._store.inbox(run.scope.sid):
-            if row.kind == "queue":
+            if row.kind == "queue" or row.input in held:
                 continue
             records = await load(self._store, run.scope.sid, row.input, row.input)
             said = records[0][1] if records else None
@@ -353,12 +389,15 @@ class Turns:
     async def _view(self, resident: Resident, row: SessionRow) -> View:
         """Committed history up to the head: what is remembered, and what others committed since."""
         view = resident.view
-        if view is None or view.head > row.head:
-            view = View()
-        if view.head < row.head or (row.fork is not None and view.head == 0):
-            await self._load_view(row, view, row.head)
-        resident.view = view
-        return view
+        if view is not None and view.head == row.head and (row.fork is None or view.head > 0):
+            return view
+        # A new object: somebody else may be loading the same history, or running on what is remembered.
+        fresh = View()
+        if view is not None and 0 < view.head < row.head:
+            fresh = View(view.head, list(view.messages), view.frame)
+        await self._load_view(row, fresh, row.head)
+        resident.view = fresh
+        return fresh
 
     async def view(self, row: SessionRow) -> View:
         """Committed history of a session, for readers."""

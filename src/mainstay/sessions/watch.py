@@ -10,16 +10,50 @@ import logging
 
 from mainstay.engine.driver import decode_cancel
 from mainstay.engine.lease import Worker
-from mainstay.errors import StoreError
-from mainstay.model.session import SessionRow
+from mainstay.errors import MainstayError, StoreError
+from mainstay.model.session import SessionRow, WaitRow
 from mainstay.model.write import Retire
+from mainstay.ports.host import Clock
 from mainstay.sessions.desk import Desk
+from mainstay.sessions.turns import decode_pending
 
 log = logging.getLogger("mainstay.sessions")
 
 PERIOD = 0.25
+TRIM_SECONDS = 5.0
+STEP_MS = 1000
+"""A clock that is nudged into step moves by less between two looks."""
 RECOVER_AT_ONCE = 256
 """Takeovers under way at the same time: a start after a crash must not starve the host."""
+
+
+class Steps:
+    """Steps of the wall clock, seen against the monotonic one: they neither end a wait early nor prolong it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._steps = clock, list[tuple[int, int]]()
+        self._base = self._offset()
+        self.back = 0
+
+    def _offset(self) -> int:
+        return self._clock.now() - round(self._clock.monotonic() * 1000)
+
+    def look(self) -> int:
+        """The time now, after taking note of a step since the last look."""
+        now, step = self._clock.now(), self._offset() - self._base
+        if abs(step) > STEP_MS:
+            self._base += step
+            self._steps.append((now - step, now))
+            self.back += max(-step, 0)
+        return now
+
+    def due(self, wait: WaitRow) -> int:
+        """When a wait is due on today's clock. One set shortly before a step backwards counts as set after it."""
+        since, due = decode_pending(wait.body).since, wait.due or 0
+        for before, after in self._steps:
+            if since <= min(before, after):
+                since, due = since + after - before, due + after - before
+        return due
 
 
 class Watch:
@@ -28,11 +62,12 @@ class Watch:
     def __init__(self, desk: Desk, worker: Worker, runs: bool) -> None:
         self._desk, self._worker, self._runs = desk, worker, runs
         self._recovering = asyncio.Semaphore(RECOVER_AT_ONCE)
-        self._judged = 0.0
+        self._judged = self._trimmed = desk.clock.monotonic()
+        self._steps = Steps(desk.clock)
         self._unattended: set[str] = set()
 
     async def watch(self) -> None:
-        """For ever. A store in trouble is tried again; everything else that fails here is a bug and is seen."""
+        """For ever. A store in trouble is tried again; everything else that fails here is a bug, and is logged."""
         first = True
         while True:
             try:
@@ -40,6 +75,8 @@ class Watch:
                 first = False
             except StoreError as error:
                 log.warning("cannot look at the store: %s", error)
+            except Exception:
+                log.exception("a fault of ours; the watch goes on for everybody else")
             await asyncio.sleep(PERIOD)
 
     async def _look(self, first: bool) -> None:
@@ -51,10 +88,18 @@ class Watch:
             await self._take_over()
         if changed:
             await self._notice()
-        for wait in await desk.store.waits(due=clock.now()) if self._runs else ():
-            await desk.resolve(wait.id, None)
-        if due:
+        if self._runs:
+            await self._expire()
+        if clock.monotonic() - self._trimmed >= TRIM_SECONDS:
+            self._trimmed = clock.monotonic()
             desk.feed.trim()
+
+    async def _expire(self) -> None:
+        """End the waits whose time is up."""
+        now = self._steps.look()
+        for wait in await self._desk.store.waits(due=now + self._steps.back):
+            if self._steps.due(wait) <= now:
+                await self._desk.resolve(wait.id, None)
 
     async def _take_over(self) -> None:
         """Claim every open turn of ours that nobody alive works on."""
@@ -88,7 +133,8 @@ class Watch:
             if resident.run is None and not resident.waiters:
                 continue
             row = await desk.store.session(resident.session_id)
-            if row is None:
+            if row is None or row.deleted:
+                desk.turns.deleted(resident.session_id)
                 continue
             run = resident.run
             if run is not None:
@@ -102,6 +148,10 @@ class Watch:
 
     async def _tell(self, session_id: str, turns: list[int]) -> None:
         for turn in turns:
-            result = await self._desk.on_disk(session_id, turn)
-            if result is not None:
-                self._desk.turns.tell(session_id, turn, result)
+            try:
+                result = await self._desk.on_disk(session_id, turn)
+            except MainstayError as error:
+                self._desk.turns.tell(session_id, turn, error)
+            else:
+                if result is not None:
+                    self._desk.turns.tell(session_id, turn, result)

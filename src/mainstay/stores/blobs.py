@@ -8,13 +8,14 @@ comes first, no row ever points at nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from mainstay.errors import BlobMissing, StoreDamaged
+from mainstay.errors import BlobMissing, StoreDamaged, StoreUnavailable
 
 
 class FileBlobs:
@@ -30,7 +31,7 @@ class FileBlobs:
         return await asyncio.to_thread(self.read, digest)
 
     def path(self, digest: str) -> Path:
-        if len(digest) != 64 or not all(c in "0123456789abcdef" for c in digest):
+        if not _is_digest(digest):
             raise BlobMissing(digest)
         return self.folder / digest[:2] / digest[2:]
 
@@ -40,8 +41,14 @@ class FileBlobs:
     def write(self, data: bytes) -> str:
         digest = hashlib.sha256(data).hexdigest()
         path = self.path(digest)
-        if path.exists():
-            return digest
+        if not path.exists():
+            try:
+                self._write(path, data)
+            except OSError as error:
+                raise StoreUnavailable(f"cannot write a blob to {path.parent}: {error.strerror}") from error
+        return digest
+
+    def _write(self, path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
         try:
@@ -54,13 +61,14 @@ class FileBlobs:
             temporary.unlink(missing_ok=True)
         for folder in (path.parent, self.folder, self.folder.parent):
             _sync_folder(folder)
-        return digest
 
     def read(self, digest: str) -> bytes:
         try:
             data = self.path(digest).read_bytes()
         except FileNotFoundError:
             raise BlobMissing(digest) from None
+        except OSError as error:
+            raise StoreUnavailable(f"cannot read the blob {digest}: {error.strerror}") from error
         if hashlib.sha256(data).hexdigest() != digest:
             raise StoreDamaged(str(self.path(digest)), "the blob's content does not match its name")
         return data
@@ -68,13 +76,18 @@ class FileBlobs:
     def all(self) -> Iterator[str]:
         if not self.folder.exists():
             return
-        for shelf in sorted(self.folder.iterdir()):
-            for file in sorted(shelf.iterdir()):
-                if not file.name.startswith("."):
-                    yield shelf.name + file.name
+        for file in sorted(self.folder.glob("*/*")):
+            if _is_digest(file.parent.name + file.name):  # and not a write under way, or somebody's own file
+                yield file.parent.name + file.name
 
     def remove(self, digest: str) -> None:
-        self.path(digest).unlink(missing_ok=True)
+        """Delete a blob that nobody refers to; one that cannot be deleted is found again by the next sweep."""
+        with contextlib.suppress(OSError):
+            self.path(digest).unlink()
+
+
+def _is_digest(name: str) -> bool:
+    return len(name) == 64 and all(c in "0123456789abcdef" for c in name)
 
 
 def _sync_folder(folder: Path) -> None:

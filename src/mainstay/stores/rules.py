@@ -47,6 +47,7 @@ from mainstay.model.write import (
     Release,
     Resolve,
     Resolved,
+    Resume,
     Retire,
     Scope,
     Write,
@@ -197,7 +198,7 @@ def append(rows: Rows, write: Append) -> Appended:
         _take(rows, scope, write.take)
         for wait in write.waits:
             known = rows.wait(wait.id)
-            if known is None or (known.state == "open" and known.due != wait.due):
+            if known is None or (known.state == "open" and known != wait):
                 rows.put_wait(wait)
         rows.add_blobs(scope.sid, write.blobs)
     park = bool(write.park) and row.cancel is None and _all_open(rows, write.park)
@@ -327,6 +328,15 @@ def _cancel_queued(rows: Rows, row: SessionRow, turn: int, request: CancelReques
     return CancelReceipt("requested", turn, row)
 
 
+def resume(rows: Rows, write: Resume) -> SessionRow | None:
+    row = rows.session(write.session_id)
+    if row is None or row.deleted or row.state != "stuck":
+        return None
+    row = _wake(replace(row, updated=write.at), write.worker)
+    rows.put_session(row)
+    return row
+
+
 def resolve(rows: Rows, write: Resolve) -> Resolved:
     wait = rows.wait(write.wait_id)
     if wait is None or wait.state == "revoked":
@@ -449,6 +459,7 @@ RULES: dict[type, Callable[[Rows, Any], Any]] = {
     Release: release,
     Cancel: cancel,
     Resolve: resolve,
+    Resume: resume,
     Branch: branch,
     Delete: delete,
     Beat: beat,

@@ -5,7 +5,7 @@ from __future__ import annotations
 MIGRATIONS: dict[int, tuple[str, ...]] = {
     1: (
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
-        # Counts transactions. The same number stands outside the database, so that a lost tail is noticed.
+        # Counts transactions that write no record, so that the lock file can name each one's trace in here.
         "CREATE TABLE tip (one INTEGER PRIMARY KEY CHECK (one = 1), count INTEGER NOT NULL)",
         "INSERT INTO tip VALUES (1, 0)",
         """

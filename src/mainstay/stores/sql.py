@@ -66,6 +66,8 @@ class SqlRows:
         self._do = connection.execute
         self._many = connection.executemany
         self._has_blob = has_blob
+        # Identity of the last record written in this transaction; (0, 0) when records were deleted since.
+        self.last: tuple[int, int] | None = None
 
     def _one(self, sql: str, *args: Any) -> Any:
         return self._do(sql, args).fetchone()
@@ -123,13 +125,18 @@ class SqlRows:
         return None if found is None else found[0]
 
     def add_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> bool:
-        return self._do(ADD_NODE, (place(sid, turn, ordinal), zlib.crc32(body), body)).rowcount == 1
+        where, crc = place(sid, turn, ordinal), zlib.crc32(body)
+        added = self._do(ADD_NODE, (where, crc, body)).rowcount == 1
+        if added:
+            self.last = (where, crc)
+        return added
 
     def add_nodes(self, sid: int, turn: int, nodes: Iterable[Node]) -> None:
         for node in nodes:
-            self._do(ADD_NODE, (place(sid, turn, node.ordinal), zlib.crc32(node.body), node.body))
+            self.add_node(sid, turn, node.ordinal, node.body)
 
     def drop_session_data(self, sid: int) -> None:
+        self.last = (0, 0)
         self._do("DELETE FROM nodes WHERE place BETWEEN ? AND ?", (sid << 36, ((sid + 1) << 36) - 1))
         for table in ("inbox", "keys", "blobs"):
             self._do(f"DELETE FROM {table} WHERE sid = ?", (sid,))

@@ -1,14 +1,13 @@
 """The SQLite store: one file, one writer thread, readers beside it.
 
     agent.db            the database, in WAL mode with synchronous=FULL: what is acknowledged has been synced
-    agent.db-lock       held by whoever writes or checkpoints; it contains the number of transactions so far
+    agent.db-lock       held by whoever writes or checkpoints; it says what was last acknowledged
     agent.db-workers/   one locked file for each live Runtime: the kernel frees the lock when its process dies
     agent.db-blobs/     what is too large for a row
 
 SQLite before 3.51.3 can corrupt a WAL when two connections write and checkpoint at once. Every transaction and
-checkpoint of ours, from any process, therefore runs under the lock, and no connection of ours checkpoints by itself.
-The number in the lock file is written after the commit that made it true: a database that counts less than that has
-lost acknowledged work (a truncated or missing WAL, an old copy) and is refused.
+checkpoint of ours, from any process, therefore runs under the lock, and no connection of ours checkpoints by itself. A
+database that lacks what the lock file says was acknowledged has lost its tail and is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import logging
 import os
 import secrets
 import sqlite3
-import struct
 import zlib
 from collections.abc import Generator
 from pathlib import Path
@@ -31,6 +29,7 @@ from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import SessionFilter, StoreFacts, Write
 from mainstay.stores import rules, schema, sql
 from mainstay.stores.blobs import FileBlobs
+from mainstay.stores.lockfile import LockFile, Noted
 from mainstay.stores.sql import SqlRows, session_row, wait_row
 from mainstay.stores.writer import Done, GroupWriter
 
@@ -43,6 +42,9 @@ CHECKPOINT_WRITES = 2048
 """Fold the WAL back after so many writes: some megabytes. Its file keeps its size, so size says nothing."""
 INLINE_TURNS = 64
 """A read of at most so many turns is done on the event loop: it takes less time than a change of threads."""
+
+DAMAGE = ("malformed", "Could not decode", "unsupported file format")
+"""Damage for which SQLite or its driver has no code of its own."""
 
 HINTS = {
     "SQLITE_FULL": "the disk is full: free space and try again",
@@ -77,15 +79,20 @@ class SqliteStore:
         self._pid = os.getpid()
         self._file = await asyncio.to_thread(WriterFile, self.path, self.blobs)
         self._secret = self._file.secret
-        self._reader = _connect(self.path)
-        self._reader.execute("PRAGMA query_only = 1")
+        try:
+            with _reading(self.path):
+                self._reader = _connect(self.path)
+                self._reader.execute("PRAGMA query_only = 1")
+        except BaseException:
+            self._file.close()
+            raise
         self._writer = GroupWriter(self._file, f"mainstay-writer {self.path.name}")
         self._writer.start()
         self._others = self._file.others()
 
     async def close(self) -> None:
-        if self._writer is None or self._file is None or self._reader is None:
-            return
+        if self._writer is None or self._file is None or self._reader is None or self._pid != os.getpid():
+            return  # a forked child leaves its parent's connections alone
         writer, self._writer = self._writer, None
         await asyncio.to_thread(writer.stop)
         self._reader.close()
@@ -107,7 +114,9 @@ class SqliteStore:
         return cast(R, await self._writer.write(write))
 
     def submit(self, write: Write[Any], done: Done) -> None:
-        if self._writer is None:
+        if self._pid != os.getpid():
+            done(None, StoreInherited(self._pid, os.getpid()))
+        elif self._writer is None:
             done(None, StoreUnavailable(f"the store {self.path} is not open"))
         else:
             self._writer.submit(write, done)
@@ -192,6 +201,7 @@ class SqliteStore:
     async def changed(self) -> bool:
         if self._file is None:
             return False
+        self._live()
         before, self._others = self._others, self._file.others()
         return before != self._others
 
@@ -227,69 +237,67 @@ class WriterFile:
 
     def __init__(self, path: Path, blobs: FileBlobs) -> None:
         self._path, self._blobs = path, blobs
-        with contextlib.suppress(FileExistsError):
-            path.parent.mkdir(parents=True)
         try:
-            self._lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreUnavailable(f"cannot open {path}-lock: {error.strerror}") from None
+            raise StoreUnavailable(f"cannot make the folder {path.parent}: {error.strerror}") from None
+        self._lock = LockFile(Path(f"{path}-lock"))
         self._ours = 0
         self._tip = 0
         self._unfolded = 0
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock.hold()
         try:
             self._connection = self._open()
         except BaseException:
-            os.close(self._lock)
+            self._lock.close()
             raise
-        fcntl.flock(self._lock, fcntl.LOCK_UN)
-        self._rows = SqlRows(self._connection, blobs.has)
+        self._lock.free()
+        self._doomed: set[str] = set()
+        self._rows = SqlRows(self._connection, self._has_blob)
 
     def _open(self) -> sqlite3.Connection:
         """Bring the file to the current schema, or refuse it whole."""
         connection = None
         try:
-            connection = _connect(self._path)
-            _migrate(connection, self._path)
-            count = connection.execute("SELECT count FROM tip").fetchone()[0]
-            self.secret = bytes(connection.execute("SELECT value FROM meta WHERE key = 'secret'").fetchone()[0])
-        except sqlite3.Error as error:
+            with _reading(self._path):
+                connection = _connect(self._path)
+                _migrate(connection, self._path)
+                self._check_tail(connection)
+                self.secret = bytes(connection.execute("SELECT value FROM meta WHERE key = 'secret'").fetchone()[0])
+        except BaseException as error:
             if connection is not None:
                 connection.close()
-            raise _mapped(self._path, error) from error
-        except MainstayError:
-            if connection is not None:
-                connection.close()
+            if isinstance(error, TypeError):  # a row that every store has is missing, or is not what it was
+                raise StoreDamaged(str(self._path), "it lacks its own marks") from error
             raise
-        known = self._read_tip()
-        if count < known:
-            connection.close()
-            lost = known - count
-            raise StoreDamaged(
-                str(self._path),
-                f"{lost} acknowledged transactions are missing, its WAL was cut or removed, or it is an old copy; "
-                f"to accept an old copy on purpose remove {self._path}-lock",
-            )
-        self._write_tip(count)
         return connection
 
-    def _read_tip(self) -> int:
-        data = os.pread(self._lock, 8, 0)
-        return int(struct.unpack("<Q", data)[0]) if len(data) == 8 else 0
-
-    def _write_tip(self, count: int) -> None:
-        os.pwrite(self._lock, struct.pack("<Q", count), 0)
+    def _check_tail(self, connection: sqlite3.Connection) -> None:
+        """Refuse a database that lacks what was acknowledged last."""
+        noted = self._lock.noted()
+        self._tip = connection.execute("SELECT count FROM tip").fetchone()[0]
+        whole = self._tip >= noted.tip
+        if noted.place:
+            found = connection.execute("SELECT crc FROM nodes WHERE place = ?", (noted.place,)).fetchone()
+            whole = whole and found is not None and found[0] == noted.crc
+        if not whole:
+            raise StoreDamaged(
+                str(self._path),
+                "acknowledged transactions are missing: its WAL was cut or removed, or it is an old copy; "
+                f"to accept an old copy on purpose remove {self._path}-lock",
+            )
 
     def others(self) -> int:
         """How many transactions other processes have made: it moves when one of them writes."""
-        return self._read_tip() - self._ours
+        return self._lock.noted().writes - self._ours
 
     # ------------------------------------------------------------------ the writer's backend
 
     def begin(self) -> None:
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock.hold()
+        self._doomed.clear()
+        self._rows.last = None
         self._connection.execute("BEGIN IMMEDIATE")
-        self._tip = self._connection.execute("UPDATE tip SET count = count + 1 RETURNING count").fetchone()[0]
 
     def apply(self, write: Write[Any]) -> Any:
         self._unfolded += 1
@@ -301,10 +309,17 @@ class WriterFile:
         return None if isinstance(write, Sweep) else rules.applied(self._rows, write)
 
     def commit(self) -> None:
+        if self._rows.last is None or self._rows.last == (0, 0):
+            self._tip = self._connection.execute("UPDATE tip SET count = count + 1 RETURNING count").fetchone()[0]
         self._connection.execute("COMMIT")
+        # Under the lock still: whoever refers to one of these later finds it gone.
+        while self._doomed:
+            self._blobs.remove(self._doomed.pop())
         self._ours += 1
-        self._write_tip(self._tip)
-        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        before = self._lock.noted()
+        place, crc = self._rows.last or (before.place, before.crc)
+        self._lock.note(Noted(before.writes + 1, max(self._tip, before.tip), place, crc))
+        self._lock.free()
 
     def rollback(self) -> None:
         try:
@@ -315,9 +330,9 @@ class WriterFile:
             log.error("rollback failed, reopening %s: %s", self._path, error)
             self._connection.close()
             self._connection = _connect(self._path)
-            self._rows = SqlRows(self._connection, self._blobs.has)
+            self._rows = SqlRows(self._connection, self._has_blob)
         finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._lock.free()
 
     def mapped(self, error: Exception) -> MainstayError:
         if isinstance(error, sqlite3.Error):
@@ -334,29 +349,33 @@ class WriterFile:
         self.checkpoint("PASSIVE")
 
     def checkpoint(self, mode: str) -> None:
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock.hold()
         try:
             self._connection.execute(f"PRAGMA wal_checkpoint({mode})")
         except sqlite3.Error as error:
             log.warning("checkpoint of %s failed, it is tried again later: %s", self._path, error)
         finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._lock.free()
 
     def _sweep(self) -> int:
-        """Inside the write transaction, so that nobody can add a reference meanwhile."""
-        removed = 0
-        for digest in list(self._blobs.all()):
+        """Find orphans inside the transaction, where nobody can add a reference meanwhile; they go when it is through.
+
+        Deleted at once, a blob would be missing if a rollback brought its last reference back.
+        """
+        for digest in self._blobs.all():
             if self._connection.execute("SELECT 1 FROM blobs WHERE digest = ? LIMIT 1", (digest,)).fetchone() is None:
-                self._blobs.remove(digest)
-                removed += 1
-        return removed
+                self._doomed.add(digest)
+        return len(self._doomed)
+
+    def _has_blob(self, digest: str) -> bool:
+        return digest not in self._doomed and self._blobs.has(digest)
 
     def close(self) -> None:
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock.hold()
         try:
             self._connection.close()
         finally:
-            os.close(self._lock)
+            self._lock.close()
 
 
 class FileLease:
@@ -387,6 +406,7 @@ class FileLease:
         except BlockingIOError:
             return False
         else:
+            (self._folder / worker.id).unlink(missing_ok=True)  # ids are used once: nobody will lock it again
             return True
         finally:
             os.close(descriptor)
@@ -467,7 +487,7 @@ def _reading(path: Path) -> Generator[None, None, None]:
 def _mapped(path: Path, error: sqlite3.Error) -> MainstayError:
     """A driver's error as one of ours, with what to do about it."""
     name = getattr(error, "sqlite_errorname", "") or ""
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "malformed" in str(error):
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or any(sign in str(error) for sign in DAMAGE):
         return StoreDamaged(str(path), str(error))
     for prefix, hint in HINTS.items():
         if name.startswith(prefix):

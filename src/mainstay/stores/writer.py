@@ -15,6 +15,7 @@ The rules, each with a test:
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -23,7 +24,11 @@ from typing import Any, Protocol
 from mainstay.errors import InternalError, MainstayError
 from mainstay.model.write import Append, Commit, Release, Write
 
+log = logging.getLogger("mainstay.store")
+
 MAX_BATCH = 512
+PATIENCE = 256
+"""A tired backend rests when nothing waits; where something always waits, after so many batches."""
 
 Done = Callable[[Any, BaseException | None], None]
 
@@ -103,7 +108,7 @@ class GroupWriter:
                 continue
             self.batches += 1
             self._write_batch(batch)
-            if backend.tired() and self._queue.empty():
+            if backend.tired() and (self._queue.empty() or self.batches % PATIENCE == 0):
                 backend.rest()
             # Last, and then straight back to waiting: whatever ran here now would keep the loop from the GIL.
             _announce(batch)
@@ -127,22 +132,32 @@ class GroupWriter:
             self._apply_all(batch)
             self._backend.commit()
         except Exception:
-            self._backend.rollback()
-            for item in batch:
-                self._write_single(item)
+            self._write_singly(batch)
 
     def _apply_all(self, batch: list[Item]) -> None:
         failed: set[object] = set()
         for item in batch:
-            scope = scope_of(item.write)
-            if scope is not None and scope in failed:
-                item.error = InternalError(f"an earlier write of {scope} failed in the same batch")
+            if _follows(item, failed):
                 continue
             try:
                 item.receipt, item.error = self._backend.apply(item.write), None
             except MainstayError as refusal:
                 item.error = refusal
-                failed.add(scope)
+                failed.add(scope_of(item.write))
+
+    def _write_singly(self, batch: list[Item]) -> None:
+        failed: set[object] = set()
+        try:
+            self._backend.rollback()
+            for item in batch:
+                if not _follows(item, failed):
+                    self._write_single(item)
+                if item.error is not None:
+                    failed.add(scope_of(item.write))
+        except Exception as error:
+            # Not even the rollback worked. The thread outlives it: the next batch may find the disk repaired.
+            for item in batch:
+                item.receipt, item.error = None, self._backend.mapped(error)
 
     def _write_single(self, item: Item) -> None:
         item.receipt, item.error = None, None
@@ -167,6 +182,15 @@ def scope_of(write: Write[Any]) -> object:
     return None
 
 
+def _follows(item: Item, failed: set[object]) -> bool:
+    """Whether a write was made in the belief that one would land which did not: then it fails too."""
+    scope = scope_of(item.write)
+    if scope is None or scope not in failed:
+        return False
+    item.error = InternalError(f"an earlier write of {scope} failed in the same batch")
+    return True
+
+
 def _announce(batch: list[Item]) -> None:
     """Tell everybody, with one wake-up per event loop."""
     if len(batch) == 1 and batch[0].loop is not None:
@@ -177,7 +201,10 @@ def _announce(batch: list[Item]) -> None:
         if item.loop is not None:
             by_loop.setdefault(item.loop, []).append(item)
         elif item.done is not None:
-            item.done(item.receipt, item.error)
+            try:
+                item.done(item.receipt, item.error)
+            except Exception:
+                log.exception("whoever submitted %s could not bear its answer", type(item.write).__name__)
     for loop, items in by_loop.items():
         _wake(loop, items)
 

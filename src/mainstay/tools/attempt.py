@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
 
+from mainstay.engine.gate import CANCEL_GRACE
 from mainstay.engine.threads import Threads
 from mainstay.errors import InvalidInput, Retry, ToolError
-from mainstay.model.codec import MAX_VALUE, clean, clean_text, encode
+from mainstay.model.codec import MAX_VALUE, clean, encode, error_text
 from mainstay.model.tool import BlobRef, Failed, Ok, OutcomeUnknown, ToolOutcome
 from mainstay.ports.store import BlobStore
 from mainstay.tools import output
 from mainstay.tools.context import ToolContext
-from mainstay.tools.prepare import Ready
+from mainstay.tools.prepare import Ready, failure
 
 log = logging.getLogger("mainstay.tools")
 
@@ -39,10 +41,14 @@ class Attempted(Struct, frozen=True):
 
 
 class Interrupted(Struct):
-    """Why a body was cancelled from outside, if it was: set before the cancel reaches it."""
+    """Why a body was cancelled from outside, if it was: set before the cancel reaches it.
+
+    `over`: the body has returned, there is nothing to cancel any more.
+    """
 
     reason: str | None = None
     timed_out: bool = False
+    over: bool = False
 
 
 async def attempt(
@@ -62,16 +68,15 @@ async def attempt(
     except asyncio.CancelledError:
         return Attempted(_cut_off(ready, interrupted))
     except Retry as retry:
-        failed = Failed(retry.code, clean_text(retry.message), _data(retry.data))
+        failed = failure(retry)
         return Attempted(Again(failed, retry.after, failed))
     except ToolError as error:
-        return Attempted(Failed(error.code, clean_text(error.message), _data(error.data)))
-    except GeneratorExit:
-        raise
+        return Attempted(failure(error))
     except BaseException as error:  # SystemExit and KeyboardInterrupt of a tool end the tool only
         log.warning("tool %s raised %s", ctx.tool, type(error).__name__, exc_info=error)
-        return Attempted(Failed("tool_raised", clean_text(f"{type(error).__name__}: {error}")))
-    return await _returned(value, blobs)
+        return Attempted(Failed("tool_raised", f"{type(error).__name__}: {error_text(error)}"))
+    interrupted.over = True
+    return await returned(value, blobs)
 
 
 async def _run(ready: Ready, ctx: ToolContext[Any], threads: Threads, ended: Callable[[], None] | None) -> Any:
@@ -90,7 +95,26 @@ async def _run(ready: Ready, ctx: ToolContext[Any], threads: Threads, ended: Cal
             if ended is not None:
                 ended()
 
-    return await threads.run(work)
+    future = threads.run(work)
+    try:
+        value = await asyncio.shield(future)
+        # A plain wrapper around an async function gives what is still to be awaited.
+        return await value if inspect.isawaitable(value) else value
+    except asyncio.CancelledError:
+        if future.done():
+            raise  # the tool's own
+        # A thread cannot be stopped, but it may look at `ctx.cancelled` and say how far it came.
+        await asyncio.wait({future}, timeout=CANCEL_GRACE)
+        if not future.done():
+            future.add_done_callback(_look_at)
+            raise
+        return future.result()
+
+
+def _look_at(future: asyncio.Future[Any]) -> None:
+    """Nobody waits for it any more; looked at, so that asyncio does not complain."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _cut_off(ready: Ready, interrupted: Interrupted) -> ToolOutcome | Again:
@@ -103,14 +127,14 @@ def _cut_off(ready: Ready, interrupted: Interrupted) -> ToolOutcome | Again:
     return unknown
 
 
-async def _returned(value: Any, blobs: BlobStore) -> Attempted:
+async def returned(value: Any, blobs: BlobStore) -> Attempted:
     """What the tool returned as JSON within the output budget; what did not fit is kept whole beside it."""
     try:
         plain = clean(value)
     except InvalidInput as error:
         return Attempted(Failed("invalid_output", str(error)))
     except Exception as error:
-        return Attempted(Failed("invalid_output", clean_text(f"{type(error).__name__}: {error}")))
+        return Attempted(Failed("invalid_output", f"{type(error).__name__}: {error_text(error)}"))
     encoded = encode(plain)
     if len(encoded) > MAX_VALUE:
         return Attempted(
@@ -121,10 +145,3 @@ async def _returned(value: Any, blobs: BlobStore) -> Attempted:
         return Attempted(Ok(plain))
     digest = await blobs.put(encoded)
     return Attempted(Ok(shown.value, BlobRef(digest, len(encoded))), (digest,))
-
-
-def _data(data: Any) -> Any:
-    try:
-        return clean(data)
-    except InvalidInput:
-        return clean_text(repr(data)[:1000])

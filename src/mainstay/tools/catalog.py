@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from mainstay.errors import InvalidDefinition
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.tool import ToolProvider
 from mainstay.tools.define import Tool, as_tool
+
+log = logging.getLogger("mainstay.tools")
 
 
 class Entry(Struct, frozen=True):
@@ -41,12 +44,22 @@ class Catalog:
         """Ask the providers what they offer now."""
         if not self._providers:
             return
+        try:
+            entries = self._ask()
+        except Exception:
+            if self._entries is self._fixed:
+                raise  # at the definition, where its author sees it
+            log.exception("a tool provider cannot say what it offers; what it offered before stays")
+            return
+        self._entries = entries
+        self._specs = tuple(e.spec for e in entries.values())
+
+    def _ask(self) -> dict[str, Entry]:
         entries = dict(self._fixed)
         for provider in self._providers:
             for spec in provider.specs():
                 self._add(entries, Entry(spec, provider=provider))
-        self._entries = entries
-        self._specs = tuple(e.spec for e in entries.values())
+        return entries
 
     @staticmethod
     def _add(entries: dict[str, Entry], entry: Entry) -> None:

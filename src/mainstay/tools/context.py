@@ -10,6 +10,9 @@ from mainstay.errors import ToolError
 
 Deps = TypeVar("Deps")
 
+MAX_DEFER = 10 * 366 * 86_400
+"""Seconds: what is longer than ten years is a mistake."""
+
 
 class ToolContext(Generic[Deps]):
     """Given to a tool that has a parameter of this type; never shown to the model.
@@ -88,5 +91,7 @@ class ToolContext(Generic[Deps]):
                 f"tool {self.tool!r} may not defer: declare it with @tool(deferred=True)",
                 code="tool_deferral_not_declared",
             )
+        if timeout is not None and not 0 <= timeout < MAX_DEFER:
+            raise ToolError(f"defer for 0 to {MAX_DEFER:,} seconds or without a limit, not {timeout!r}")
         self.deferred, self.defer_timeout = True, timeout
         return self._key

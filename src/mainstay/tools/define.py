@@ -11,12 +11,12 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import MethodType, UnionType
 from typing import (
     Annotated,
     Any,
     Generic,
+    NamedTuple,
     ParamSpec,
     TypeVar,
     Union,
@@ -26,7 +26,7 @@ from typing import (
     overload,
 )
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from mainstay.errors import InvalidDefinition, ToolError
 from mainstay.model.tool import Approval, Recovery, ToolSpec
@@ -44,8 +44,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _CONTEXT = re.compile(r"(\w+\.)*ToolContext\b")
 
 
-@dataclass(frozen=True, slots=True)
-class ToolOptions:
+class ToolOptions(Struct, frozen=True):
     """What `@tool(…)` says beyond the function itself."""
 
     name: str | None = None
@@ -208,8 +207,7 @@ def as_tool(obj: Any) -> Tool[..., Any]:
 # Reading a function
 
 
-@dataclass(frozen=True, slots=True)
-class _Signature:
+class _Signature(NamedTuple):
     parameters: list[Parameter]
     context: str | None
     needs_instance: bool

@@ -18,7 +18,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -34,13 +34,13 @@ from mainstay.model.effect import AskedCall, RunTools
 from mainstay.model.event import ToolFinished, ToolProgress, ToolStarted, WaitingFor
 from mainstay.model.message import Part
 from mainstay.model.outcome import PendingCall
-from mainstay.model.record import Ended, Faltered, Started
+from mainstay.model.record import INTERRUPTED, Ended, Faltered, Started
 from mainstay.model.session import Answer, WaitRow
 from mainstay.model.tool import Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
 from mainstay.model.transcript import calls_of
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.store import Store
-from mainstay.tools.attempt import Again, Attempted, Interrupted, attempt
+from mainstay.tools.attempt import Again, Attempted, Interrupted, attempt, returned
 from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready, consult, inspect
 from mainstay.tools.slots import Slots
@@ -52,6 +52,12 @@ TOOL_RETRIES = RetryPolicy(attempts=0, base=0.5, cap=30.0, asked_cap=3600.0)
 _PENDING = msgspec.json.Decoder(PendingCall).decode
 _ANSWER = msgspec.json.Decoder(Answer).decode
 DIED = "the process died while the call ran"
+RESERVED = "its tool has not handed it over yet"
+"""Why a deferred call's wait is open before its body has returned: only then may recovery run the body again."""
+
+
+Work: TypeAlias = Callable[[], Coroutine[Any, Any, Attempted]]
+"""The way to a call's end, made when its task begins: one that is cancelled before leaves nothing behind."""
 
 
 class Dispatcher:
@@ -82,10 +88,16 @@ class Dispatcher:
             return await round_.go()
         finally:
             round_.abandon()
-            self.release(run)
+
+    def withdraw(self, run: Run) -> None:
+        """The Runtime is left before calls began whose start is in their reply's record: say that they did not."""
+        now = self.clock.now()
+        for key in run.held:
+            step = int(key.partition(".")[0])
+            run.record(Faltered(INTERRUPTED, "the runtime was closed before it began", now, 0, step, key, now))
 
     def release(self, run: Run) -> None:
-        """Give back what was reserved for calls that never ran here."""
+        """Give back what was reserved for calls that never ran here. Until then `held` tells that they did not."""
         for ready in run.held.values():
             self.slots.give(ready.entry.spec)
         run.held.clear()
@@ -102,6 +114,7 @@ class Round:
         self.home, self.run, self.effect = home, run, effect
         self.tasks: dict[str, asyncio.Task[Attempted]] = {}
         self.cut: dict[str, Interrupted] = {}
+        self.contexts: dict[str, ToolContext[Any]] = {}
         self.waiting: dict[str, PendingCall] = {}
         self.opened: list[WaitRow] = []
         self.began: dict[str, float] = {}
@@ -116,6 +129,7 @@ class Round:
         while True:
             self._collect()
             if not self.tasks and not self.waiting:
+                await self._flush_waits()
                 return None
             if self.run.gate.shut:
                 await self._stop_all()
@@ -140,9 +154,9 @@ class Round:
 
     def _begin(self, call: AskedCall, waits: dict[str, WaitRow]) -> Callable[[], None] | None:
         """Decide what a call needs. Returns what starts it once everything recorded is durable."""
-        held = self.run.held.pop(call.call, None)
+        held = self.run.held.get(call.call)
         if held is not None and call.started:
-            return functools.partial(self._spawn, call, self._body(call, held, call.attempts))
+            return functools.partial(self._spawn, call, functools.partial(self._body, call, held, call.attempts))
         ready = inspect(self.run.agent.catalog, call, self._call_id(call))
         if call.started:
             return self._recover(call, ready, waits)
@@ -152,12 +166,12 @@ class Round:
         spec = ready.entry.spec
         if spec.approval == "ask" and not call.attempts:
             return self._ask(call, "approval", waits, "the tool asks for approval")
-        return functools.partial(self._spawn, call, self._queued(call, ready, None))
+        return functools.partial(self._spawn, call, functools.partial(self._queued, call, ready, None))
 
     def _recover(self, call: AskedCall, ready: Ready | Failed, waits: dict[str, WaitRow]) -> Callable[[], None] | None:
         """The window in which the process died: the tool's contract decides, never a guess."""
         recovery = "once" if isinstance(ready, Failed) else ready.entry.spec.recovery
-        if call.deferred and recovery != "rerun":
+        if call.deferred and (recovery != "rerun" or self._handed_over(call, waits)):
             return self._ask(call, "deferred", waits, "")
         if recovery == "once":
             self._end(call, OutcomeUnknown(DIED), call.attempts, call.repeated)
@@ -165,12 +179,16 @@ class Round:
         if recovery == "ask":
             return self._ask(call, "recovery", waits, DIED)
         assert isinstance(ready, Ready)
-        return functools.partial(self._spawn, call, self._queued(call, ready, None, repeat=True))
+        return functools.partial(self._spawn, call, functools.partial(self._queued, call, ready, None, repeat=True))
+
+    def _handed_over(self, call: AskedCall, waits: dict[str, WaitRow]) -> bool:
+        """Whether a deferred call's body is over, or its completion has come: it is not run again."""
+        wait = waits.get(wait_id(self._call_id(call), "deferred"))
+        return wait is not None and (wait.state != "open" or _PENDING(wait.body).reason != RESERVED)
 
     def _ask(self, call: AskedCall, kind: Any, waits: dict[str, WaitRow], reason: str) -> Callable[[], None] | None:
         """Wait for somebody, unless the answer is there already."""
-        name = wait_id(self._call_id(call), kind)
-        known = waits.get(name)
+        known = waits.get(self._wait_id(call.call, kind))
         if known is not None and known.state != "open":
             return self._answered(call, known)
         now = self.home.clock.now()
@@ -194,7 +212,10 @@ class Round:
             case "rejected":
                 self._end(call, Denied(answer.reason, answer.by), attempts=0)
             case "done" | "value":
-                self._end(call, Ok(answer.value), call.attempts, call.repeated)
+                # It comes from outside like any output, and has the same budget.
+                self.cut[call.call] = Interrupted(over=True)
+                work = functools.partial(returned, answer.value, self.home.store.blobs)
+                return functools.partial(self._spawn, call, work)
             case "failed" | "error":
                 message = answer.reason or "settled as failed"
                 self._end(call, Failed("settled_as_failed", message, answer.value), call.attempts, call.repeated)
@@ -204,18 +225,19 @@ class Round:
                     self._end(call, ready, call.attempts, call.repeated)
                     return None
                 repeat = answer.verdict == "rerun"
-                return functools.partial(self._spawn, call, self._queued(call, ready, answer, repeat))
+                work = functools.partial(self._queued, call, ready, answer, repeat)
+                return functools.partial(self._spawn, call, work)
         return None
 
     # ------------------------------------------------------------------ how a call runs
 
-    def _spawn(self, call: AskedCall, work: Coroutine[Any, Any, Attempted]) -> None:
+    def _spawn(self, call: AskedCall, work: Work) -> None:
         self.tasks[call.call] = asyncio.get_running_loop().create_task(self._waking(work))
 
-    async def _waking(self, work: Coroutine[Any, Any, Attempted]) -> Attempted:
+    async def _waking(self, work: Work) -> Attempted:
         """The last step of the work wakes the round: sooner by a pass of the event loop than a callback would."""
         try:
-            return await work
+            return await work()
         finally:
             self.run.gate.wake()
 
@@ -242,7 +264,7 @@ class Round:
                 spec.deferred,
                 call.repeated + repeat,
                 self.home.clock.now(),
-                self.run.machine.slot(),
+                self.run.slot(),
             )
             self.run.record(started)
             await self._flush(self._reserve(call, spec.deferred))
@@ -255,7 +277,8 @@ class Round:
         """A deferred call's key is durable before its body can hand it out."""
         if not deferred:
             return ()
-        pending = PendingCall(self._call_id(call), "deferred", call.name, call.args, self.home.clock.now())
+        now = self.home.clock.now()
+        pending = PendingCall(self._call_id(call), "deferred", call.name, call.args, now, reason=RESERVED)
         return (self._wait_row(call, "deferred", pending, None),)
 
     async def _body(self, call: AskedCall, ready: Ready, number: int) -> Attempted:
@@ -264,7 +287,8 @@ class Round:
         if not home.worker.sure() and not await home.worker.confirm(self.run.scope):
             home.slots.give(spec)
             raise Fenced(self.run.turn_id, self.run.scope.generation)
-        context = self._context(call, ready, number)
+        self.run.held.pop(call.call, None)
+        context = self.contexts[call.call] = self._context(call, ready, number)
         interrupted = self.cut[call.call] = Interrupted()
         call_id = context.call_id
         home.running[call_id] = call.name
@@ -273,7 +297,7 @@ class Round:
         timer = None
         if spec.timeout is not None:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later(spec.timeout, self._expire, call, context, spec.timeout)
+            timer = loop.call_later(spec.timeout, self._expire, call, spec.timeout)
         on_thread = ready.entry.tool is not None and not ready.entry.tool.is_async
         ended = functools.partial(_give_back, asyncio.get_running_loop(), home.slots, spec) if on_thread else None
         try:
@@ -288,16 +312,17 @@ class Round:
             return Attempted(attempted.end, deferred=True, due=context.defer_timeout)
         return attempted
 
-    def _expire(self, call: AskedCall, context: ToolContext[Any], seconds: float) -> None:
+    def _expire(self, call: AskedCall, seconds: float) -> None:
         self._cut_off(call.call, f"it did not end within {seconds:g} s", timed_out=True)
-        context.mark_cancelled()
 
     def _cut_off(self, key: str, reason: str, timed_out: bool = False) -> None:
         task, cut = self.tasks.get(key), self.cut.get(key)
-        if task is None or task.done():
+        if task is None or task.done() or (cut is not None and cut.over):
             return
         if cut is not None and cut.reason is None:
             cut.reason, cut.timed_out = reason, timed_out
+        if key in self.contexts:
+            self.contexts[key].mark_cancelled()
         task.cancel()
 
     def _context(self, call: AskedCall, ready: Ready, number: int) -> ToolContext[Any]:
@@ -333,7 +358,13 @@ class Round:
                 continue
             del self.tasks[call.call]
             current = self.run.machine.state.calls[call.call]
-            self._attempted(current, task.result())
+            self._attempted(current, self._lost(current) if task.cancelled() else task.result())
+
+    def _lost(self, call: AskedCall) -> Attempted:
+        """Something on the way cancelled itself: a provider's preparation, or a body in a way we did not see."""
+        if call.started:
+            return Attempted(OutcomeUnknown("it was cancelled while it ran"))
+        return Attempted(Failed("tool_prepare_failed", "CancelledError: preparation cancelled itself"))
 
     def _attempted(self, call: AskedCall, attempted: Attempted) -> None:
         if attempted.deferred:
@@ -345,6 +376,7 @@ class Round:
         end = attempted.end
         if not isinstance(end, Again):
             self._end(call, end, call.attempts, call.repeated, attempted.blobs)
+            self._revoke(call)
             return
         entry = self.run.agent.catalog.get(call.name)
         retries = entry.spec.retries if entry is not None else 0
@@ -362,7 +394,7 @@ class Round:
                 self.effect.step,
                 call.call,
                 now,
-                self.run.machine.slot(),
+                self.run.slot(),
             )
         )
         call = self.run.machine.state.calls[call.call]
@@ -370,11 +402,18 @@ class Round:
         if isinstance(ready, Failed):
             self._end(call, ready, call.attempts, call.repeated)
         else:
-            self._spawn(call, self._flushed(self._queued(call, ready, None)))
+            self._spawn(call, functools.partial(self._flushed, functools.partial(self._queued, call, ready, None)))
 
-    async def _flushed(self, work: Coroutine[Any, Any, Attempted]) -> Attempted:
+    async def _flushed(self, work: Work) -> Attempted:
         await self._flush()
-        return await work
+        return await work()
+
+    def _revoke(self, call: AskedCall) -> None:
+        """A call whose completion was reserved ended by itself: its key is worth nothing any more."""
+        if call.deferred:
+            pending = PendingCall(self._call_id(call), "deferred", call.name, call.args)
+            wait = self._wait_row(call, "deferred", pending, None)
+            self.opened.append(msgspec.structs.replace(wait, state="revoked"))
 
     def _end(
         self,
@@ -387,7 +426,7 @@ class Round:
         began = self.began.get(call.call)
         spent = 0 if began is None else int((self.home.clock.monotonic() - began) * 1000)
         self.run.record(
-            Ended(call.call, outcome, attempts, repeated, spent, self.home.clock.now(), self.run.machine.slot()),
+            Ended(call.call, outcome, attempts, repeated, spent, self.home.clock.now(), self.run.slot()),
             blobs,
         )
         self.run.events.emit(ToolFinished, call_id=self._call_id(call), tool=call.name, outcome=outcome)
@@ -398,10 +437,14 @@ class Round:
         opened, self.opened = self.opened, []
         await self.run.journal.flush((*waits, *opened))
 
+    async def _flush_waits(self) -> None:
+        if self.opened:
+            await self._flush()
+
     async def _park(self) -> Parked | None:
         """Give the turn up to the disk; None when an answer came in between."""
         opened, self.opened = self.opened, []
-        names = tuple(wait_id(self._call_id_of(key), p.kind) for key, p in self.waiting.items())
+        names = tuple(self._wait_id(key, p.kind) for key, p in self.waiting.items())
         appended = await self.run.journal.flush(tuple(opened), names)
         if appended is None or not appended.parked:
             self.run.heed()
@@ -417,7 +460,7 @@ class Round:
         waits = await self._known_waits(always=True)
         starts = []
         for key, pending in list(self.waiting.items()):
-            wait = waits.get(wait_id(pending.call_id, pending.kind))
+            wait = waits.get(self._wait_id(key, pending.kind))
             if wait is None:
                 raise InternalError(f"the wait of {pending.call_id} is gone")
             if wait.state == "open":
@@ -465,7 +508,7 @@ class Round:
 
     def _stopped(self, call: AskedCall, ended: Attempted | None, reason: str, leaving: bool) -> None:
         """A call that was told to stop. What it reported counts; what it did not is unknown; what never ran is not."""
-        if not call.started:
+        if not call.started or call.call in self.run.held:
             return
         end = OutcomeUnknown(reason) if ended is None else ended.end
         if isinstance(end, Again):
@@ -483,12 +526,13 @@ class Round:
     def _call_id(self, call: AskedCall) -> str:
         return f"{self.run.turn_id}.{call.call}"
 
-    def _call_id_of(self, key: str) -> str:
-        return f"{self.run.turn_id}.{key}"
+    def _wait_id(self, key: str, kind: str) -> str:
+        attempt = self.run.machine.state.calls[key].attempts if kind == "recovery" else 1
+        return wait_id(f"{self.run.turn_id}.{key}", kind, attempt)
 
     def _wait_row(self, call: AskedCall, kind: str, pending: PendingCall, due: int | None) -> WaitRow:
         scope = self.run.scope
-        name = wait_id(self._call_id(call), kind)
+        name = self._wait_id(call.call, kind)
         return WaitRow(name, scope.sid, scope.turn, call.call, kind, "open", due, encode(pending))
 
 

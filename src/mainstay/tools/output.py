@@ -13,7 +13,6 @@ with the budget, and the rest (encoding to know a size) is linear in the value.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -96,8 +95,7 @@ class _Item(NamedTuple):
     around: _Size
 
 
-@dataclass(slots=True)
-class _Cut:
+class _Cut(msgspec.Struct):
     """One projection under way, counting what it drops."""
 
     bytes: int = 0

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError
 
-from mainstay.errors import ToolError
-from mainstay.model.codec import clean
+from mainstay.errors import InvalidInput, ToolError
+from mainstay.model.codec import clean, clean_text, convert, encode, error_text
 from mainstay.model.effect import AskedCall
 from mainstay.model.tool import Failed, PreparedCall, ToolOutcome
 from mainstay.ports.tool import CallContext
@@ -37,12 +37,17 @@ def inspect(catalog: Catalog, asked: AskedCall, call_id: str) -> Ready | Failed:
         return Failed("tool_unavailable", f"there is no tool {asked.name[:80]!r}; available: {known}")
     if asked.raw is not None:
         return Failed("invalid_tool_args", f"the arguments are not a JSON object: {asked.raw[:200]}")
+    size = len(encode(asked.args))
+    if size > MAX_ARGS:
+        return Failed("invalid_tool_args", f"the arguments have {size:,} bytes, the limit is {MAX_ARGS:,}")
     prepared = PreparedCall(call_id, entry.spec.tool_id, entry.spec.name, asked.args, asked.payload)
     if entry.tool is not None:
         try:
             return Ready(entry, prepared, entry.tool.bind(asked.args))
         except ToolError as error:
             return Failed(error.code, error.message)
+    if asked.attempts:
+        return Ready(entry, prepared)  # its recorded start holds what preparation made of it
     problem = check(entry.spec.input_schema, asked.args)
     return Ready(entry, prepared) if problem is None else Failed("invalid_tool_args", problem)
 
@@ -50,23 +55,42 @@ def inspect(catalog: Catalog, asked: AskedCall, call_id: str) -> Ready | Failed:
 async def consult(ready: Ready, ctx: CallContext) -> Ready | ToolOutcome:
     """The provider's own preparation, which may rewrite the arguments, attach a payload or end the call."""
     provider = ready.entry.provider
-    if provider is None:
-        return ready
+    if provider is None or ctx.attempt > 1:
+        return ready  # another attempt runs as it was prepared
     try:
         prepared = await provider.prepare(ready.call, ctx)
     except ToolError as error:
-        return Failed(error.code, error.message, error.data)
+        return failure(error)
     except Exception as error:
-        return Failed("tool_prepare_failed", f"{type(error).__name__}: {error}")
+        return Failed("tool_prepare_failed", f"{type(error).__name__}: {error_text(error)}")
     if not isinstance(prepared, PreparedCall):
-        return prepared
+        return _decided(prepared)
     if prepared.tool_id != ready.entry.spec.tool_id:
         return Failed(
             "prepared_tool_id_mismatch", f"preparation answered for {prepared.tool_id}, not {ready.entry.spec.tool_id}"
         )
-    return Ready(
-        ready.entry,
-        PreparedCall(
-            ready.call.call_id, prepared.tool_id, prepared.name, clean(prepared.args), clean(prepared.payload)
-        ),
-    )
+    try:
+        args, payload = clean(prepared.args), clean(prepared.payload)
+    except InvalidInput as error:
+        return Failed("tool_prepare_failed", str(error))
+    if not isinstance(args, dict):
+        return Failed("tool_prepare_failed", f"preparation made a {type(args).__name__} of the arguments")
+    return Ready(ready.entry, PreparedCall(ready.call.call_id, prepared.tool_id, ready.call.name, args, payload))
+
+
+def failure(error: ToolError) -> Failed:
+    """What a tool told us went wrong, as far as it can be stored."""
+    try:
+        return Failed(clean_text(error.code), clean_text(error.message), clean(error.data))
+    except Exception:
+        return Failed("tool_error", error_text(error))
+
+
+def _decided(outcome: object) -> ToolOutcome:
+    """The outcome with which preparation ended a call, when it can be stored and read back."""
+    try:
+        plain = clean(outcome) if isinstance(outcome, ToolOutcome) else None
+        decided: ToolOutcome = convert(plain, ToolOutcome)
+    except (InvalidInput, ValidationError):
+        return Failed("tool_prepare_failed", f"preparation answered with a {type(outcome).__name__}")
+    return decided

@@ -34,14 +34,21 @@ class Slots:
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
                 self.give(spec)
+            else:
+                self._serve()  # whoever stood behind it may not have to wait any more
             raise
 
     def give(self, spec: ToolSpec) -> None:
         """Return what was taken, and let the next in line have it."""
+        if spec.limit is None and spec.resource is None:
+            return
         for key, _ in _needs(spec):
             self._used[key] -= 1
             if not self._used[key]:
                 del self._used[key]
+        self._serve()
+
+    def _serve(self) -> None:
         waiting, self._queue = self._queue, deque()
         blocked: set[str] = set()
         for spec_, waiter in waiting:

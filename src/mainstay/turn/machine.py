@@ -74,8 +74,8 @@ class Machine:
 
     def next_effect(self) -> Effect:
         """What the turn waits for. Changes nothing."""
-        state = self.state
-        match state.phase:
+        state, phase = self.state, self.state.phase
+        match phase:
             case Phase.ASKING:
                 return CallModel(state.step, state.attempt, state.due, state.last)
             case Phase.TOOLS:
@@ -84,7 +84,7 @@ class Machine:
                 if state.outcome is None:
                     raise InternalError(f"turn {state.turn_id} is done without an outcome")
                 return Finish(state.outcome)
-            case Phase.OPENING | Phase.AFTER_WORK | Phase.BEFORE_COMPLETION as phase:
+            case _:
                 return Checkpoint(phase.value)
 
     def messages(self) -> Sequence[Message]:
@@ -248,6 +248,8 @@ class Machine:
                 return
             state.last = True
             state.added = (*state.added, prompt.step_limit(self._budget.steps))
+        else:
+            state.last = False  # a changed definition may grant more than the recorded one
         state.phase = Phase.ASKING
 
     def _finish(self, outcome: Outcome) -> None:

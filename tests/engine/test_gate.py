@@ -1,0 +1,226 @@
+"""The gate of a running turn: a cancel request, a nudge, the end of the Runtime."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from mainstay.engine.gate import Gate, Leaving, SelfCancelled, TurnCancelled
+from mainstay.model.session import CancelRequest
+
+REQUEST = CancelRequest("ann", "enough")
+
+Shutting = Callable[[Gate], None]
+
+
+def cancelled(gate: Gate) -> None:
+    gate.cancel(REQUEST)
+
+
+def left(gate: Gate) -> None:
+    gate.leave()
+
+
+SHUT = pytest.mark.parametrize(("shut", "raised"), [(cancelled, TurnCancelled), (left, Leaving)])
+
+
+class Work:
+    """A body that waits until it is told to go on, and says what became of it."""
+
+    def __init__(self, deaf: bool = False) -> None:
+        self.began, self.go, self.deaf = asyncio.Event(), asyncio.Event(), deaf
+        self.end = "not yet"
+
+    async def run(self) -> str:
+        self.began.set()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.end = "cancelled"
+            if not self.deaf:
+                raise
+            await self.go.wait()
+        self.end = "done" if self.end == "not yet" else "done, though cancelled"
+        return self.end
+
+
+async def test_an_open_gate_lets_work_through() -> None:
+    async def work() -> int:
+        return 5
+
+    assert await Gate().guard(work()) == 5
+
+
+async def test_an_open_gate_lets_errors_through() -> None:
+    async def work() -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await Gate().guard(work())
+
+
+@SHUT
+async def test_a_shut_gate_cancels_what_runs(shut: Shutting, raised: type[Exception]) -> None:
+    gate, work = Gate(), Work()
+    task = asyncio.create_task(gate.guard(work.run()))
+    await work.began.wait()
+
+    shut(gate)
+
+    with pytest.raises(raised):
+        await task
+    assert work.end == "cancelled"
+
+
+@SHUT
+async def test_a_shut_gate_starts_nothing(shut: Shutting, raised: type[Exception]) -> None:
+    gate, work = Gate(), Work()
+    shut(gate)
+
+    with pytest.raises(raised):
+        await gate.guard(work.run())
+
+    assert not work.began.is_set()
+
+
+@SHUT
+async def test_the_task_lives_on_after_its_work_was_cut_off(shut: Shutting, raised: type[Exception]) -> None:
+    gate, work = Gate(), Work()
+
+    async def turn() -> str:
+        try:
+            await gate.guard(work.run())
+        except raised:
+            await asyncio.sleep(0)  # a leftover cancellation would strike here
+            return "went on"
+        return "finished"
+
+    task = asyncio.create_task(turn())
+    await work.began.wait()
+    shut(gate)
+
+    assert await task == "went on"
+    assert task.cancelling() == 0
+
+
+async def test_work_that_swallows_its_cancellation_does_not_undo_the_request() -> None:
+    gate, work = Gate(), Work(deaf=True)
+    task = asyncio.create_task(gate.guard(work.run()))
+    await work.began.wait()
+    gate.cancel(REQUEST)
+    await asyncio.sleep(0)
+    work.go.set()
+
+    with pytest.raises(TurnCancelled):
+        await task
+    assert work.end == "done, though cancelled"
+    assert task.cancelling() == 0
+
+
+async def test_work_that_ended_before_the_request_has_ended() -> None:
+    gate = Gate()
+
+    async def work() -> int:
+        return 5
+
+    result = await gate.guard(work())
+    gate.cancel(REQUEST)
+
+    assert result == 5
+    with pytest.raises(TurnCancelled):
+        gate.check()
+
+
+async def test_work_that_cancels_itself_is_a_fault_of_the_work() -> None:
+    async def work() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(SelfCancelled):
+        await Gate().guard(work())
+
+
+async def test_cancelling_the_turns_task_itself_is_passed_on() -> None:
+    gate, work = Gate(), Work()
+    task = asyncio.create_task(gate.guard(work.run()))
+    await work.began.wait()
+
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert work.end == "cancelled"
+
+
+async def test_cancelling_the_task_and_the_turn_at_once_cancels_the_task() -> None:
+    gate, work = Gate(), Work()
+    task = asyncio.create_task(gate.guard(work.run()))
+    await work.began.wait()
+
+    gate.cancel(REQUEST)
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_cancel_request_goes_before_leaving() -> None:
+    gate, work = Gate(), Work()
+    task = asyncio.create_task(gate.guard(work.run()))
+    await work.began.wait()
+
+    gate.leave()
+    gate.cancel(REQUEST)
+
+    with pytest.raises(TurnCancelled):
+        await task
+
+
+async def test_the_first_cancel_request_stands() -> None:
+    gate = Gate()
+
+    gate.cancel(REQUEST)
+    gate.cancel(CancelRequest("bob"))
+
+    assert gate.request == REQUEST
+
+
+async def test_an_open_gate_has_nothing_to_say() -> None:
+    gate = Gate()
+
+    gate.check()
+    assert not gate.shut
+
+
+@pytest.mark.parametrize("wake", [cancelled, left, Gate.nudge, Gate.wake])
+async def test_a_pause_ends_with_the_next_news(wake: Shutting) -> None:
+    gate = Gate()
+    task = asyncio.create_task(gate.pause())
+    await asyncio.sleep(0)
+    assert not task.done()
+
+    wake(gate)
+    wake(gate)  # twice before it is noticed is once
+
+    await task
+
+
+async def test_a_nudge_is_remembered_by_whoever_looks_later() -> None:
+    gate = Gate()
+
+    gate.nudge()
+
+    assert gate.nudged
+    assert not gate.shut
+
+
+async def test_a_nudge_does_not_disturb_guarded_work() -> None:
+    gate, work = Gate(), Work()
+    task = asyncio.create_task(gate.guard(work.run()))
+    await work.began.wait()
+
+    gate.nudge()
+    work.go.set()
+
+    assert await task == "done"

@@ -1,0 +1,45 @@
+"""What the one write that ends a turn contains."""
+
+from __future__ import annotations
+
+from mainstay.graph.commit import Tail, close, plan
+from mainstay.model.llm import Usage
+from mainstay.model.message import Text
+from mainstay.model.outcome import BudgetSpent, Finished, Incomplete
+from mainstay.model.record import Closed, Replied, Slot
+from mainstay.model.session import Node
+from mainstay.model.tool import Cancelled
+from mainstay.model.write import Commit, Scope
+
+SCOPE = Scope("chat", 4, 7, "w-1", 3)
+REPLY = Replied(2, (Text("good day"),))
+USAGE = Usage(input=5, calls=2)
+
+
+def test_the_last_record_carries_the_reply_and_not_its_text_twice() -> None:
+    assert close(Finished("good day", {"v": 1}), USAGE, REPLY, None, 9) == Closed(
+        Finished("", {"v": 1}), USAGE, REPLY, 9
+    )
+    assert close(Incomplete("length", "good"), USAGE, REPLY, None, 9).outcome == Incomplete("length")
+
+
+def test_other_outcomes_are_kept_as_they_are() -> None:
+    slot = Slot(elapsed_ms=5)
+
+    assert close(BudgetSpent("steps", 1), USAGE, None, slot, 9) == Closed(BudgetSpent("steps", 1), USAGE, None, 9, slot)
+
+
+def test_a_commit_writes_what_is_left_and_moves_the_head() -> None:
+    tail = Tail(3, [b"ended", b"closed"], (8, 9), ("digest",))
+
+    commit = plan(SCOPE, 5, tail, Closed(Finished(), USAGE, at=11))
+
+    assert commit == Commit(
+        SCOPE, (Node(3, b"ended"), Node(4, b"closed")), 5, 11, (8, 9), cancelled=False, blobs=("digest",)
+    )
+
+
+def test_a_cancelled_turns_commit_says_so() -> None:
+    commit = plan(SCOPE, 5, Tail(1, [b"closed"]), Closed(Cancelled("ann"), USAGE, at=11))
+
+    assert commit == Commit(SCOPE, (Node(1, b"closed"),), 5, 11, cancelled=True)

@@ -1,0 +1,204 @@
+"""Steering: words for the running turn, delivered at its next boundary."""
+
+import asyncio
+
+from mainstay import Agent, Budget, ModelResponse, ToolCall, Usage, tool
+from mainstay.model.event import InputDelivered
+from mainstay.testing import ScriptedModel
+from tests.sessions.places import SOON, Place, TellingModel, crash, texts
+
+
+@tool
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+async def test_steering_reaches_the_turn_after_its_work(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model, tools=[look])) as runtime:
+        session = await runtime.session("chat")
+        running = await session.send("go")
+        await model.next()
+        steered = await session.steer("left, please")
+        model.say([ToolCall("a", "look")])
+        request = await model.next()
+        model.say("went left")
+
+        assert texts(request.messages)[-1] == "left, please"
+        assert (await steered.result(SOON)).turn_id == "chat.1"
+        assert (await running.result(SOON)).text == "went left"
+        assert [m.role for m in await session.history()] == ["user", "assistant", "tool", "user", "assistant"]
+
+
+async def test_steering_reaches_the_turn_before_it_completes(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model)) as runtime:
+        session = await runtime.session("chat")
+        running = await session.send("go")
+        await model.next()
+        steered = await session.steer("wait")
+        model.say("gone")
+        request = await model.next()
+        model.say("came back")
+        result = await running.result(SOON)
+
+        assert texts(request.messages) == ["go", "gone", "wait"]
+        assert result.text == "came back"
+        assert (await steered.result(SOON)).turn_id == "chat.1"
+        assert texts(await session.history()) == ["go", "gone", "wait", "came back"]
+
+
+async def test_steering_right_after_sending_reaches_that_turn(place: Place) -> None:
+    """The turn is on disk, but in memory its task has not begun."""
+    model = TellingModel()
+    async with place.runtime(Agent(model)) as runtime:
+        session = await runtime.session("chat")
+        running, steered = await session.send("go"), await session.steer("left")
+        model.say("one answer", "another")
+
+        assert (await steered.result(SOON)).turn_id == running.turn_id
+
+
+async def test_steering_an_idle_session_opens_a_turn(place: Place) -> None:
+    async with place.runtime(Agent(ScriptedModel(["fine"]))) as runtime:
+        session = await runtime.session("chat")
+        steered = await session.steer("hello")
+
+        assert steered.turn_id == "chat.1"
+        assert (await steered.result(SOON)).text == "fine"
+
+
+async def test_steering_overtakes_what_is_queued(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model)) as runtime:
+        session = await runtime.session("chat")
+        await session.send("go")
+        await model.next()
+        queued = await session.send("afterwards")
+        steered = await session.steer("now")
+        model.say("one", "two", "three")
+
+        assert (await steered.result(SOON)).turn_id == "chat.1"
+        assert (await queued.result(SOON)).turn_id == "chat.2"
+        assert texts(await session.history()) == ["go", "one", "now", "two", "afterwards", "three"]
+
+
+async def test_several_steered_inputs_arrive_together_and_in_order(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model)) as runtime:
+        session = await runtime.session("chat")
+        await session.send("go")
+        await model.next()
+        receipts = [await session.steer(f"hint {n}") for n in range(3)]
+        model.say("gone")
+        request = await model.next()
+        model.say("back")
+        results = [await r.result(SOON) for r in receipts]
+
+        assert texts(request.messages) == ["go", "gone", "hint 0", "hint 1", "hint 2"]
+        assert {r.turn_id for r in results} == {"chat.1"}
+
+
+async def test_a_steered_input_is_announced(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model)) as runtime:
+        session = await runtime.session("chat")
+        async with session.stream("go") as turn:
+            await model.next()
+            await session.steer("left")
+            model.say("one", "two")
+            delivered = [e.input_id async for e in turn if isinstance(e, InputDelivered)]
+
+        assert delivered == ["chat.2"]
+
+
+async def test_the_result_of_a_steered_input_is_found_after_a_restart(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model)) as runtime:
+        session = await runtime.session("chat")
+        await session.send("go")
+        await model.next()
+        steered = await session.steer("left")
+        model.say("one", "two")
+        await steered.result(SOON)
+    async with place.runtime(Agent()) as runtime:
+        session = await runtime.session("chat")
+        result = await session.result(steered.turn_id)
+
+        assert (result.turn_id, result.text) == ("chat.1", "two")
+        assert texts(await session.history()) == ["go", "one", "left", "two"]
+
+
+async def test_a_delivered_input_survives_a_crash_and_is_delivered_once(place: Place) -> None:
+    model = TellingModel()
+    runtime = await place.runtime(Agent(model, tools=[look])).__aenter__()
+    session = await runtime.session("chat")
+    await session.send("go")
+    await model.next()
+    await session.steer("left")
+    model.say([ToolCall("a", "look")])
+    await model.next()
+    await crash(runtime)
+    again = ScriptedModel(["done"])
+    async with place.runtime(Agent(again, tools=[look])) as runtime:
+        session = await runtime.session("chat")
+        result = await session.result("chat.1")
+
+        assert result.text == "done"
+        assert texts(again.requests[0].messages) == ["go", "", "", "left"]
+        assert texts(await session.history()) == ["go", "", "", "left", "done"]
+
+
+async def test_input_delivered_into_a_turn_whose_budget_is_spent_is_answered_and_kept_in_order(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model, budget=Budget(tokens=5))) as runtime:
+        session = await runtime.session("chat")
+        await session.send("go")
+        await model.next()
+        steered = await session.steer("more")
+        waiting = asyncio.create_task(steered.result(SOON))
+        await asyncio.sleep(0)
+        model.say(ModelResponse("answer", usage=Usage(input=10)))
+        result = await waiting
+
+        assert result.turn_id == "chat.1"
+        assert result.outcome.__class__.__name__ == "BudgetSpent"
+        assert texts(await session.history()) == ["go", "answer", "more"]
+    async with place.runtime(Agent()) as runtime:
+        assert texts(await (await runtime.session("chat")).history()) == ["go", "answer", "more"]
+
+
+async def test_who_waits_for_a_steered_input_hears_that_its_turn_parked(place: Place) -> None:
+    @tool(approval="ask")
+    async def shoot() -> str:
+        return "bang"
+
+    model = TellingModel()
+    async with place.runtime(Agent(model, tools=[look, shoot])) as runtime:
+        session = await runtime.session("chat")
+        await session.send("go")
+        await model.next()
+        steered = await session.steer("shoot")
+        waiting = asyncio.create_task(steered.result(SOON))
+        model.say([ToolCall("a", "look")], [ToolCall("b", "shoot")])
+
+        assert (await waiting).waiting
+        assert (await session.result(steered.turn_id)).waiting
+
+
+async def test_steering_a_parked_turn_waits_for_it_to_go_on(place: Place) -> None:
+    @tool(approval="ask")
+    async def shoot() -> str:
+        return "bang"
+
+    model = ScriptedModel([[ToolCall("a", "shoot")], "shot"])
+    async with place.runtime(Agent(model, tools=[shoot])) as runtime:
+        session = await runtime.session("chat")
+        parked = await session.run("go")
+        steered = await session.steer("at the moon")
+        assert parked.waiting
+        await session.approve("chat.1.1.0")
+
+        assert (await steered.result(SOON)).text == "shot"
+        assert texts(model.requests[1].messages)[-1] == "at the moon"
