@@ -416,6 +416,24 @@ async def test_what_is_recorded_while_the_store_stalls_is_written_after_it() -> 
     assert await read(store) == [HI, CALL, ENDED]
 
 
+async def test_a_flush_waits_for_the_one_that_carries_its_record() -> None:
+    store = FaultyStore()
+    journal = await begin(store)
+    store.hold = asyncio.Event()
+    journal.record(CALL)
+    first = asyncio.create_task(journal.flush())
+    await asyncio.sleep(0)
+
+    second = asyncio.create_task(journal.flush())
+    await asyncio.sleep(0)
+    assert not second.done(), "its record is not durable yet"
+    store.hold.set()
+
+    assert await second is None
+    assert first.done()
+    assert await read(store) == [HI, CALL]
+
+
 async def test_a_forked_child_is_not_kept_waiting() -> None:
     store = FaultyStore()
     journal = await begin(store)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mainstay.model.llm import ModelResponse, Usage
 from mainstay.model.message import Message, Reasoning, ResultStatus, Text, ToolCall, ToolResult, unanswered
-from mainstay.model.outcome import BudgetSpent, Finished
+from mainstay.model.outcome import BudgetSpent, Finished, Waiting
 from mainstay.model.record import (
     Closed,
     Delivered,
@@ -125,6 +125,10 @@ def test_calls_that_never_ran_are_answered_when_the_turn_closes() -> None:
         result("a", never, "cancelled"),
         result("b", 1),
     ]
+
+
+def test_a_turn_that_waits_has_not_answered_its_calls_yet() -> None:
+    assert read(Said(HI), Replied(1, (A,)), Closed(Waiting(), USAGE)) == [HI, Message("assistant", (A,))]
 
 
 def test_a_cancelled_turn_tells_its_open_calls_why() -> None:

@@ -266,6 +266,20 @@ async def test_text_that_comes_in_one_pass_is_one_event(place: Place) -> None:
         assert "".join(e.text for e in text) == result.text
 
 
+async def test_live_text_is_valid_unicode_even_when_a_character_comes_in_halves(place: Place) -> None:
+    async def halves(request: ModelRequest) -> AsyncIterator[str]:
+        yield "\ud83d"
+        yield "\ude00 and lone \ud800"
+
+    async with place.runtime(Agent(FunctionModel(halves))) as runtime:
+        session = await runtime.session("chat")
+        reader = await reading(session)
+        result = await session.run("go")
+        text = "".join(e.text for e in await reader if isinstance(e, TextDelta))
+
+        assert text == result.text == "\U0001f600 and lone \ufffd"
+
+
 async def test_a_model_that_never_waits_lets_others_run(place: Place) -> None:
     """Ten thousand pieces without an await of its own."""
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from mainstay import Agent, Runtime, ToolCall, tool
+from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
 from mainstay.errors import (
     AlreadyAnswered,
     InvalidDefinition,
@@ -69,22 +69,20 @@ async def test_a_deleted_session_is_gone_and_its_id_is_spent(place: Place) -> No
 
 
 async def test_deleting_a_busy_session_stops_it_and_tells_who_waits(place: Place) -> None:
-    model = TellingModel()
-    stopped = asyncio.Event()
+    asked, stopped = asyncio.Event(), asyncio.Event()
 
-    class Stopping(TellingModel):
-        async def stream(self, request):  # type: ignore[no-untyped-def]
-            try:
-                async for delta in model.stream(request):
-                    yield delta
-            finally:
-                stopped.set()
+    async def hang(request: ModelRequest) -> None:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
 
-    async with place.runtime(Agent(Stopping()), echo("echo")) as runtime:
+    async with place.runtime(Agent(FunctionModel(hang)), echo("echo")) as runtime:
         session = await runtime.session("chat")
         running, queued = await session.send("one"), await session.send("two")
         waiters = [asyncio.create_task(r.result(SOON)) for r in (running, queued)]
-        await model.next()
+        await asked.wait()
         await runtime.sessions.delete("chat")
         ends = await asyncio.gather(*waiters, return_exceptions=True)
 

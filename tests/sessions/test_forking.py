@@ -172,7 +172,7 @@ async def test_a_fork_may_be_named_and_a_name_is_used_once(place: Place) -> None
 
 async def test_a_fork_runs_while_its_source_does(place: Place) -> None:
     model = TellingModel()
-    async with place.runtime(Agent(model), echo_too()) as runtime:
+    async with place.runtime(Agent(model)) as runtime:
         session = await runtime.session("chat")
         model.say("first")
         await session.run("one")
@@ -185,10 +185,6 @@ async def test_a_fork_runs_while_its_source_does(place: Place) -> None:
         model.say("a", "b")
 
         assert {(await busy.result(SOON)).text, (await other.result(SOON)).text} == {"a", "b"}
-
-
-def echo_too() -> Agent[str]:
-    return Agent(name="echo")
 
 
 async def test_deleting_the_source_leaves_its_forks_whole(place: Place) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mainstay import Agent, ModelRequest, Retry, Runtime, ToolCall, ToolContext, TurnResult, tool
+from mainstay.errors import StoreUnavailable
 from mainstay.model.tool import Failed, Ok, OutcomeUnknown
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
 from tests.sessions.places import SOON, Place, crash
@@ -382,6 +383,40 @@ async def test_a_turn_cancelled_before_its_call_began_gives_its_slot_back(file: 
     assert ran == ["second"]
     assert type(cancelled.tool_calls[0].outcome).__name__ == "Cancelled"  # it is known that it never ran
     assert second.tool_calls[0].outcome == Ok("through")
+
+
+async def test_an_output_that_the_disk_does_not_take_yet_is_not_lost(file: Place) -> None:
+    """A full disk stalls the turn. The call ended, so it neither becomes unknown nor runs again."""
+    ran: list[int] = []
+    refused: list[int] = []
+
+    class FullBlobs(Around):
+        async def put(self, data: bytes) -> str:
+            if len(refused) < 2:
+                refused.append(len(data))
+                raise StoreUnavailable("the disk is full")
+            return await self.inner.put(data)
+
+    class Full(Around):
+        @property
+        def blobs(self) -> Any:
+            return FullBlobs(self.inner.blobs)
+
+    @tool
+    async def large() -> str:
+        ran.append(1)
+        return "x" * 100_000
+
+    store: Any = Full(file.store())
+    async with Runtime(store, agents=[agent(large)], clock=VirtualClock(auto=True)) as runtime:
+        session = await runtime.session("chat")
+        with pytest.raises(StoreUnavailable):
+            await asyncio.wait_for(session.run("go"), SOON)
+        result = await asyncio.wait_for(session.result("chat.1"), SOON)
+
+    assert len(refused) == 2
+    assert ran == [1]
+    assert isinstance(result.tool_calls[0].outcome, Ok)
 
 
 async def test_calls_of_one_limited_tool_run_in_the_order_they_came(place: Place) -> None:

@@ -20,7 +20,7 @@ from mainstay.model.effect import (
     RunTools,
     TimeIsUp,
 )
-from mainstay.model.llm import Usage
+from mainstay.model.llm import Stop, Usage
 from mainstay.model.message import Message, Reasoning, Text, ToolCall, ToolResult
 from mainstay.model.outcome import BudgetSpent, Finished, Incomplete, ProviderFailed
 from mainstay.model.record import INTERRUPTED, Delivered, Ended, Faltered, Replied, Slot, Started
@@ -127,14 +127,6 @@ def test_an_answer_that_was_cut_off_ends_the_turn_as_incomplete(stop: str) -> No
     say(machine, "[half an ans", stop=stop)
 
     assert machine.next_effect() == Finish(Incomplete(stop, "[half an ans"))
-
-
-def test_calls_run_even_when_the_reply_was_cut_off_after_them() -> None:
-    machine = asking()
-
-    say(machine, call("a"), stop="length")
-
-    assert isinstance(machine.next_effect(), RunTools)
 
 
 def test_a_failed_attempt_is_made_again_at_its_due_time() -> None:
@@ -450,3 +442,13 @@ def test_a_turn_that_is_done_without_an_outcome_is_our_bug() -> None:
 
     with pytest.raises(InternalError, match=r"s\.1 is done without an outcome"):
         machine.next_effect()
+
+
+@pytest.mark.parametrize("stop", ["length", "filtered"])
+def test_calls_of_a_reply_that_was_cut_off_are_not_run(stop: Stop) -> None:
+    machine = Machine.begin("s.1", Message("user", "hi"))
+    machine.receive(Delivery())
+
+    machine.receive(Replied(1, (ToolCall("a", "wire", {"amount": 1}),), stop=stop))
+
+    assert machine.next_effect() == Finish(Incomplete(stop))

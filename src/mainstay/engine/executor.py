@@ -14,12 +14,12 @@ from mainstay.engine.driver import Run
 from mainstay.engine.gate import Leaving, TurnCancelled
 from mainstay.engine.retry import MODEL_RETRIES, RetryPolicy
 from mainstay.errors import InvalidInput, MainstayError, ProviderError
-from mainstay.model.codec import clean_part, clean_text, error_text
+from mainstay.model.codec import MAX_VALUE, clean_part, clean_text, error_text
 from mainstay.model.effect import CallModel, GaveUp, TimeIsUp
 from mainstay.model.event import ReasoningDelta, Retracted
 from mainstay.model.ids import call_id
 from mainstay.model.llm import ModelRequest, ModelResponse, Stop, Usage
-from mainstay.model.message import Part, Reasoning
+from mainstay.model.message import Part, Reasoning, Text
 from mainstay.model.record import INTERRUPTED, Faltered, Replied
 from mainstay.ports.host import Random
 from mainstay.turn import native, prompt
@@ -103,7 +103,7 @@ class ModelCaller:
                 if count % YIELD_EVERY == 0:
                     await asyncio.sleep(0)
             elif isinstance(delta, Reasoning):
-                run.events.emit(ReasoningDelta, text=delta.text, step=step)
+                run.events.emit(ReasoningDelta, text=clean_text(delta.text), step=step)
             elif isinstance(delta, ModelResponse):
                 response = delta
             else:
@@ -121,7 +121,8 @@ class ModelCaller:
             self._failed(run, effect, ProviderError(str(error), code="provider_nonsense"))
             return
         parts = native.with_unique_ids(parts, run.turn_id, effect.step)
-        started = () if effect.last else self._admit(run, effect.step, parts)
+        runs = not effect.last and response.stop not in native.CUT_OFF
+        started = self._admit(run, effect.step, parts) if runs else ()
         interrupted, run.interrupted = run.interrupted, 0
         run.record(
             Replied(
@@ -164,7 +165,11 @@ def _sound_parts(response: ModelResponse) -> tuple[Part, ...]:
         raise InvalidInput(f"the provider reported a usage of {usage!r:.200}")
     if response.stop not in get_args(Stop) or not isinstance(response.model, str):
         raise InvalidInput(f"the provider stopped with {response.stop!r:.80}, as model {response.model!r:.80}")
-    return tuple([clean_part(p) for p in response.all_parts()])
+    parts = tuple([clean_part(p) for p in response.all_parts()])
+    size = sum([len(p.text) for p in parts if isinstance(p, Text | Reasoning)])
+    if size > MAX_VALUE:
+        raise InvalidInput(f"the answer has {size:,} characters, the limit is {MAX_VALUE:,}")
+    return parts
 
 
 def _countable(usage: Usage) -> bool:

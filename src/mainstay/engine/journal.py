@@ -127,6 +127,10 @@ class Journal:
             functools.partial(self._store.write, commits.plan(self.scope, head, tail, closed))
         )
 
+    async def keep(self, data: bytes) -> str:
+        """Put a blob, however long the disk takes: what it holds has happened."""
+        return await self._until_done(functools.partial(self._store.blobs.put, data))
+
     async def _until_done(self, work: Callable[[], Awaitable[R]]) -> R:
         """A full or locked disk stalls the turn; it does not lose what has happened."""
         tries = 0

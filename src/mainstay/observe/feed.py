@@ -14,6 +14,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from mainstay.errors import InvalidCursor
+from mainstay.model.codec import clean_text
 from mainstay.model.event import AnyEvent, Event, Gap, TextDelta
 
 REPLAY_EVENTS = 2048
@@ -163,7 +164,7 @@ class TurnEvents:
 
     def flush(self) -> None:
         if self._parts:
-            text, self._parts = "".join(self._parts), []
+            text, self._parts = clean_text("".join(self._parts)), []
             self._channel.publish(TextDelta, self._turn_id, {"text": text, "step": self._step})
 
 

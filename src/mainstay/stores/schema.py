@@ -8,6 +8,7 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         # Counts transactions that write no record, so that the lock file can name each one's trace in here.
         "CREATE TABLE tip (one INTEGER PRIMARY KEY CHECK (one = 1), count INTEGER NOT NULL)",
         "INSERT INTO tip VALUES (1, 0)",
+        # `crc` here and below is `sql.seal` of the row: SQLite notices a damaged page only where its structure suffers.
         """
         CREATE TABLE sessions (
             sid INTEGER PRIMARY KEY,
@@ -27,7 +28,8 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
             fork_ordinal INTEGER,
             created INTEGER NOT NULL,
             updated INTEGER NOT NULL,
-            deleted INTEGER NOT NULL
+            deleted INTEGER NOT NULL,
+            crc INTEGER NOT NULL
         )
         """,
         # Small whatever the number of sessions: only those with an open turn are in it.
@@ -49,6 +51,7 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
             input INTEGER NOT NULL,
             kind TEXT NOT NULL,
             cancel BLOB,
+            crc INTEGER NOT NULL,
             PRIMARY KEY (sid, input)
         ) WITHOUT ROWID
         """,
@@ -58,6 +61,7 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
             key TEXT NOT NULL,
             turn INTEGER NOT NULL,
             digest BLOB NOT NULL,
+            crc INTEGER NOT NULL,
             PRIMARY KEY (sid, key)
         ) WITHOUT ROWID
         """,
@@ -71,7 +75,8 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
             state TEXT NOT NULL,
             due INTEGER,
             body BLOB NOT NULL,
-            answer BLOB
+            answer BLOB,
+            crc INTEGER NOT NULL
         ) WITHOUT ROWID
         """,
         "CREATE INDEX waits_of_session ON waits (sid)",

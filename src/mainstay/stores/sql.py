@@ -14,18 +14,20 @@ from mainstay.model.session import Fork, InboxRow, Node, SessionRow, WaitRow, Wo
 
 SESSION = (
     "sid, id, agent, head, next, turn, state, owner, generation, takeovers, cancel, reason, "
-    "fork_sid, fork_turn, fork_ordinal, created, updated, deleted"
+    "fork_sid, fork_turn, fork_ordinal, created, updated, deleted, crc"
 )
-WAIT = "id, sid, turn, call, kind, state, due, body, answer"
+WAIT = "id, sid, turn, call, kind, state, due, body, answer, crc"
+MAIL = "sid, input, kind, cancel, crc"
 WORKER = "id, host, boot, pid, started, beat, term_ms"
 
 SESSION_BY_ID = f"SELECT {SESSION} FROM sessions WHERE id = ?"
 SESSION_BY_SID = f"SELECT {SESSION} FROM sessions WHERE sid = ?"
 OPEN_SESSIONS = f"SELECT {SESSION} FROM sessions INDEXED BY sessions_open WHERE turn IS NOT NULL"
-ADD_SESSION = f"INSERT INTO sessions ({SESSION}) VALUES (NULL{', ?' * 17})"
+ADD_SESSION = f"INSERT INTO sessions ({SESSION}) VALUES (NULL{', ?' * 18})"
 PUT_SESSION = (
     "UPDATE sessions SET head = ?, next = ?, turn = ?, state = ?, owner = ?, generation = ?, takeovers = ?, "
-    "cancel = ?, reason = ?, fork_sid = ?, fork_turn = ?, fork_ordinal = ?, updated = ?, deleted = ? WHERE sid = ?"
+    "cancel = ?, reason = ?, fork_sid = ?, fork_turn = ?, fork_ordinal = ?, updated = ?, deleted = ?, crc = ? "
+    "WHERE sid = ?"
 )
 ADD_NODE = "INSERT OR IGNORE INTO nodes (place, crc, body) VALUES (?, ?, ?)"
 NODES = "SELECT place, crc, body FROM nodes WHERE place BETWEEN ? AND ? ORDER BY place"
@@ -45,9 +47,28 @@ def placed(place: int) -> tuple[int, int, int]:
     return place >> 36, (place >> 16) & MAX_TURN, place & MAX_ORDINAL
 
 
+def seal(values: tuple[Any, ...]) -> int:
+    """A checksum of a row's values, kept beside them."""
+    return zlib.crc32(repr(values).encode())
+
+
+def node_crc(place: int, body: bytes) -> int:
+    """A checksum of a record at its place: one that turns up elsewhere does not match."""
+    return zlib.crc32(body, (place ^ place >> 32) & 0xFFFFFFFF)
+
+
+def unsealed(table: str, found: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values of a row; refused when they are not those that were written."""
+    if seal(found[:-1]) != found[-1]:
+        raise sqlite3.DatabaseError(f"malformed row of {table}: it does not match its checksum")
+    return found[:-1]
+
+
 def session_row(found: tuple[Any, ...]) -> SessionRow:
+    if seal(found[1:-1]) != found[-1]:  # without the number, which SQLite chose after the row was sealed
+        raise sqlite3.DatabaseError("malformed row of sessions: it does not match its checksum")
     (sid, id_, agent, head, next_, turn, state, owner, generation, takeovers, cancel, reason, *rest) = found
-    fork_sid, fork_turn, fork_ordinal, created, updated, deleted = rest
+    fork_sid, fork_turn, fork_ordinal, created, updated, deleted, _ = rest
     fork = None if fork_sid is None else Fork(fork_sid, fork_turn, fork_ordinal)
     return SessionRow(
         sid, id_, agent, head, next_, turn, state, owner, generation, takeovers, cancel, reason, fork,
@@ -56,7 +77,21 @@ def session_row(found: tuple[Any, ...]) -> SessionRow:
 
 
 def wait_row(found: tuple[Any, ...]) -> WaitRow:
-    return WaitRow(*found)
+    return WaitRow(*unsealed("waits", found))
+
+
+def mail_row(found: tuple[Any, ...]) -> InboxRow:
+    return InboxRow(*unsealed("inbox", found))
+
+
+def _values(row: SessionRow) -> tuple[Any, ...]:
+    """The columns of a session, but for its number and its checksum."""
+    fork = row.fork
+    return (
+        row.id, row.agent, row.head, row.next, row.turn, row.state, row.owner, row.generation, row.takeovers,
+        row.cancel, row.reason, fork and fork.sid, fork and fork.turn, fork and fork.ordinal, row.created,
+        row.updated, int(row.deleted),
+    )  # fmt: skip
 
 
 class SqlRows:
@@ -83,27 +118,14 @@ class SqlRows:
         return None if found is None else session_row(found)
 
     def add_session(self, row: SessionRow) -> SessionRow:
-        fork = row.fork
-        cursor = self._do(
-            ADD_SESSION,
-            (
-                row.id, row.agent, row.head, row.next, row.turn, row.state, row.owner, row.generation, row.takeovers,
-                row.cancel, row.reason, fork and fork.sid, fork and fork.turn, fork and fork.ordinal, row.created,
-                row.updated, row.deleted,
-            ),
-        )  # fmt: skip
+        values = _values(row)
+        cursor = self._do(ADD_SESSION, (*values, seal(values)))
         return replace(row, sid=cursor.lastrowid)
 
     def put_session(self, row: SessionRow) -> None:
-        fork = row.fork
-        self._do(
-            PUT_SESSION,
-            (
-                row.head, row.next, row.turn, row.state, row.owner, row.generation, row.takeovers, row.cancel,
-                row.reason, fork and fork.sid, fork and fork.turn, fork and fork.ordinal, row.updated, row.deleted,
-                row.sid,
-            ),
-        )  # fmt: skip
+        values = _values(row)
+        # Neither the id nor the agent nor the birth of a session ever changes.
+        self._do(PUT_SESSION, (*values[2:14], *values[15:], seal(values), row.sid))
 
     def owned_by(self, worker_id: str) -> list[SessionRow]:
         return [session_row(r) for r in self._do(f"{OPEN_SESSIONS} AND owner = ?", (worker_id,))]
@@ -114,18 +136,23 @@ class SqlRows:
     # ------------------------------------------------------------------ keys, nodes, blobs
 
     def key(self, sid: int, key: str) -> tuple[int, bytes] | None:
-        found = self._one("SELECT turn, digest FROM keys WHERE sid = ? AND key = ?", sid, key)
-        return None if found is None else (found[0], found[1])
+        found = self._one("SELECT sid, key, turn, digest, crc FROM keys WHERE sid = ? AND key = ?", sid, key)
+        if found is None:
+            return None
+        _, _, turn, digest = unsealed("keys", found)
+        return turn, digest
 
     def put_key(self, sid: int, key: str, turn: int, digest: bytes) -> None:
-        self._do("INSERT INTO keys (sid, key, turn, digest) VALUES (?, ?, ?, ?)", (sid, key, turn, digest))
+        values = (sid, key, turn, digest)
+        self._do("INSERT INTO keys (sid, key, turn, digest, crc) VALUES (?, ?, ?, ?, ?)", (*values, seal(values)))
 
     def node(self, sid: int, turn: int, ordinal: int) -> bytes | None:
         found = self._one("SELECT body FROM nodes WHERE place = ?", place(sid, turn, ordinal))
         return None if found is None else found[0]
 
     def add_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> bool:
-        where, crc = place(sid, turn, ordinal), zlib.crc32(body)
+        where = place(sid, turn, ordinal)
+        crc = node_crc(where, body)
         added = self._do(ADD_NODE, (where, crc, body)).rowcount == 1
         if added:
             self.last = (where, crc)
@@ -151,23 +178,19 @@ class SqlRows:
     # ------------------------------------------------------------------ inbox
 
     def first_mail(self, sid: int) -> InboxRow | None:
-        found = self._one(
-            "SELECT sid, input, kind, cancel FROM inbox WHERE sid = ? AND kind != 'note' ORDER BY input LIMIT 1", sid
-        )
-        return None if found is None else InboxRow(*found)
+        found = self._one(f"SELECT {MAIL} FROM inbox WHERE sid = ? AND kind != 'note' ORDER BY input LIMIT 1", sid)
+        return None if found is None else mail_row(found)
 
     def has_mail(self, sid: int) -> bool:
         return self._one("SELECT 1 FROM inbox WHERE sid = ? AND kind != 'queue' LIMIT 1", sid) is not None
 
     def mail(self, sid: int, number: int) -> InboxRow | None:
-        found = self._one("SELECT sid, input, kind, cancel FROM inbox WHERE sid = ? AND input = ?", sid, number)
-        return None if found is None else InboxRow(*found)
+        found = self._one(f"SELECT {MAIL} FROM inbox WHERE sid = ? AND input = ?", sid, number)
+        return None if found is None else mail_row(found)
 
     def put_mail(self, row: InboxRow) -> None:
-        self._do(
-            "INSERT OR REPLACE INTO inbox (sid, input, kind, cancel) VALUES (?, ?, ?, ?)",
-            (row.sid, row.input, row.kind, row.cancel),
-        )
+        values = (row.sid, row.input, row.kind, row.cancel)
+        self._do(f"INSERT OR REPLACE INTO inbox ({MAIL}) VALUES (?, ?, ?, ?, ?)", (*values, seal(values)))
 
     def drop_mail(self, sid: int, number: int) -> None:
         self._do("DELETE FROM inbox WHERE sid = ? AND input = ?", (sid, number))
@@ -179,9 +202,9 @@ class SqlRows:
         return None if found is None else wait_row(found)
 
     def put_wait(self, row: WaitRow) -> None:
+        values = (row.id, row.sid, row.turn, row.call, row.kind, row.state, row.due, row.body, row.answer)
         self._do(
-            f"INSERT OR REPLACE INTO waits ({WAIT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (row.id, row.sid, row.turn, row.call, row.kind, row.state, row.due, row.body, row.answer),
+            f"INSERT OR REPLACE INTO waits ({WAIT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*values, seal(values))
         )
 
     def open_waits(self, sid: int) -> list[WaitRow]:

@@ -19,7 +19,6 @@ import logging
 import os
 import secrets
 import sqlite3
-import zlib
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -30,7 +29,7 @@ from mainstay.model.write import SessionFilter, StoreFacts, Write
 from mainstay.stores import rules, schema, sql
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.lockfile import LockFile, Noted
-from mainstay.stores.sql import SqlRows, session_row, wait_row
+from mainstay.stores.sql import SqlRows, mail_row, node_crc, session_row, wait_row
 from mainstay.stores.writer import Done, GroupWriter
 
 R = TypeVar("R")
@@ -134,12 +133,12 @@ class SqliteStore:
     async def session(self, session_id: str) -> SessionRow | None:
         with _reading(self.path):
             found = self._live().execute(sql.SESSION_BY_ID, (session_id,)).fetchone()
-        return None if found is None else session_row(found)
+            return None if found is None else session_row(found)
 
     async def session_by_sid(self, sid: int) -> SessionRow | None:
         with _reading(self.path):
             found = self._live().execute(sql.SESSION_BY_SID, (sid,)).fetchone()
-        return None if found is None else session_row(found)
+            return None if found is None else session_row(found)
 
     async def sessions(self, wanted: SessionFilter) -> list[SessionRow]:
         clauses, args = ["deleted = 0"], list[Any]()
@@ -174,10 +173,8 @@ class SqliteStore:
 
     async def inbox(self, sid: int) -> list[InboxRow]:
         with _reading(self.path):
-            found = self._live().execute(
-                "SELECT sid, input, kind, cancel FROM inbox WHERE sid = ? ORDER BY input", (sid,)
-            )
-            return [InboxRow(*r) for r in found]
+            found = self._live().execute(f"SELECT {sql.MAIL} FROM inbox WHERE sid = ? ORDER BY input", (sid,))
+            return [mail_row(r) for r in found]
 
     async def waits(self, sid: int | None = None, due: int | None = None) -> list[WaitRow]:
         where, args = "state = 'open'", list[Any]()
@@ -192,7 +189,7 @@ class SqliteStore:
     async def wait(self, wait_id: str) -> WaitRow | None:
         with _reading(self.path):
             found = self._live().execute(f"SELECT {sql.WAIT} FROM waits WHERE id = ?", (wait_id,)).fetchone()
-        return None if found is None else wait_row(found)
+            return None if found is None else wait_row(found)
 
     async def workers(self) -> list[WorkerRow]:
         with _reading(self.path):
@@ -437,9 +434,10 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     if foreign:
         raise StoreDamaged(str(path), "it is a SQLite database of some other program")
     if version == schema.VERSION:
-        problems = [str(r[0]) for r in connection.execute("PRAGMA quick_check(1)")] if _is_small(path) else ["ok"]
-        if problems != ["ok"]:
-            raise StoreDamaged(str(path), "; ".join(problems))
+        if _is_small(path):
+            problems = [str(r[0]) for r in connection.execute("PRAGMA integrity_check(1)")] + _bad_nodes(connection)
+            if problems != ["ok"]:
+                raise StoreDamaged(str(path), "; ".join(problems))
         return
     connection.execute("BEGIN IMMEDIATE")
     for number in range(version + 1, schema.VERSION + 1):
@@ -460,9 +458,9 @@ def _nodes(path: Path, connection: sqlite3.Connection, sid: int, first: int, las
     with _reading(path):
         span = (sql.place(sid, first, 0), sql.place(sid, min(last, sql.MAX_TURN), sql.MAX_ORDINAL))
         found = connection.execute(sql.NODES, span).fetchall()
-    crc32, turns, ordinals = zlib.crc32, sql.MAX_TURN, sql.MAX_ORDINAL
+    turns, ordinals = sql.MAX_TURN, sql.MAX_ORDINAL
     for place, crc, body in found:
-        if crc32(body) != crc:
+        if node_crc(place, body) != crc:
             _, turn, ordinal = sql.placed(place)
             raise StoreDamaged(str(path), f"record {ordinal} of turn {turn} does not match its checksum")
     return [((place >> 16) & turns, place & ordinals, body) for place, _, body in found]
@@ -472,7 +470,7 @@ def _bad_nodes(connection: sqlite3.Connection) -> list[str]:
     return [
         "record {2} of turn {1} of session number {0} does not match its checksum".format(*sql.placed(place))
         for place, crc, body in connection.execute("SELECT place, crc, body FROM nodes")
-        if zlib.crc32(body) != crc
+        if node_crc(place, body) != crc
     ]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
@@ -15,12 +15,14 @@ from mainstay.engine.threads import Threads
 from mainstay.errors import InvalidInput, Retry, ToolError
 from mainstay.model.codec import MAX_VALUE, clean, encode, error_text
 from mainstay.model.tool import BlobRef, Failed, Ok, OutcomeUnknown, ToolOutcome
-from mainstay.ports.store import BlobStore
 from mainstay.tools import output
 from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready, failure
 
 log = logging.getLogger("mainstay.tools")
+
+Keep: TypeAlias = Callable[[bytes], Awaitable[str]]
+"""Keeps bytes beside the store and gives their digest."""
 
 
 class Again(Struct, frozen=True):
@@ -55,7 +57,7 @@ async def attempt(
     ready: Ready,
     ctx: ToolContext[Any],
     threads: Threads,
-    blobs: BlobStore,
+    keep: Keep,
     interrupted: Interrupted,
     ended: Callable[[], None] | None = None,
 ) -> Attempted:
@@ -76,7 +78,7 @@ async def attempt(
         log.warning("tool %s raised %s", ctx.tool, type(error).__name__, exc_info=error)
         return Attempted(Failed("tool_raised", f"{type(error).__name__}: {error_text(error)}"))
     interrupted.over = True
-    return await returned(value, blobs)
+    return await returned(value, keep)
 
 
 async def _run(ready: Ready, ctx: ToolContext[Any], threads: Threads, ended: Callable[[], None] | None) -> Any:
@@ -127,7 +129,7 @@ def _cut_off(ready: Ready, interrupted: Interrupted) -> ToolOutcome | Again:
     return unknown
 
 
-async def returned(value: Any, blobs: BlobStore) -> Attempted:
+async def returned(value: Any, keep: Keep) -> Attempted:
     """What the tool returned as JSON within the output budget; what did not fit is kept whole beside it."""
     try:
         plain = clean(value)
@@ -143,5 +145,5 @@ async def returned(value: Any, blobs: BlobStore) -> Attempted:
     shown = output.project(plain, encoded=encoded)
     if not shown.truncated:
         return Attempted(Ok(plain))
-    digest = await blobs.put(encoded)
+    digest = await keep(encoded)
     return Attempted(Ok(shown.value, BlobRef(digest, len(encoded))), (digest,))

@@ -214,7 +214,7 @@ class Round:
             case "done" | "value":
                 # It comes from outside like any output, and has the same budget.
                 self.cut[call.call] = Interrupted(over=True)
-                work = functools.partial(returned, answer.value, self.home.store.blobs)
+                work = functools.partial(returned, answer.value, self.run.journal.keep)
                 return functools.partial(self._spawn, call, work)
             case "failed" | "error":
                 message = answer.reason or "settled as failed"
@@ -301,7 +301,7 @@ class Round:
         on_thread = ready.entry.tool is not None and not ready.entry.tool.is_async
         ended = functools.partial(_give_back, asyncio.get_running_loop(), home.slots, spec) if on_thread else None
         try:
-            attempted = await attempt(ready, context, home.threads, home.store.blobs, interrupted, ended)
+            attempted = await attempt(ready, context, home.threads, self.run.journal.keep, interrupted, ended)
         finally:
             if timer is not None:
                 timer.cancel()

@@ -155,8 +155,8 @@ class Machine:
         state.usage = state.usage + usage_of(reply)
         state.attempt, state.due, state.progress = 1, 0, False
         state.calls = native.asked_calls(state.transcript.calls, reply.started)
-        if not state.calls:
-            self._answered(reply)
+        if not state.calls or (reply.stop in native.CUT_OFF and not reply.started):
+            self._answered(reply)  # calls of a reply that was cut off are not run: their arguments may be half told
         elif state.last:
             # The last step was granted for an answer: calls now would run for ever.
             self._finish(BudgetSpent("steps", self._budget.steps or 0))
@@ -165,7 +165,7 @@ class Machine:
 
     def _answered(self, reply: Replied) -> None:
         state, text = self.state, native.answer_text(reply.parts)
-        if reply.stop in ("length", "filtered"):
+        if reply.stop in native.CUT_OFF:
             self._finish(Incomplete(reply.stop, text))
             return
         value = None

@@ -9,6 +9,9 @@ from msgspec.structs import replace
 from mainstay.model.effect import AskedCall
 from mainstay.model.message import Part, Text, ToolCall
 
+CUT_OFF = ("length", "filtered")
+"""Stops that mean that the model was not done."""
+
 
 def with_unique_ids(parts: Sequence[Part], turn_id: str, step: int) -> tuple[Part, ...]:
     """The parts with every call's provider id present and unique in the reply: results are paired by it."""

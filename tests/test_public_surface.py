@@ -1,0 +1,234 @@
+"""What users may rely on: the names at the root, what importing them costs, and the tree of errors."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import mainstay
+from mainstay import errors
+
+PUBLIC = [
+    "Agent",
+    "Budget",
+    "MainstayError",
+    "Message",
+    "ModelRequest",
+    "ModelResponse",
+    "Receipt",
+    "Retry",
+    "Runtime",
+    "Session",
+    "Tool",
+    "ToolCall",
+    "ToolContext",
+    "ToolError",
+    "ToolProvider",
+    "ToolResult",
+    "TurnFailed",
+    "TurnResult",
+    "Usage",
+    "tool",
+]
+
+# What a Runtime in memory must not wait for, nor need installed.
+LAZY = [
+    "anyio",
+    "asyncpg",
+    "http",
+    "httpx2",
+    "hypothesis",
+    "mainstay.cli",
+    "mainstay.providers",
+    "mainstay.stores.memory",
+    "mainstay.stores.sqlite",
+    "mainstay.testing",
+    "pydantic",
+    "pytest",
+    "rich",
+    "sqlite3",
+    "starlette",
+    "typer",
+    "unittest",
+    "urllib.request",
+    "uvicorn",
+    "xml",
+]
+
+EXCEPTIONS = [
+    thing
+    for thing in vars(errors).values()
+    if inspect.isclass(thing) and issubclass(thing, BaseException) and thing.__module__ == errors.__name__
+]
+
+
+# ---------------------------------------------------------------------- names
+
+
+def test_the_public_names_are_these() -> None:
+    assert mainstay.__all__ == PUBLIC
+    assert len(PUBLIC) <= 40
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_is_there_and_says_what_it_is(name: str) -> None:
+    thing = getattr(mainstay, name)
+
+    assert thing.__doc__
+    assert thing.__name__ == name
+    # Structs and dataclasses make up a signature where nobody wrote a sentence.
+    assert not thing.__doc__.startswith(f"{name}(")
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_public_methods_of_a_public_name_say_what_they_do(name: str) -> None:
+    thing = getattr(mainstay, name)
+    if not inspect.isclass(thing) or getattr(thing, "_is_protocol", False):
+        return  # a protocol's own sentence says what its methods must do
+
+    silent = [
+        method
+        for method, value in vars(thing).items()
+        if inspect.isfunction(value) and not method.startswith("_") and not value.__doc__
+    ]
+
+    assert silent == []
+
+
+def test_nothing_else_is_public_at_the_root() -> None:
+    names = {n for n, v in vars(mainstay).items() if not n.startswith("_") and not inspect.ismodule(v)}
+
+    assert names == set(PUBLIC)
+
+
+def test_a_star_import_brings_the_public_names() -> None:
+    namespace: dict[str, object] = {}
+    exec("from mainstay import *", namespace)
+
+    assert sorted(n for n in namespace if not n.startswith("__")) == PUBLIC
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert mainstay.__version__.count(".") == 2
+
+
+# ---------------------------------------------------------------------- importing
+
+
+def modules_after(statement: str) -> set[str]:
+    child = f"import sys\n{statement}\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-I", "-c", child], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_mainstay_loads_no_driver_no_provider_and_no_tool_of_ours() -> None:
+    loaded = modules_after("import mainstay")
+
+    assert [m for m in LAZY if m in loaded] == []
+    assert [m for m in loaded if m.startswith("mainstay.providers.")] == []
+
+
+def test_what_importing_mainstay_needs_beyond_the_standard_library_is_msgspec() -> None:
+    # What the interpreter loads at its start is not ours, and msgspec looks for typing_extensions by itself.
+    before = {m.partition(".")[0] for m in modules_after("")} | {"typing_extensions"}
+    roots = {m.partition(".")[0] for m in modules_after("import mainstay")}
+
+    assert roots - before - sys.stdlib_module_names == {"mainstay", "msgspec"}
+
+
+def test_a_turn_in_memory_needs_no_driver() -> None:
+    loaded = modules_after("import mainstay; assert mainstay.Agent().run_sync('hi').text == 'You said: hi'")
+
+    assert "sqlite3" not in loaded
+    assert "pydantic" not in loaded
+
+
+# ---------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("error", EXCEPTIONS, ids=lambda e: e.__name__)
+def test_an_error_is_in_the_tree_that_its_module_draws(error: type[BaseException]) -> None:
+    assert errors.__doc__ is not None
+    drawn = [line.strip("│├└─ ").split()[0].rstrip(",") for line in errors.__doc__.splitlines() if line.strip("│├└─ ")]
+    drawn += ["Retry"]  # shares a line with ToolError
+
+    assert error.__name__ in drawn
+
+
+def test_the_tree_shows_who_inherits_from_whom() -> None:
+    assert errors.__doc__ is not None
+    stack: list[str] = []
+    found: dict[str, str] = {}
+    for line in errors.__doc__.splitlines():
+        branch = max(line.find("├──"), line.find("└──"))
+        if branch < 0:
+            stack = [line.strip()] if line.strip() == "MainstayError" else stack
+            continue
+        level, name = (branch - 4) // 4 + 1, line[branch + 3 :].split()[0]
+        stack = [*stack[:level], name]
+        found[name] = stack[level - 1]
+
+    actual = {
+        e.__name__: e.__bases__[0].__name__ for e in EXCEPTIONS if e.__bases__[0].__name__ in {*found, "MainstayError"}
+    }
+    assert found == actual
+
+
+def test_every_error_of_ours_has_a_code_of_its_own() -> None:
+    codes = [vars(e)["code"] for e in EXCEPTIONS if issubclass(e, errors.MainstayError) and "code" in vars(e)]
+    silent = [e.__name__ for e in EXCEPTIONS if issubclass(e, errors.MainstayError) and "code" not in vars(e)]
+
+    assert len(codes) == len(set(codes))
+    assert all(code.isidentifier() and code == code.lower() for code in codes)
+    assert silent == []
+
+
+def test_errors_for_callers_are_the_builtins_they_expect_too() -> None:
+    assert issubclass(errors.InvalidInput, ValueError)
+    assert issubclass(errors.NotFound, LookupError)
+    assert issubclass(errors.MainstayError, Exception)
+    assert not issubclass(errors.ToolError, errors.MainstayError)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (errors.InvalidSessionId(""), "use 1 to 200 printable characters"),
+        (errors.InvalidCursor("x", "is malformed"), "start again without a cursor"),
+        (errors.TooLarge("it", 5_000, 10), "it has 5,000 bytes, the limit is 10: store it outside"),
+        (errors.KeyConflict("s", "k", "s.1"), "use a new key"),
+        (errors.WrongAgent("s", "a", "b"), "open it with agent='b'"),
+        (errors.AlreadyAnswered("call s.1.1.0", {"by": "ann"}), "the first answer stands"),
+        (errors.HeadMoved("s", 1, 2), "reload it"),
+        (errors.UnknownSession("s"), "runtime.sessions.list()"),
+        (errors.UnknownTurn("s.9"), "turn ids come from a receipt or result"),
+        (errors.UnknownCall("s.1.1.0"), "session.pending()"),
+        (errors.UnknownNode("s.1", "there is no such node"), "cannot fork at 's.1': there is no such node"),
+        (errors.UnknownWait("key"), "works only in the store that issued it"),
+        (errors.SessionDeleted("s"), "choose another"),
+        (errors.TurnFailed("s.1", "cancelled", {}), "turn s.1 did not finish: cancelled"),
+        (errors.Fenced("s.1", 3), "generation 3 of s.1 was relieved"),
+        (errors.StoreDamaged("f.db", "a hole"), "restore it from a backup"),
+        (errors.StoreTooNew("f.db", 9, 1), "upgrade mainstay"),
+        (errors.StoreInherited(1, 2), "open a Runtime in the child itself"),
+        (errors.BlobMissing("ab"), "put it again"),
+        (errors.RuntimeClosed(), "use it inside `async with`"),
+        (errors.WrongLoop(), "make one Runtime per loop"),
+        (errors.Retry(), "asked for another attempt"),
+    ],
+    ids=lambda v: type(v).__name__ if isinstance(v, BaseException) else "",
+)
+def test_an_error_says_what_to_do(error: Exception, says: str) -> None:
+    assert says in str(error)
+
+
+def test_a_provider_error_carries_its_own_code_and_what_happens_next() -> None:
+    plain = errors.ProviderError("busy")
+    rich = errors.ProviderError("busy", retryable=True, after=2.5, code="overloaded")
+
+    assert (plain.code, plain.retryable, plain.after) == ("provider_error", False, None)
+    assert (rich.code, rich.retryable, rich.after) == ("overloaded", True, 2.5)
+    assert errors.ProviderError.code == "provider_error"
