@@ -1,0 +1,243 @@
+"""What is reported: each figure, where it is found in the samples, and what it must reach."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Sample = dict[str, Any]
+Rows = dict[str, list[Sample]]
+"""Samples by row: `w1` is ours, `w1 floor` the floor's."""
+
+YARD_MS = 8.92
+"""The yardstick where the targets were set: CPU figures are shown at that speed, whatever the machine does just now."""
+
+TITLES = {
+    "w1": "W1 · a turn in memory",
+    "w2": "W2 · a durable turn: SQLite, every step synced, a new session each time",
+    "w2x64": "W2 · the same with 64 sessions at once",
+    "w3": "W3 · turn number 1,000 of a session against turn number 10; a session of 10,000 turns opened cold",
+    "w5": "W5 · 1,000 sessions at once, each model call waits 50 ms",
+    "w5s": "W5 · the same on SQLite",
+    "w6": "W6 · cold start",
+    "w7": "W7 · streaming 5,000 deltas",
+    "w7a": "W7 · the same, each delta in a pass of the event loop of its own",
+    "w8": "W8 · kill -9 with 200 turns in their second tool of three, then start again",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of the report. `path` leads to it in a sample, `a/b` is a quotient; CPU figures are scaled.
+
+    So are wall figures that are CPU time for the most part, in a line of their own; `waits` of them is waiting.
+    `peers` are the beginnings of names, or parts of them, that may be compared; `peer_row` is their workload.
+    """
+
+    row: str
+    words: str
+    path: str
+    target: float | None = None
+    at_least: bool = False
+    cpu: bool = False
+    waits: float = 0.0
+    per: float = 1.0
+    floor: bool = True
+    peer_row: str = ""
+    peer_path: str = ""
+    peers: tuple[str, ...] = ("",)
+    by_floor: bool = True
+
+
+RESUMABLE = ("LangGraph create_agent, SQLite", "LangGraph StateGraph, SQLite", "DBOS + Pydantic AI, SQLite")
+STORED = ("SQLite", "Postgres")
+
+FIGURES = (
+    Figure("w1", "1 tool call, CPU ms", "t1.cpu_ms", 0.20, cpu=True),
+    Figure("w1", "10 tool calls in a row, CPU ms", "t10.cpu_ms", 1.1, cpu=True),
+    Figure("w1", "4 tool calls at once, CPU ms", "p4.cpu_ms", 0.35, cpu=True),
+    Figure("w2", "CPU ms", "t1.cpu_ms", 0.90, cpu=True, peers=RESUMABLE),
+    Figure("w2", "wall ms", "t1.wall_ms", 1.6, peers=RESUMABLE),
+    Figure("w2", "transactions", "t1.commits", 4, peers=RESUMABLE, by_floor=False),
+    Figure("w2", "kB written", "t1.written_b", 30, per=1000, peers=RESUMABLE, by_floor=False),
+    Figure("w2", "10 tool calls in a row, CPU ms", "t10.cpu_ms", cpu=True, peers=RESUMABLE),
+    Figure("w2", "one write with fdatasync meanwhile, ms", "fsync_ms", by_floor=False, peers=RESUMABLE),
+    Figure("w2x64", "CPU ms a turn", "t1.cpu_ms", 0.30, cpu=True, floor=False, peer_row="w1", by_floor=False),
+    Figure("w2x64", "turns/s", "t1.turns_per_s", 2500, at_least=True, floor=False, peer_row="w1", by_floor=False),
+    Figure("w2x64", "the same at the targets’ speed", "t1.turns_per_s", at_least=True, cpu=True, floor=False, peers=()),
+    Figure("w2x64", "transactions a turn", "t1.commits", floor=False, peers=()),
+    Figure("w3", "CPU, turn 1,000 ÷ turn 10", "1000.cpu_ms/10.cpu_ms", 1.5, by_floor=False, peers=STORED),
+    Figure("w3", "bytes, turn 1,000 ÷ turn 10", "1000.written_b/10.written_b", 1.2, by_floor=False, peers=STORED),
+    Figure("w3", "turn 1,000, CPU ms", "1000.cpu_ms", cpu=True, peers=STORED),
+    Figure("w3", "turn 1,000, kB written", "1000.written_b", per=1000, by_floor=False, peers=STORED),
+    Figure("w3", "10,000 turns, cold, until the model is called, ms", "cold.wall_ms", 100, floor=False, peers=()),
+    Figure("w3", "the same at the targets’ speed", "cold.wall_ms", cpu=True, floor=False, peers=()),
+    Figure("w5", "wall s", "wall_s", 0.35),
+    Figure("w5", "the same at the targets’ speed", "wall_s", cpu=True, waits=0.1, peers=()),
+    Figure("w5", "CPU ms a session", "cpu_ms", cpu=True),
+    Figure("w5", "KiB kept for an idle session", "idle_kb_per_session", 8, by_floor=False),
+    Figure("w5s", "wall s", "wall_s", 0.6, floor=False, peer_row="w5", peers=STORED, by_floor=False),
+    Figure("w5s", "the same at the targets’ speed", "wall_s", cpu=True, waits=0.1, floor=False, peers=()),
+    Figure("w5s", "CPU ms a session", "cpu_ms", cpu=True, floor=False, peer_row="w5", peers=STORED, by_floor=False),
+    Figure(
+        "w5s",
+        "KiB kept for an idle session",
+        "idle_kb_per_session",
+        8,
+        floor=False,
+        peer_row="w5",
+        peers=STORED,
+        by_floor=False,
+    ),
+    Figure("w6", "to a built agent, CPU ms", "cold_cpu_ms", 120, cpu=True),
+    Figure("w6", "to its first answer, CPU ms", "answer_cpu_ms", cpu=True),
+    Figure("w6", "MB after it", "answer_rss_mb", by_floor=False),
+    Figure("w7", "CPU µs a delta", "cpu_us_per_delta", 4, cpu=True),
+    Figure("w7a", "CPU µs a delta", "cpu_us_per_delta", cpu=True, floor=False, peer_row="w7", by_floor=False),
+    Figure("w8", "from process start until all are done, s", "since_start_s", 0.5, floor=False, by_floor=False),
+    Figure("w8", "the same at the targets’ speed", "since_start_s", cpu=True, floor=False, peers=()),
+    Figure("w8", "of it after imports, s", "recover_s", floor=False, by_floor=False),
+)
+NOT_PEERS = ("floor", "bare", "this machine")
+
+
+# ---------------------------------------------------------------------- reading samples
+
+
+def dig(sample: Sample, path: str) -> float | None:
+    """The value at `path`, or the quotient of two."""
+    over, _, under = path.partition("/")
+    if under:
+        a, b = dig(sample, over), dig(sample, under)
+        return a / b if a is not None and b else None
+    found: Any = sample
+    for part in over.split("."):
+        if not isinstance(found, dict) or part not in found:
+            return None
+        found = found[part]
+    return None if found is None else float(found)
+
+
+def value(samples: Iterable[Sample], figure: Figure, path: str = "", yard: float = YARD_MS) -> float | None:
+    """The median over samples, CPU figures at the speed of `yard`."""
+    found = []
+    for sample in samples:
+        seen = dig(sample, path or figure.path)
+        if seen is None:
+            continue
+        speed = yard / sample["yard_ms"] if figure.cpu and "yard_ms" in sample else 1.0
+        scaled = seen / speed if figure.at_least else figure.waits + (seen - figure.waits) * speed
+        found.append(scaled / figure.per)
+    return statistics.median(found) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    name: str
+    value: float
+
+
+class Anchors:
+    """The stored figures of other systems, and of the floor beside them."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.rows: list[dict[str, Any]] = data["rows"]
+        yards = [s["yard_ms"] for r in self.rows for s in r["samples"] if "yard_ms" in s]
+        self.yard = statistics.median(yards) if yards else YARD_MS
+
+    def floor(self, figure: Figure) -> float | None:
+        workload = figure.peer_row or figure.row
+        rows = [r for r in self.rows if r["workload"] == workload and r["name"].startswith("floor")]
+        rows = [r for r in rows if "Postgres" not in r["name"] and "group" not in r["name"]]
+        return value(rows[0]["samples"], figure, yard=self.yard) if rows else None
+
+    def peers(self, figure: Figure, floor: float | None) -> list[Peer]:
+        """Comparable systems, the best first. Where the floor ran too, their figures follow its speed."""
+        scale, stored = 1.0, self.floor(figure)
+        if figure.by_floor and floor and stored:
+            scale = floor / stored
+        found = []
+        for row in self.rows:
+            if row["workload"] != (figure.peer_row or figure.row) or row["name"].startswith(NOT_PEERS):
+                continue
+            if not any(part in row["name"] for part in figure.peers):
+                continue
+            seen = value(row["samples"], figure, figure.peer_path, self.yard)
+            if seen is not None:
+                found.append(Peer(row["name"], seen * scale))
+        return sorted(found, key=lambda p: p.value, reverse=figure.at_least)
+
+
+# ---------------------------------------------------------------------- the report
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A figure as measured, beside what it is compared with."""
+
+    figure: Figure
+    ours: float
+    floor: float | None
+    peers: Sequence[Peer]
+
+    @property
+    def met(self) -> bool | None:
+        target = self.figure.target
+        if target is None:
+            return None
+        # A count that is exact but for a renewal now and then is judged as shown.
+        return self.ours >= target * 0.995 if self.figure.at_least else self.ours <= target * 1.005
+
+    @property
+    def verdict(self) -> str:
+        target = self.figure.target
+        if target is None:
+            return ""
+        if self.met:
+            return "met"
+        by = target / self.ours if self.figure.at_least else self.ours / target
+        return f"MISSED by {100 * (by - 1):.0f} %" if by < 3 else f"MISSED by {by:.1f}×"
+
+
+def report(rows: Rows, anchors: Anchors | None) -> list[Line]:
+    lines = []
+    for figure in FIGURES:
+        ours = value(rows.get(figure.row, ()), figure)
+        if ours is None:
+            continue
+        floor = value(rows.get(f"{figure.row} floor", ()), figure) if figure.floor else None
+        lines.append(Line(figure, ours, floor, anchors.peers(figure, floor) if anchors else ()))
+    return lines
+
+
+def number(shown: float | None) -> str:
+    if shown is None:
+        return "–"
+    if shown == 0:
+        return "0"
+    return f"{shown:,.0f}" if abs(shown) >= 1000 else f"{shown:.3g}"
+
+
+def table(lines: Sequence[Line]) -> str:
+    """All lines as text, one table for each workload."""
+    out, row = [], ""
+    for line in lines:
+        if line.figure.row != row:
+            row = line.figure.row
+            out += ["", TITLES[row], _cells("", "floor", "ours", "÷ floor", "fastest peer", "must reach", "")]
+        out.append(_line(line))
+    return "\n".join(out[1:])
+
+
+def _line(line: Line) -> str:
+    figure, best = line.figure, line.peers[0] if line.peers else None
+    ratio = f"{number(line.ours / line.floor)}×" if line.floor else "–"
+    peer = f"{number(best.value)} {best.name}" if best is not None else "–"
+    goal = "" if figure.target is None else f"{'≥' if figure.at_least else '≤'} {number(figure.target)}"
+    return _cells(figure.words, number(line.floor), number(line.ours), ratio, peer, goal, line.verdict)
+
+
+def _cells(words: str, floor: str, ours: str, ratio: str, peer: str, goal: str, verdict: str) -> str:
+    return f"  {words:<50}{floor:>9}{ours:>9}{ratio:>9}   {peer:<44.44}{goal:>11}  {verdict}".rstrip()

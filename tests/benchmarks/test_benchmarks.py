@@ -1,0 +1,153 @@
+"""Every workload runs once with little work, and the report says what it should of figures written by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def environment(out: Path) -> dict[str, str]:
+    return {**os.environ, "BENCH_OUT": str(out)}
+
+
+def sample(folder: Path, workload: str, params: dict[str, Any]) -> Any:
+    """What an adapter process leaves behind."""
+    out = folder / "out.json"
+    command = [sys.executable, str(BENCHMARKS / "mainstay_adapter.py"), workload, json.dumps(params)]
+    ended = subprocess.run(command, env=environment(out), capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(out.read_text())
+
+
+def test_w1_runs_every_shape_in_memory(tmp_path: Path) -> None:
+    found = sample(tmp_path, "w1", {"shapes": ["t1", "t10", "p4"], "seconds": 0})
+    assert [found[shape]["tool_calls"] for shape in ("t1", "t10", "p4")] == [1, 10, 4]
+    assert found["yard_ms"] > 0
+
+
+def test_w2_counts_four_transactions_for_a_plain_turn(tmp_path: Path) -> None:
+    found = sample(tmp_path, "w2", {"shapes": ["t1"], "seconds": 0, "turns": 8, "dir": str(tmp_path)})
+    assert found["t1"]["commits"] == pytest.approx(4, abs=0.3)  # a renewal may fall into the sample
+    assert found["t1"]["written_b"] > 1000
+
+
+def test_w2_with_many_sessions_shares_transactions(tmp_path: Path) -> None:
+    found = sample(tmp_path, "w2", {"at_once": 16, "seconds": 0.2, "dir": str(tmp_path)})
+    assert found["t1"]["commits"] < 4
+
+
+def test_w3_measures_its_marks_and_a_cold_session(tmp_path: Path) -> None:
+    found = sample(tmp_path, "w3", {"marks": [2, 5], "repeats": 2, "deep": 30, "dir": str(tmp_path)})
+    assert found["2"]["written_b"] > 0
+    assert found["5"]["cpu_ms"] > 0
+    assert found["cold"]["turns"] == 30
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_w5_runs_its_sessions_at_once(tmp_path: Path, store: str) -> None:
+    params: dict[str, Any] = {"sessions": 20, "delay": 0.001}
+    found = sample(tmp_path, "w5", params | ({"dir": str(tmp_path)} if store == "sqlite" else {}))
+    assert found["wall_s"] > 0.002
+
+
+def test_w6_answers_after_a_cold_start(tmp_path: Path) -> None:
+    found = sample(tmp_path, "w6", {})
+    assert 0 < found["cold_cpu_ms"] < found["answer_cpu_ms"]
+
+
+def test_w7_sees_every_character(tmp_path: Path) -> None:
+    together = sample(tmp_path, "w7", {"repeats": 1})
+    apart = sample(tmp_path, "w7", {"repeats": 1, "apart": True})
+    assert together["chunks_seen"] < apart["chunks_seen"]
+
+
+@pytest.mark.kill
+def test_w8_finishes_killed_turns_without_repeating_what_was_recorded(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    params = {"units": 5, "dir": str(tmp_path), "ready": str(ready), "phase": "start"}
+    command = [sys.executable, str(BENCHMARKS / "mainstay_adapter.py"), "w8", json.dumps(params)]
+    with subprocess.Popen(command, env=environment(tmp_path / "first.json")) as first:
+        try:
+            end = time.monotonic() + 30
+            while not ready.exists() and first.poll() is None and time.monotonic() < end:
+                time.sleep(0.01)  # a real child process; bounded
+            assert ready.exists()
+        finally:
+            first.kill()
+    found = sample(tmp_path, "w8", params | {"phase": "recover", "t0": time.time()})
+    assert found["units"] == 5
+
+
+# ---------------------------------------------------------------------- the report
+
+
+def shown(tmp_path: Path, result: dict[str, Any], *options: str) -> str:
+    source = tmp_path / "result.json"
+    source.write_text(json.dumps(result))
+    command = [sys.executable, str(BENCHMARKS / "run.py"), "--from", str(source), *options]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def result_of(rows: dict[str, Any], peers: dict[str, Any] | None = None) -> dict[str, Any]:
+    machine = {"cores": 2, "cpu": "some", "python": "3.11.7", "sqlite": "3.40.1"}
+    return {"started": "2026-01-01 00:00 UTC", "machine": machine, "rows": rows, "peers": peers}
+
+
+def stored(workload: str, name: str, **figures: Any) -> dict[str, Any]:
+    return {"workload": workload, "name": name, "samples": [{"yard_ms": 8.92, **figures}]}
+
+
+def line(text: str, begins: str) -> str:
+    """A line of the report, with its columns one space apart."""
+    return next(" ".join(row.split()) for row in text.splitlines() if row.strip().startswith(begins))
+
+
+def test_cpu_is_shown_at_the_speed_of_the_targets(tmp_path: Path) -> None:
+    half_as_fast = {"t1": {"cpu_ms": 0.30}, "yard_ms": 17.84}
+    text = shown(tmp_path, result_of({"w1": [half_as_fast]}))
+    assert line(text, "1 tool call") == "1 tool call, CPU ms – 0.15 – – ≤ 0.2 met"
+
+
+def test_a_missed_target_says_by_how_much(tmp_path: Path) -> None:
+    samples = [{"t1": {"cpu_ms": ms}, "yard_ms": 8.92} for ms in (0.1, 0.25, 9.0)]
+    text = shown(tmp_path, result_of({"w1": samples, "w2x64": [{"t1": {"turns_per_s": 2000}, "yard_ms": 8.92}]}))
+    assert line(text, "1 tool call").endswith("MISSED by 25 %")
+    assert line(text, "turns/s").endswith("MISSED by 25 %")
+
+
+def test_peers_follow_the_speed_of_the_floor(tmp_path: Path) -> None:
+    peers = {
+        "rows": [
+            stored("w1", "floor (hand-written)", t1={"cpu_ms": 0.004}),
+            stored("w1", "Slow", t1={"cpu_ms": 3.0}),
+            stored("w1", "Quick", t1={"cpu_ms": 0.5}),
+        ]
+    }
+    rows = {
+        "w1": [{"t1": {"cpu_ms": 0.2}, "yard_ms": 8.92}],
+        "w1 floor": [{"t1": {"cpu_ms": 0.008}, "yard_ms": 8.92}],
+    }
+    text = shown(tmp_path, result_of(rows, peers))
+    assert line(text, "1 tool call") == "1 tool call, CPU ms 0.008 0.2 25× 1 Quick ≤ 0.2 met"
+
+
+def test_the_chart_is_a_picture_with_ours_first(tmp_path: Path) -> None:
+    peers = {"rows": [stored("w8", "Restate (service killed)", since_start_s=0.8)]}
+    chart = tmp_path / "chart.svg"
+    shown(tmp_path, result_of({"w8": [{"since_start_s": 0.4, "yard_ms": 8.92}]}, peers), "--chart", str(chart))
+    root = ElementTree.fromstring(chart.read_text())
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert words[1:5] == ["Mainstay", "0.4", "Restate", "0.8  (2×)"]
+    assert sum(1 for _ in root.iter("{http://www.w3.org/2000/svg}rect")) == 2
