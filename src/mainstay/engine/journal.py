@@ -18,7 +18,7 @@ from mainstay.graph import commit as commits
 from mainstay.model.codec import decode_row, encode
 from mainstay.model.llm import Usage
 from mainstay.model.outcome import Outcome
-from mainstay.model.record import Record, Replied, Row, Slot, Spilled
+from mainstay.model.record import Record, Replied, Slot, Spilled
 from mainstay.model.session import Node, WaitRow
 from mainstay.model.write import Append, Appended, CancelWon, Committed, Scope
 from mainstay.ports.host import Clock
@@ -184,30 +184,21 @@ async def spill(store: Store, body: bytes) -> tuple[bytes, tuple[str, ...]]:
 
 async def load(store: Store, sid: int, first: int, last: int) -> list[tuple[int, Record]]:
     """The records of some turns. A missing or unreadable one is damage, never a shorter history."""
-    rows = await store.nodes(sid, first, last)
     found: list[tuple[int, Record]] = []
-    expected: tuple[int, int] | None = None
-    for turn, ordinal, body in rows:
-        if ordinal != (expected[1] + 1 if expected is not None and expected[0] == turn else 0):
+    current, following = 0, 0
+    for turn, ordinal, body in await store.nodes(sid, first, last):
+        if turn != current:
+            current, following = turn, 0
+        if ordinal != following:
             raise StoreDamaged(f"session number {sid}", f"turn {turn} lacks a record before {ordinal}")
-        expected = (turn, ordinal)
-        found.append((turn, await _record(store, sid, turn, body)))
+        following += 1
+        try:
+            row = decode_row(body)
+            if type(row) is Spilled:
+                row = decode_row(await store.blobs.get(row.digest))
+        except ValueError as error:
+            raise StoreDamaged(f"session number {sid}", f"a record of turn {turn} is unreadable: {error}") from None
+        if type(row) is Spilled:
+            raise StoreDamaged(f"session number {sid}", f"a blob of turn {turn} stands for another blob")
+        found.append((turn, row))
     return found
-
-
-async def _record(store: Store, sid: int, turn: int, body: bytes) -> Record:
-    row = _decode(sid, turn, body)
-    if not isinstance(row, Spilled):
-        return row
-    whole = _decode(sid, turn, await store.blobs.get(row.digest))
-    if isinstance(whole, Spilled):
-        raise StoreDamaged(f"session number {sid}", f"a blob of turn {turn} stands for another blob")
-    return whole
-
-
-def _decode(sid: int, turn: int, body: bytes) -> Row:
-    try:
-        row: Row = decode_row(body)
-    except ValueError as error:
-        raise StoreDamaged(f"session number {sid}", f"a record of turn {turn} is unreadable: {error}") from None
-    return row

@@ -28,14 +28,16 @@ class View(Struct):
 
     def extend(self, number: int, records: Iterable[Record]) -> None:
         """Take in one committed turn."""
-        transcript = Transcript()
+        transcript = Transcript(self.messages)
         for record in records:
-            if isinstance(record, Framed):
-                # History keeps what a frame hides from prompts.
-                self.messages.extend(transcript.messages)
+            if type(record) is Framed:
+                # History keeps what a frame hides from prompts: the frame begins in a list of its own.
+                framed = Transcript()
+                framed.add(record)
                 self.frame = len(self.messages)
-            transcript.add(record)
-        self.messages.extend(transcript.messages)
+                self.messages.extend(framed.messages)
+            else:
+                transcript.add(record)
         self.head = number
 
     def add(self, number: int, messages: Iterable[Message]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Budget(Struct, frozen=True, omit_defaults=True):
+class Budget(Struct, frozen=True, gc=False, omit_defaults=True):
     """Limits of one turn; None is no limit.
 
     `steps` counts model calls, `tokens` and `money` what they cost, `seconds` the time somebody worked on the turn
@@ -19,7 +19,7 @@ class Budget(Struct, frozen=True, omit_defaults=True):
     no_progress: int | None = 12
 
 
-class AgentSpec(Struct, frozen=True, omit_defaults=True):
+class AgentSpec(Struct, frozen=True, gc=False, omit_defaults=True):
     """An agent's definition without its live parts, for listings."""
 
     name: str

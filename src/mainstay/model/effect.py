@@ -21,7 +21,7 @@ from mainstay.model.record import Delivered, Ended, Faltered, Replied, Started
 Boundary: TypeAlias = Literal["opening", "after_work", "before_completion"]
 
 
-class CallModel(Struct, frozen=True, tag="call_model", omit_defaults=True):
+class CallModel(Struct, frozen=True, gc=False, tag="call_model", omit_defaults=True):
     """Ask the model. `last` is the grace step after a spent budget: no tools may be called."""
 
     step: int
@@ -30,7 +30,7 @@ class CallModel(Struct, frozen=True, tag="call_model", omit_defaults=True):
     last: bool = False
 
 
-class AskedCall(Struct, frozen=True, omit_defaults=True):
+class AskedCall(Struct, frozen=True, gc=False, omit_defaults=True):
     """A tool call that has no outcome yet, with everything that is recorded of it.
 
     `started` without an outcome is the window in which a crash leaves the effect unknown. `due` is the time of the
@@ -50,20 +50,20 @@ class AskedCall(Struct, frozen=True, omit_defaults=True):
     payload: Any = None
 
 
-class RunTools(Struct, frozen=True, tag="run_tools"):
+class RunTools(Struct, frozen=True, gc=False, tag="run_tools"):
     """Run these calls concurrently; only those without an outcome are restated."""
 
     step: int
     calls: tuple[AskedCall, ...]
 
 
-class Checkpoint(Struct, frozen=True, tag="checkpoint"):
+class Checkpoint(Struct, frozen=True, gc=False, tag="checkpoint"):
     """A safe boundary: inputs that wait may be delivered here."""
 
     at: Boundary
 
 
-class Finish(Struct, frozen=True, tag="finish"):
+class Finish(Struct, frozen=True, gc=False, tag="finish"):
     """The turn is over; commit it with this outcome."""
 
     outcome: Outcome
@@ -72,13 +72,13 @@ class Finish(Struct, frozen=True, tag="finish"):
 Effect: TypeAlias = CallModel | RunTools | Checkpoint | Finish
 
 
-class Delivery(Struct, frozen=True, tag="delivery"):
+class Delivery(Struct, frozen=True, gc=False, tag="delivery"):
     """What a checkpoint brought: possibly nothing."""
 
     inputs: tuple[Delivered, ...] = ()
 
 
-class GaveUp(Struct, frozen=True, tag="gave_up"):
+class GaveUp(Struct, frozen=True, gc=False, tag="gave_up"):
     """The model could not be asked, after `attempts` attempts."""
 
     code: str
@@ -86,14 +86,14 @@ class GaveUp(Struct, frozen=True, tag="gave_up"):
     attempts: int = 1
 
 
-class CancelTurn(Struct, frozen=True, tag="cancel_turn"):
+class CancelTurn(Struct, frozen=True, gc=False, tag="cancel_turn"):
     """A cancel request won the gate."""
 
     by: str
     reason: str = ""
 
 
-class TimeIsUp(Struct, frozen=True, tag="time_is_up"):
+class TimeIsUp(Struct, frozen=True, gc=False, tag="time_is_up"):
     """The budget's seconds were spent in the middle of a model call."""
 
 

@@ -14,78 +14,78 @@ from mainstay.model.outcome import Outcome, PendingCall
 from mainstay.model.tool import ToolOutcome
 
 
-class Event(Struct, frozen=True, tag_field="event"):
+class Event(Struct, frozen=True, gc=False, tag_field="event"):
     session_id: str
     turn_id: str
     cursor: str
 
 
-class TurnStarted(Event, frozen=True, tag="turn_started"):
+class TurnStarted(Event, frozen=True, gc=False, tag="turn_started"):
     """Somebody works on the turn. `resumed` is true after a takeover or a restart."""
 
     resumed: bool = False
 
 
-class TextDelta(Event, frozen=True, tag="text_delta"):
+class TextDelta(Event, frozen=True, gc=False, tag="text_delta"):
     text: str = ""
     step: int = 0
 
 
-class ReasoningDelta(Event, frozen=True, tag="reasoning_delta"):
+class ReasoningDelta(Event, frozen=True, gc=False, tag="reasoning_delta"):
     text: str = ""
     step: int = 0
 
 
-class Retracted(Event, frozen=True, tag="retracted"):
+class Retracted(Event, frozen=True, gc=False, tag="retracted"):
     """The live text of this step came from an attempt that failed: remove it."""
 
     step: int = 0
     reason: str = ""
 
 
-class ToolStarted(Event, frozen=True, tag="tool_started"):
+class ToolStarted(Event, frozen=True, gc=False, tag="tool_started"):
     call_id: str = ""
     tool: str = ""
     args: dict[str, Any] = {}
     attempt: int = 1
 
 
-class ToolProgress(Event, frozen=True, tag="tool_progress"):
+class ToolProgress(Event, frozen=True, gc=False, tag="tool_progress"):
     call_id: str = ""
     tool: str = ""
     value: Any = None
 
 
-class ToolFinished(Event, frozen=True, tag="tool_finished"):
+class ToolFinished(Event, frozen=True, gc=False, tag="tool_finished"):
     call_id: str = ""
     tool: str = ""
     outcome: ToolOutcome | None = None
 
 
-class WaitingFor(Event, frozen=True, tag="waiting_for"):
+class WaitingFor(Event, frozen=True, gc=False, tag="waiting_for"):
     """The turn parks until these are answered."""
 
     calls: tuple[PendingCall, ...] = ()
 
 
-class InputDelivered(Event, frozen=True, tag="input_delivered"):
+class InputDelivered(Event, frozen=True, gc=False, tag="input_delivered"):
     """A steered input reached the running turn."""
 
     input_id: str = ""
 
 
-class TurnCommitted(Event, frozen=True, tag="turn_committed"):
+class TurnCommitted(Event, frozen=True, gc=False, tag="turn_committed"):
     """The turn is durable, whole and final."""
 
     outcome: Outcome | None = None
 
 
-class ProcessChanged(Event, frozen=True, tag="process_changed"):
+class ProcessChanged(Event, frozen=True, gc=False, tag="process_changed"):
     process_id: str = ""
     status: str = ""
 
 
-class Gap(Event, frozen=True, tag="gap"):
+class Gap(Event, frozen=True, gc=False, tag="gap"):
     """Events between the given cursor and here are gone. Read `history()`, then go on from here."""
 
     reason: str = ""

@@ -13,7 +13,7 @@ from mainstay.model.tool import ToolSpec
 Stop: TypeAlias = Literal["end", "tool_calls", "length", "filtered"]
 
 
-class Usage(Struct, frozen=True, omit_defaults=True):
+class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
     """Tokens spent. `input` excludes what the cache answered; `reasoning` is part of `output`.
 
     `calls` counts answered model calls; `unknown` counts those whose usage nobody saw (a crash, or a provider that
@@ -46,7 +46,7 @@ class Usage(Struct, frozen=True, omit_defaults=True):
         )
 
 
-class ModelRequest(Struct, frozen=True):
+class ModelRequest(Struct, frozen=True, gc=False):
     """One question to a model. `call_id` names the model call and `attempt` counts from 1."""
 
     messages: Sequence[Message]
@@ -59,7 +59,7 @@ class ModelRequest(Struct, frozen=True):
     tool_choice: Literal["auto", "none"] = "auto"
 
 
-class ModelResponse(Struct, frozen=True, omit_defaults=True):
+class ModelResponse(Struct, frozen=True, gc=False, omit_defaults=True):
     """One complete answer. A stream that ends without one is broken off, never finished."""
 
     text: str = ""

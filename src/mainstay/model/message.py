@@ -12,20 +12,20 @@ Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 ResultStatus: TypeAlias = Literal["ok", "failed", "denied", "cancelled", "outcome_unknown"]
 
 
-class Text(Struct, frozen=True, tag="text"):
+class Text(Struct, frozen=True, gc=False, tag="text"):
     """Words."""
 
     text: str
 
 
-class Reasoning(Struct, frozen=True, tag="reasoning", omit_defaults=True):
+class Reasoning(Struct, frozen=True, gc=False, tag="reasoning", omit_defaults=True):
     """A model's reasoning. `replay` is what its provider needs to see again, opaque to us."""
 
     text: str = ""
     replay: Any = None
 
 
-class ToolCall(Struct, frozen=True, tag="tool_call", omit_defaults=True):
+class ToolCall(Struct, frozen=True, gc=False, tag="tool_call", omit_defaults=True):
     """A call the model asked for. `id` is the provider's; `raw` holds arguments that were not a JSON object."""
 
     id: str = ""
@@ -35,7 +35,7 @@ class ToolCall(Struct, frozen=True, tag="tool_call", omit_defaults=True):
     replay: Any = None
 
 
-class ToolResult(Struct, frozen=True, tag="tool_result", omit_defaults=True):
+class ToolResult(Struct, frozen=True, gc=False, tag="tool_result", omit_defaults=True):
     """What the model is told about one call. `call_id` repeats the provider's id of the call."""
 
     call_id: str
@@ -47,7 +47,7 @@ class ToolResult(Struct, frozen=True, tag="tool_result", omit_defaults=True):
 Part: TypeAlias = Text | Reasoning | ToolCall | ToolResult
 
 
-class Message(Struct, frozen=True):
+class Message(Struct, frozen=True, gc=False):
     """One message: a role and its parts. A plain string is accepted as the only part."""
 
     role: Role

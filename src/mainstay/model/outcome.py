@@ -9,14 +9,14 @@ from msgspec import Struct
 from mainstay.model.tool import Cancelled, Failed
 
 
-class Finished(Struct, frozen=True, tag="finished", omit_defaults=True):
+class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True):
     """The model answered. `value` is the validated output when the agent declares a type."""
 
     text: str = ""
     value: Any = None
 
 
-class PendingCall(Struct, frozen=True, omit_defaults=True):
+class PendingCall(Struct, frozen=True, gc=False, omit_defaults=True):
     """One thing a turn waits for: a person's approval or settlement, or an outside completion."""
 
     call_id: str
@@ -28,20 +28,20 @@ class PendingCall(Struct, frozen=True, omit_defaults=True):
     reason: str = ""
 
 
-class Waiting(Struct, frozen=True, tag="waiting"):
+class Waiting(Struct, frozen=True, gc=False, tag="waiting"):
     """The turn is parked on disk: it goes on when `calls` are answered, in whatever process."""
 
     calls: tuple[PendingCall, ...] = ()
 
 
-class BudgetSpent(Struct, frozen=True, tag="budget_spent"):
+class BudgetSpent(Struct, frozen=True, gc=False, tag="budget_spent"):
     """A limit of the agent's budget ended the turn."""
 
     which: Literal["steps", "tokens", "money", "seconds", "no_progress"]
     limit: float
 
 
-class ProviderFailed(Struct, frozen=True, tag="provider_failed", omit_defaults=True):
+class ProviderFailed(Struct, frozen=True, gc=False, tag="provider_failed", omit_defaults=True):
     """The model could not be reached, or kept failing, after `attempts` attempts."""
 
     code: str
@@ -49,18 +49,18 @@ class ProviderFailed(Struct, frozen=True, tag="provider_failed", omit_defaults=T
     attempts: int = 1
 
 
-class PluginAborted(Struct, frozen=True, tag="plugin_aborted", omit_defaults=True):
+class PluginAborted(Struct, frozen=True, gc=False, tag="plugin_aborted", omit_defaults=True):
     plugin: str
     code: str
     message: str = ""
 
 
-class InvalidInput(Struct, frozen=True, tag="invalid_input"):
+class InvalidInput(Struct, frozen=True, gc=False, tag="invalid_input"):
     code: str
     message: str
 
 
-class Incomplete(Struct, frozen=True, tag="incomplete", omit_defaults=True):
+class Incomplete(Struct, frozen=True, gc=False, tag="incomplete", omit_defaults=True):
     """The model stopped before it was done: a token cap, a filter, or output that never validated."""
 
     reason: str

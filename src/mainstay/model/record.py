@@ -19,14 +19,14 @@ from mainstay.model.tool import ToolOutcome
 InputKind: TypeAlias = Literal["queue", "steer", "note"]
 
 
-class Delivered(Struct, frozen=True):
+class Delivered(Struct, frozen=True, gc=False):
     """An input that reached a running turn: its ordinal in the session, and what it said."""
 
     input: int
     message: Message
 
 
-class Slot(Struct, frozen=True, omit_defaults=True):
+class Slot(Struct, frozen=True, gc=False, omit_defaults=True):
     """What was gathered between two records. Empty for most records, and then not written.
 
     `last` marks the records of the step that a spent step limit granted.
@@ -41,7 +41,7 @@ class Slot(Struct, frozen=True, omit_defaults=True):
     last: bool = False
 
 
-class Said(Struct, frozen=True, tag="said.1", omit_defaults=True):
+class Said(Struct, frozen=True, gc=False, tag="said.1", omit_defaults=True):
     """An accepted input. `op` names the acceptance, so that a lost reply can be read back."""
 
     message: Message
@@ -51,13 +51,13 @@ class Said(Struct, frozen=True, tag="said.1", omit_defaults=True):
     key: str | None = None
 
 
-class Joined(Struct, frozen=True, tag="joined.1"):
+class Joined(Struct, frozen=True, gc=False, tag="joined.1"):
     """This input did not open a turn: it was delivered into `turn`."""
 
     turn: int
 
 
-class Replied(Struct, frozen=True, tag="replied.1", omit_defaults=True):
+class Replied(Struct, frozen=True, gc=False, tag="replied.1", omit_defaults=True):
     """A model answered. `started` lists the calls whose start this record is.
 
     `interrupted` counts earlier asks of the same step that a crash cut off: their usage is unknown.
@@ -75,7 +75,7 @@ class Replied(Struct, frozen=True, tag="replied.1", omit_defaults=True):
     slot: Slot | None = None
 
 
-class Started(Struct, frozen=True, tag="started.1", omit_defaults=True):
+class Started(Struct, frozen=True, gc=False, tag="started.1", omit_defaults=True):
     """A call is about to run that did not start with its model reply. `call` is `<step>.<index>`."""
 
     call: str
@@ -93,7 +93,7 @@ INTERRUPTED = "interrupted"
 """The code of an attempt that was cut off: its usage is unknown."""
 
 
-class Faltered(Struct, frozen=True, tag="faltered.1", omit_defaults=True):
+class Faltered(Struct, frozen=True, gc=False, tag="faltered.1", omit_defaults=True):
     """An attempt failed and the next one is due at `due` (ms). `call` is empty for a model call."""
 
     code: str
@@ -106,7 +106,7 @@ class Faltered(Struct, frozen=True, tag="faltered.1", omit_defaults=True):
     slot: Slot | None = None
 
 
-class Ended(Struct, frozen=True, tag="ended.1", omit_defaults=True):
+class Ended(Struct, frozen=True, gc=False, tag="ended.1", omit_defaults=True):
     """A tool call ended. `attempts` were made, `repeated` of them because a crash left the one before unknown."""
 
     call: str
@@ -118,7 +118,7 @@ class Ended(Struct, frozen=True, tag="ended.1", omit_defaults=True):
     slot: Slot | None = None
 
 
-class Framed(Struct, frozen=True, tag="framed.1", omit_defaults=True):
+class Framed(Struct, frozen=True, gc=False, tag="framed.1", omit_defaults=True):
     """A new frame: prompts show `summary` in place of everything before. History itself is never rewritten."""
 
     reason: str
@@ -127,7 +127,7 @@ class Framed(Struct, frozen=True, tag="framed.1", omit_defaults=True):
     slot: Slot | None = None
 
 
-class Closed(Struct, frozen=True, tag="closed.1", omit_defaults=True):
+class Closed(Struct, frozen=True, gc=False, tag="closed.1", omit_defaults=True):
     """The commit's own node. A finished turn's text is that of the last reply and is not written again."""
 
     outcome: Outcome
@@ -137,7 +137,7 @@ class Closed(Struct, frozen=True, tag="closed.1", omit_defaults=True):
     slot: Slot | None = None
 
 
-class Spilled(Struct, frozen=True, tag="spilled.1"):
+class Spilled(Struct, frozen=True, gc=False, tag="spilled.1"):
     """Stands in a row for a record too large for one: its bytes are a blob beside the store."""
 
     digest: str

@@ -12,7 +12,7 @@ SessionState: TypeAlias = Literal["idle", "open", "parked", "stuck"]
 WaitState: TypeAlias = Literal["open", "resolved", "expired", "cancelled", "revoked"]
 
 
-class Fork(Struct, frozen=True):
+class Fork(Struct, frozen=True, gc=False):
     """Where a session's history begins in another one: all before `turn`, and that turn up to record `ordinal`."""
 
     sid: int
@@ -20,7 +20,7 @@ class Fork(Struct, frozen=True):
     ordinal: int
 
 
-class SessionRow(Struct, frozen=True):
+class SessionRow(Struct, frozen=True, gc=False):
     """One session. `sid` is the store's own number for it, the prefix of its nodes.
 
     `turn` is the open turn, if any; `head` the last committed one; `next` the ordinal of the next input. A state of
@@ -45,7 +45,7 @@ class SessionRow(Struct, frozen=True):
     deleted: bool = False
 
 
-class InboxRow(Struct, frozen=True):
+class InboxRow(Struct, frozen=True, gc=False):
     """An accepted input that waits for its turn, or for a boundary of the running one."""
 
     sid: int
@@ -54,7 +54,7 @@ class InboxRow(Struct, frozen=True):
     cancel: bytes | None = None
 
 
-class WaitRow(Struct, frozen=True):
+class WaitRow(Struct, frozen=True, gc=False):
     """A durable one-shot promise of a turn. `body` tells a person what is asked, `answer` how it was resolved."""
 
     id: str
@@ -68,7 +68,7 @@ class WaitRow(Struct, frozen=True):
     answer: bytes | None = None
 
 
-class WorkerRow(Struct, frozen=True):
+class WorkerRow(Struct, frozen=True, gc=False):
     """A live Runtime as others see it. `beat` grows with every renewal; nobody compares wall clocks."""
 
     id: str
@@ -80,14 +80,14 @@ class WorkerRow(Struct, frozen=True):
     term_ms: int = 30_000
 
 
-class Node(Struct, frozen=True):
+class Node(Struct, frozen=True, gc=False):
     """A record's place in its turn, and its bytes."""
 
     ordinal: int
     body: bytes
 
 
-class CancelRequest(Struct, frozen=True, omit_defaults=True):
+class CancelRequest(Struct, frozen=True, gc=False, omit_defaults=True):
     """Who asked a turn to stop, and why: the evidence that its commit carries."""
 
     by: str
@@ -95,7 +95,7 @@ class CancelRequest(Struct, frozen=True, omit_defaults=True):
     request: str = ""
 
 
-class Answer(Struct, frozen=True, omit_defaults=True):
+class Answer(Struct, frozen=True, gc=False, omit_defaults=True):
     """How a wait was resolved: an approval, a denial, a settlement or a deferred value."""
 
     verdict: Literal["approved", "rejected", "rerun", "done", "failed", "value", "error"]

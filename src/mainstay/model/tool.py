@@ -10,7 +10,7 @@ Recovery: TypeAlias = Literal["once", "rerun", "ask"]
 Approval: TypeAlias = Literal["never", "ask"]
 
 
-class ToolSpec(Struct, frozen=True, omit_defaults=True):
+class ToolSpec(Struct, frozen=True, gc=False, omit_defaults=True):
     """What a model is shown of a tool, and what the runtime must know to run it safely.
 
     `id` stays the same when the name changes. `recovery` is the contract for a call that was in flight when its
@@ -35,7 +35,7 @@ class ToolSpec(Struct, frozen=True, omit_defaults=True):
         return self.id or f"tool:{self.name}"
 
 
-class PreparedCall(Struct, frozen=True, omit_defaults=True):
+class PreparedCall(Struct, frozen=True, gc=False, omit_defaults=True):
     """A call after preparation: arguments checked, and what its provider wants to see again at execution."""
 
     call_id: str
@@ -45,7 +45,7 @@ class PreparedCall(Struct, frozen=True, omit_defaults=True):
     payload: Any = None
 
 
-class BlobRef(Struct, frozen=True, tag="blob", omit_defaults=True):
+class BlobRef(Struct, frozen=True, gc=False, tag="blob", omit_defaults=True):
     """Bytes kept beside the store, named by their SHA-256."""
 
     digest: str
@@ -53,14 +53,14 @@ class BlobRef(Struct, frozen=True, tag="blob", omit_defaults=True):
     media_type: str = "application/json"
 
 
-class Ok(Struct, frozen=True, tag="ok", omit_defaults=True):
+class Ok(Struct, frozen=True, gc=False, tag="ok", omit_defaults=True):
     """The tool returned. `value` is what the model sees; `whole` keeps what did not fit."""
 
     value: Any = None
     whole: BlobRef | None = None
 
 
-class Failed(Struct, frozen=True, tag="failed", omit_defaults=True):
+class Failed(Struct, frozen=True, gc=False, tag="failed", omit_defaults=True):
     """Something went wrong and is known to have. `code` is stable, `message` is for people and models."""
 
     code: str
@@ -68,21 +68,21 @@ class Failed(Struct, frozen=True, tag="failed", omit_defaults=True):
     data: Any = None
 
 
-class Denied(Struct, frozen=True, tag="denied", omit_defaults=True):
+class Denied(Struct, frozen=True, gc=False, tag="denied", omit_defaults=True):
     """A person or a policy said no; the tool never ran."""
 
     reason: str = ""
     by: str = ""
 
 
-class Cancelled(Struct, frozen=True, tag="cancelled", omit_defaults=True):
+class Cancelled(Struct, frozen=True, gc=False, tag="cancelled", omit_defaults=True):
     """Stopped on request before it could end by itself."""
 
     by: str = ""
     reason: str = ""
 
 
-class OutcomeUnknown(Struct, frozen=True, tag="outcome_unknown", omit_defaults=True):
+class OutcomeUnknown(Struct, frozen=True, gc=False, tag="outcome_unknown", omit_defaults=True):
     """The call was started and nobody saw it end: its effect may or may not have happened."""
 
     reason: str = ""
@@ -91,7 +91,7 @@ class OutcomeUnknown(Struct, frozen=True, tag="outcome_unknown", omit_defaults=T
 ToolOutcome: TypeAlias = Ok | Failed | Denied | Cancelled | OutcomeUnknown
 
 
-class ToolRecord(Struct, frozen=True, omit_defaults=True):
+class ToolRecord(Struct, frozen=True, gc=False, omit_defaults=True):
     """One tool call of a turn, as a person reads it."""
 
     call_id: str

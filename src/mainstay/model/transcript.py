@@ -31,23 +31,23 @@ class Transcript(Struct):
     ended: dict[str, ToolOutcome] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
-        if type(record) is Said:
+        if isinstance(record, Said):
             self.messages.append(record.message)
             return
-        if type(record) is Framed:
-            self.messages[:] = record.summary
-        elif type(record) is Closed:
+        if isinstance(record, Closed):
             # What the turn gathered last came after the reply that rides here.
             if record.reply is not None:
                 self.add(record.reply)
-            if not isinstance(record.outcome, Waiting):
+            if self.calls and not isinstance(record.outcome, Waiting):
                 self.pair(record.outcome)
+        elif isinstance(record, Framed):
+            self.messages[:] = record.summary
         slot = getattr(record, "slot", None)
         if slot is not None:
             self._gathered(slot)
-        if type(record) is Replied:
+        if isinstance(record, Replied):
             self._replied(record)
-        elif type(record) is Ended:
+        elif isinstance(record, Ended):
             self.ended[record.call] = record.outcome
             if len(self.ended) == len(self.calls):
                 self.pair(None)

@@ -16,11 +16,11 @@ from mainstay.model.session import Answer, CancelRequest, Node, SessionRow, Wait
 R = TypeVar("R")
 
 
-class Write(Struct, Generic[R], frozen=True):
+class Write(Struct, Generic[R], frozen=True, gc=False):
     """A transaction to apply, whose receipt is an R."""
 
 
-class Accepted(Struct, frozen=True):
+class Accepted(Struct, frozen=True, gc=False):
     """`turn` is the input's ordinal. `opened`: it is the session's open turn now. `known`: the key was seen before."""
 
     turn: int
@@ -29,7 +29,7 @@ class Accepted(Struct, frozen=True):
     known: bool = False
 
 
-class Accept(Write[Accepted], frozen=True):
+class Accept(Write[Accepted], frozen=True, gc=False):
     """Take an input in: create the session if need be, open a turn or queue, and claim it for `worker` if given."""
 
     session_id: str
@@ -44,14 +44,14 @@ class Accept(Write[Accepted], frozen=True):
     blobs: tuple[str, ...] = ()
 
 
-class Claimed(Struct, frozen=True):
+class Claimed(Struct, frozen=True, gc=False):
     """`row` is the session after the claim, or as it is when somebody else was faster (`won` is false)."""
 
     row: SessionRow | None
     won: bool
 
 
-class Claim(Write[Claimed], frozen=True):
+class Claim(Write[Claimed], frozen=True, gc=False):
     """Take over an open turn whose owner is gone. `generation` is the one the claimant saw: it fences all before."""
 
     session_id: str
@@ -61,7 +61,7 @@ class Claim(Write[Claimed], frozen=True):
     agent: str = ""
 
 
-class Scope(Struct, frozen=True):
+class Scope(Struct, frozen=True, gc=False):
     """An owned turn: every write of its owner carries this, and a relieved owner's changes nothing."""
 
     session_id: str
@@ -71,7 +71,7 @@ class Scope(Struct, frozen=True):
     generation: int
 
 
-class Appended(Struct, frozen=True):
+class Appended(Struct, frozen=True, gc=False):
     """What the owner should know: a cancel request, whether inputs wait, and whether the turn is parked now."""
 
     cancel: bytes | None = None
@@ -79,7 +79,7 @@ class Appended(Struct, frozen=True):
     parked: bool = False
 
 
-class Append(Write[Appended], frozen=True):
+class Append(Write[Appended], frozen=True, gc=False):
     """Record outcomes. In the same transaction: inputs that were delivered, waits that open, and parking.
 
     The turn parks on the waits named in `park`, and only if all of them are open still.
@@ -94,19 +94,19 @@ class Append(Write[Appended], frozen=True):
     blobs: tuple[str, ...] = ()
 
 
-class Committed(Struct, frozen=True):
+class Committed(Struct, frozen=True, gc=False):
     """The commit landed. `row` is the session after it: its next turn is open when an input waited."""
 
     row: SessionRow
 
 
-class CancelWon(Struct, frozen=True):
+class CancelWon(Struct, frozen=True, gc=False):
     """A cancel request was there first: nothing was written, commit the turn as cancelled instead."""
 
     cancel: bytes
 
 
-class Commit(Write["Committed | CancelWon"], frozen=True):
+class Commit(Write["Committed | CancelWon"], frozen=True, gc=False):
     """End a turn: the last records, the head moved from `head` to the turn, waits closed, the next input opened."""
 
     scope: Scope
@@ -118,13 +118,13 @@ class Commit(Write["Committed | CancelWon"], frozen=True):
     blobs: tuple[str, ...] = ()
 
 
-class CancelReceipt(Struct, frozen=True):
+class CancelReceipt(Struct, frozen=True, gc=False):
     status: Literal["requested", "already_requested", "completion_won", "unknown"]
     turn: int | None = None
     row: SessionRow | None = None
 
 
-class Cancel(Write[CancelReceipt], frozen=True):
+class Cancel(Write[CancelReceipt], frozen=True, gc=False):
     """Ask a turn to stop: the open one, or `turn` if it is still open or queued. First writer wins."""
 
     session_id: str
@@ -134,7 +134,7 @@ class Cancel(Write[CancelReceipt], frozen=True):
     worker: str | None = None
 
 
-class Resolved(Struct, frozen=True):
+class Resolved(Struct, frozen=True, gc=False):
     """`row` is the session after it; its turn is claimed for the resolver when nobody owned it."""
 
     status: Literal["accepted", "already_resolved", "unknown"]
@@ -142,7 +142,7 @@ class Resolved(Struct, frozen=True):
     row: SessionRow | None = None
 
 
-class Resolve(Write[Resolved], frozen=True):
+class Resolve(Write[Resolved], frozen=True, gc=False):
     """Resolve a wait. The first answer stands. `answer` None: its time ran out."""
 
     wait_id: str
@@ -152,7 +152,7 @@ class Resolve(Write[Resolved], frozen=True):
     agents: tuple[str, ...] = ()
 
 
-class Resume(Write[SessionRow | None], frozen=True):
+class Resume(Write[SessionRow | None], frozen=True, gc=False):
     """A person had a look: a stuck turn may be worked on again. None: the session has no stuck turn."""
 
     session_id: str
@@ -160,7 +160,7 @@ class Resume(Write[SessionRow | None], frozen=True):
     worker: str | None = None
 
 
-class Release(Write[None], frozen=True):
+class Release(Write[None], frozen=True, gc=False):
     """Give up an open turn, to whoever claims it next; with `stuck`, to nobody until a person looks."""
 
     scope: Scope
@@ -168,20 +168,20 @@ class Release(Write[None], frozen=True):
     stuck: str | None = None
 
 
-class Beat(Write[bool], frozen=True):
+class Beat(Write[bool], frozen=True, gc=False):
     """Register or renew a worker. False: the row was gone, this worker was presumed dead and relieved."""
 
     worker: WorkerRow
 
 
-class Retire(Write[None], frozen=True):
+class Retire(Write[None], frozen=True, gc=False):
     """A worker leaves, or is proven dead: its row goes and what it owned is free to claim."""
 
     worker_id: str
     dead: bool = False
 
 
-class Branch(Write[SessionRow], frozen=True):
+class Branch(Write[SessionRow], frozen=True, gc=False):
     """A new session over shared history."""
 
     session_id: str
@@ -192,14 +192,14 @@ class Branch(Write[SessionRow], frozen=True):
     at: int
 
 
-class Delete(Write[bool], frozen=True):
+class Delete(Write[bool], frozen=True, gc=False):
     """Spend a session id for good. Nodes go as soon as no fork reaches them. False: there was nothing."""
 
     session_id: str
     at: int
 
 
-class SessionFilter(Struct, frozen=True, omit_defaults=True):
+class SessionFilter(Struct, frozen=True, gc=False, omit_defaults=True):
     """Which sessions to list, oldest change last."""
 
     agent: str | None = None
@@ -209,7 +209,7 @@ class SessionFilter(Struct, frozen=True, omit_defaults=True):
     before: int | None = None
 
 
-class StoreFacts(Struct, frozen=True):
+class StoreFacts(Struct, frozen=True, gc=False):
     """What `doctor` shows of a store."""
 
     kind: str

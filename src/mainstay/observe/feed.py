@@ -1,8 +1,11 @@
 """Live events with cursors and bounded replay.
 
-Each session has one channel: a bounded run of recent events that any number of readers walk at their own pace. A writer
-never waits for a reader. A reader who falls behind, or comes with a cursor from before a restart, gets a `Gap` event
-and goes on from there; a committed turn is never lost that way, because history is on disk.
+A session that somebody reads has one channel: a bounded run of recent events that any number of readers walk at their
+own pace. A writer never waits for a reader. A reader who falls behind, or comes with a cursor from before a restart,
+gets a `Gap` event and goes on from there; a committed turn is never lost that way, because history is on disk.
+
+A session that nobody has read has no channel and its events are not even made: a cursor can only come from an event
+that somebody saw.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ class Channel:
 
     __slots__ = ("__weakref__", "_events", "_feed", "_times", "_waiters", "first", "next", "session_id")
 
-    def __init__(self, feed: Feed, session_id: str) -> None:
+    def __init__(self, feed: Feed, session_id: str, start: int) -> None:
         self._feed, self.session_id = feed, session_id
-        self.first = self.next = 0
+        self.first = self.next = start
         self._events: deque[Any] = deque()
         self._times: deque[float] = deque()
         self._waiters: list[asyncio.Future[None]] = []
@@ -102,6 +105,8 @@ class Feed:
         self._channels: dict[str, Channel] = {}
         # Channels without events, for as long as a reader holds one: what is published later must reach it.
         self._quiet: WeakValueDictionary[str, Channel] = WeakValueDictionary()
+        # Where new channels begin: beyond all that were dropped, so that a cursor of one of those is a gap.
+        self._start = 0
         self.closed = False
 
     def close(self) -> None:
@@ -111,10 +116,19 @@ class Feed:
             channel.wake()
 
     def channel(self, session_id: str) -> Channel:
-        channel = self._channels.get(session_id)
+        """The session's channel, from now on kept for whoever comes back with a cursor."""
+        channel = self.listening(session_id)
         if channel is None:
-            quiet = self._quiet.get(session_id)
-            channel = self._channels[session_id] = Channel(self, session_id) if quiet is None else quiet
+            channel = self._channels[session_id] = Channel(self, session_id, self._start)
+        return channel
+
+    def listening(self, session_id: str) -> Channel | None:
+        """The session's channel, if anybody reads it or did not long ago."""
+        channel = self._channels.get(session_id)
+        if channel is None and self._quiet:
+            channel = self._quiet.pop(session_id, None)
+            if channel is not None:
+                self._channels[session_id] = channel
         return channel
 
     def cursor(self, session_id: str, position: int) -> str:
@@ -137,27 +151,32 @@ class Feed:
         before = self.monotonic() - REPLAY_SECONDS
         for session_id, channel in list(self._channels.items()):
             channel.trim(before)
-            if not channel.busy and channel.next == 0:
+            if not channel.busy:
                 self._quiet[session_id] = self._channels.pop(session_id)
+                self._start = max(self._start, channel.next + 1)
 
 
 class TurnEvents:
     """The sink of one running turn. Text is gathered and published once per pass of the event loop."""
 
-    __slots__ = ("_channel", "_loop", "_parts", "_step", "_turn_id")
+    __slots__ = ("_feed", "_loop", "_parts", "_session_id", "_step", "_turn_id")
 
-    def __init__(self, channel: Channel, turn_id: str, loop: asyncio.AbstractEventLoop) -> None:
-        self._channel, self._turn_id, self._loop = channel, turn_id, loop
+    def __init__(self, feed: Feed, session_id: str, turn_id: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._feed, self._session_id, self._turn_id, self._loop = feed, session_id, turn_id, loop
         self._parts: list[str] = []
         self._step = 0
 
     def emit(self, kind: type[Event], /, **fields: Any) -> None:
         if self._parts:
             self.flush()
-        self._channel.publish(kind, self._turn_id, fields)
+        channel = self._feed.listening(self._session_id)
+        if channel is not None:
+            channel.publish(kind, self._turn_id, fields)
 
     def text(self, step: int, text: str) -> None:
         if not self._parts:
+            if self._feed.listening(self._session_id) is None:
+                return
             self._step = step
             self._loop.call_soon(self.flush)
         self._parts.append(text)
@@ -165,7 +184,9 @@ class TurnEvents:
     def flush(self) -> None:
         if self._parts:
             text, self._parts = clean_text("".join(self._parts)), []
-            self._channel.publish(TextDelta, self._turn_id, {"text": text, "step": self._step})
+            channel = self._feed.listening(self._session_id)
+            if channel is not None:
+                channel.publish(TextDelta, self._turn_id, {"text": text, "step": self._step})
 
 
 def _parse(cursor: str, session_id: str) -> tuple[str, int]:

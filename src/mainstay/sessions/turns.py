@@ -267,7 +267,9 @@ class Turns:
         machine = Machine.begin(name, said.message, definition.budget, definition.output_rule)
         machine.replay(records[1:])
         journal = Journal(self._store, scope, len(records), self._clock, lambda e: self.tell(row.id, scope.turn, e))
-        events = TurnEvents(self._feed.channel(row.id), name, asyncio.get_running_loop())
+        if opening is None:
+            self._feed.channel(row.id)  # whoever watched it before a restart may come back with an old cursor
+        events = TurnEvents(self._feed, row.id, name, asyncio.get_running_loop())
         run = resident.run = Run(scope, machine, journal, events, self._clock, definition)
         run.history, run.records, run.interrupted = view.prompt(), records, row.takeovers
         journal.mail = opening is None or scope.turn > 1 or resident.mail

@@ -23,6 +23,35 @@ log = logging.getLogger("mainstay.store")
 _FORMAT = struct.Struct("<QQQQ")
 
 
+_locks: set[int] = set()
+"""Descriptors of this process that hold locks, or may."""
+
+
+def open_lock(path: Path) -> int:
+    """A descriptor to lock. A child of a fork shares its parent's locks and would keep them after the parent's death:
+    there, the descriptor is closed."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    _locks.add(descriptor)
+    return descriptor
+
+
+def close_lock(descriptor: int) -> bool:
+    """Close it; False when it was a lock of the process that this one was forked from."""
+    if descriptor not in _locks:
+        return False
+    _locks.discard(descriptor)
+    os.close(descriptor)
+    return True
+
+
+def _in_child() -> None:
+    while _locks:
+        os.close(_locks.pop())
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
 class Noted(Struct, frozen=True):
     """`writes`: transactions of all processes so far; `tip`: of those without a record; the last record's identity."""
 
@@ -37,7 +66,7 @@ class LockFile:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._descriptor = open_lock(path)
         except OSError as error:
             raise StoreUnavailable(f"cannot open {path}: {error.strerror}") from None
 
@@ -59,4 +88,4 @@ class LockFile:
             log.warning("cannot note the last commit: %s", error)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        close_lock(self._descriptor)

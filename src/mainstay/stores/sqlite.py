@@ -19,6 +19,7 @@ import logging
 import os
 import secrets
 import sqlite3
+import zlib
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -28,7 +29,7 @@ from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import SessionFilter, StoreFacts, Write
 from mainstay.stores import rules, schema, sql
 from mainstay.stores.blobs import FileBlobs
-from mainstay.stores.lockfile import LockFile, Noted
+from mainstay.stores.lockfile import LockFile, Noted, close_lock, open_lock
 from mainstay.stores.sql import SqlRows, mail_row, node_crc, session_row, wait_row
 from mainstay.stores.writer import Done, GroupWriter
 
@@ -42,7 +43,7 @@ CHECKPOINT_WRITES = 2048
 INLINE_TURNS = 64
 """A read of at most so many turns is done on the event loop: it takes less time than a change of threads."""
 
-DAMAGE = ("malformed", "Could not decode", "unsupported file format")
+DAMAGE = ("malformed", "no such ", "Could not decode", "unsupported file format")
 """Damage for which SQLite or its driver has no code of its own."""
 
 HINTS = {
@@ -260,7 +261,13 @@ class WriterFile:
                 connection = _connect(self._path)
                 _migrate(connection, self._path)
                 self._check_tail(connection)
-                self.secret = bytes(connection.execute("SELECT value FROM meta WHERE key = 'secret'").fetchone()[0])
+                secret, crc = (
+                    bytes(connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0])
+                    for key in ("secret", "secret_crc")
+                )
+                if crc != _crc(secret):
+                    raise StoreDamaged(str(self._path), "its secret does not match its checksum")
+                self.secret = secret
         except BaseException as error:
             if connection is not None:
                 connection.close()
@@ -332,7 +339,7 @@ class WriterFile:
             self._lock.free()
 
     def mapped(self, error: Exception) -> MainstayError:
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, sqlite3.Error | UnicodeDecodeError):
             return _mapped(self._path, error)
         log.error("a write failed", exc_info=error)
         return InternalError(f"{type(error).__name__} while writing: {error}")
@@ -384,14 +391,13 @@ class FileLease:
 
     def hold(self) -> None:
         self._folder.mkdir(exist_ok=True)
-        self._descriptor = os.open(self._folder / self._id, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = open_lock(self._folder / self._id)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
     def drop(self) -> None:
-        if self._descriptor is not None:
+        if self._descriptor is not None and close_lock(self._descriptor):
             (self._folder / self._id).unlink(missing_ok=True)
-            os.close(self._descriptor)
-            self._descriptor = None
+        self._descriptor = None
 
     def proven_dead(self, worker: WorkerRow) -> bool:
         try:
@@ -444,9 +450,14 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         for statement in schema.MIGRATIONS[number]:
             connection.execute(statement)
     if version == 0:
-        connection.execute("INSERT INTO meta VALUES ('secret', ?)", (secrets.token_bytes(32),))
+        secret = secrets.token_bytes(32)
+        connection.execute("INSERT INTO meta VALUES ('secret', ?), ('secret_crc', ?)", (secret, _crc(secret)))
     connection.execute(f"PRAGMA user_version = {schema.VERSION}")
     connection.execute("COMMIT")
+
+
+def _crc(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(4, "little")
 
 
 def _is_small(path: Path) -> bool:
@@ -478,14 +489,18 @@ def _bad_nodes(connection: sqlite3.Connection) -> list[str]:
 def _reading(path: Path) -> Generator[None, None, None]:
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise _mapped(path, error) from error
 
 
-def _mapped(path: Path, error: sqlite3.Error) -> MainstayError:
-    """A driver's error as one of ours, with what to do about it."""
+def _mapped(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> MainstayError:
+    """A driver's error as one of ours, with what to do about it. Text that is none comes from a damaged page."""
     name = getattr(error, "sqlite_errorname", "") or ""
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or any(sign in str(error) for sign in DAMAGE):
+    if (
+        isinstance(error, UnicodeDecodeError)
+        or name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
+        or any(sign in str(error) for sign in DAMAGE)
+    ):
         return StoreDamaged(str(path), str(error))
     for prefix, hint in HINTS.items():
         if name.startswith(prefix):

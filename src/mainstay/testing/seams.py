@@ -1,0 +1,301 @@
+"""Ports with seams: the store, the model and the tools of an agent, with every call a point of `faults`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from mainstay.model.agent import AgentSpec
+from mainstay.model.codec import decode_row, encode
+from mainstay.model.llm import Delta, ModelRequest
+from mainstay.model.record import Ended, Faltered, Replied, Row, Started
+from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.tool import PreparedCall, ToolOutcome, ToolSpec
+from mainstay.model.write import Accept, Append, Commit, Release, Resolve, Retire, SessionFilter, StoreFacts, Write
+from mainstay.ports.provider import Provider
+from mainstay.ports.store import BlobStore, Store, WorkerLease
+from mainstay.ports.tool import CallContext, ToolProvider
+from mainstay.sessions.definition import Defined, Definition
+from mainstay.testing.faults import Kind, Ledger, LedgerLine, Seams
+from mainstay.tools.catalog import Catalog, Entry
+from mainstay.tools.context import ToolContext
+from mainstay.tools.define import Tool
+
+R = TypeVar("R")
+
+
+def name_of(write: Write[Any]) -> str:
+    """A write as a person would call it."""
+    if isinstance(write, Accept):
+        return f"accept {write.kind}"
+    if isinstance(write, Append):
+        told = " + ".join(_told(decode_row(node.body)) for node in write.nodes)
+        words = [told or "nothing", "opening a wait" if write.waits else "", "parking" if write.park else ""]
+        return f"append {write.scope.turn}: {', '.join(w for w in words if w)}"
+    if isinstance(write, Commit):
+        return f"commit {write.scope.turn}"
+    if isinstance(write, Resolve):
+        return f"{'expire' if write.answer is None else 'resolve'} {write.wait_id.rpartition(':')[2]}"
+    if isinstance(write, Release):
+        return "release" if write.stuck is None else "release as stuck"
+    if isinstance(write, Retire):
+        return "bury" if write.dead else "retire"
+    return type(write).__name__.lower()
+
+
+def _told(record: Row) -> str:
+    match record:
+        case Replied(step=step):
+            return f"replied {step}"
+        case Started(call=call):
+            return f"started {call}"
+        case Ended(call=call):
+            return f"ended {call}"
+        case Faltered(call=call, step=step):
+            return f"faltered {call or step}"
+        case _:
+            return type(record).__name__.lower()
+
+
+# ---------------------------------------------------------------------- ports
+
+
+class SeamStore:
+    """A store whose writes and blobs are points. Reads are none: dying before one is dying after the write before."""
+
+    def __init__(self, inner: Store, seams: Seams) -> None:
+        self.inner, self._seams = inner, seams
+
+    @property
+    def blobs(self) -> BlobStore:
+        return SeamBlobs(self.inner.blobs, self._seams)
+
+    async def open(self) -> None:
+        await self._seams.quietly(self.inner.open())
+
+    async def close(self) -> None:
+        await self._seams.quietly(self.inner.close())
+
+    async def write(self, write: Write[R]) -> R:
+        kind: Kind = "record" if isinstance(write, Append | Commit | Release) else "write"
+        return await self._seams.call(kind, name_of(write), lambda: self.inner.write(write))
+
+    def submit(self, write: Write[R], done: Callable[[R | None, BaseException | None], None]) -> None:
+        # Renewals come by the clock: they are no points, but a dead worker sends none.
+        if not self._seams.dead:
+            self.inner.submit(write, done)
+
+    async def session(self, session_id: str) -> SessionRow | None:
+        return await self._seams.quietly(self.inner.session(session_id))
+
+    async def session_by_sid(self, sid: int) -> SessionRow | None:
+        return await self._seams.quietly(self.inner.session_by_sid(sid))
+
+    async def sessions(self, wanted: SessionFilter) -> list[SessionRow]:
+        return await self._seams.quietly(self.inner.sessions(wanted))
+
+    async def open_sessions(self) -> list[SessionRow]:
+        return await self._seams.quietly(self.inner.open_sessions())
+
+    async def nodes(self, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
+        return await self._seams.quietly(self.inner.nodes(sid, first, last))
+
+    async def inbox(self, sid: int) -> list[InboxRow]:
+        return await self._seams.quietly(self.inner.inbox(sid))
+
+    async def waits(self, sid: int | None = None, due: int | None = None) -> list[WaitRow]:
+        return await self._seams.quietly(self.inner.waits(sid, due))
+
+    async def wait(self, wait_id: str) -> WaitRow | None:
+        return await self._seams.quietly(self.inner.wait(wait_id))
+
+    async def workers(self) -> list[WorkerRow]:
+        return await self._seams.quietly(self.inner.workers())
+
+    async def changed(self) -> bool:
+        return await self._seams.quietly(self.inner.changed())
+
+    async def facts(self, deep: bool = False) -> StoreFacts:
+        return await self._seams.quietly(self.inner.facts(deep))
+
+    async def sweep(self) -> int:
+        return await self._seams.call("write", "sweep", self.inner.sweep)
+
+    def secret(self) -> bytes:
+        return self.inner.secret()
+
+    def lease(self, worker_id: str) -> WorkerLease:
+        lease = self.inner.lease(worker_id)
+        # What the kernel does for a killed process: its lock is free.
+        self._seams.on_death.append(lease.drop)
+        return SeamLease(lease, self._seams)
+
+
+class SeamBlobs:
+    def __init__(self, inner: BlobStore, seams: Seams) -> None:
+        self._inner, self._seams = inner, seams
+
+    async def put(self, data: bytes) -> str:
+        return await self._seams.call("blob", "put blob", lambda: self._inner.put(data))
+
+    async def get(self, digest: str) -> bytes:
+        return await self._seams.quietly(self._inner.get(digest))
+
+
+class SeamLease:
+    def __init__(self, inner: WorkerLease, seams: Seams) -> None:
+        self._inner, self._seams = inner, seams
+
+    def hold(self) -> None:
+        if not self._seams.dead:
+            self._inner.hold()
+
+    def drop(self) -> None:
+        if not self._seams.dead:
+            self._inner.drop()
+
+    def proven_dead(self, worker: WorkerRow) -> bool:
+        return self._inner.proven_dead(worker)
+
+
+class SeamProvider:
+    """A model whose requests are counted in the ledger and whose every piece is a point."""
+
+    def __init__(self, inner: Provider, seams: Seams, ledger: Ledger) -> None:
+        self._inner, self._seams, self._ledger = inner, seams, ledger
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[Delta]:
+        seams, step = self._seams, ".".join(request.call_id.rsplit(".", 2)[1:])
+        said = hashlib.blake2b(encode(request.messages), digest_size=8).hexdigest()
+        line = LedgerLine("model", request.call_id, seams.incarnation, said)
+
+        async def ask() -> None:
+            self._ledger.write(line)
+
+        await seams.call("model", f"ask model {step}", ask)
+        count = 0
+        async for delta in self._inner.stream(request):
+            count += 1
+            await seams.reach("chunk", f"chunk {count} of model {step}")
+            yield delta
+            await seams.alive()
+
+
+class SeamTool(Tool[..., Any]):
+    """A tool whose body begins and ends at points, and is a line in the ledger once it has returned.
+
+    A body that writes its own effects with `Lab.effect` under the call's key is not counted a second time.
+    """
+
+    def __init__(self, inner: Tool[..., Any], seams: Seams, ledger: Ledger) -> None:
+        self.__dict__.update(inner.__dict__)
+        self._inner, self._seams, self._ledger = inner, seams, ledger
+
+    def invoke(self, kwargs: dict[str, Any], ctx: ToolContext[Any]) -> Any:
+        return self._later(kwargs, ctx) if self.is_async else self._now(kwargs, ctx)
+
+    async def _later(self, kwargs: dict[str, Any], ctx: ToolContext[Any]) -> Any:
+        await self._seams.reach("body", f"begin {_call(ctx)}")
+        before = self._counted(ctx)
+        value = await self._inner.invoke(kwargs, ctx)
+        await self._seams.alive()
+        self._count(ctx, before)
+        await self._seams.reach("body", f"end {_call(ctx)}")
+        return value
+
+    def _now(self, kwargs: dict[str, Any], ctx: ToolContext[Any]) -> Any:
+        self._seams.reach_now("body", f"begin {_call(ctx)}")
+        before = self._counted(ctx)
+        value = self._inner.invoke(kwargs, ctx)
+        self._seams.alive_now()
+        self._count(ctx, before)
+        self._seams.reach_now("body", f"end {_call(ctx)}")
+        return value
+
+    def _counted(self, ctx: ToolContext[Any]) -> int:
+        return sum(1 for line in self._ledger.lines() if line.key == ctx.idempotency_key)
+
+    def _count(self, ctx: ToolContext[Any], before: int) -> None:
+        if self._counted(ctx) == before:
+            self._ledger.write(LedgerLine(ctx.tool, ctx.idempotency_key, self._seams.incarnation))
+
+
+class SeamToolProvider:
+    """The same for a set of tools."""
+
+    def __init__(self, inner: ToolProvider, seams: Seams, ledger: Ledger) -> None:
+        self._inner, self._seams, self._ledger = inner, seams, ledger
+
+    def specs(self) -> Any:
+        return self._inner.specs()
+
+    async def prepare(self, call: PreparedCall, ctx: CallContext) -> PreparedCall | ToolOutcome:
+        await self._seams.alive()
+        return await self._inner.prepare(call, ctx)
+
+    async def execute(self, call: PreparedCall, ctx: CallContext) -> Any:
+        name = f"{call.name} {'.'.join(ctx.call_id.rsplit('.', 3)[1:])}"
+        await self._seams.reach("body", f"begin {name}")
+        value = await self._inner.execute(call, ctx)
+        await self._seams.alive()
+        self._ledger.write(LedgerLine(call.name, ctx.idempotency_key, self._seams.incarnation))
+        await self._seams.reach("body", f"end {name}")
+        return value
+
+
+def _call(ctx: ToolContext[Any]) -> str:
+    return f"{ctx.tool} {'.'.join(ctx.call_id.rsplit('.', 3)[1:])}"
+
+
+class SeamCatalog(Catalog):
+    """The tools of an agent, each behind its seam."""
+
+    def __init__(self, inner: Catalog, seams: Seams, ledger: Ledger) -> None:
+        self._inner, self._seams, self._ledger = inner, seams, ledger
+
+    def refresh(self) -> None:
+        self._inner.refresh()
+
+    def get(self, name: str) -> Entry | None:
+        entry = self._inner.get(name)
+        if entry is None:
+            return None
+        if entry.tool is not None:
+            return Entry(entry.spec, tool=SeamTool(entry.tool, self._seams, self._ledger))
+        assert entry.provider is not None
+        return Entry(entry.spec, provider=SeamToolProvider(entry.provider, self._seams, self._ledger))
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return tuple(self._inner.specs())
+
+    def names(self) -> list[str]:
+        return self._inner.names()
+
+
+class SeamAgent:
+    """An agent whose model and tools are behind seams."""
+
+    def __init__(self, inner: Defined, seams: Seams, ledger: Ledger) -> None:
+        self._inner, self._seams, self._ledger = inner, seams, ledger
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def spec(self) -> AgentSpec:
+        return self._inner.spec
+
+    def definition(self) -> Definition:
+        plain = self._inner.definition()
+        return dataclasses.replace(
+            plain,
+            provider=SeamProvider(plain.provider, self._seams, self._ledger),
+            catalog=SeamCatalog(plain.catalog, self._seams, self._ledger),
+        )

@@ -1,0 +1,447 @@
+"""What a store should hold and answer, written by hand: plain dictionaries, and no code that any store runs.
+
+Each method takes a write and says in its own words what must come of it: it changes the dictionaries and returns the
+receipt as plain data, or raises `Refusal` with the error that a store must raise, having changed nothing. Two readings
+of the same contract, this one and the store's, that agree on every step of a long random life are unlikely to share
+a mistake.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from mainstay.errors import (
+    BlobMissing,
+    Fenced,
+    HeadMoved,
+    InternalError,
+    InvalidSessionId,
+    KeyConflict,
+    MainstayError,
+    SessionDeleted,
+    UnknownSession,
+    WrongAgent,
+)
+from mainstay.model.session import Node
+from mainstay.model.write import (
+    Accept,
+    Append,
+    Beat,
+    Branch,
+    Cancel,
+    Claim,
+    Commit,
+    Delete,
+    Release,
+    Resolve,
+    Retire,
+    Scope,
+    SessionFilter,
+    Write,
+)
+
+Plain = dict[str, Any]
+
+
+class Refusal(Exception):
+    """The store must refuse with `error`, and change nothing."""
+
+    def __init__(self, error: type[MainstayError]) -> None:
+        self.error = error
+        super().__init__(error.__name__)
+
+
+class SomeReason:
+    """Equal to any text that is not empty: the words of a reason are the store's own."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SomeReason) or (isinstance(other, str) and bool(other.strip()))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return "<some reason>"
+
+
+def plain(value: Any) -> Any:
+    """A receipt or row as plain data, so that it can be compared with what was written by hand."""
+    if not isinstance(value, msgspec.Struct):
+        return value
+    fields = msgspec.structs.asdict(value)
+    return {name: plain(field) if isinstance(field, msgspec.Struct) else field for name, field in fields.items()}
+
+
+def joined(turn: int) -> bytes:
+    """The record that an input gets which was delivered into a running turn."""
+    return b'{"type":"joined.1","turn":%d}' % turn
+
+
+def as_json(struct: msgspec.Struct) -> bytes:
+    """A request or an answer as it is stored: compact JSON, fields in order, empty ones left out."""
+    said = {name: value for name, value in plain(struct).items() if value not in ("", None)}
+    return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+class StoreModel:
+    """The tables, as dictionaries of plain values.
+
+    `nodes` holds the bodies of a turn's records by (sid, turn); `inbox` what waits, as [kind, cancel] by input;
+    `blob_refs` which sessions refer to a blob.
+    """
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, Plain] = {}
+        self.nodes: dict[tuple[int, int], list[bytes]] = {}
+        self.inbox: dict[int, dict[int, list[Any]]] = {}
+        self.keys: dict[tuple[int, str], tuple[int, bytes]] = {}
+        self.waits: dict[str, Plain] = {}
+        self.workers: dict[str, Plain] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.blob_refs: set[tuple[str, int]] = set()
+        self._rules: dict[type[Write[Any]], Callable[[Any], Any]] = {
+            Accept: self.accept,
+            Claim: self.claim,
+            Append: self.append,
+            Commit: self.commit,
+            Cancel: self.cancel,
+            Resolve: self.resolve,
+            Release: self.release,
+            Beat: self.beat,
+            Retire: self.retire,
+            Branch: self.branch,
+            Delete: self.delete,
+        }
+
+    def apply(self, write: Write[Any]) -> Any:
+        """The receipt that a store must give, as plain data; raises Refusal where it must refuse."""
+        return self._rules[type(write)](write)
+
+    # ------------------------------------------------------------------ inputs
+
+    def accept(self, write: Accept) -> Plain:
+        session = self.sessions.get(write.session_id)
+        if session is not None:
+            if session["deleted"]:
+                raise Refusal(SessionDeleted)
+            if session["agent"] != write.agent:
+                raise Refusal(WrongAgent)
+            known = self.keys.get((session["sid"], write.key)) if write.key is not None else None
+            if known is not None:
+                if known[1] != write.digest:
+                    raise Refusal(KeyConflict)
+                opened = session["turn"] == known[0]
+                return {"turn": known[0], "row": dict(session), "opened": opened, "known": True}
+        self._need_blobs(write.blobs)
+        if session is None:
+            session = self._new_session(write.session_id, write.agent, write.at)
+        number = session["next"]
+        session.update(next=number + 1, updated=write.at)
+        opens = write.kind in ("queue", "steer") and session["turn"] is None
+        if opens:
+            session.update(turn=number, state="open", owner=write.worker, takeovers=0, cancel=None, reason=None)
+            if write.worker is not None:
+                session["generation"] += 1
+        else:
+            self.inbox.setdefault(session["sid"], {})[number] = [write.kind, None]
+        if write.key is not None:
+            self.keys[session["sid"], write.key] = (number, write.digest)
+        self.nodes[session["sid"], number] = [write.body]
+        self._refer(session["sid"], write.blobs)
+        return {"turn": number, "row": dict(session), "opened": opens, "known": False}
+
+    def _new_session(self, session_id: str, agent: str, at: int) -> Plain:
+        session: Plain = {
+            "sid": len(self.sessions) + 1,
+            "id": session_id,
+            "agent": agent,
+            "head": 0,
+            "next": 1,
+            "turn": None,
+            "state": "idle",
+            "owner": None,
+            "generation": 0,
+            "takeovers": 0,
+            "cancel": None,
+            "reason": None,
+            "fork": None,
+            "created": at,
+            "updated": at,
+            "deleted": False,
+        }
+        self.sessions[session_id] = session
+        return session
+
+    # ------------------------------------------------------------------ an owned turn
+
+    def claim(self, write: Claim) -> Plain:
+        session = self.sessions.get(write.session_id)
+        if session is None:
+            return {"row": None, "won": False}
+        lost = {"row": dict(session), "won": False}
+        if session["turn"] is None or session["state"] == "stuck":
+            return lost
+        if session["owner"] == write.worker:
+            # Its own claim, sent again because the reply was lost, or something older.
+            return {"row": dict(session), "won": session["generation"] == write.generation + 1}
+        if session["generation"] != write.generation:
+            return lost
+        session.update(generation=write.generation + 1, updated=write.at)
+        if session["owner"] is not None and session["takeovers"] == 3:
+            session.update(state="stuck", owner=None, reason=SomeReason())
+            return {"row": dict(session), "won": False}
+        if session["owner"] is not None:
+            session["takeovers"] += 1
+        session.update(owner=write.worker, state="open", reason=None)
+        return {"row": dict(session), "won": True}
+
+    def append(self, write: Append) -> Plain:
+        scope = write.scope
+        session = self._by_sid(scope.sid)
+        parked = session is not None and session["state"] == "parked" and self._let_go(scope)
+        if session and parked and write.park and all(self._body(scope, n) == n.body for n in write.nodes):
+            # Sent again after it had parked the turn.
+            return {"cancel": session["cancel"], "mail": self._mail(scope.sid), "parked": True}
+        session = self._owned(scope)
+        self._need_blobs(write.blobs)
+        if self._is_new(scope, write.nodes):
+            self._record(scope, write.nodes, write.take, write.blobs)
+            for wait in write.waits:
+                known = self.waits.get(wait.id)
+                if known is None or known["state"] == "open":
+                    self.waits[wait.id] = plain(wait)
+        if write.nodes:
+            session["takeovers"] = 0
+        parks = bool(write.park) and session["cancel"] is None and all(self._is_open(w) for w in write.park)
+        if parks:
+            session.update(state="parked", owner=None, takeovers=0, updated=write.at)
+        return {"cancel": session["cancel"], "mail": self._mail(scope.sid), "parked": parks}
+
+    def commit(self, write: Commit) -> Plain:
+        scope = write.scope
+        session = self._by_sid(scope.sid)
+        last = write.nodes[-1]
+        if session is not None and session["head"] >= scope.turn and self._body(scope, last) == last.body:
+            return {"row": dict(session)}
+        session = self._owned(scope)
+        if session["head"] != write.head:
+            raise Refusal(HeadMoved)
+        if session["cancel"] is not None and not write.cancelled:
+            return {"cancel": session["cancel"]}
+        self._need_blobs(write.blobs)
+        if not self._is_new(scope, write.nodes):
+            raise Refusal(InternalError)
+        self._record(scope, write.nodes, write.take, write.blobs)
+        self._revoke(scope.sid)
+        session.update(head=scope.turn, takeovers=0, updated=write.at)
+        waiting = [n for n, (kind, _) in sorted(self.inbox.get(scope.sid, {}).items()) if kind != "note"]
+        if waiting:
+            _, cancel = self.inbox[scope.sid].pop(waiting[0])
+            session.update(turn=waiting[0], cancel=cancel)
+        else:
+            session.update(turn=None, state="idle", owner=None, cancel=None)
+        return {"row": dict(session)}
+
+    def release(self, write: Release) -> None:
+        session = self._by_sid(write.scope.sid)
+        if session is not None and self._let_go(write.scope) and (write.stuck is None or session["state"] == "stuck"):
+            return
+        session = self._owned(write.scope)
+        session.update(owner=None, reason=write.stuck, updated=write.at)
+        if write.stuck is not None:
+            session["state"] = "stuck"
+
+    def _owned(self, scope: Scope) -> Plain:
+        session = self._by_sid(scope.sid)
+        if session is None or session["deleted"]:
+            raise Refusal(SessionDeleted)
+        if (session["owner"], session["generation"], session["turn"]) != (scope.owner, scope.generation, scope.turn):
+            raise Refusal(Fenced)
+        return session
+
+    def _let_go(self, scope: Scope) -> bool:
+        """The last to own this turn was `scope`, and nobody has taken it since."""
+        session = self._by_sid(scope.sid)
+        if session is None:
+            return False
+        return (session["owner"], session["generation"], session["turn"]) == (None, scope.generation, scope.turn)
+
+    def _is_new(self, scope: Scope, nodes: tuple[Node, ...]) -> bool:
+        """Whether these records are yet to be written. Some already there must be there to the byte."""
+        if not nodes or self._body(scope, nodes[0]) is None:
+            return True
+        if any(self._body(scope, n) != n.body for n in nodes):
+            raise Refusal(InternalError)
+        return False
+
+    def _record(self, scope: Scope, nodes: tuple[Node, ...], take: tuple[int, ...], blobs: Iterable[str]) -> None:
+        self.nodes[scope.sid, scope.turn] += [n.body for n in nodes]
+        for number in take:
+            self.inbox.get(scope.sid, {}).pop(number, None)
+            if len(self.nodes[scope.sid, number]) == 1:
+                self.nodes[scope.sid, number].append(joined(scope.turn))
+        self._refer(scope.sid, blobs)
+
+    # ------------------------------------------------------------------ from outside
+
+    def cancel(self, write: Cancel) -> Plain:
+        session = self.sessions.get(write.session_id)
+        if session is None or session["deleted"]:
+            return {"status": "unknown", "turn": None, "row": None}
+        turn = session["turn"] if write.turn is None else write.turn
+        if turn is None:
+            return {"status": "completion_won", "turn": session["head"] or None, "row": dict(session)}
+        status = "already_requested"
+        if turn != session["turn"]:
+            status = self._cancel_queued(session, turn, as_json(write.request))
+        elif session["cancel"] is None:
+            status = "requested"
+            session.update(cancel=as_json(write.request), updated=write.at)
+            self._wake(session, write.worker)
+        return {"status": status, "turn": turn, "row": dict(session)}
+
+    def _cancel_queued(self, session: Plain, turn: int, request: bytes) -> str:
+        waiting = self.inbox.get(session["sid"], {}).get(turn)
+        if waiting is None or waiting[0] == "note":
+            return "completion_won" if 1 <= turn < session["next"] else "unknown"
+        if waiting[1] is not None:
+            return "already_requested"
+        waiting[:] = ["queue", request]
+        return "requested"
+
+    def resolve(self, write: Resolve) -> Plain:
+        wait = self.waits.get(write.wait_id)
+        session = self._by_sid(wait["sid"]) if wait is not None else None
+        if wait is None or session is None or session["deleted"] or wait["state"] == "revoked":
+            return {"status": "unknown", "wait": wait and dict(wait), "row": None}
+        if wait["state"] != "open":
+            return {"status": "already_resolved", "wait": dict(wait), "row": dict(session)}
+        if write.answer is None:
+            wait["state"] = "expired"
+        else:
+            wait.update(state="resolved", answer=as_json(write.answer))
+        if session["owner"] is None and session["turn"] == wait["turn"]:
+            session["updated"] = write.at
+            self._wake(session, write.worker if session["agent"] in write.agents else None)
+        return {"status": "accepted", "wait": dict(wait), "row": dict(session)}
+
+    def _wake(self, session: Plain, worker: str | None) -> None:
+        """Somebody has to look at an open turn that nobody owns: `worker`, or the first to claim it."""
+        if session["owner"] is None:
+            session.update(state="open", reason=None, takeovers=0, owner=worker)
+            session["generation"] += 1 if worker is not None else 0
+
+    def branch(self, write: Branch) -> Plain:
+        source = self.sessions.get(write.source)
+        if source is None:
+            raise Refusal(UnknownSession)
+        if source["deleted"]:
+            raise Refusal(SessionDeleted)
+        fork = {"sid": source["sid"], "turn": write.turn, "ordinal": write.ordinal}
+        existing = self.sessions.get(write.session_id)
+        if existing is None:
+            existing = self._new_session(write.session_id, write.agent, write.at)
+            existing["fork"] = fork
+        elif existing["deleted"] or existing["fork"] != fork or existing["agent"] != write.agent:
+            raise Refusal(InvalidSessionId)
+        return dict(existing)
+
+    def delete(self, write: Delete) -> bool:
+        session = self.sessions.get(write.session_id)
+        if session is None or session["deleted"]:
+            return False
+        self._revoke(session["sid"])
+        session.update(deleted=True, turn=None, state="idle", owner=None, cancel=None, reason=None, updated=write.at)
+        session["generation"] += 1
+        reached = self._reached()
+        for other in self.sessions.values():
+            if other["sid"] not in reached:
+                self._drop(other)
+        return True
+
+    def _reached(self) -> set[int]:
+        """Sessions whose nodes somebody can still read: those that live, and all that they were forked from."""
+        reached: set[int] = set()
+        for session in self.sessions.values():
+            line: Plain | None = None if session["deleted"] else session
+            while line is not None:
+                reached.add(line["sid"])
+                line = self._by_sid(line["fork"]["sid"]) if line["fork"] else None
+        return reached
+
+    def _drop(self, session: Plain) -> None:
+        sid = session["sid"]
+        session["fork"] = None
+        self.nodes = {place: bodies for place, bodies in self.nodes.items() if place[0] != sid}
+        self.keys = {place: known for place, known in self.keys.items() if place[0] != sid}
+        self.blob_refs = {(digest, owner) for digest, owner in self.blob_refs if owner != sid}
+        self.inbox.pop(sid, None)
+
+    # ------------------------------------------------------------------ workers and blobs
+
+    def beat(self, write: Beat) -> bool:
+        first = write.worker.id not in self.workers
+        self.workers[write.worker.id] = plain(write.worker)
+        return not first or write.worker.beat == 0
+
+    def retire(self, write: Retire) -> None:
+        owned = [s for s in self.sessions.values() if s["owner"] == write.worker_id]
+        if write.dead and owned:
+            return
+        for session in owned:
+            session["owner"] = None
+        self.workers.pop(write.worker_id, None)
+
+    def put_blob(self, data: bytes) -> str:
+        digest = hashlib.sha256(data).hexdigest()
+        self.blobs[digest] = data
+        return digest
+
+    def orphans(self) -> set[str]:
+        return set(self.blobs) - {digest for digest, _ in self.blob_refs}
+
+    def _need_blobs(self, digests: Iterable[str]) -> None:
+        if any(digest not in self.blobs for digest in digests):
+            raise Refusal(BlobMissing)
+
+    def _refer(self, sid: int, digests: Iterable[str]) -> None:
+        self.blob_refs |= {(digest, sid) for digest in digests}
+
+    # ------------------------------------------------------------------ reading
+
+    def listed(self, wanted: SessionFilter) -> list[Plain]:
+        """Sessions as `sessions` must list them: live ones, the last changed first."""
+        found = [s for s in self.sessions.values() if not s["deleted"] and s["id"].startswith(wanted.prefix)]
+        found = [s for s in found if wanted.agent in (None, s["agent"]) and wanted.state in (None, s["state"])]
+        found = [s for s in found if wanted.before is None or s["updated"] < wanted.before]
+        return sorted(found, key=lambda s: (-s["updated"], -s["sid"]))[: wanted.limit]
+
+    def history(self, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
+        turns = sorted(turn for owner, turn in self.nodes if owner == sid and first <= turn <= last)
+        return [(turn, i, body) for turn in turns for i, body in enumerate(self.nodes[sid, turn])]
+
+    def live(self) -> list[Plain]:
+        return [s for s in self.sessions.values() if not s["deleted"]]
+
+    def _by_sid(self, sid: int) -> Plain | None:
+        return next((s for s in self.sessions.values() if s["sid"] == sid), None)
+
+    def _body(self, scope: Scope, node: Node) -> bytes | None:
+        bodies = self.nodes.get((scope.sid, scope.turn), [])
+        return bodies[node.ordinal] if node.ordinal < len(bodies) else None
+
+    def _mail(self, sid: int) -> bool:
+        """Whether something waits that a running turn should take in."""
+        return any(kind != "queue" for kind, _ in self.inbox.get(sid, {}).values())
+
+    def _is_open(self, wait_id: str) -> bool:
+        return wait_id in self.waits and self.waits[wait_id]["state"] == "open"
+
+    def _revoke(self, sid: int) -> None:
+        for wait in self.waits.values():
+            if wait["sid"] == sid and wait["state"] == "open":
+                wait["state"] = "revoked"

@@ -1,0 +1,99 @@
+"""A real worker process for the ownership tests: `python -m tests.crash.worker <what> <store> <ledger>`.
+
+hold        begin a turn whose tool waits for the file `<ledger>.go`, and say so
+open        begin 50 turns whose model never answers, and say so
+take        take over whatever is open, finish it, and leave
+approve     approve whatever waits in session "s"
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mainstay import Agent, ModelRequest, ToolCall, ToolContext, tool
+from mainstay.engine.lease import LeaseTerms
+from mainstay.runtime import Runtime
+from mainstay.testing import FunctionModel
+from mainstay.testing.faults import Ledger, LedgerLine
+
+SHORT = LeaseTerms(term=1.5, renewal=0.5)
+SESSIONS = 50
+
+
+def write(ledger: Path, name: str, key: str) -> None:
+    Ledger(ledger).write(LedgerLine(name, key, os.getpid()))
+
+
+def agent_for(ledger: Path, *, wait: bool = False, silent: bool = False, approval: bool = False) -> Agent[str]:
+    """Asks for one tool, then answers. The tool waits for the file `<ledger>.go` if it should."""
+
+    @tool(recovery="rerun", approval="ask" if approval else "never")
+    async def work(ctx: ToolContext[Any]) -> str:
+        """Work."""
+        write(ledger, "begun", ctx.idempotency_key)
+        await until(lambda: not wait or Path(f"{ledger}.go").exists())
+        write(ledger, "work", ctx.idempotency_key)
+        return f"done by {os.getpid()}"
+
+    async def answer(request: ModelRequest) -> Any:
+        write(ledger, "model", request.call_id)
+        if silent:
+            await asyncio.Event().wait()
+        results = [r for m in request.messages for r in m.tool_results]
+        return str(results[0].content) if results else [ToolCall("c", "work")]
+
+    return Agent(FunctionModel(answer), name="worker", tools=[work])
+
+
+async def until(check: Callable[[], bool]) -> None:
+    """What another process does is seen by looking."""
+    while not check():  # noqa: ASYNC110  # there is no event to wait for
+        await asyncio.sleep(0.005)
+
+
+def say(word: str) -> None:
+    print(word, flush=True)
+
+
+async def hold(store: str, ledger: Path) -> None:
+    async with Runtime(store, agents=[agent_for(ledger, wait=True)], lease=SHORT, grace=0.5) as runtime:
+        session = await runtime.session("s")
+        receipt = await session.send("go")
+        await until(lambda: any(line.name == "begun" for line in Ledger(ledger).lines()))
+        say("ready")
+        result = await receipt.result()
+        say(f"saw {result.text}")
+
+
+async def open_many(store: str, ledger: Path) -> None:
+    async with Runtime(store, agents=[agent_for(ledger, silent=True)]) as runtime:
+        for number in range(SESSIONS):
+            session = await runtime.session(f"s-{number:02}")
+            await session.send("go")
+        await until(lambda: sum(line.name == "model" for line in Ledger(ledger).lines()) == SESSIONS)
+        say("ready")
+        await asyncio.Event().wait()
+
+
+async def take(store: str, ledger: Path) -> None:
+    say("ready")
+    await until(lambda: Path(f"{ledger}.go").exists())
+    async with Runtime(store, agents=[agent_for(ledger)]) as runtime:
+        await runtime.wait_idle(timeout=30)
+
+
+async def approve(store: str, ledger: Path) -> None:
+    async with Runtime(store) as runtime:
+        session = await runtime.session("s")
+        for pending in await session.pending():
+            await session.approve(pending.call_id)
+
+
+if __name__ == "__main__":
+    commands = {"hold": hold, "open": open_many, "take": take, "approve": approve}
+    asyncio.run(commands[sys.argv[1]](sys.argv[2], Path(sys.argv[3])))

@@ -1,0 +1,139 @@
+"""Break the code on purpose: every mutant must turn the crash matrix red.
+
+    python tests/mutants/run.py                    all of them, after the same tests on the unbroken code
+    python tests/mutants/run.py --only two         the two quickest, without that
+    python tests/mutants/run.py --only drop-fencing
+
+A mutant is a unified diff beside this file, applied to a copy of the tree; its first line says what is wrong with it.
+One that no longer applies is an error, and so is one whose tests cannot even be collected. Exit status 1: one survived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+# The part of the matrix that each must turn red.
+TESTS = {
+    "drop-fencing": ["tests/crash/test_matrix.py", "-k", "in_process and memory and late"],
+    "swallow-lost-reply": ["tests/crash/test_matrix.py", "-k", "in_process and memory and lost and accept"],
+    "run-before-start": ["tests/crash/test_windows.py", "-k", "in_process and approved and once and after and effect"],
+    "acknowledge-before-commit": ["tests/crash/test_turns.py", "-k", "acknowledged"],
+    "split-commit": ["tests/crash/test_matrix.py", "-k", "inside_any_transaction and once"],
+}
+TWO = ("drop-fencing", "acknowledge-before-commit")
+
+
+class Stale(Exception):
+    """A diff that does not fit the code any more."""
+
+
+def apply(diff: str, tree: Path) -> None:
+    """Apply a diff. A hunk is found by its text, wherever it is now, and must be there exactly once."""
+    for part in re.split(r"^--- a/", diff, flags=re.M)[1:]:
+        name, _, rest = part.partition("\n")
+        file = tree / name.strip()
+        text = file.read_text()
+        for hunk in re.split(r"^@@.*\n", rest, flags=re.M)[1:]:
+            lines = [line or " " for line in hunk.splitlines()]
+            old = "".join(line[1:] + "\n" for line in lines if line[0] in " -")
+            new = "".join(line[1:] + "\n" for line in lines if line[0] in " +")
+            if text.count(old) != 1:
+                raise Stale(f"{name.strip()} has {text.count(old)} places like this one:\n{old}")
+            text = text.replace(old, new)
+        file.write_text(text)
+
+
+def copy(target: Path) -> Path:
+    ignored = shutil.ignore_patterns("__pycache__", "*.db")
+    for folder in ("src", "tests"):
+        shutil.copytree(ROOT / folder, target / folder, ignore=ignored)
+    for file in ("pyproject.toml", "README.md"):
+        if (ROOT / file).exists():
+            shutil.copy(ROOT / file, target / file)
+    return target
+
+
+def test(tree: Path, arguments: list[str]) -> tuple[int, str]:
+    """pytest's exit status and last line, on the code of `tree`."""
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)
+    where = subprocess.run(
+        [sys.executable, "-c", "import mainstay; print(mainstay.__file__)"],
+        cwd=tree,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not where.stdout.startswith(str(tree)):
+        return 3, f"the code under test is not the copy's: {where.stdout or where.stderr}"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--inline-snapshot=disable"]
+    try:
+        ran = subprocess.run(
+            [*command, *arguments], cwd=tree, env=environment, capture_output=True, text=True, timeout=200, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return 3, "its tests did not end within 200 s"
+    lines = [line for line in ran.stdout.splitlines() if line.strip()]
+    return ran.returncode, lines[-1] if lines else ran.stderr[-300:]
+
+
+def try_mutant(name: str) -> tuple[str, str]:
+    """The verdict on a mutant, and pytest's last line."""
+    with tempfile.TemporaryDirectory(prefix="mainstay-mutant-") as folder:
+        tree = copy(Path(folder).resolve())
+        try:
+            apply((HERE / f"{name}.diff").read_text(), tree)
+        except Stale as error:
+            return "does not apply", str(error)
+        status, line = test(tree, TESTS[name])
+    verdict = {0: "SURVIVED", 1: "killed"}.get(status, "error")
+    return verdict, line
+
+
+def check_unbroken(names: list[str]) -> str | None:
+    """Why the same tests fail without any mutant, if they do: then a red run would prove nothing."""
+    with tempfile.TemporaryDirectory(prefix="mainstay-mutant-") as folder:
+        tree = copy(Path(folder).resolve())
+        for name in names:
+            status, line = test(tree, TESTS[name])
+            if status != 0:
+                return f"the tests of {name} fail on the unbroken code: {line}"
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Every mutant must turn the crash matrix red.")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="names of mutants, or 'two'")
+    only = parser.parse_args().only
+    names = list(TESTS) if only is None else list(TWO) if only == ["two"] else only
+    if unknown := sorted(set(names) - set(TESTS)):
+        parser.error(f"there is no mutant {', '.join(unknown)}; there are {', '.join(TESTS)}")
+    if missing := sorted({file.stem for file in HERE.glob("*.diff")} ^ set(TESTS)):
+        parser.error(f"diffs and tests do not match: {', '.join(missing)}")
+    if only is None and (why := check_unbroken(names)):
+        print(why)
+        return 1
+    bad = 0
+    for name in names:
+        began = time.monotonic()
+        verdict, line = try_mutant(name)
+        bad += verdict != "killed"
+        print(f"{name:<28} {verdict:<16} {time.monotonic() - began:5.1f} s   {line}", flush=True)
+    print(f"{len(names) - bad} of {len(names)} mutants killed")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""What the store tests do in processes of their own. Run as `python -m tests.stores.child <what> <arguments>`.
+
+A child says a line for everything that it can vouch for, at once; the test reads them from the pipe.
+"""
+
+import asyncio
+import fcntl
+import os
+import resource
+import signal
+import sqlite3
+import sys
+import threading
+
+from mainstay.errors import MainstayError
+from mainstay.model.session import Node, WorkerRow
+from mainstay.model.write import Accept, Commit, Scope
+from mainstay.stores.sqlite import SqliteStore
+
+
+def say(text: object) -> None:
+    os.write(1, f"{text}\n".encode())
+
+
+async def turn(store: SqliteStore, session_id: str, body: bytes, at: int) -> int:
+    """Accept an input and commit its turn; the turn's number."""
+    accepted = await store.write(Accept(session_id, "clerk", body, f"{session_id}-{at}", at, worker="w1"))
+    scope = Scope(session_id, accepted.row.sid, accepted.turn, "w1", accepted.row.generation)
+    await store.write(Commit(scope, (Node(1, body),), accepted.row.head, at))
+    return accepted.turn
+
+
+async def turns(path: str, session_id: str, count: str) -> None:
+    """So many turns of one session, each said when it is acknowledged."""
+    store = SqliteStore(path)
+    await store.open()
+    for at in range(1, int(count) + 1):
+        say(await turn(store, session_id, b"%d" % at, at))
+    await store.close()
+
+
+async def openings(path: str, count: str) -> None:
+    """Open the file so many times at once, when told to."""
+    say("ready")
+    sys.stdin.readline()
+    stores = [SqliteStore(path) for _ in range(int(count))]
+    await asyncio.gather(*[store.open() for store in stores])
+    say(stores[0].secret().hex())
+    for store in stores:
+        await store.close()
+
+
+def peek(path: str, ready: threading.Event) -> None:
+    while True:
+        connection = sqlite3.connect(path, timeout=10)
+        connection.execute("SELECT count(*) FROM nodes").fetchone()
+        connection.close()
+        ready.set()
+
+
+async def peeked(path: str, session_id: str) -> None:
+    """Turns without end, while the host looks into the file with connections of its own."""
+    store = SqliteStore(path)
+    await store.open()
+    ready = threading.Event()
+    threading.Thread(target=peek, args=(path, ready), daemon=True).start()
+    ready.wait(30)
+    at = 0
+    while True:
+        at += 1
+        say(await turn(store, session_id, b"%d" % at, at))
+
+
+async def attempt(path: str) -> None:
+    """Open the store and write; say how far that went."""
+    store = SqliteStore(path)
+    try:
+        await store.open()
+        await turn(store, "mine", b"mine", 1)
+    except MainstayError as error:
+        say(f"{type(error).__name__}: {error}")
+    else:
+        say("wrote")
+    await store.close()
+
+
+async def as_nobody(path: str) -> None:
+    """The same without the rights of root."""
+    await asyncio.to_thread(os.getpid)  # what threads need may be imported from where only root can read
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    await attempt(path)
+
+
+async def in_little_space(path: str, limit: str) -> None:
+    """Turns until no file may grow any more."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    store = SqliteStore(path)
+    await store.open()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    for at in range(1, 10_000):
+        try:
+            say(await turn(store, "mine", b"x" * 500, at))
+        except MainstayError as error:
+            say(f"{type(error).__name__}: {error}")
+            break
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def forked(path: str) -> None:
+    """A forked child tries everything with the store of its parent."""
+    store = SqliteStore(path)
+    await store.open()
+    lease = store.lease("w1")
+    lease.hold()
+    await turn(store, "mine", b"mine", 1)
+    child = os.fork()
+    if child == 0:
+        answers: list[BaseException | None] = []
+        store.submit(Accept("mine", "clerk", b"", "op", 1), lambda receipt, error: answers.append(error))
+        for attempt in (store.session("mine"), store.write(Accept("mine", "clerk", b"", "op", 1)), store.sweep()):
+            try:
+                attempt.send(None)
+            except MainstayError as error:
+                answers.append(error)
+        try:
+            store.close().send(None)
+        except StopIteration:
+            answers.append(None)
+        lease.drop()
+        for answer in answers:
+            say(type(answer).__name__)
+        os._exit(0)
+    os.waitpid(child, 0)
+    say(await turn(store, "mine", b"after the fork", 2))
+    say("dead" if lease.proven_dead(WorkerRow("w1", "", "", 0, 0)) else "alive")
+    await store.close()
+
+
+async def dies_with_the_lock(path: str) -> None:
+    """Die in a transaction, while a forked child lives on."""
+    store = SqliteStore(path)
+    await store.open()
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    assert store._file is not None
+    fcntl.flock(store._file._lock._descriptor, fcntl.LOCK_EX)
+    say(child)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    what, *arguments = sys.argv[1:]
+    asyncio.run(globals()[what](*arguments))

@@ -1,0 +1,131 @@
+"""Healthy files, and what may happen to them: the material of the damage tests."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from mainstay.model.session import Node, WaitRow, WorkerRow
+from mainstay.model.write import Accept, Append, Beat, Commit, Scope, SessionFilter
+from mainstay.ports.store import Store
+from mainstay.stores.sqlite import SqliteStore
+
+SESSIONS = 12
+TURNS = 6
+
+
+async def fill(store: Store, first: int, last: int) -> None:
+    """Sessions with committed turns; every third one ends in the middle of a turn, with inputs that wait."""
+    await store.write(Beat(WorkerRow("w1", "here", "boot", 1, 0)))
+    for number in range(first, last):
+        session_id = f"session-{number}"
+        for turn in range(1, TURNS + 1):
+            said = b"said %d.%d " % (number, turn) * 8
+            key = f"key-{number}-{turn}"
+            accepted = await store.write(
+                Accept(session_id, "clerk", said, key, turn, key=key, digest=said, worker="w1")
+            )
+            scope = Scope(session_id, accepted.row.sid, turn, "w1", accepted.row.generation)
+            await store.write(Append(scope, (Node(1, b"reply %d " % turn * (40 * turn)),), turn))
+            if turn < TURNS or number % 3:
+                await store.write(Commit(scope, (Node(2, b"closed"),), turn - 1, turn))
+            else:
+                wait = WaitRow(f"wait-{number}", scope.sid, turn, "1.0", "approval", due=99, body=b'{"asked":1}')
+                await store.write(Append(scope, (Node(2, b"asks"),), turn, waits=(wait,)))
+                await store.write(Accept(session_id, "clerk", b"later", f"{key}-later", turn))
+
+
+async def served(store: Store) -> list[object]:
+    """Everything that was acknowledged, as a reader gets it."""
+    found: list[object] = [await store.sessions(SessionFilter(limit=1000)), await store.open_sessions()]
+    found += [await store.workers(), await store.waits(), store.secret()]
+    for number in range(SESSIONS):
+        row = await store.session(f"session-{number}")
+        if row is None:
+            found.append(None)
+            continue
+        found += [row, await store.session_by_sid(row.sid), await store.nodes(row.sid, 1, row.next)]
+        found += [await store.inbox(row.sid), await store.waits(row.sid)]
+    return found
+
+
+def image(path: Path, folder: Path) -> Path:
+    """A copy of the store as a crash leaves it: the files as they are, without the shared memory."""
+    folder.mkdir()
+    for suffix in ("-lock", "", "-wal"):
+        if Path(f"{path}{suffix}").exists():
+            shutil.copy(f"{path}{suffix}", folder / f"{path.name}{suffix}")
+    return folder / path.name
+
+
+async def healthy(folder: Path, folded: bool) -> tuple[Path, list[object]]:
+    """A store that is folded back into its file, or half of which is still in its WAL; and what it serves."""
+    store = SqliteStore(folder / "agent.db")
+    await store.open()
+    await fill(store, 0, SESSIONS // 2)
+    assert store._file is not None
+    store._file.checkpoint("TRUNCATE")
+    await fill(store, SESSIONS // 2, SESSIONS)
+    if folded:
+        store._file.checkpoint("TRUNCATE")
+    truth = await served(store)
+    path = image(store.path, folder / "healthy")
+    await store.close()
+    return path, truth
+
+
+def flip_a_bit(data: bytearray, chance: random.Random) -> None:
+    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+
+
+def flip_many_bits(data: bytearray, chance: random.Random) -> None:
+    for _ in range(chance.randrange(2, 40)):
+        flip_a_bit(data, chance)
+
+
+def cut(data: bytearray, chance: random.Random) -> None:
+    del data[chance.randrange(len(data)) :]
+
+
+def cut_at_a_page(data: bytearray, chance: random.Random) -> None:
+    del data[chance.randrange(len(data)) // 1024 * 1024 :]
+
+
+def zero_a_sector(data: bytearray, chance: random.Random) -> None:
+    start = chance.randrange(len(data)) // 512 * 512
+    data[start : start + 512] = bytes(len(data[start : start + 512]))
+
+
+def garble_a_page(data: bytearray, chance: random.Random) -> None:
+    start = chance.randrange(len(data)) // 1024 * 1024
+    data[start : start + 1024] = chance.randbytes(len(data[start : start + 1024]))
+
+
+def repeat_a_page(data: bytearray, chance: random.Random) -> None:
+    """An old or foreign page where another one belongs, as after a misdirected write."""
+    source, target = (chance.randrange(len(data) // 1024) * 1024 for _ in range(2))
+    data[target : target + 1024] = data[source : source + 1024]
+
+
+DAMAGES: dict[str, Callable[[bytearray, random.Random], None]] = {
+    "a flipped bit": flip_a_bit,
+    "flipped bits": flip_many_bits,
+    "cut": cut,
+    "cut at a page": cut_at_a_page,
+    "a sector of zeros": zero_a_sector,
+    "a page of garbage": garble_a_page,
+    "a page twice": repeat_a_page,
+}
+
+
+def damage(path: Path, how: str, seed: int) -> str:
+    """Do one thing to the database or to its WAL; returns what was done."""
+    chance = random.Random(seed)
+    wal = Path(f"{path}-wal")
+    file = chance.choice([path, wal]) if wal.exists() and wal.stat().st_size else path
+    data = bytearray(file.read_bytes())
+    before = bytes(data)
+    DAMAGES[how](data, chance)
+    file.write_bytes(data)
+    changed = [i for i, (a, b) in enumerate(zip(before, data, strict=False)) if a != b]
+    return f"{how} in {file.name}, seed {seed} ({len(before)} bytes, from {changed[0] if changed else len(data)})"

@@ -1,0 +1,56 @@
+"""Where the stores under test keep their rows."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from mainstay.ports.store import Store
+from mainstay.stores.memory import MemoryRows, MemoryStore
+from mainstay.stores.sqlite import SqliteStore
+
+
+class InMemory:
+    """Rows outlive the store object; a crash takes nothing else with it."""
+
+    def __init__(self) -> None:
+        self.rows = MemoryRows()
+
+    def store(self) -> MemoryStore:
+        return MemoryStore(self.rows)
+
+    async def crash(self, store: Store) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+class InOneFile:
+    """A real file. A crash leaves what a killed process leaves: the files as they are, with a WAL nobody folded back.
+
+    The next store opens a copy of them, without the shared-memory file, so that it has to recover the WAL.
+    """
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="mainstay-store-"))
+        self._lives = 0
+
+    @property
+    def path(self) -> Path:
+        return self._folder / str(self._lives) / "agent.db"
+
+    def store(self) -> SqliteStore:
+        return SqliteStore(self.path)
+
+    async def crash(self, store: Store) -> None:
+        before = self.path
+        self._lives += 1
+        self.path.parent.mkdir()
+        # The count first and the WAL last: a process dies at one instant, copying takes several.
+        for suffix in ("-lock", "", "-wal"):
+            if Path(f"{before}{suffix}").exists():
+                shutil.copy(f"{before}{suffix}", f"{self.path}{suffix}")
+        if Path(f"{before}-blobs").exists():
+            shutil.copytree(f"{before}-blobs", f"{self.path}-blobs")
+        await store.close()
+
+    def clear(self) -> None:
+        shutil.rmtree(self._folder)
