@@ -40,9 +40,10 @@ from mainstay.graph.view import TurnView, turn_view
 from mainstay.model.ids import node_id, turn_id
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message
-from mainstay.model.outcome import PendingCall, Waiting
+from mainstay.model.outcome import PendingCall
 from mainstay.model.record import Closed, Ended, Faltered, Joined, Record, Replied, Said, Started
 from mainstay.model.session import SessionRow
+from mainstay.model.tool import Cancelled
 from mainstay.ports.store import Store
 from mainstay.turn.machine import usage_of
 
@@ -131,7 +132,7 @@ def _view(told_: Told) -> TurnView:
     records = told_.turn.records
     if told_.turn.closed is None:
         usage = sum((usage_of(r) for r in records if isinstance(r, Replied)), Usage())
-        records = [*records, Closed(Waiting(), usage)]
+        records = [*records, Closed(Cancelled("reader", "not over yet"), usage)]  # so that every call is listed
     return turn_view(told_.id, records)
 
 

@@ -188,18 +188,20 @@ class Session:
     ) -> None:
         """Say what became of a call that a crash left unknown.
 
-        A call that waits (`recovery="ask"`) goes on accordingly; of one that ended as unknown, the model is told with
-        the next turn.
+        A call that waits (`recovery="ask"`, or a deferred one whose key was lost) goes on accordingly; of one that
+        ended as unknown, the model is told with the next turn.
         """
         if verdict not in ("rerun", "done", "failed"):
             raise InvalidInput(f"settle a call as 'rerun', 'done' or 'failed', not {verdict!r}")
         answer = Answer(verdict, clean(value), clean_text(reason), clean_text(by))
         encode_checked(answer, "the settlement")
         _split(call_id, 3, UnknownCall(call_id, "this is no call id"))
-        try:
-            await self._answer(call_id, "recovery", answer)
-        except UnknownCall:
-            await self._annotate(call_id, answer)
+        for kind in ("recovery", "deferred"):
+            try:
+                return await self._answer(call_id, kind, answer)
+            except UnknownCall:
+                continue
+        return await self._annotate(call_id, answer)
 
     async def fork(self, at: str | None = None, *, session_id: str | None = None) -> Session:
         """A new session that shares this one's history up to node `at` (its id, or a turn's), or to the end."""

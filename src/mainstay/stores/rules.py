@@ -224,7 +224,7 @@ def commit(rows: Rows, write: Commit) -> Committed | CancelWon:
         raise InternalError(f"records of {scope.session_id}.{scope.turn} were written before its commit")
     _take(rows, scope, write.take)
     rows.add_blobs(scope.sid, write.blobs)
-    _close_waits(rows, scope.sid, "revoked")
+    _close_waits(rows, scope.sid, "cancelled" if write.cancelled else "revoked")
     mail = rows.first_mail(scope.sid)
     if mail is None:
         row = replace(

@@ -236,7 +236,7 @@ class StoreModel:
         if not self._is_new(scope, write.nodes):
             raise Refusal(InternalError)
         self._record(scope, write.nodes, write.take, write.blobs)
-        self._revoke(scope.sid)
+        self._revoke(scope.sid, "cancelled" if write.cancelled else "revoked")
         session.update(head=scope.turn, takeovers=0, updated=write.at)
         waiting = [n for n, (kind, _) in sorted(self.inbox.get(scope.sid, {}).items()) if kind != "note"]
         if waiting:
@@ -441,7 +441,7 @@ class StoreModel:
     def _is_open(self, wait_id: str) -> bool:
         return wait_id in self.waits and self.waits[wait_id]["state"] == "open"
 
-    def _revoke(self, sid: int) -> None:
+    def _revoke(self, sid: int, state: str = "revoked") -> None:
         for wait in self.waits.values():
             if wait["sid"] == sid and wait["state"] == "open":
-                wait["state"] = "revoked"
+                wait["state"] = state

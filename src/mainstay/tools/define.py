@@ -399,7 +399,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "retries": (lambda it: _is_whole(it, 0), "a whole number, 0 or more"),
     "limit": (lambda it: it is None or _is_whole(it, 1), "a whole number, 1 or more"),
     "resource": (lambda it: it is None or (isinstance(it, str) and it != ""), "a name"),
-    "background": (lambda it: isinstance(it, bool), "True or False"),
+    "background": (lambda it: it is False, "False: background tools come with durable processes, in a later version"),
     "approval": (lambda it: it in ("never", "ask"), '"never" or "ask"'),
     "deferred": (lambda it: isinstance(it, bool), "True or False"),
 }
