@@ -1,5 +1,7 @@
 """Both stores pass the contract, and answer one tape of writes alike."""
 
+import faulthandler
+import os
 import random
 import subprocess
 import sys
@@ -31,6 +33,14 @@ from mainstay.stores.memory import MemoryStore
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.testing.store_contract import store_contract
 from tests.stores.places import InMemory, InOneFile
+
+
+@pytest.fixture(autouse=True)
+def no_hurry() -> None:
+    """Thousands of lives take longer than a test may that is not the fuzzer."""
+    if os.environ.get("MAINSTAY_FUZZ") == "full":
+        faulthandler.cancel_dump_traceback_later()
+
 
 TestMemoryStore = store_contract(InMemory)
 TestSqliteStore = store_contract(InOneFile)

@@ -1,8 +1,8 @@
 """Calls of a reply: how bodies run, what they are given, and what becomes of whatever they do."""
 
 import asyncio
-import logging
 import contextvars
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
