@@ -8,12 +8,10 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
 from mainstay.engine.host import SystemClock, SystemRandom
 from mainstay.engine.lease import LeaseTerms, Pulse, Worker
 from mainstay.engine.supervisor import Supervisor
-from mainstay.engine.waits import verify
+from mainstay.engine.waits import ending, verify
 from mainstay.errors import AlreadyAnswered, InvalidDefinition, RuntimeClosed, UnknownWait, WrongAgent
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.ids import check_session_id, mint
@@ -181,7 +179,7 @@ class Runtime:
             raise UnknownWait(key)
         if resolved.status == "already_resolved":
             assert resolved.wait is not None
-            raise AlreadyAnswered("this completion", msgspec.json.decode(resolved.wait.answer or b"null"))
+            raise AlreadyAnswered("this completion", ending(resolved.wait))
 
     @property
     def sessions(self) -> Sessions:

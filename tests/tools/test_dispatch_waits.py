@@ -533,6 +533,16 @@ async def test_a_key_dies_with_its_turn(place: Place) -> None:
         await session.cancel()
         await ends(session)
 
+        with pytest.raises(AlreadyAnswered, match="cancelled"):
+            await runtime.resolve(keys[0], "too late")
+
+
+async def test_a_key_is_unknown_when_its_session_is_gone(place: Place) -> None:
+    keys: list[str] = []
+    async with place.runtime(orderer(keys)) as runtime:
+        await (await runtime.session("chat")).run("go")
+        await runtime.sessions.delete("chat")
+
         with pytest.raises(UnknownWait):
             await runtime.resolve(keys[0], "too late")
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+from typing import Any
 
 from mainstay.errors import UnknownWait
+from mainstay.model.codec import decode
+from mainstay.model.session import WaitRow
 
 PREFIX = "msw1"
 
@@ -18,6 +21,11 @@ PREFIX = "msw1"
 def wait_id(call_id: str, kind: str, attempt: int = 1) -> str:
     """A wait's id. A person who is asked about a later attempt is asked anew: an answer stands for one attempt."""
     return f"{call_id}:{kind}" if attempt <= 1 else f"{call_id}:{kind}#{attempt}"
+
+
+def ending(wait: WaitRow) -> Any:
+    """How a wait ended: its answer as JSON, or the word for an end without one (expired, cancelled, revoked)."""
+    return wait.state if wait.answer is None else decode(wait.answer)
 
 
 def sign(secret: bytes, wait: str) -> str:

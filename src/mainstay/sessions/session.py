@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from mainstay.engine.journal import load
-from mainstay.engine.waits import wait_id
+from mainstay.engine.waits import ending, wait_id
 from mainstay.errors import (
     AlreadyAnswered,
     InvalidInput,
@@ -235,7 +235,7 @@ class Session:
             raise UnknownCall(call_id)
         if resolved.status == "already_resolved":
             assert resolved.wait is not None
-            raise AlreadyAnswered(f"call {call_id}", msgspec.json.decode(resolved.wait.answer or b"null"))
+            raise AlreadyAnswered(f"call {call_id}", ending(resolved.wait))
 
     async def _newest_wait(self, name: str) -> str:
         """The wait about the newest attempt of a call, if there were several."""
