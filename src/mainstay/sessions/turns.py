@@ -45,6 +45,9 @@ log = logging.getLogger("mainstay.sessions")
 
 decode_pending = msgspec.json.Decoder(PendingCall).decode
 
+PIECE = 64
+"""A long history is read so many turns at a time, and others get their turn in between."""
+
 KEEP_SESSIONS = 4096
 KEEP_MESSAGES = 400_000
 
@@ -424,17 +427,17 @@ class Turns:
     async def _extend(self, sid: int, view: View, first: int, last: int, ordinal: int | None) -> int:
         if last < first:
             return last
-        expected = first
-        for turn in turns(await load(self._store, sid, first, last)):
-            if turn.number != expected:
-                raise StoreDamaged(f"session number {sid}", f"turn {expected} is missing")
-            expected += 1
-            if turn.joined is not None or turn.closed is None:
-                continue  # an input that opened no turn, or a note that still waits for one
-            records = turn.records if turn.number != last or ordinal is None else turn.records[: ordinal + 1]
-            view.extend(turn.number, records)
-        if expected != last + 1:
-            raise StoreDamaged(f"session number {sid}", f"turn {expected} is missing")
+        for begin in range(first, last + 1, PIECE):
+            end = min(begin + PIECE - 1, last)
+            found = turns(await load(self._store, sid, begin, end))
+            if [turn.number for turn in found] != list(range(begin, end + 1)):
+                raise StoreDamaged(f"session number {sid}", f"a turn between {begin} and {end} is missing")
+            for turn in found:
+                if turn.joined is not None or turn.closed is None:
+                    continue  # an input that opened no turn, or a note that still waits for one
+                records = turn.records if turn.number != last or ordinal is None else turn.records[: ordinal + 1]
+                view.extend(turn.number, records)
+            await asyncio.sleep(0)
         return last
 
 

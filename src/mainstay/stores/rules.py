@@ -192,7 +192,7 @@ def append(rows: Rows, write: Append) -> Appended:
     scope = write.scope
     if write.park and (row := _let_go(rows, scope)) is not None and row.state == "parked" and _all_there(rows, write):
         return Appended(row.cancel, rows.has_mail(scope.sid), parked=True)
-    row = _owned(rows, scope)
+    row = _owned(rows.session_by_sid(scope.sid), scope)
     _check_blobs(rows, write.blobs)
     if _add_nodes(rows, scope, write.nodes):
         _take(rows, scope, write.take)
@@ -214,7 +214,7 @@ def commit(rows: Rows, write: Commit) -> Committed | CancelWon:
     row = rows.session_by_sid(scope.sid)
     if row is not None and row.head >= scope.turn and _same_last(rows, write):
         return Committed(row)
-    row = _owned(rows, scope)
+    row = _owned(row, scope)
     if row.head != write.head:
         raise HeadMoved(row.id, write.head, row.head)
     if row.cancel is not None and not write.cancelled:
@@ -241,14 +241,13 @@ def release(rows: Rows, write: Release) -> None:
     free = _let_go(rows, write.scope)
     if free is not None and (write.stuck is None or free.state == "stuck"):
         return
-    row = _owned(rows, write.scope)
+    row = _owned(rows.session_by_sid(write.scope.sid), write.scope)
     state = "stuck" if write.stuck is not None else row.state
     rows.put_session(replace(row, owner=None, state=state, reason=write.stuck, updated=write.at))
 
 
-def _owned(rows: Rows, scope: Scope) -> SessionRow:
+def _owned(row: SessionRow | None, scope: Scope) -> SessionRow:
     """The session, when `scope` still owns it. The only fence there is: every write of an owner passes here."""
-    row = rows.session_by_sid(scope.sid)
     if row is None or row.deleted:
         raise SessionDeleted(scope.session_id)
     if row.owner != scope.owner or row.generation != scope.generation or row.turn != scope.turn:

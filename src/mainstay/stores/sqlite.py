@@ -468,13 +468,13 @@ def _is_small(path: Path) -> bool:
 def _nodes(path: Path, connection: sqlite3.Connection, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
     with _reading(path):
         span = (sql.place(sid, first, 0), sql.place(sid, min(last, sql.MAX_TURN), sql.MAX_ORDINAL))
-        found = connection.execute(sql.NODES, span).fetchall()
+        rows = connection.execute(sql.NODES, span).fetchall()
     turns, ordinals = sql.MAX_TURN, sql.MAX_ORDINAL
-    for place, crc, body in found:
+    for place, crc, body in rows:
         if node_crc(place, body) != crc:
             _, turn, ordinal = sql.placed(place)
             raise StoreDamaged(str(path), f"record {ordinal} of turn {turn} does not match its checksum")
-    return [((place >> 16) & turns, place & ordinals, body) for place, _, body in found]
+    return [((place >> 16) & turns, place & ordinals, body) for place, _, body in rows]
 
 
 def _bad_nodes(connection: sqlite3.Connection) -> list[str]:
