@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import Fenced, InternalError, MainstayError, StoreUnavailable
+from mainstay.errors import Fenced, InternalError, InvalidInput, MainstayError, StoreUnavailable
 from mainstay.model.session import Node, WaitRow, WorkerRow
 from mainstay.model.write import (
     Accept,
@@ -496,3 +496,18 @@ async def test_the_same_input_without_a_key_is_a_second_input_when_its_first_rep
     first, second = await writer.write(ACCEPT), await writer.write(ACCEPT)
 
     assert (first.turn, second.turn) == (1, 2)
+
+
+async def test_a_write_beyond_the_limits_of_the_file_leaves_nothing_behind(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "agent.db")
+    await store.open()
+    accepted = await store.write(Accept("s", "a", b"{}", "op", 1, worker="w"))
+    scope = Scope("s", accepted.row.sid, 1, "w", accepted.row.generation)
+    wait = WaitRow("s.1.1.0:approval", accepted.row.sid, 1, "1.0", "approval")
+
+    with pytest.raises(InvalidInput, match="begin another"):
+        await store.write(Append(scope, (Node(1, b"1"), Node(2**16, b"2")), 2, waits=(wait,)))
+
+    assert await store.nodes(accepted.row.sid, 1, 1) == [(1, 0, b"{}")]
+    assert await store.waits() == []
+    await store.close()

@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mainstay.errors import TooLarge
 from mainstay.model.session import Fork, InboxRow, Node, SessionRow, WaitRow, WorkerRow
 
 SESSION = (
@@ -36,9 +35,15 @@ MAX_SID, MAX_TURN, MAX_ORDINAL = 2**27 - 1, 2**20 - 1, 2**16 - 1
 
 
 def place(sid: int, turn: int, ordinal: int) -> int:
-    """A node's place in the tree of all nodes; ordered as (session, turn, ordinal)."""
+    """A node's place in the tree of all nodes; ordered as (session, turn, ordinal).
+
+    Not a refusal of ours: rows may have been changed before, so the whole transaction must go.
+    """
     if sid > MAX_SID or turn > MAX_TURN or ordinal > MAX_ORDINAL:
-        raise TooLarge(f"a store with session number {sid}, turn {turn}, record {ordinal}", ordinal, MAX_ORDINAL)
+        raise OverflowError(
+            f"a file holds {MAX_SID:,} sessions of {MAX_TURN:,} inputs with {MAX_ORDINAL:,} records each, "
+            f"and this is record {ordinal} of turn {turn} of session number {sid}: fork the session, or begin another"
+        )
     return (sid << 36) | (turn << 16) | ordinal
 
 

@@ -24,7 +24,15 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from mainstay.errors import InternalError, MainstayError, StoreDamaged, StoreInherited, StoreTooNew, StoreUnavailable
+from mainstay.errors import (
+    InternalError,
+    InvalidInput,
+    MainstayError,
+    StoreDamaged,
+    StoreInherited,
+    StoreTooNew,
+    StoreUnavailable,
+)
 from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import SessionFilter, StoreFacts, Write
 from mainstay.stores import rules, schema, sql
@@ -341,6 +349,8 @@ class WriterFile:
     def mapped(self, error: Exception) -> MainstayError:
         if isinstance(error, sqlite3.Error | UnicodeDecodeError):
             return _mapped(self._path, error)
+        if isinstance(error, OverflowError):
+            return InvalidInput(str(error))
         log.error("a write failed", exc_info=error)
         return InternalError(f"{type(error).__name__} while writing: {error}")
 

@@ -1,0 +1,140 @@
+"""`make soak`: kill a process at random moments, again and again, and count from outside what became of its work.
+
+    python tests/soak/run.py [--kills N] [--seed N] [--inputs N]
+
+Everything is counted from the ledger the tools write, the acknowledgements the program wrote, and the file itself:
+nothing acknowledged may be lost, no `once` effect repeated, no `rerun` effect repeated more often than the store says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from mainstay.engine.journal import load  # noqa: E402  # found through the line above
+from mainstay.graph.tree import turns  # noqa: E402
+from mainstay.graph.view import TurnView, turn_view  # noqa: E402
+from mainstay.model.outcome import Finished  # noqa: E402
+from mainstay.model.tool import Ok  # noqa: E402
+from mainstay.model.write import SessionFilter  # noqa: E402
+from mainstay.stores.sqlite import SqliteStore  # noqa: E402
+
+
+@dataclass
+class Count:
+    """What was found. `problems` are broken promises."""
+
+    kills: int = 0
+    acknowledged: int = 0
+    turns: int = 0
+    effects: int = 0
+    repeated: int = 0
+    unknown: int = 0
+    lost: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kills} kills: {self.acknowledged} inputs acknowledged, {self.turns} turns committed, "
+            f"{self.effects} effects; {self.lost} lost, {self.repeated} repeated as allowed, "
+            f"{self.unknown} declared unknown, {len(self.problems)} broken promises"
+        )
+
+
+def start(folder: Path, inputs: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.soak.program", str(folder), str(inputs)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def soak(folder: Path, kills: int, seed: int, inputs: int) -> Count:
+    """Kill the program `kills` times at random moments, let it end, and count."""
+    dice, count = random.Random(seed), Count()
+    while count.kills < kills:
+        process = start(folder, inputs)
+        try:
+            process.wait(timeout=0.25 + dice.random() * 0.6)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            count.kills += 1
+            if sys.stderr.isatty():
+                print(f"\r{count.kills} of {kills} kills", end="", file=sys.stderr, flush=True)
+            continue
+        if process.returncode != 0:
+            count.problems.append(f"the program ended by itself with status {process.returncode}")
+            break
+        inputs += 50  # it got through: give it more to do
+    if start(folder, inputs).wait(timeout=300) != 0:
+        count.problems.append("the last run did not end well")
+    asyncio.run(tally(folder, count))
+    return count
+
+
+async def tally(folder: Path, count: Count) -> None:
+    ledger = Counter(_lines(folder / "ledger"))
+    acknowledged = {line.split(" ")[1] for line in _lines(folder / "acknowledged")}
+    count.acknowledged, count.effects = len(acknowledged), ledger.total()
+    store = SqliteStore(folder / "agent.db")
+    await store.open()
+    try:
+        committed = set()
+        for row in await store.sessions(SessionFilter(limit=1000)):
+            if row.turn is not None:
+                count.problems.append(f"turn {row.id}.{row.turn} is still open: {row.state} {row.reason}")
+            for turn in turns(await load(store, row.sid, 1, row.head)):
+                committed.add(f"{row.id}.{turn.number}")
+                _check(count, turn_view(f"{row.id}.{turn.number}", turn.records), ledger)
+    finally:
+        await store.close()
+    count.turns, count.lost = len(committed), len(acknowledged - committed)
+    count.problems += [f"acknowledged {turn_id} is lost" for turn_id in sorted(acknowledged - committed)]
+    count.problems += [f"effect without a record: {line}" for line in ledger if ledger[line] > 0]
+
+
+def _check(count: Count, view: TurnView, ledger: Counter[str]) -> None:
+    """Every effect of a turn is explained by its records; what is explained is taken off the ledger."""
+    if not isinstance(view.outcome, Finished):
+        count.problems.append(f"a turn ended as {view.outcome}")
+    for call in view.tool_calls:
+        line = f"{call.tool} {call.call_id}"
+        effects = ledger.pop(line, 0)
+        known = isinstance(call.outcome, Ok)
+        count.unknown += not known
+        count.repeated += max(0, effects - 1)
+        most = 1 + call.repeated if call.tool == "note" else 1
+        if effects > most or (known and effects == 0):
+            count.problems.append(f"{line}: {effects} effects, {call.repeated} repeats declared, {call.outcome}")
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--inputs", type=int, default=200)
+    wanted = parser.parse_args()
+    print(f"soak: {wanted.kills} kills, seed {wanted.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="mainstay-soak-") as folder:
+        count = soak(Path(folder), wanted.kills, wanted.seed, wanted.inputs)
+    print(f"\n{count}")
+    for problem in count.problems[:20]:
+        print(f"  {problem}")
+    return 1 if count.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
