@@ -36,6 +36,9 @@ class Phase(Enum):
     BEFORE_COMPLETION = "before_completion"
     DONE = "done"
 
+    # Members are singletons; the inherited hash is Python code, and a turn looks itself up at every step.
+    __hash__ = object.__hash__
+
 
 class TurnState(Struct):
     """Everything a turn knows. Only the machine changes it.

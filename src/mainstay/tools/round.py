@@ -1,0 +1,508 @@
+"""Running the calls of one reply: all at once, each under its recovery contract, results as they come.
+
+What a call needs before its body may run is decided from what is recorded of it:
+
+    not started                 prepare it; ask for approval, reserve a completion, wait for a slot: then record its
+                                start in a transaction of its own, and run
+    started with its reply      its start is that record: run (only in the process that recorded it)
+    started, and found so       the process died: `once` is unknown, `rerun` runs again, `ask` asks a person
+    a failed attempt recorded   run again when it is due, with a start record
+    deferred                    stays on its reserved wait
+
+The round ends when every call has an outcome, or parks when all that is left waits for somebody outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
+
+import msgspec
+
+from mainstay.engine.driver import Parked, Run
+from mainstay.engine.gate import CANCEL_GRACE, Leaving
+from mainstay.engine.lease import Worker
+from mainstay.engine.retry import RetryPolicy
+from mainstay.engine.threads import Threads
+from mainstay.engine.waits import sign, wait_id
+from mainstay.errors import Fenced, InternalError
+from mainstay.model.codec import clean, encode
+from mainstay.model.effect import AskedCall, RunTools
+from mainstay.model.event import ToolFinished, ToolProgress, ToolStarted, WaitingFor
+from mainstay.model.outcome import PendingCall
+from mainstay.model.record import Ended, Faltered, Started
+from mainstay.model.session import Answer, WaitRow
+from mainstay.model.tool import Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
+from mainstay.ports.host import Clock, Random
+from mainstay.ports.store import Store
+from mainstay.tools.attempt import Again, Attempted, Interrupted, attempt, returned
+from mainstay.tools.context import ToolContext
+from mainstay.tools.prepare import Ready, consult, inspect
+from mainstay.tools.slots import Slots
+
+log = logging.getLogger("mainstay.tools")
+
+TOOL_RETRIES = RetryPolicy(attempts=0, base=0.5, cap=30.0, asked_cap=3600.0)
+_PENDING = msgspec.json.Decoder(PendingCall).decode
+_ANSWER = msgspec.json.Decoder(Answer).decode
+DIED = "the process died while the call ran"
+RESERVED = "its tool has not handed it over yet"
+"""Why a deferred call's wait is open before its body has returned: only then may recovery run the body again."""
+
+
+Work: TypeAlias = Callable[[], Coroutine[Any, Any, Attempted]]
+"""The way to a call's end, made when its task begins: one that is cancelled before leaves nothing behind."""
+
+
+class Workshop:
+    """What the turns of a Runtime share to run tools: threads, slots, live objects."""
+
+    def __init__(self, store: Store, worker: Worker, clock: Clock, random: Random, deps: Any) -> None:
+        self.store, self.worker, self.clock, self.random, self.deps = store, worker, clock, random, deps
+        self.threads = Threads()
+        self.slots = Slots()
+        self.running: dict[str, str] = {}
+
+
+class Round:
+    """One RunTools effect under way.
+
+    `tasks` are bodies (or the way to them) by call; `waiting` are calls that only somebody outside can end; `opened`
+    are waits that must become durable with the next write. All of it lives on the event loop.
+    """
+
+    def __init__(self, home: Workshop, run: Run, effect: RunTools) -> None:
+        self.home, self.run, self.effect = home, run, effect
+        self.tasks: dict[str, asyncio.Task[Attempted]] = {}
+        self.cut: dict[str, Interrupted] = {}
+        self.contexts: dict[str, ToolContext[Any]] = {}
+        self.waiting: dict[str, PendingCall] = {}
+        self.opened: list[WaitRow] = []
+        self.began: dict[str, float] = {}
+
+    async def go(self) -> Parked | None:
+        waits = await self._known_waits()
+        starts = [start for call in self.effect.calls if (start := self._begin(call, waits)) is not None]
+        if starts or not self.waiting:
+            await self._flush()
+        for start in starts:
+            start()
+        while True:
+            self._collect()
+            if not self.tasks and not self.waiting:
+                await self._flush_waits()
+                return None
+            if self.run.gate.shut:
+                await self._stop_all()
+            elif not self.tasks:
+                parked = await self._park()
+                if parked is not None:
+                    return parked
+                await self._answers()
+            else:
+                await self._flush()
+                if self.run.gate.nudged and self.waiting:
+                    await self._answers()
+                elif not any(t.done() for t in self.tasks.values()):
+                    await self.run.gate.pause()
+
+    def abandon(self) -> None:
+        """Whatever ended the round, nothing of it goes on: a relieved owner starts no body any more."""
+        for task in self.tasks.values():
+            task.cancel()
+
+    # ------------------------------------------------------------------ how a call begins
+
+    def _begin(self, call: AskedCall, waits: dict[str, WaitRow]) -> Callable[[], None] | None:
+        """Decide what a call needs. Returns what starts it once everything recorded is durable."""
+        held = self.run.held.get(call.call)
+        if held is not None and call.started:
+            return functools.partial(self._spawn, call, functools.partial(self._body, call, held, call.attempts))
+        ready = inspect(self.run.agent.catalog, call, self._call_id(call))
+        if call.started:
+            return self._recover(call, ready, waits)
+        if isinstance(ready, Failed):
+            self._end(call, ready, attempts=call.attempts)
+            return None
+        spec = ready.entry.spec
+        if spec.approval == "ask" and not call.attempts:
+            return self._ask(call, "approval", waits, "the tool asks for approval")
+        return functools.partial(self._spawn, call, functools.partial(self._queued, call, ready, None))
+
+    def _recover(self, call: AskedCall, ready: Ready | Failed, waits: dict[str, WaitRow]) -> Callable[[], None] | None:
+        """The window in which the process died: the tool's contract decides, never a guess."""
+        recovery = "once" if isinstance(ready, Failed) else ready.entry.spec.recovery
+        if call.deferred and (recovery != "rerun" or self._handed_over(call, waits)):
+            return self._ask(call, "deferred", waits, "")
+        if recovery == "once":
+            self._end(call, OutcomeUnknown(DIED), call.attempts, call.repeated)
+            return None
+        if recovery == "ask":
+            return self._ask(call, "recovery", waits, DIED)
+        assert isinstance(ready, Ready)
+        return functools.partial(self._spawn, call, functools.partial(self._queued, call, ready, None, repeat=True))
+
+    def _handed_over(self, call: AskedCall, waits: dict[str, WaitRow]) -> bool:
+        """Whether a deferred call's body is over, or its completion has come: it is not run again."""
+        wait = waits.get(wait_id(self._call_id(call), "deferred"))
+        return wait is not None and (wait.state != "open" or _PENDING(wait.body).reason != RESERVED)
+
+    def _ask(self, call: AskedCall, kind: Any, waits: dict[str, WaitRow], reason: str) -> Callable[[], None] | None:
+        """Wait for somebody, unless the answer is there already."""
+        known = waits.get(self._wait_id(call.call, kind))
+        if known is not None and known.state != "open":
+            return self._answered(call, known)
+        now = self.home.clock.now()
+        pending = PendingCall(self._call_id(call), kind, call.name, call.args, now, None, reason)
+        if known is None:
+            self.opened.append(self._wait_row(call, kind, pending, None))
+        else:
+            pending = _PENDING(known.body)
+        self.waiting[call.call] = pending
+        return None
+
+    def _answered(self, call: AskedCall, wait: WaitRow) -> Callable[[], None] | None:
+        """Go on as a person, or an outside completion, has decided."""
+        answer = None if wait.answer is None else _ANSWER(wait.answer)
+        if answer is None:
+            self._end(
+                call, OutcomeUnknown("nobody answered in time") if call.started else Denied("nobody answered in time")
+            )
+            return None
+        match answer.verdict:
+            case "rejected":
+                self._end(call, Denied(answer.reason, answer.by), attempts=0)
+            case "done" | "value":
+                # It comes from outside like any output, and has the same budget.
+                self.cut[call.call] = Interrupted(over=True)
+                work = functools.partial(returned, answer.value, self.run.journal.keep)
+                return functools.partial(self._spawn, call, work)
+            case "failed" | "error":
+                message = answer.reason or "settled as failed"
+                self._end(call, Failed("settled_as_failed", message, answer.value), call.attempts, call.repeated)
+            case "approved" | "rerun":
+                ready = inspect(self.run.agent.catalog, call, self._call_id(call))
+                if isinstance(ready, Failed):
+                    self._end(call, ready, call.attempts, call.repeated)
+                    return None
+                repeat = answer.verdict == "rerun"
+                work = functools.partial(self._queued, call, ready, answer, repeat)
+                return functools.partial(self._spawn, call, work)
+        return None
+
+    # ------------------------------------------------------------------ how a call runs
+
+    def _spawn(self, call: AskedCall, work: Work) -> None:
+        self.tasks[call.call] = asyncio.get_running_loop().create_task(self._waking(work))
+
+    async def _waking(self, work: Work) -> Attempted:
+        """The last step of the work wakes the round: sooner by a pass of the event loop than a callback would."""
+        try:
+            return await work()
+        finally:
+            self.run.gate.wake()
+
+    async def _queued(self, call: AskedCall, ready: Ready, answer: Answer | None, repeat: bool = False) -> Attempted:
+        """The way to a body that did not start with its reply: due time, preparation, slot, start record."""
+        wait = call.due - self.home.clock.now()
+        if call.due and wait > 0:
+            await self.home.clock.sleep(wait / 1000)
+        context = self._context(call, ready, call.attempts + 1)
+        prepared = await consult(ready, context)
+        if not isinstance(prepared, Ready):
+            return Attempted(prepared)
+        spec = prepared.entry.spec
+        await self.home.slots.take(spec)
+        number = call.attempts + 1
+        approved = {"by": answer.by} if answer is not None and answer.verdict == "approved" else None
+        try:
+            started = Started(
+                call.call,
+                prepared.call.args,
+                number,
+                prepared.call.payload,
+                approved,
+                spec.deferred,
+                call.repeated + repeat,
+                self.home.clock.now(),
+                self.run.slot(),
+            )
+            self.run.record(started)
+            await self._flush(self._reserve(call, spec.deferred))
+        except BaseException:
+            self.home.slots.give(spec)
+            raise
+        return await self._body(call, prepared, number)
+
+    def _reserve(self, call: AskedCall, deferred: bool) -> tuple[WaitRow, ...]:
+        """A deferred call's key is durable before its body can hand it out."""
+        if not deferred:
+            return ()
+        now = self.home.clock.now()
+        pending = PendingCall(self._call_id(call), "deferred", call.name, call.args, now, reason=RESERVED)
+        return (self._wait_row(call, "deferred", pending, None),)
+
+    async def _body(self, call: AskedCall, ready: Ready, number: int) -> Attempted:
+        """Run the body while holding its slots; a thread holds them until it has really ended."""
+        home, spec = self.home, ready.entry.spec
+        if not home.worker.sure() and not await home.worker.confirm(self.run.scope):
+            home.slots.give(spec)
+            raise Fenced(self.run.turn_id, self.run.scope.generation)
+        self.run.held.pop(call.call, None)
+        context = self.contexts[call.call] = self._context(call, ready, number)
+        interrupted = self.cut[call.call] = Interrupted()
+        call_id = context.call_id
+        home.running[call_id] = call.name
+        self.began[call.call] = home.clock.monotonic()
+        self.run.events.emit(ToolStarted, call_id=call_id, tool=call.name, args=ready.call.args, attempt=number)
+        timer = None
+        if spec.timeout is not None:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(spec.timeout, self._expire, call, spec.timeout)
+        on_thread = ready.entry.tool is not None and not ready.entry.tool.is_async
+        ended = functools.partial(_give_back, asyncio.get_running_loop(), home.slots, spec) if on_thread else None
+        try:
+            attempted = await attempt(ready, context, home.threads, self.run.journal.keep, interrupted, ended)
+        finally:
+            if timer is not None:
+                timer.cancel()
+            home.running.pop(call_id, None)
+            if not on_thread:
+                home.slots.give(spec)
+        if context.deferred and isinstance(attempted.end, Ok):
+            return Attempted(attempted.end, deferred=True, due=context.defer_timeout)
+        return attempted
+
+    def _expire(self, call: AskedCall, seconds: float) -> None:
+        self._cut_off(call.call, f"it did not end within {seconds:g} s", timed_out=True)
+
+    def _cut_off(self, key: str, reason: str, timed_out: bool = False) -> None:
+        task, cut = self.tasks.get(key), self.cut.get(key)
+        if task is None or task.done() or (cut is not None and cut.over):
+            return
+        if cut is not None and cut.reason is None:
+            cut.reason, cut.timed_out = reason, timed_out
+        if key in self.contexts:
+            self.contexts[key].mark_cancelled()
+        task.cancel()
+
+    def _context(self, call: AskedCall, ready: Ready, number: int) -> ToolContext[Any]:
+        run, home, call_id = self.run, self.home, self._call_id(call)
+        loop = asyncio.get_running_loop()
+
+        def progress(value: Any) -> None:
+            shown = clean(value)
+            fields = {"call_id": call_id, "tool": call.name, "value": shown}
+            loop.call_soon_threadsafe(functools.partial(run.events.emit, ToolProgress, **fields))
+
+        key = sign(home.store.secret(), wait_id(call_id, "deferred")) if ready.entry.spec.deferred else None
+        return ToolContext(
+            session_id=run.scope.session_id,
+            turn_id=run.turn_id,
+            call_id=call_id,
+            tool=call.name,
+            attempt=number,
+            generation=run.scope.generation,
+            deps=home.deps,
+            payload=ready.call.payload,
+            progress=progress,
+            key=key,
+        )
+
+    # ------------------------------------------------------------------ how a call ends
+
+    def _collect(self) -> None:
+        """Record what has ended since the last look, in emission order."""
+        for call in self.effect.calls:
+            task = self.tasks.get(call.call)
+            if task is None or not task.done():
+                continue
+            del self.tasks[call.call]
+            current = self.run.machine.state.calls[call.call]
+            self._attempted(current, self._lost(current) if task.cancelled() else task.result())
+
+    def _lost(self, call: AskedCall) -> Attempted:
+        """Something on the way cancelled itself: a provider's preparation, or a body in a way we did not see."""
+        if call.started:
+            return Attempted(OutcomeUnknown("it was cancelled while it ran"))
+        return Attempted(Failed("tool_prepare_failed", "CancelledError: preparation cancelled itself"))
+
+    def _attempted(self, call: AskedCall, attempted: Attempted) -> None:
+        if attempted.deferred:
+            due = None if attempted.due is None else self.home.clock.now() + int(attempted.due * 1000)
+            pending = PendingCall(self._call_id(call), "deferred", call.name, call.args, self.home.clock.now(), due)
+            self.waiting[call.call] = pending
+            self.opened.append(self._wait_row(call, "deferred", pending, due))
+            return
+        end = attempted.end
+        if not isinstance(end, Again):
+            self._end(call, end, call.attempts, call.repeated, attempted.blobs)
+            self._revoke(call)
+            return
+        entry = self.run.agent.catalog.get(call.name)
+        retries = entry.spec.retries if entry is not None else 0
+        if call.attempts > retries or self.run.gate.shut:
+            self._end(call, end.otherwise, call.attempts, call.repeated)
+            return
+        now = self.home.clock.now()
+        due = now + int(TOOL_RETRIES.delay(call.attempts, end.after, self.home.random) * 1000)
+        self.run.record(
+            Faltered(
+                end.failed.code,
+                end.failed.message,
+                due,
+                call.attempts,
+                self.effect.step,
+                call.call,
+                now,
+                self.run.slot(),
+            )
+        )
+        call = self.run.machine.state.calls[call.call]
+        ready = inspect(self.run.agent.catalog, call, self._call_id(call))
+        if isinstance(ready, Failed):
+            self._end(call, ready, call.attempts, call.repeated)
+        else:
+            self._spawn(call, functools.partial(self._flushed, functools.partial(self._queued, call, ready, None)))
+
+    async def _flushed(self, work: Work) -> Attempted:
+        await self._flush()
+        return await work()
+
+    def _revoke(self, call: AskedCall) -> None:
+        """A call whose completion was reserved ended by itself: its key is worth nothing any more."""
+        if call.deferred:
+            pending = PendingCall(self._call_id(call), "deferred", call.name, call.args)
+            wait = self._wait_row(call, "deferred", pending, None)
+            self.opened.append(msgspec.structs.replace(wait, state="revoked"))
+
+    def _end(
+        self,
+        call: AskedCall,
+        outcome: ToolOutcome,
+        attempts: int = 1,
+        repeated: int = 0,
+        blobs: tuple[str, ...] = (),
+    ) -> None:
+        began = self.began.get(call.call)
+        spent = 0 if began is None else int((self.home.clock.monotonic() - began) * 1000)
+        self.run.record(
+            Ended(call.call, outcome, attempts, repeated, spent, self.home.clock.now(), self.run.slot()),
+            blobs,
+        )
+        self.run.events.emit(ToolFinished, call_id=self._call_id(call), tool=call.name, outcome=outcome)
+
+    # ------------------------------------------------------------------ waiting and stopping
+
+    async def _flush(self, waits: tuple[WaitRow, ...] = ()) -> None:
+        opened, self.opened = self.opened, []
+        await self.run.journal.flush((*waits, *opened))
+
+    async def _flush_waits(self) -> None:
+        if self.opened:
+            await self._flush()
+
+    async def _park(self) -> Parked | None:
+        """Give the turn up to the disk; None when an answer came in between."""
+        opened, self.opened = self.opened, []
+        names = tuple(self._wait_id(key, p.kind) for key, p in self.waiting.items())
+        appended = await self.run.journal.flush(tuple(opened), names)
+        if appended is None or not appended.parked:
+            self.run.heed()
+            self.run.gate.check()
+            return None
+        calls = tuple(self.waiting.values())
+        self.run.events.emit(WaitingFor, calls=calls)
+        return Parked(calls)
+
+    async def _answers(self) -> None:
+        """Look at what the waits say now, and go on where one is answered."""
+        self.run.gate.nudged = False
+        waits = await self._known_waits(always=True)
+        starts = []
+        for key, pending in list(self.waiting.items()):
+            wait = waits.get(self._wait_id(key, pending.kind))
+            if wait is None:
+                raise InternalError(f"the wait of {pending.call_id} is gone")
+            if wait.state == "open":
+                continue
+            del self.waiting[key]
+            start = self._answered(self.run.machine.state.calls[key], wait)
+            if start is not None:
+                starts.append(start)
+        if starts:
+            await self._flush()
+        for start in starts:
+            start()
+
+    async def _known_waits(self, always: bool = False) -> dict[str, WaitRow]:
+        """Waits of this turn that exist already; no reply without waits reads them."""
+        catalog = self.run.agent.catalog
+        entries = [catalog.get(c.name) for c in self.effect.calls]
+        asks = any(e is not None and (e.spec.approval == "ask" or e.spec.deferred) for e in entries)
+        if not always and not asks and not any(c.started and c.call not in self.run.held for c in self.effect.calls):
+            return {}
+        rows = await self.home.store.waits(self.run.scope.sid)
+        return {row.id: row for row in rows if row.turn == self.run.scope.turn}
+
+    async def _stop_all(self) -> None:
+        """Cancel what runs, give it a moment, and record what is known of it. Raises what shut the gate."""
+        leaving = self.run.gate.request is None
+        reason = "the runtime was closed while it ran" if leaving else "it was cancelled while it ran"
+        for key in list(self.tasks):
+            self._cut_off(key, reason)
+        if self.tasks:
+            await asyncio.wait(self.tasks.values(), timeout=CANCEL_GRACE)
+        for key, task in list(self.tasks.items()):
+            del self.tasks[key]
+            call = self.run.machine.state.calls[key]
+            ended = None if not task.done() or task.cancelled() else task.result()
+            self._stopped(call, ended, reason, leaving)
+        if leaving:
+            await self._flush()
+            raise Leaving
+        for key in list(self.waiting):
+            call = self.run.machine.state.calls[key]
+            if call.started:
+                self._end(call, OutcomeUnknown(reason), call.attempts, call.repeated)
+        self.run.gate.check()
+
+    def _stopped(self, call: AskedCall, ended: Attempted | None, reason: str, leaving: bool) -> None:
+        """A call that was told to stop. What it reported counts; what it did not is unknown; what never ran is not."""
+        if not call.started or call.call in self.run.held:
+            return
+        end = OutcomeUnknown(reason) if ended is None else ended.end
+        if isinstance(end, Again):
+            end = end.otherwise
+        entry = self.run.agent.catalog.get(call.name)
+        recovery = entry.spec.recovery if entry is not None else "once"
+        if leaving and isinstance(end, OutcomeUnknown) and recovery != "once":
+            return  # the next owner reruns it, or asks
+        if leaving and (call.deferred or (ended is not None and ended.deferred)):
+            return  # it stays on its wait
+        self._end(call, end, call.attempts, call.repeated, () if ended is None else ended.blobs)
+
+    # ------------------------------------------------------------------ names
+
+    def _call_id(self, call: AskedCall) -> str:
+        return f"{self.run.turn_id}.{call.call}"
+
+    def _wait_id(self, key: str, kind: str) -> str:
+        attempt = self.run.machine.state.calls[key].attempts if kind == "recovery" else 1
+        return wait_id(f"{self.run.turn_id}.{key}", kind, attempt)
+
+    def _wait_row(self, call: AskedCall, kind: str, pending: PendingCall, due: int | None) -> WaitRow:
+        scope = self.run.scope
+        name = self._wait_id(call.call, kind)
+        return WaitRow(name, scope.sid, scope.turn, call.call, kind, "open", due, encode(pending))
+
+
+def _give_back(loop: asyncio.AbstractEventLoop, slots: Slots, spec: ToolSpec) -> None:
+    """Called on a tool's thread when it has really ended, which may be long after its waiter gave up."""
+    try:
+        loop.call_soon_threadsafe(slots.give, spec)
+    except RuntimeError:
+        return  # the loop is closed, and the slots with it
