@@ -80,9 +80,9 @@ format: $(DEV) ## Format the code and apply the safe fixes
 # Tests
 
 test: check ## The gate: quick checks, then the full test suite
+	@# What cannot bear company goes first. Exit status 5 says that no test is marked serial.
+	@$(PYTEST) -m serial || [ $$? -eq 5 ]
 	$(PYTEST) -n $(JOBS) -m 'not serial'
-	@# Exit status 5 says that no test is marked serial.
-	$(PYTEST) -m serial || [ $$? -eq 5 ]
 
 test-all: test $(addprefix smoke-,$(OTHERS)) ## test, then the smoke tests on every other Python found (3.11 to 3.14)
 
