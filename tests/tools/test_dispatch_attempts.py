@@ -1,6 +1,7 @@
 """Attempts: retries with recorded due times, timeouts, limits and resources."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from mainstay import Agent, ModelRequest, Retry, Runtime, ToolCall, ToolContext,
 from mainstay.errors import StoreUnavailable
 from mainstay.model.tool import Failed, Ok, OutcomeUnknown
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
-from tests.sessions.places import SOON, Place, crash
+from tests.sessions.places import SOON, Place, crash, until
 
 
 def calls(*names: str) -> Callable[[ModelRequest], Any]:
@@ -432,3 +433,25 @@ async def test_calls_of_one_limited_tool_run_in_the_order_they_came(place: Place
         await run(runtime)
 
     assert order == list(range(8))
+
+
+async def test_the_limit_ends_the_wait_for_a_tool_that_ignores_its_cancellation(place: Place) -> None:
+    ended = asyncio.Event()
+
+    @tool(timeout=0.05, limit=1)
+    async def stubborn() -> str:
+        while not ended.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await ended.wait()
+        return "late"
+
+    model = ScriptedModel([[ToolCall("a", "stubborn")], "done"])
+    async with place.runtime(Agent(model, tools=[stubborn])) as runtime:
+        result = await (await runtime.session("chat")).run("go")
+        holding = runtime._dispatcher.slots.try_take(stubborn.spec)
+        ended.set()
+        await until(lambda: runtime._dispatcher.slots.try_take(stubborn.spec))
+
+    assert [c.outcome for c in result.tool_calls] == [OutcomeUnknown("it did not end within 0.05 s")]
+    assert result.text == "done"
+    assert not holding, "its slot is held until it has really ended"

@@ -77,13 +77,13 @@ async def test_a_set_offers_its_tools_and_runs_them(place: Place) -> None:
 async def test_preparation_may_rewrite_arguments_and_attach_a_payload(place: Place) -> None:
     class Rooted(Files):
         async def prepare(self, call: PreparedCall, ctx: CallContext) -> PreparedCall:
-            return replace(call, args={"path": f"/root/{call.args['path']}", "more": 1}, payload={"token": ctx.call_id})
+            return replace(call, args={"path": f"/srv/{call.args['path']}", "more": 1}, payload={"token": ctx.call_id})
 
     files = Rooted()
     result = await read(place, files)
 
-    assert result.tool_calls[0].outcome == Ok("content of /root/x")
-    assert result.tool_calls[0].args == {"path": "/root/x", "more": 1}
+    assert result.tool_calls[0].outcome == Ok("content of /srv/x")
+    assert result.tool_calls[0].args == {"path": "/srv/x", "more": 1}
     assert files.executed[0].payload == {"token": "chat.1.1.0"}
 
 
@@ -182,7 +182,7 @@ async def test_a_retry_of_execution_runs_as_it_was_prepared(place: Place) -> Non
     class Flaky(Files):
         async def prepare(self, call: PreparedCall, ctx: CallContext) -> PreparedCall:
             self.prepared.append(call.args)
-            return replace(call, args={"path": f"/root/{call.args['path']}"}, payload=1)
+            return replace(call, args={"path": f"/srv/{call.args['path']}"}, payload=1)
 
         async def execute(self, call: PreparedCall, ctx: CallContext) -> Any:
             self.executed.append(call)
@@ -195,7 +195,7 @@ async def test_a_retry_of_execution_runs_as_it_was_prepared(place: Place) -> Non
 
     assert result.tool_calls[0].outcome == Ok("ok")
     assert files.prepared == [{"path": "x"}]
-    assert [(c.args, c.payload) for c in files.executed] == [({"path": "/root/x"}, 1)] * 2
+    assert [(c.args, c.payload) for c in files.executed] == [({"path": "/srv/x"}, 1)] * 2
 
 
 async def test_a_rerun_after_a_crash_runs_as_it_was_prepared(place: Place) -> None:
@@ -203,7 +203,7 @@ async def test_a_rerun_after_a_crash_runs_as_it_was_prepared(place: Place) -> No
 
     class Rooted(Files):
         async def prepare(self, call: PreparedCall, ctx: CallContext) -> PreparedCall:
-            return replace(call, args={"path": f"/root/{call.args['path']}", "outside": "the schema"}, payload=1)
+            return replace(call, args={"path": f"/srv/{call.args['path']}", "outside": "the schema"}, payload=1)
 
         async def execute(self, call: PreparedCall, ctx: CallContext) -> Any:
             self.executed.append(call)

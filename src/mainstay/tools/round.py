@@ -65,13 +65,20 @@ class Workshop:
         self.threads = Threads()
         self.slots = Slots()
         self.running: dict[str, str] = {}
+        self._left: set[asyncio.Task[Any]] = set()
+
+    def left_behind(self, task: asyncio.Task[Any]) -> None:
+        """Keep a body that does not listen until it ends by itself: nobody waits for it any more."""
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
 
 
 class Round:
     """One RunTools effect under way.
 
-    `tasks` are bodies (or the way to them) by call; `waiting` are calls that only somebody outside can end; `opened`
-    are waits that must become durable with the next write. All of it lives on the event loop.
+    `tasks` are bodies (or the way to them) by call, `late` those that did not end in time; `waiting` are calls that
+    only somebody outside can end; `opened` are waits that must become durable with the next write. All of it lives on
+    the event loop.
     """
 
     def __init__(self, home: Workshop, run: Run, effect: RunTools) -> None:
@@ -82,6 +89,7 @@ class Round:
         self.waiting: dict[str, PendingCall] = {}
         self.opened: list[WaitRow] = []
         self.began: dict[str, float] = {}
+        self.late: set[str] = set()
 
     async def go(self) -> Parked | None:
         waits = await self._known_waits()
@@ -106,7 +114,7 @@ class Round:
                 await self._flush()
                 if self.run.gate.nudged and self.waiting:
                     await self._answers()
-                elif not any(t.done() for t in self.tasks.values()):
+                elif not self.late & self.tasks.keys() and not any(t.done() for t in self.tasks.values()):
                     await self.run.gate.pause()
 
     def abandon(self) -> None:
@@ -278,6 +286,15 @@ class Round:
 
     def _expire(self, call: AskedCall, seconds: float) -> None:
         self._cut_off(call.call, f"it did not end within {seconds:g} s", timed_out=True)
+        # The limit ends the wait, whatever the body makes of its cancellation.
+        asyncio.get_running_loop().call_later(CANCEL_GRACE, self._leave_behind, call.call)
+
+    def _leave_behind(self, key: str) -> None:
+        task, cut = self.tasks.get(key), self.cut.get(key)
+        if task is not None and not task.done() and cut is not None and cut.timed_out and not cut.over:
+            log.warning("call %s.%s does not end when it is cancelled; it is left behind", self.run.turn_id, key)
+            self.late.add(key)
+            self.run.gate.wake()
 
     def _cut_off(self, key: str, reason: str, timed_out: bool = False) -> None:
         task, cut = self.tasks.get(key), self.cut.get(key)
@@ -318,10 +335,14 @@ class Round:
         """Record what has ended since the last look, in emission order."""
         for call in self.effect.calls:
             task = self.tasks.get(call.call)
-            if task is None or not task.done():
+            if task is None or not (task.done() or call.call in self.late):
                 continue
             del self.tasks[call.call]
             current = self.run.machine.state.calls[call.call]
+            if not task.done():
+                self.home.left_behind(task)
+                self._attempted(current, Attempted(OutcomeUnknown(self.cut[call.call].reason or "")))
+                continue
             self._attempted(current, self._lost(current) if task.cancelled() else task.result())
 
     def _lost(self, call: AskedCall) -> Attempted:
