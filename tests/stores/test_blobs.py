@@ -298,3 +298,16 @@ async def test_no_reference_dangles_while_two_stores_write_and_sweep(tmp_path: P
     for number in range(5):
         assert await store.blobs.get(hashlib.sha256(b"blob %d" % number).hexdigest()) == b"blob %d" % number
     await other.close()
+
+
+async def test_a_sweep_clears_what_killed_puts_left_and_no_put_under_way(tmp_path: Path, store: SqliteStore) -> None:
+    shelf = store.blobs.folder / "2c"
+    shelf.mkdir(parents=True)
+    old, young = shelf / ".dead.tmp", shelf / ".alive.tmp"
+    for file in (old, young):
+        file.write_bytes(b"half")
+    os.utime(old, (1, 1))
+
+    await store.sweep()
+
+    assert (old.exists(), young.exists()) == (False, True)

@@ -12,10 +12,13 @@ import contextlib
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from mainstay.errors import BlobMissing, StoreDamaged, StoreUnavailable
+
+LEFTOVER_SECONDS = 3600
 
 
 class FileBlobs:
@@ -84,6 +87,14 @@ class FileBlobs:
         """Delete a blob that nobody refers to; one that cannot be deleted is found again by the next sweep."""
         with contextlib.suppress(OSError):
             self.path(digest).unlink()
+
+    def remove_leftovers(self) -> None:
+        """Delete what puts left behind whose process was killed. A put takes seconds; an hour is nobody's."""
+        before = time.time() - LEFTOVER_SECONDS
+        for file in self.folder.glob("*/.*.tmp"):
+            with contextlib.suppress(OSError):
+                if file.stat().st_mtime < before:
+                    file.unlink()
 
 
 def _is_digest(name: str) -> bool:

@@ -376,6 +376,7 @@ class WriterFile:
 
         Deleted at once, a blob would be missing if a rollback brought its last reference back.
         """
+        self._blobs.remove_leftovers()
         for digest in self._blobs.all():
             if self._connection.execute("SELECT 1 FROM blobs WHERE digest = ? LIMIT 1", (digest,)).fetchone() is None:
                 self._doomed.add(digest)
