@@ -292,7 +292,9 @@ async def test_a_timeout_around_run_leaves_the_turn_alone(place: Place) -> None:
     async with place.runtime(Agent(model)) as runtime:
         session = await runtime.session("chat")
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.02):
+            async with asyncio.timeout(SOON) as limit:
+                asked = asyncio.create_task(model.next())
+                asked.add_done_callback(lambda _: limit.reschedule(0))  # the time is up once the turn is under way
                 await session.run("go")
         model.say("done")
         result = await session.result("chat.1")
