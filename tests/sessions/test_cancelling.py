@@ -291,11 +291,15 @@ async def test_a_timeout_around_run_leaves_the_turn_alone(place: Place) -> None:
     model = TellingModel()
     async with place.runtime(Agent(model)) as runtime:
         session = await runtime.session("chat")
-        with pytest.raises(TimeoutError):
+
+        async def give_up_when_asked() -> None:
             async with asyncio.timeout(SOON) as limit:
                 asked = asyncio.create_task(model.next())
-                asked.add_done_callback(lambda _: limit.reschedule(0))  # the time is up once the turn is under way
+                asked.add_done_callback(lambda _: limit.reschedule(0))
                 await session.run("go")
+
+        with pytest.raises(TimeoutError):
+            await give_up_when_asked()
         model.say("done")
         result = await session.result("chat.1")
 
