@@ -1,7 +1,8 @@
 """Mainstay: a durable runtime for LLM agents. What it acknowledged is on disk; what it recorded is never done twice.
 
-Public names are those below, and what is in `mainstay.model`, `mainstay.ports`, `mainstay.providers`,
-`mainstay.stores` and `mainstay.testing`. Everything else is internal and may change in any release.
+Public names are those below, and what is in `mainstay.model`, `mainstay.ports`, `mainstay.plugins`, `mainstay.builtin`,
+`mainstay.providers`, `mainstay.stores`, `mainstay.tracing` and `mainstay.testing`. Everything else is internal and may
+change in any release.
 """
 
 from mainstay.agent import Agent
@@ -9,6 +10,7 @@ from mainstay.errors import MainstayError, Retry, ToolError, TurnFailed
 from mainstay.model.agent import Budget
 from mainstay.model.llm import ModelRequest, ModelResponse, Usage
 from mainstay.model.message import Message, ToolCall, ToolResult
+from mainstay.plugins.hooks import Plugin
 from mainstay.ports.tool import ToolProvider
 from mainstay.runtime import Runtime
 from mainstay.sessions.result import TurnResult
@@ -25,6 +27,7 @@ __all__ = [
     "Message",
     "ModelRequest",
     "ModelResponse",
+    "Plugin",
     "Receipt",
     "Retry",
     "Runtime",

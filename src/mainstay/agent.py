@@ -7,16 +7,19 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from mainstay.errors import InvalidDefinition
+from mainstay.errors import InvalidDefinition, PluginConflict
 from mainstay.model.agent import AgentSpec, Budget
 from mainstay.model.codec import clean_text
 from mainstay.model.message import Message
+from mainstay.model.tool import OutputBudget
+from mainstay.plugins.registry import PluginSet, overrides
 from mainstay.ports.provider import Provider
 from mainstay.runtime import Runtime
 from mainstay.sessions.definition import Definition
+from mainstay.sessions.operations import OperationTable
 from mainstay.sessions.result import TurnResult
+from mainstay.tools.answer import output_codec
 from mainstay.tools.catalog import Catalog
-from mainstay.tools.schema import output_codec
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -25,7 +28,8 @@ R = TypeVar("R")
 class Agent(Generic[T]):
     """What an agent is: model, instructions, tools, output type, budget. Holds nothing that runs.
 
-    `model` is "provider:model", a Provider object, or "scripted" (no key, no network).
+    `model` is "provider:model", a Provider object, or "scripted" (no key, no network). `budget` limits a turn,
+    `output_budget` what the model sees of each tool's output.
     """
 
     @overload
@@ -39,6 +43,7 @@ class Agent(Generic[T]):
         plugins: Iterable[Any] = (),
         output: None = None,
         budget: Budget | None = None,
+        output_budget: OutputBudget | None = None,
         mode: Literal["tools"] = "tools",
     ) -> None: ...
 
@@ -53,6 +58,7 @@ class Agent(Generic[T]):
         tools: Iterable[Any] = (),
         plugins: Iterable[Any] = (),
         budget: Budget | None = None,
+        output_budget: OutputBudget | None = None,
         mode: Literal["tools"] = "tools",
     ) -> None: ...
 
@@ -66,15 +72,23 @@ class Agent(Generic[T]):
         plugins: Iterable[Any] = (),
         output: Any = None,
         budget: Budget | None = None,
+        output_budget: OutputBudget | None = None,
         mode: str = "tools",
     ) -> None:
+        if output_budget is not None and not isinstance(output_budget, OutputBudget):
+            raise InvalidDefinition(f"output_budget={output_budget!r} is not usable: give an OutputBudget")
         if not name or not name.isprintable() or len(name) > 100:
             raise InvalidDefinition(f"an agent's name is 1 to 100 printable characters, not {name!r}")
-        if mode != "tools" or tuple(plugins):
-            raise InvalidDefinition("code mode and plugins are not part of this version: use mode='tools', plugins=[]")
+        if mode != "tools":
+            raise InvalidDefinition("code mode is not part of this version: use mode='tools'")
         self.name, self.model, self.instructions = name, model, clean_text(instructions)
         self.tools, self.output, self.budget = tuple(tools), output, budget or Budget()
+        self.output_budget = output_budget or OutputBudget()
+        self._plugins = PluginSet(plugins)
         self._catalog = Catalog(self.tools)
+        check_slots(self._plugins)
+        check_tools(self._catalog, self._plugins)
+        self._operations = OperationTable(self._plugins.plugins)
         self._codec = None if output in (None, str) else output_codec(output)
         self._provider = None if isinstance(model, str) else model
         if isinstance(model, str):
@@ -86,7 +100,14 @@ class Agent(Generic[T]):
         model = self.model if isinstance(self.model, str) else self.model.name
         output = None if self.output is None else getattr(self.output, "__name__", str(self.output))
         return AgentSpec(
-            self.name, model, self.instructions, tuple(self._catalog.names()), (), output, self.budget, "tools"
+            self.name,
+            model,
+            self.instructions,
+            tuple(self._catalog.names()),
+            self._plugins.ids,
+            output,
+            self.budget,
+            output_budget=self.output_budget,
         )
 
     def definition(self) -> Definition:
@@ -104,6 +125,9 @@ class Agent(Generic[T]):
             None if codec is None else codec.schema,
             None if codec is None else lambda text: codec.to_json(codec.validate(text)),
             None if codec is None else codec.from_json,
+            self.output_budget,
+            self._plugins,
+            self._operations,
         )
 
     async def run(self, said: str | Message, *, deps: Any = None, timeout: float | None = None) -> TurnResult[T]:
@@ -122,6 +146,24 @@ class Agent(Generic[T]):
 
     def __repr__(self) -> str:
         return f"Agent({self.spec.model!r}, name={self.name!r}, tools={list(self.spec.tools)})"
+
+
+def check_slots(plugins: PluginSet) -> None:
+    """Refuse plugins for what this version does not do yet, rather than leave them idle."""
+    for hook in ("protocol", "code_executor", "engines"):
+        if plugins.has(hook):
+            name = next(plugin.id for plugin in plugins.plugins if overrides(plugin, hook))
+            raise InvalidDefinition(f"plugin {name!r} has {hook}, which is not part of this version: leave it out")
+
+
+def check_tools(catalog: Catalog, plugins: PluginSet) -> None:
+    """Refuse plugins whose tools have a name that is taken; the error names both."""
+    owners = dict.fromkeys(catalog.names(), "the agent")
+    for plugin in plugins.plugins:
+        for name in Catalog(plugin.tools()).names():
+            if name in owners:
+                raise PluginConflict(plugin.id, owners[name], f"a tool named {name!r}")
+            owners[name] = plugin.id
 
 
 def check_model(model: str) -> None:

@@ -10,12 +10,14 @@
     │   ├── KeyConflict         a key was used before with other content
     │   ├── WrongAgent          the session belongs to another agent
     │   ├── AlreadyAnswered     an approval or wait has its answer
+    │   ├── StaleSettings       the settings of a session have changed since they were read
     │   └── HeadMoved           another writer committed first
     ├── NotFound
     │   ├── UnknownSession
     │   ├── UnknownTurn
     │   ├── UnknownCall
     │   ├── UnknownNode
+    │   ├── UnknownTool
     │   ├── UnknownWait
     │   └── SessionDeleted      the id is spent for good
     ├── TurnFailed            a turn ended without finishing; `outcome` says how
@@ -28,6 +30,19 @@
     │   └── BlobMissing         a referenced blob is gone; put it again
     ├── RuntimeClosed         the Runtime was left
     ├── WrongLoop             used from an event loop that is not its own
+    ├── PluginError           a plugin is at fault; `plugin` names it
+    │   ├── PluginFault         a hook raised, hung or answered nonsense
+    │   ├── PluginConflict      two plugins want what only one may have
+    │   └── OperationError      an operation of a plugin cannot be called like this, or failed
+    │       ├── UnknownOperation  no plugin offers it
+    │       ├── MissingSession    it needs a session
+    │       ├── UnexpectedSession it takes none
+    │       ├── InvalidArguments  its arguments do not fit its schema
+    │       └── OperationFailed   it ran, and raised or answered nonsense
+    ├── Unavailable           this session cannot do that; the text says what
+    │   ├── CodeUnavailable     it runs no code
+    │   ├── CodeRuntimeExited   what its code ran in is gone
+    │   └── ProviderUnavailable its agent, and so its model, is not part of this Runtime
     ├── ProviderError         a model call failed; `retryable` says what happens next
     ├── ScriptExhausted       a scripted model has no answer left, or answers left over
     └── InternalError         our bug
@@ -55,13 +70,13 @@ class InvalidInput(MainstayError, ValueError):
 
 
 class InvalidSessionId(InvalidInput):
-    """A session id must be 1 to 200 printable characters."""
+    """A session id must be 1 to 200 printable characters, and for a fork one that was never used."""
 
     code = "invalid_session_id"
 
-    def __init__(self, session_id: object) -> None:
+    def __init__(self, session_id: object, why: str = "use 1 to 200 printable characters") -> None:
         self.session_id = session_id
-        super().__init__(f"session id {session_id!r} is not usable: use 1 to 200 printable characters")
+        super().__init__(f"session id {session_id!r} is not usable: {why}")
 
 
 class InvalidCursor(InvalidInput):
@@ -131,6 +146,16 @@ class AlreadyAnswered(Conflict):
         super().__init__(f"{what} was answered before with {answer!r}: the first answer stands")
 
 
+class StaleSettings(Conflict):
+    """The settings of a session have changed since they were read: read them again, then edit."""
+
+    code = "stale_settings"
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(f"the settings of session {session_id!r} have changed meanwhile: read them again, then edit")
+
+
 class HeadMoved(Conflict):
     """Another writer committed first; the loser reloads."""
 
@@ -177,6 +202,14 @@ class UnknownNode(NotFound):
     def __init__(self, node_id: str, why: str) -> None:
         self.node_id = node_id
         super().__init__(f"cannot fork at {node_id!r}: {why}")
+
+
+class UnknownTool(NotFound):
+    code = "unknown_tool"
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        self.name, self.known = name, known
+        super().__init__(f"there is no tool {name!r} in this session; there are: {', '.join(known[:20]) or 'none'}")
 
 
 class UnknownWait(NotFound):
@@ -262,7 +295,8 @@ class StoreInherited(StoreError):
     def __init__(self, parent: int, child: int) -> None:
         self.parent, self.child = parent, child
         super().__init__(
-            f"process {child} inherited this store from process {parent} by fork: open a Runtime in the child itself"
+            f"process {child} inherited this store from process {parent} by fork: open it only after forking, or start "
+            "the child with the spawn method"
         )
 
 
@@ -292,6 +326,121 @@ class WrongLoop(MainstayError):
 
     def __init__(self) -> None:
         super().__init__("this Runtime was entered on another event loop: make one Runtime per loop")
+
+
+class PluginError(MainstayError):
+    """A plugin is at fault. `plugin` is its id."""
+
+    code = "plugin_error"
+
+    def __init__(self, plugin: str, why: str) -> None:
+        self.plugin, self.why = plugin, why
+        super().__init__(f"plugin {plugin!r}: {why}")
+
+
+class PluginFault(PluginError):
+    """A hook raised, hung or answered nonsense."""
+
+    code = "plugin_fault"
+
+    def __init__(self, plugin: str, hook: str, what: str) -> None:
+        self.hook, self.what = hook, what
+        super().__init__(plugin, f"{hook}: {what}")
+
+
+class PluginConflict(PluginError, InvalidDefinition):
+    """Two plugins want what only one may have: an id, a tool name, an operation, an exclusive slot."""
+
+    code = "plugin_conflict"
+
+    def __init__(self, plugin: str, other: str, what: str) -> None:
+        self.other, self.what = other, what
+        super().__init__(plugin, f"{what} belongs to {other!r} already: leave one of them out")
+
+
+class OperationError(PluginError):
+    """An operation of a plugin cannot be called like this, or failed. `plugin` is "" when no plugin offers it."""
+
+    code = "operation_error"
+
+    def __init__(self, operation: str, plugin: str, why: str) -> None:
+        super().__init__(plugin, why)
+        self.operation = operation
+        self.args = (f"operation {operation!r}: {why}",)
+
+
+class UnknownOperation(OperationError, NotFound):
+    """No plugin offers an operation of this name and kind."""
+
+    code = "unknown_operation"
+
+    def __init__(self, operation: str, why: str) -> None:
+        super().__init__(operation, "", why)
+
+
+class MissingSession(OperationError, InvalidInput):
+    """The operation needs a session, and none was named."""
+
+    code = "missing_session"
+
+    def __init__(self, operation: str, plugin: str) -> None:
+        super().__init__(operation, plugin, "it works on a session: name one, or call it from inside a session")
+
+
+class UnexpectedSession(OperationError, InvalidInput):
+    """The operation takes no session, and one was named."""
+
+    code = "unexpected_session"
+
+    def __init__(self, operation: str, plugin: str, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(operation, plugin, f"it works on no session: call it without {session_id!r}")
+
+
+class InvalidArguments(OperationError, InvalidInput):
+    """The arguments do not fit the operation's schema. It was not called."""
+
+    code = "invalid_arguments"
+
+
+class OperationFailed(OperationError):
+    """The operation raised, or what it returned cannot be used. `accepted` are turns that it had queued by then."""
+
+    code = "operation_failed"
+
+    def __init__(self, operation: str, plugin: str, why: str, accepted: tuple[str, ...] = ()) -> None:
+        self.accepted = accepted
+        super().__init__(operation, plugin, f"{why}; queued before: {', '.join(accepted)}" if accepted else why)
+
+
+class Unavailable(MainstayError):
+    """This session, or this version, cannot do that."""
+
+    code = "unavailable"
+
+
+class CodeUnavailable(Unavailable):
+    code = "code_unavailable"
+
+    def __init__(self) -> None:
+        super().__init__("code execution is not available in this session")
+
+
+class CodeRuntimeExited(Unavailable):
+    code = "code_runtime_exited"
+
+    def __init__(self) -> None:
+        super().__init__("code execution runtime exited unexpectedly")
+
+
+class ProviderUnavailable(Unavailable):
+    """The session's agent is not part of this Runtime, and so nobody here can ask its model."""
+
+    code = "provider_unavailable"
+
+    def __init__(self, agent: str, session_id: str) -> None:
+        self.agent, self.session_id = agent, session_id
+        super().__init__(f"agent {agent!r} is not part of this Runtime, which session {session_id!r} belongs to")
 
 
 class ProviderError(MainstayError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -19,11 +21,15 @@ from mainstay.model.session import Answer, SessionRow
 from mainstay.model.write import Delete, SessionFilter
 from mainstay.observe.feed import Feed
 from mainstay.ports.host import Clock, Random
+from mainstay.ports.services import TraceSink
 from mainstay.ports.store import Store
 from mainstay.sessions.definition import Defined, Definition
 from mainstay.sessions.desk import Desk
 from mainstay.sessions.inbox import Inbox, pick_agent
+from mainstay.sessions.services import services_of
 from mainstay.sessions.session import Session
+from mainstay.sessions.setup import checked_options
+from mainstay.sessions.switchboard import Switchboard
 from mainstay.sessions.turns import Turns
 from mainstay.sessions.watch import Watch
 from mainstay.tools.dispatch import Dispatcher
@@ -49,15 +55,17 @@ class Runtime:
         recover: bool = True,
         grace: float = GRACE,
         lease: LeaseTerms | None = None,
+        trace: TraceSink | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
-        self._store = open_store(store)
+        self._clock: Clock = clock or SystemClock()
+        self._store = open_store(store, self._clock)
         self._agents = _by_name(agents)
         self._deps, self._recover, self._grace = deps, recover, grace
         self._terms = lease or LeaseTerms()
-        self._clock: Clock = clock or SystemClock()
         self._random: Random = random or SystemRandom()
+        self._trace = trace
         self._desk: Desk | None = None
 
     # ------------------------------------------------------------------ life
@@ -65,30 +73,39 @@ class Runtime:
     async def __aenter__(self) -> Runtime:
         if self._desk is not None:
             raise RuntimeClosed("this Runtime is entered already: make another one")
-        await self._store.open()
-        try:
-            await self._start()
-        except BaseException:
-            await self._store.close()
-            raise
+        async with contextlib.AsyncExitStack() as opened:
+            opened.push_async_callback(self._store.close)
+            await self._store.open()
+            await self._start(opened)
+            self._opened = opened.pop_all()
         return self
 
-    async def _start(self) -> None:
+    async def _start(self, opened: contextlib.AsyncExitStack) -> None:
+        """Put everything together; `opened` takes it apart again, in reverse and whatever part of that fails."""
         name = mint("w", self._clock.now(), self._random.bits(40))
         definitions = {name: agent.definition() for name, agent in self._agents.items()}
         self._worker = Worker(self._store, name, self._terms, self._clock)
+        opened.push_async_callback(self._worker.stop)
         await self._worker.start()
         self._supervisor, self._background = Supervisor(), Supervisor()
         self._dispatcher = Dispatcher(self._store, self._worker, self._clock, self._random, self._deps)
         feed = Feed(name, self._clock.monotonic)
-        self._turns = Turns(self._worker, feed, self._supervisor, self._dispatcher, definitions)
+        self._turns = Turns(self._worker, feed, self._supervisor, self._dispatcher, definitions, self._trace)
         inbox = Inbox(self._store, self._clock, self._random, self._turns, definitions, self._worker.id)
         self._definitions: dict[str, Definition] = definitions
-        self._desk = Desk(self._worker, feed, self._turns, definitions, inbox, bool(definitions))
-        watch = Watch(self._desk, self._worker, self._recover and bool(definitions))
-        self._watching = self._background.spawn(watch.watch(), "mainstay watch")
+        desk = Desk(self._worker, feed, self._turns, definitions, inbox, bool(definitions))
+        self._turns.serve(functools.partial(services_of, desk))
+        watch = Watch(desk, self._worker, self._recover and bool(definitions))
         self._pulse = Pulse(self._worker, asyncio.get_running_loop(), self._busy_with)
         self._pulse.start()
+        opened.callback(self._tell_all, desk)
+        opened.callback(self._dispatcher.threads.close)
+        opened.callback(self._pulse.stop)
+        opened.push_async_callback(self._background.stop)
+        opened.push_async_callback(self._supervisor.stop)
+        opened.push_async_callback(self._cut_off)
+        self._watching = self._background.spawn(watch.watch(), "mainstay watch")
+        self._desk = desk
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -101,24 +118,23 @@ class Runtime:
             return
         desk.closed = True
         self._turns.leaving = True
-        if grace > 0:
-            await self._supervisor.finish(grace)
+        async with self._opened:
+            if grace > 0:
+                await self._supervisor.finish(grace)
+
+    async def _cut_off(self) -> None:
         for resident in self._turns.residents():
             if resident.run is not None:
                 resident.run.gate.leave()
         await self._supervisor.finish(2.0)
-        await self._supervisor.stop()
-        await self._background.stop()
-        self._pulse.stop()
-        self._dispatcher.threads.close()
+
+    def _tell_all(self, desk: Desk) -> None:
         for resident in self._turns.residents():
             for turn in list(resident.waiters):
                 self._turns.tell(
                     resident.session_id, turn, RuntimeClosed("the Runtime was left while the turn is open")
                 )
         desk.feed.close()
-        await self._worker.stop()
-        await self._store.close()
 
     async def drain(self, timeout: float | None = None) -> bool:
         """For servers about to stop: claim nothing new, and wait until running turns have ended or parked."""
@@ -155,17 +171,22 @@ class Runtime:
         self._desk.check()
         return self._desk
 
-    async def session(self, session_id: str | None = None, *, agent: str | None = None) -> Session:
-        """Open a session, or begin one: nothing is written until something is said. None mints an id."""
+    async def session(
+        self, session_id: str | None = None, *, agent: str | None = None, options: Mapping[str, Any] | None = None
+    ) -> Session:
+        """Open a session, or begin one: nothing is written until something is said. None mints an id.
+
+        `options` are for its plugins, by plugin id; they are kept with the session and hold until others are given.
+        """
         desk = self._open()
-        if session_id is None:
-            return Session(desk, desk.mint("s"), pick_agent(self._definitions, agent))
-        row = await self._store.session(check_session_id(session_id))
-        if row is None:
-            return Session(desk, session_id, pick_agent(self._definitions, agent))
-        if agent is not None and agent != row.agent:
+        row = None if session_id is None else await self._store.session(check_session_id(session_id))
+        if row is not None and agent is not None and agent != row.agent:
             raise WrongAgent(row.id, agent, row.agent)
-        return Session(desk, row.id, row.agent)
+        name = pick_agent(self._definitions, agent) if row is None else row.agent
+        session_id = session_id or desk.mint("s")
+        if options is not None:
+            options = checked_options(self._definitions.get(name), session_id, options)
+        return Session(desk, session_id, name, options)
 
     async def resolve(self, key: str, value: Any = None, *, error: str | None = None) -> None:
         """Complete a deferred tool call by its signed key: with a value, or as failed with `error`."""
@@ -180,6 +201,11 @@ class Runtime:
         if resolved.status == "already_resolved":
             assert resolved.wait is not None
             raise AlreadyAnswered("this completion", ending(resolved.wait))
+
+    @property
+    def operations(self) -> Switchboard:
+        """What may be asked of the agents' plugins."""
+        return Switchboard(self._open())
 
     @property
     def sessions(self) -> Sessions:
@@ -210,7 +236,7 @@ class Sessions:
         return deleted
 
 
-def open_store(where: str | os.PathLike[str] | Store) -> Store:
+def open_store(where: str | os.PathLike[str] | Store, clock: Clock | None = None) -> Store:
     """A store from what a user writes: a path, a `sqlite:///` URL, "memory", or a Store."""
     # Stores are imported when they are chosen: a Runtime in memory needs no driver.
     if not isinstance(where, str | os.PathLike):
@@ -219,7 +245,7 @@ def open_store(where: str | os.PathLike[str] | Store) -> Store:
     if text in ("memory", ":memory:"):
         from mainstay.stores.memory import MemoryStore  # noqa: PLC0415  # chosen at run time
 
-        return MemoryStore()
+        return MemoryStore(clock=clock)
     if text.startswith(("postgresql://", "postgres://")):
         raise InvalidDefinition("the Postgres store is not part of this version: use a file path or 'memory'")
     if "://" in text and not text.startswith("sqlite:///"):

@@ -1,8 +1,9 @@
-"""The reference scenario: one turn in which everything happens that a turn can do, and one after it.
+"""The reference scenario: one turn in which everything happens that a turn can do, a sweep, and one turn after it.
 
 Two inputs, the second steered into the running turn; five parallel calls (one of each recovery, one that asks for
-approval, one deferred); a result large enough for a blob; keyed acceptances. Bodies wait for each other through what
-is on disk, so that the order of records is the same on every store and after every crash.
+approval, one deferred); a result large enough for a blob, and a blob that nobody refers to; keyed acceptances. Bodies
+wait for each other through what is on disk, so that the order of records is the same on every store and after every
+crash.
 """
 
 from __future__ import annotations
@@ -129,6 +130,8 @@ async def settle_the_day(lab: Lab, lease: LeaseTerms | None = None) -> None:
         while result.waiting:
             result = await answer_next(lab, runtime, session, result)
         assert result.turn_id == f"{SESSION}.1"
+        await lab.store.blobs.put(b"nobody refers to this")
+        await patiently(lambda: lab.store.sweep(grace=0))
         after = await patiently(lambda: session.run("and now?", key="in-3"))
         assert after.text == "Now rest."
 

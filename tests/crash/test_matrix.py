@@ -21,7 +21,7 @@ DEATHS = [
     for ruling in RULINGS
     for mode, fate in ruling.fates().items()
 ]
-WRITES = [r.point for r in RULINGS if r.late or r.point.split()[0] in ("accept", "resolve", "beat", "retire")]
+WRITES = [r.point for r in RULINGS if r.late or r.point.split()[0] in ("accept", "resolve", "sweep", "beat", "retire")]
 KILLS = [death for death in DEATHS if str(death.id).split()[0] in ("before", "lost")]
 
 
@@ -45,6 +45,7 @@ def check(played: Played, fate: Fate) -> None:
     assert session.said[-2:] == ["user: and now?", "assistant: Now rest."]
     assert [s for s in session.said if s == "user: greet them"] == ["user: greet them"], "delivered once"
     assert same_question_again(played)
+    assert played.ending.orphans == 0, "the sweep took what nobody refers to, and whatever a crash left"
 
 
 def same_question_again(played: Played) -> bool:

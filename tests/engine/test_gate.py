@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
+from typing import Any
 
 import pytest
 
-from mainstay.engine.gate import Gate, Leaving, SelfCancelled, TurnCancelled
+from mainstay.engine.gate import Gate, Leaving, OutOfTime, SelfCancelled, TurnCancelled
 from mainstay.model.session import CancelRequest
 
 REQUEST = CancelRequest("ann", "enough")
@@ -117,6 +119,121 @@ async def test_work_that_swallows_its_cancellation_does_not_undo_the_request() -
         await task
     assert work.end == "done, though cancelled"
     assert task.cancelling() == 0
+
+
+@pytest.mark.slow
+@SHUT
+async def test_work_that_never_listens_is_left_behind(shut: Shutting, raised: type[Exception]) -> None:
+    gate, began, ends = Gate(), asyncio.Event(), list[str]()
+
+    async def deaf() -> None:
+        began.set()
+        try:
+            while True:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+        finally:
+            ends.append("closed")
+
+    task = asyncio.create_task(gate.guard(deaf()))
+    await began.wait()
+    shut(gate)
+
+    with pytest.raises(raised):
+        await task
+    assert task.cancelling() == 0
+    assert ends == ["closed"]
+
+
+@pytest.mark.slow
+async def test_work_that_ignores_even_its_end_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    gate, began, over = Gate(), asyncio.Event(), asyncio.Event()
+
+    class Deaf:
+        """Waits on, whatever is thrown into it, until the test is over."""
+
+        def __await__(self) -> Generator[Any, Any, None]:
+            self.waiting = self._wait()
+            return self.waiting
+
+        def _wait(self) -> Generator[Any, Any, None]:
+            while not over.is_set():
+                with contextlib.suppress(BaseException):
+                    yield from asyncio.Event().wait().__await__()
+
+    stone = Deaf()
+
+    async def deaf() -> None:
+        began.set()
+        await stone
+
+    task = asyncio.create_task(gate.guard(deaf()))
+    await began.wait()
+    gate.cancel(REQUEST)
+
+    with pytest.raises(TurnCancelled) as raised:
+        await task
+    over.set()
+    assert "it gets no further step" in caplog.text
+    assert raised.value.__cause__ is None
+
+
+@SHUT
+async def test_an_error_made_of_a_cancellation_does_not_hide_the_request(
+    shut: Shutting, raised: type[Exception]
+) -> None:
+    gate, began = Gate(), asyncio.Event()
+
+    async def work() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise OSError("connection lost") from None
+
+    task = asyncio.create_task(gate.guard(work()))
+    await began.wait()
+    shut(gate)
+
+    with pytest.raises(raised):
+        await task
+    assert task.cancelling() == 0
+
+
+async def test_work_is_cut_off_when_its_time_is_up() -> None:
+    gate, work = Gate(), Work()
+
+    with pytest.raises(OutOfTime):
+        await gate.guard(work.run(), 0.001)
+
+    assert work.end == "cancelled"
+    gate.check()
+
+
+async def test_an_answer_that_came_out_of_time_counts() -> None:
+    async def work() -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return "late"
+
+    assert await Gate().guard(work(), 0.001) == "late"
+
+
+async def test_work_that_ends_in_time_is_not_disturbed_later() -> None:
+    gate, work = Gate(), Work()
+    work.go.set()
+
+    assert await gate.guard(work.run(), 0.001) == "done"
+    await asyncio.sleep(0.005)  # a timer left over would strike here
+
+
+async def test_a_timeout_of_the_works_own_is_its_own() -> None:
+    async def work() -> None:
+        async with asyncio.timeout(0.001):
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await Gate().guard(work(), 60)
 
 
 async def test_work_that_ended_before_the_request_has_ended() -> None:

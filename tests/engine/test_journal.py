@@ -9,6 +9,7 @@ import pytest
 
 from mainstay.engine.journal import SPILL_BYTES, Journal, load, spill
 from mainstay.errors import BlobMissing, Fenced, StoreDamaged, StoreError, StoreInherited, StoreUnavailable
+from mainstay.graph.commit import End
 from mainstay.model.codec import encode
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Text, ToolCall
@@ -135,7 +136,7 @@ async def test_a_commit_writes_what_is_left_with_the_last_reply_riding_in_it() -
     journal.record(ENDED)
     journal.record(ANSWER)
 
-    receipt = await journal.commit(0, Finished("good day"), USAGE, None)
+    receipt = await journal.commit(0, End(Finished("good day"), USAGE, None))
 
     assert isinstance(receipt, Committed)
     assert receipt.row.head == 1
@@ -149,7 +150,7 @@ async def test_a_commit_without_a_last_reply_says_what_was_gathered() -> None:
     journal.record(ENDED)
     slot = Slot(messages=(Message("user", "late"),))
 
-    await journal.commit(0, Cancelled("ann"), USAGE, slot)
+    await journal.commit(0, End(Cancelled("ann"), USAGE, slot))
 
     assert await read(store) == [HI, CALL, ENDED, Closed(Cancelled("ann"), USAGE, None, 1_000, slot)]
 
@@ -160,9 +161,9 @@ async def test_a_commit_that_lost_to_a_cancel_request_has_written_nothing_and_fo
     await store.write(Cancel("s", CancelRequest("ann"), 0))
     journal.record(ANSWER)
 
-    assert isinstance(await journal.commit(0, Finished("good day"), USAGE, None), CancelWon)
+    assert isinstance(await journal.commit(0, End(Finished("good day"), USAGE, None)), CancelWon)
     assert await read(store) == [HI]
-    assert isinstance(await journal.commit(0, Cancelled("ann"), USAGE, None), Committed)
+    assert isinstance(await journal.commit(0, End(Cancelled("ann"), USAGE, None)), Committed)
 
     assert await read(store) == [HI, Closed(Cancelled("ann"), USAGE, ANSWER, 1_000)]
 
@@ -178,7 +179,7 @@ async def test_inputs_that_a_record_delivers_are_settled_with_it() -> None:
     journal.record(Replied(1, (ToolCall("a", "look"),), slot=slots[0]))
     await journal.flush()
     journal.record(Replied(2, (Text("ok"),), slot=slots[1]))
-    await journal.commit(0, Finished("ok"), USAGE, slots[2])
+    await journal.commit(0, End(Finished("ok"), USAGE, slots[2]))
 
     assert [await read(store, turn) for turn in (2, 3, 4)] == [[steered, Joined(1)]] * 3
     assert await store.inbox(1) == []
@@ -211,7 +212,7 @@ async def test_a_large_record_goes_to_a_blob_and_comes_back() -> None:
     (_, _, row) = (await store.nodes(1, 1, 1))[2]
     assert len(row) < 200
     assert await read(store) == [HI, CALL, BIG]
-    assert await store.sweep() == 0, "the row refers to its blob"
+    assert await store.sweep(grace=0) == 0, "the row refers to its blob"
 
 
 async def test_a_large_commit_goes_to_a_blob_and_comes_back() -> None:
@@ -220,10 +221,11 @@ async def test_a_large_commit_goes_to_a_blob_and_comes_back() -> None:
     answer = Replied(1, (Text("y" * 100_000),))
 
     journal.record(answer)
-    await journal.commit(0, Finished(answer.parts[0].text if isinstance(answer.parts[0], Text) else ""), USAGE, None)
+    text = answer.parts[0].text if isinstance(answer.parts[0], Text) else ""
+    await journal.commit(0, End(Finished(text), USAGE))
 
     assert await read(store) == [HI, Closed(Finished(), USAGE, answer, 1_000)]
-    assert await store.sweep() == 0
+    assert await store.sweep(grace=0) == 0
 
 
 async def test_a_record_stays_in_its_row_up_to_the_limit() -> None:
@@ -265,7 +267,7 @@ async def test_blobs_named_while_another_is_written_keep_their_reference() -> No
     await journal.flush()
 
     assert await read(store) == [HI, BIG, ENDED]
-    assert await store.sweep() == 0
+    assert await store.sweep(grace=0) == 0
 
 
 async def test_a_blob_that_is_gone_is_reported_and_not_skipped() -> None:
@@ -331,7 +333,7 @@ async def test_a_blob_that_stands_for_another_blob_is_damage() -> None:
 async def test_several_turns_are_read_in_order() -> None:
     store = MemoryStore()
     journal = await begin(store, VirtualClock(1_000))
-    await journal.commit(0, Finished(""), USAGE, None)
+    await journal.commit(0, End(Finished(""), USAGE, None))
     await store.write(Accept("s", "a", encode(HI), "op2", 0))
 
     closed = Closed(Finished(), USAGE, None, 1_000)
@@ -369,7 +371,7 @@ async def test_a_full_disk_stalls_a_commit_too() -> None:
     store.full = 2
     journal.record(ANSWER)
 
-    await journal.commit(0, Finished("good day"), USAGE, None)
+    await journal.commit(0, End(Finished("good day"), USAGE, None))
 
     assert len(await read(store)) == 2
 
@@ -463,7 +465,7 @@ async def test_a_commit_whose_reply_was_lost_is_recognised() -> None:
     store.lost = 2
     journal.record(ANSWER)
 
-    receipt = await journal.commit(0, Finished("good day"), USAGE, None)
+    receipt = await journal.commit(0, End(Finished("good day"), USAGE, None))
 
     assert isinstance(receipt, Committed)
     assert (receipt.row.head, receipt.row.turn) == (1, 2)
@@ -513,7 +515,7 @@ async def test_a_flush_that_landed_after_its_caller_went_away_is_not_written_twi
     flushing.cancel()
     await asyncio.wait({flushing})
     journal.record(ANSWER)
-    await journal.commit(0, Finished("good day"), USAGE, None)
+    await journal.commit(0, End(Finished("good day"), USAGE, None))
 
     assert [type(record) for record in await read(store)] == [Said, Replied, Closed]
 

@@ -167,3 +167,22 @@ def test_a_result_that_comes_after_the_loop_has_closed_disturbs_nobody() -> None
         if thread.name.startswith("test-late"):
             thread.join(30)
             assert not thread.is_alive()
+
+
+async def test_work_that_cannot_have_a_thread_is_not_run_by_a_later_one() -> None:
+    threads, ran = Threads(), list[str]()
+    start = threading.Thread.start
+
+    def no_more(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threading.Thread.start = no_more  # type: ignore[method-assign]  # the interpreter's, not ours
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await threads.run(lambda: ran.append("refused"))
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+    await threads.run(lambda: ran.append("taken"))
+
+    assert ran == ["taken"]
+    threads.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mainstay.graph.commit import Tail, close, plan
+from mainstay.graph.commit import End, Tail, close, plan
 from mainstay.model.llm import Usage
 from mainstay.model.message import Text
 from mainstay.model.outcome import BudgetSpent, Finished, Incomplete
@@ -17,16 +17,18 @@ USAGE = Usage(input=5, calls=2)
 
 
 def test_the_last_record_carries_the_reply_and_not_its_text_twice() -> None:
-    assert close(Finished("good day", {"v": 1}), USAGE, REPLY, None, 9) == Closed(
+    assert close(End(Finished("good day", {"v": 1}), USAGE), REPLY, 9) == Closed(
         Finished("", {"v": 1}), USAGE, REPLY, 9
     )
-    assert close(Incomplete("length", "good"), USAGE, REPLY, None, 9).outcome == Incomplete("length")
+    assert close(End(Incomplete("length", "good"), USAGE), REPLY, 9).outcome == Incomplete("length")
 
 
 def test_other_outcomes_are_kept_as_they_are() -> None:
     slot = Slot(elapsed_ms=5)
 
-    assert close(BudgetSpent("steps", 1), USAGE, None, slot, 9) == Closed(BudgetSpent("steps", 1), USAGE, None, 9, slot)
+    spent = BudgetSpent("steps", 1)
+
+    assert close(End(spent, USAGE, slot), None, 9) == Closed(spent, USAGE, None, 9, slot)
 
 
 def test_a_commit_writes_what_is_left_and_moves_the_head() -> None:

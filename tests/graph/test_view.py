@@ -63,8 +63,15 @@ def test_a_frame_hides_the_past_from_prompts_and_not_from_history() -> None:
     view.extend(2, [*framed, Closed(Finished(), USAGE, Replied(1, (Text("second"),)))])
     view.extend(3, plain_turn("three", "third"))
 
-    assert view.prompt() == [user("in short: one"), answer("second"), user("three"), answer("third")]
-    assert view.messages == [user("one"), answer("first"), user("two"), *view.prompt()]
+    assert view.prompt() == [user("in short: one"), user("two"), answer("second"), user("three"), answer("third")]
+    assert view.messages == [
+        user("one"),
+        answer("first"),
+        user("two"),
+        answer("second"),
+        user("three"),
+        answer("third"),
+    ]
 
 
 def test_the_newest_frame_counts() -> None:
@@ -80,8 +87,8 @@ def test_the_newest_frame_counts() -> None:
         ],
     )
 
-    assert view.prompt() == [user("shorter"), answer("end")]
-    assert view.messages == [user("one"), user("short"), answer("between"), *view.prompt()]
+    assert view.prompt() == [user("shorter"), user("one"), answer("between"), answer("end")]
+    assert view.messages == [user("one"), answer("between"), answer("end")]
 
 
 def test_part_of_a_turn_reads_up_to_where_it_was_forked() -> None:

@@ -111,11 +111,11 @@ def test_starts_failed_attempts_and_joined_inputs_say_nothing() -> None:
     assert read(Started("1.0", {}), Faltered("busy", "no", 0), Joined(3)) == []
 
 
-def test_a_frame_replaces_what_came_before_but_not_what_it_brought() -> None:
+def test_a_frame_says_nothing_itself_and_keeps_what_it_brought() -> None:
     summary, steered = Message("user", "in short"), Message("user", "steer")
     slot = Slot(delivered=(Delivered(2, steered),))
 
-    assert read(Said(HI), Framed("too long", (summary,), slot=slot)) == [summary, steered]
+    assert read(Said(HI), Framed("too long", (summary,), slot=slot)) == [HI, steered]
 
 
 def test_calls_that_never_ran_are_answered_when_the_turn_closes() -> None:

@@ -23,13 +23,16 @@ from mainstay.model.outcome import (
     Waiting,
     kind_of,
 )
+from mainstay.model.plugin import Decision, Issue, PluginSnapshot
 from mainstay.model.record import (
     Closed,
+    Completed,
     Delivered,
     Ended,
     Faltered,
     Framed,
     Joined,
+    Noted,
     Replied,
     Row,
     Said,
@@ -37,7 +40,7 @@ from mainstay.model.record import (
     Spilled,
     Started,
 )
-from mainstay.model.tool import BlobRef, Cancelled, Denied, Failed, Ok, OutcomeUnknown
+from mainstay.model.tool import Artifact, BlobRef, Cancelled, Denied, Failed, Ok, OutcomeUnknown
 
 HI = Message("user", "hi")
 
@@ -63,7 +66,17 @@ GOLDEN: list[tuple[str, Row, str]] = [
             2,
             1,
             9,
-            Slot((Delivered(4, HI),), (HI,), ({"d": 1},), {"p": 1}, {"t": 1}, 12, True),
+            Slot(
+                (Delivered(4, HI),),
+                (HI,),
+                (Decision("p", "before_tool_call", "ask_person", "sure?", ("q",)),),
+                {"p": PluginSnapshot("1", 3, {"s": 1}, {"b": BlobRef("ab", 2)})},
+                {"t": False, "u": None},
+                12,
+                True,
+                (HI,),
+                (Issue("lifecycle_hook_failed", "oh", "p"),),
+            ),
         ),
         '{"type":"replied.1","step":2,"parts":[{"type":"reasoning","text":"hm","replay":{"s":1}},'
         '{"type":"text","text":"ok"},{"type":"tool_call","id":"a","name":"look","args":{"q":[1]}},'
@@ -71,8 +84,13 @@ GOLDEN: list[tuple[str, Row, str]] = [
         '"usage":{"input":1,"output":2,"cache_read":3,"cache_write":4,"reasoning":5,"calls":1,"unknown":1,"cost":0.5},'
         '"stop":"tool_calls","model":"m-1","started":[0,1],"attempt":2,"interrupted":1,"at":9,'
         '"slot":{"delivered":[{"input":4,"message":{"role":"user","parts":[{"type":"text","text":"hi"}]}}],'
-        '"messages":[{"role":"user","parts":[{"type":"text","text":"hi"}]}],"decisions":[{"d":1}],'
-        '"snapshots":{"p":1},"tool_state":{"t":1},"elapsed_ms":12,"last":true}}',
+        '"messages":[{"role":"user","parts":[{"type":"text","text":"hi"}]}],"decisions":['
+        '{"plugin":"p","seam":"before_tool_call","kind":"ask_person","detail":"sure?","over":["q"]}],'
+        '"snapshots":{"p":{"version":"1","revision":3,"state":{"s":1},'
+        '"blobs":{"b":{"type":"blob","digest":"ab","size":2}}}},'
+        '"tool_state":{"t":false,"u":null},"elapsed_ms":12,"last":true,'
+        '"queued":[{"role":"user","parts":[{"type":"text","text":"hi"}]}],'
+        '"issues":[{"code":"lifecycle_hook_failed","message":"oh","plugin":"p"}]}}',
     ),
     ("started", Started("1.0", {}), '{"type":"started.1","call":"1.0","args":{}}'),
     (
@@ -85,6 +103,12 @@ GOLDEN: list[tuple[str, Row, str]] = [
         "faltered",
         Faltered("busy", "try later", 5000, 2, 1, "1.0", 9),
         '{"type":"faltered.1","code":"busy","message":"try later","due":5000,"attempt":2,"step":1,"call":"1.0","at":9}',
+    ),
+    (
+        "ended with an artifact",
+        Ended("1.0", Ok(1), artifacts=(Artifact("plan", "ab12", 7, "image/png"), Artifact("raw", "cd34", 0))),
+        '{"type":"ended.1","call":"1.0","outcome":{"type":"ok","value":1},"artifacts":['
+        '{"name":"plan","digest":"ab12","size":7,"media_type":"image/png"},{"name":"raw","digest":"cd34","size":0}]}',
     ),
     ("ended ok", Ended("1.0", Ok(1)), '{"type":"ended.1","call":"1.0","outcome":{"type":"ok","value":1}}'),
     (
@@ -114,10 +138,21 @@ GOLDEN: list[tuple[str, Row, str]] = [
         '{"type":"ended.1","call":"1.0","outcome":{"type":"outcome_unknown","reason":"it died"}}',
     ),
     (
+        "completed",
+        Completed("opening.1:0", "ab", "compaction", "in short", Usage(3, 2), "m", 9),
+        '{"type":"completed.1","key":"opening.1:0","asked":"ab","label":"compaction","text":"in short",'
+        '"usage":{"input":3,"output":2},"model":"m","at":9}',
+    ),
+    (
         "framed",
         Framed("too long", (HI,), 9),
         '{"type":"framed.1","reason":"too long",'
         '"summary":[{"role":"user","parts":[{"type":"text","text":"hi"}]}],"at":9}',
+    ),
+    (
+        "noted",
+        Noted(Slot(snapshots={"p": PluginSnapshot("1", 2, {"n": 1})}), 9),
+        '{"type":"noted.1","slot":{"snapshots":{"p":{"version":"1","revision":2,"state":{"n":1}}}},"at":9}',
     ),
     (
         "closed",
@@ -150,13 +185,15 @@ def test_the_order_of_stored_fields_does_not_matter(record: Row, stored: str) ->
 def test_every_kind_of_row_has_a_golden_form_and_a_versioned_tag() -> None:
     kinds = {type(record) for _, record, _ in GOLDEN}
 
-    assert kinds == {Said, Joined, Replied, Started, Faltered, Ended, Framed, Closed, Spilled}
+    assert kinds == {Said, Joined, Replied, Started, Faltered, Ended, Completed, Framed, Noted, Closed, Spilled}
     assert sorted(str(k.__struct_config__.tag) for k in kinds) == [
         "closed.1",
+        "completed.1",
         "ended.1",
         "faltered.1",
         "framed.1",
         "joined.1",
+        "noted.1",
         "replied.1",
         "said.1",
         "spilled.1",

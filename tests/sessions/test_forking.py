@@ -164,7 +164,7 @@ async def test_a_fork_may_be_named_and_a_name_is_used_once(place: Place) -> None
 
         assert (branch.id, again.id) == ("branch", "branch")
         await session.run("two")
-        with pytest.raises(InvalidSessionId):
+        with pytest.raises(InvalidSessionId, match="it is taken"):
             await session.fork(session_id="branch")
         with pytest.raises(InvalidSessionId):
             await session.fork(session_id="bad\nname")
@@ -209,6 +209,17 @@ async def test_a_deleted_session_cannot_be_forked(place: Place) -> None:
 
         with pytest.raises(SessionDeleted):
             await session.fork()
+
+
+async def test_the_name_of_a_deleted_session_is_spent_for_forks_too(place: Place) -> None:
+    async with place.runtime(echo()) as runtime:
+        session = await runtime.session("chat")
+        await session.run("one")
+        await (await runtime.session("old")).run("one")
+        await runtime.sessions.delete("old")
+
+        with pytest.raises(InvalidSessionId, match="it is taken"):
+            await session.fork(session_id="old")
 
 
 async def test_nodes_go_with_the_last_fork_that_reaches_them(place: Place) -> None:

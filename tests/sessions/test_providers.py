@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ModelResponse, ToolCall, Usage, tool
+from mainstay import Agent, Budget, ModelRequest, ModelResponse, ToolCall, Usage, tool
 from mainstay.errors import ProviderError, ScriptExhausted
 from mainstay.model.event import Retracted, TextDelta, TurnCommitted
 from mainstay.model.message import Reasoning, Text
-from mainstay.model.outcome import Finished, Outcome, ProviderFailed
+from mainstay.model.outcome import BudgetSpent, Finished, Outcome, ProviderFailed
+from mainstay.model.tool import Cancelled
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
 from tests.sessions.places import SOON, Place, TellingModel, crash, overloaded, texts, until
 
@@ -368,6 +369,37 @@ async def test_a_model_sees_instructions_history_and_tools(place: Place) -> None
         assert (request.session_id, request.turn_id, request.attempt) == ("chat", "chat.2", 1)
 
 
+async def test_what_a_provider_needs_to_see_again_it_sees_again(place: Place) -> None:
+    """Reasoning and calls carry opaque data of their provider: in the next step, and after a restart."""
+
+    @tool
+    def look() -> str:
+        """Look somewhere."""
+        return "seen"
+
+    thought = Reasoning("hm", {"signature": "s1"})
+    call = ToolCall("a", "look", replay={"item": "i1"})
+    first = ScriptedModel([ModelResponse(reasoning=(thought,), tool_calls=(call,), stop="tool_calls"), "done"])
+    async with place.runtime(Agent(first, tools=[look])) as runtime:
+        await (await runtime.session("chat")).run("go")
+    second = ScriptedModel(["fine"])
+    async with place.runtime(Agent(second, tools=[look])) as runtime:
+        await (await runtime.session("chat")).run("again")
+
+    assert first.requests[1].messages[1].parts == (thought, call)
+    assert second.requests[0].messages[1].parts == (thought, call)
+
+
+async def test_instructions_belong_to_the_agent_and_not_to_the_session(place: Place) -> None:
+    models = [ScriptedModel(["one"]), ScriptedModel(["two"])]
+    for model, instructions in zip(models, ["Be brief.", "Be kind."], strict=True):
+        async with place.runtime(Agent(model, instructions=instructions)) as runtime:
+            result = await (await runtime.session("chat")).run("go")
+            assert "system" not in [m.role for m in result.messages]
+
+    assert texts(models[1].requests[0].messages) == ["Be kind.", "go", "one", "go"]
+
+
 async def test_a_model_that_ignores_its_cancellation_is_still_heeded(place: Place) -> None:
     """It swallows the cancellation and answers anyway; the request stands."""
     running = asyncio.Event()
@@ -387,6 +419,91 @@ async def test_a_model_that_ignores_its_cancellation_is_still_heeded(place: Plac
 
         assert type(result.outcome).__name__ == "Cancelled"
         assert texts(await session.history()) == ["go"]
+
+
+@pytest.mark.slow
+async def test_a_model_that_never_listens_holds_up_neither_its_caller_nor_a_neighbour(place: Place) -> None:
+    running = asyncio.Event()
+
+    async def deaf(request: ModelRequest) -> str:
+        if request.messages[-1].text != "go":
+            return "fine"
+        running.set()
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    async with place.runtime(Agent(FunctionModel(deaf))) as runtime:
+        session = await runtime.session("chat")
+        receipt = await session.send("go")
+        await running.wait()
+        await session.cancel("stop")
+        neighbour = await asyncio.wait_for((await runtime.session("other")).run("hello"), SOON)
+        result = await receipt.result(SOON)
+        after = await asyncio.wait_for(session.run("hello"), SOON)
+
+    assert neighbour.text == "fine"
+    assert result.outcome == Cancelled("host", "stop")
+    assert after.text == "fine"
+    async with place.runtime() as runtime:
+        assert texts(await (await runtime.session("chat")).history()) == ["go", "hello", "fine"]
+
+
+@pytest.mark.slow
+async def test_time_that_is_up_ends_a_turn_whose_model_never_listens(place: Place) -> None:
+    async def deaf(request: ModelRequest) -> str:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    async with place.runtime(Agent(FunctionModel(deaf), budget=Budget(seconds=0.01))) as runtime:
+        result = await asyncio.wait_for((await runtime.session("chat")).run("go"), SOON)
+
+    assert result.outcome == BudgetSpent("seconds", 0.01)
+
+
+@pytest.mark.slow
+async def test_a_runtime_is_left_while_a_model_does_not_listen(place: Place) -> None:
+    running = asyncio.Event()
+
+    async def deaf(request: ModelRequest) -> str:
+        running.set()
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    async with place.runtime(Agent(FunctionModel(deaf)), grace=0) as runtime:
+        await (await runtime.session("chat")).send("go")
+        await running.wait()
+    async with place.runtime(Agent(ScriptedModel(["done"]))) as runtime:
+        result = await asyncio.wait_for((await runtime.session("chat")).result("chat.1"), SOON)
+
+    assert result.text == "done"
+    assert result.usage.unknown == 2  # the attempt that was cut off, and a script says nothing of usage
+
+
+async def test_a_cancel_that_a_model_turns_into_an_error_is_still_a_cancel(place: Place) -> None:
+    """And the next turn of the same session can be cancelled as well."""
+    running: asyncio.Queue[None] = asyncio.Queue()
+
+    async def lossy(request: ModelRequest) -> str:
+        running.put_nowait(None)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if request.turn_id == "chat.2":
+                raise
+            raise ProviderError("connection lost", retryable=True) from None
+        return "never"
+
+    async with place.runtime(Agent(FunctionModel(lossy))) as runtime:
+        session = await runtime.session("chat")
+        receipts = [await session.send("one"), await session.send("two")]
+        for receipt in receipts:
+            await asyncio.wait_for(running.get(), SOON)
+            await session.cancel("stop", turn_id=receipt.turn_id)
+
+            assert (await receipt.result(SOON)).outcome == Cancelled("host", "stop")
 
 
 async def test_a_model_call_cut_off_by_a_crash_is_asked_again_and_counted(place: Place) -> None:

@@ -1,9 +1,14 @@
 """Steering: words for the running turn, delivered at its next boundary."""
 
 import asyncio
+from typing import Any
+
+import pytest
 
 from mainstay import Agent, Budget, ModelResponse, ToolCall, Usage, tool
+from mainstay.errors import ProviderError
 from mainstay.model.event import InputDelivered
+from mainstay.model.tool import Cancelled
 from mainstay.testing import ScriptedModel
 from tests.sessions.places import SOON, Place, TellingModel, crash, texts
 
@@ -202,3 +207,59 @@ async def test_steering_a_parked_turn_waits_for_it_to_go_on(place: Place) -> Non
 
         assert (await steered.result(SOON)).text == "shot"
         assert texts(model.requests[1].messages)[-1] == "at the moon"
+
+
+@pytest.mark.parametrize(
+    "end", [ModelResponse("half", stop="length"), ProviderError("down")], ids=["cut off", "provider failed"]
+)
+async def test_steering_that_misses_the_last_boundary_opens_the_next_turn(place: Place, end: Any) -> None:
+    """A turn that does not complete has no boundary before its end: what was said to it is not lost."""
+    model = TellingModel()
+    async with place.runtime(Agent(model)) as runtime:
+        session = await runtime.session("chat")
+        running = await session.send("go")
+        await model.next()
+        steered = await session.steer("and this?")
+        model.say(end, "yes")
+        request = await model.next()
+        result = await steered.result(SOON)
+
+        assert type((await running.result(SOON)).outcome).__name__ in ("Incomplete", "ProviderFailed")
+        assert texts(request.messages)[-1] == "and this?"
+        assert (result.turn_id, result.text) == (steered.turn_id, "yes")
+
+
+async def test_a_steered_input_may_be_taken_back_before_it_is_delivered(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model)) as runtime:
+        session = await runtime.session("chat")
+        running = await session.send("go")
+        await model.next()
+        steered = await session.steer("left, please")
+        status = await session.cancel("never mind", turn_id=steered.turn_id)
+        model.say("gone")
+        result = await running.result(SOON)
+
+        assert status == "requested"
+        assert result.text == "gone"
+        assert [m.text for m in result.new_messages] == ["go", "gone"]
+        assert (await steered.result(SOON)).outcome == Cancelled("host", "never mind")
+        assert model.asked.empty()
+
+
+async def test_a_steered_input_that_was_delivered_is_not_taken_back(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model, tools=[look])) as runtime:
+        session = await runtime.session("chat")
+        running = await session.send("go")
+        await model.next()
+        steered = await session.steer("left, please")
+        model.say([ToolCall("a", "look")])
+        await model.next()
+        model.say([ToolCall("b", "look")])  # its record tells of the delivery
+        await model.next()
+
+        assert await session.cancel(turn_id=steered.turn_id) == "completion_won"
+        model.say("went left")
+        assert (await running.result(SOON)).text == "went left"
+        assert (await steered.result(SOON)).turn_id == running.turn_id

@@ -164,3 +164,12 @@ async def test_a_stream_refuses_like_run(place: Place) -> None:
         with pytest.raises(InvalidInput, match="empty"):
             async with session.stream(" "):
                 pass
+
+
+async def test_the_built_in_model_streams_what_it_then_answers(place: Place) -> None:
+    """Also where a word of the input is the first word of the answer."""
+    async with place.runtime(Agent()) as runtime, (await runtime.session("s")).stream("You and You") as turn:
+        shown = [event.text async for event in turn if isinstance(event, TextDelta)]
+        result = await turn.result()
+
+    assert "".join(shown) == result.text == "You said: You and You"

@@ -5,6 +5,7 @@ A child says a line for everything that it can vouch for, at once; the test read
 
 import asyncio
 import fcntl
+import itertools
 import os
 import resource
 import signal
@@ -149,6 +150,28 @@ async def dies_with_the_lock(path: str) -> None:
     fcntl.flock(store._file._lock._descriptor, fcntl.LOCK_EX)
     say(child)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def sweeps(path: str, grace: str) -> None:
+    """Sweep once for each line that is read, and say how many blobs went."""
+    store = SqliteStore(path)
+    await store.open()
+    for _ in sys.stdin:
+        say(await store.sweep(float(grace)))
+    await store.close()
+
+
+async def sweeps_without_end(path: str) -> None:
+    """Put orphans, make them old and sweep them, over and over; say so after each round."""
+    store = SqliteStore(path)
+    await store.open()
+    say("begun")
+    for number in itertools.count():
+        for piece in range(20):
+            digest = await store.blobs.put(b"orphan %d of round %d" % (piece, number))
+            os.utime(store.blobs.path(digest), (1, 1))
+        await store.sweep()
+        say(number)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mainstay.tools.check import check
+from mainstay.tools.check import check, contract_fault
 
 OBJECT = {
     "type": "object",
@@ -145,3 +145,47 @@ def test_the_first_levels_of_json_are_deep_enough() -> None:
         value = {"name": "node", "kids": [value]}
 
     assert check(TREE, value) is None
+
+
+# ---------------------------------------------------------------------- contracts
+
+
+def cyclic() -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    schema["properties"] = {"again": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        TREE,
+        {"type": ["object", "null"]},
+        {"properties": {"$ref": {"type": "string"}}},
+        {"default": {"$ref": "#/nowhere"}},
+        {"$ref": "https://example.com/schema.json"},
+        {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"$ref": "#"}}},
+    ],
+    ids=["empty", "tree", "nullable", "property", "data", "elsewhere", "itself"],
+)
+def test_a_schema_of_an_object_is_a_contract(schema: Any) -> None:
+    assert contract_fault(schema) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "fault"),
+    [
+        (None, "its input schema is a NoneType, not an object"),
+        ("object", "its input schema is a str, not an object"),
+        ({"type": "string"}, "its input schema is for 'string', and arguments are an object"),
+        ({"type": ["string", "null"]}, "and arguments are an object"),
+        ({"properties": {"a": {"enum": [object()]}}}, "its input schema is not JSON"),
+        (cyclic(), "its input schema is not JSON"),
+        ({"properties": {"a": {"$ref": "#/$defs/gone"}}}, "refers to '#/$defs/gone', which is not there"),
+        ({"anyOf": [{"required": ["a"]}, {"$ref": "#/anyOf/7"}]}, "refers to '#/anyOf/7', which is not there"),
+    ],
+    ids=["nothing", "a string", "of a string", "of strings", "an object", "a cycle", "gone", "past the end"],
+)
+def test_what_arguments_cannot_be_held_to_is_no_contract(schema: Any, fault: str) -> None:
+    assert fault in str(contract_fault(schema))

@@ -519,6 +519,7 @@ def test_a_tool_is_decorated_once() -> None:
         ({"resource": ""}, "resource=''"),
         ({"background": True}, "in a later version"),
         ({"deferred": 1}, "deferred=1"),
+        ({"output_budget": 4096}, "output_budget=4096 is not usable: give an OutputBudget"),
     ],
 )
 def test_an_option_that_cannot_be_right_is_refused(options: dict[str, Any], advice: str) -> None:

@@ -14,8 +14,9 @@ import msgspec
 import pytest
 
 from mainstay import Agent, ModelRequest, ModelResponse, Runtime, ToolCall, ToolContext, ToolError, tool
+from mainstay.errors import InvalidDefinition
 from mainstay.model.event import ToolProgress
-from mainstay.model.tool import BlobRef, Failed, Ok, ToolOutcome, ToolRecord
+from mainstay.model.tool import BlobRef, Failed, Ok, OutputBudget, PreparedCall, ToolOutcome, ToolRecord, ToolSpec
 from mainstay.testing import FunctionModel, ScriptedModel
 from tests.sessions.places import SOON, Place
 
@@ -335,7 +336,72 @@ async def test_a_large_output_is_cut_for_the_model_and_kept_whole(place: Place, 
     async with place.runtime() as runtime:
         whole = await runtime.store.blobs.get(outcome.whole.digest)
         assert msgspec.json.decode(whole) == value
-        assert await runtime.store.sweep() == 0
+        assert await runtime.store.sweep(grace=0) == 0
+
+
+LINES = "\n".join(f"line {n}" for n in range(100))
+
+
+def lines() -> str:
+    return LINES
+
+
+async def shown_lines(place: Place, tools: list[Any], budget: OutputBudget | None = None) -> tuple[int, bool]:
+    """How many lines of a hundred the model was shown, and whether the whole is kept beside them."""
+    model = ScriptedModel([[ToolCall("p", "lines")], "done"])
+    async with place.runtime(Agent(model, tools=tools, output_budget=budget)) as runtime:
+        (call,) = (await (await runtime.session("chat")).run("go")).tool_calls
+    (result,) = model.requests[1].messages[-1].tool_results
+    assert isinstance(call.outcome, Ok)
+    return len(result.content.split("\n")), call.outcome.whole is not None
+
+
+async def test_the_output_budget_of_the_agent_counts_for_its_tools(place: Place) -> None:
+    assert await shown_lines(place, [tool(lines)], OutputBudget(lines=10)) == (10, True)
+
+
+async def test_the_output_budget_of_a_tool_goes_before_that_of_its_agent(place: Place) -> None:
+    generous = tool(output_budget=OutputBudget(lines=50))(lines)
+
+    assert await shown_lines(place, [generous], OutputBudget(lines=10)) == (50, True)
+
+
+async def test_without_an_output_budget_a_model_is_shown_everything(place: Place) -> None:
+    unlimited = tool(output_budget=OutputBudget(bytes=None, lines=None))(lines)
+
+    assert await shown_lines(place, [unlimited], OutputBudget(bytes=256, lines=8)) == (100, False)
+
+
+async def test_a_member_of_a_set_may_have_an_output_budget(place: Place) -> None:
+    class Set:
+        def specs(self) -> list[ToolSpec]:
+            return [ToolSpec("lines", output_budget=OutputBudget(lines=20))]
+
+        async def prepare(self, call: PreparedCall, ctx: Any) -> PreparedCall:
+            return call
+
+        async def execute(self, call: PreparedCall, ctx: Any) -> str:
+            return LINES
+
+    assert await shown_lines(place, [Set()]) == (20, True)
+
+
+async def test_an_unlimited_output_above_the_size_of_a_row_is_shown_and_stored(place: Place) -> None:
+    outcome = await outcome_of(place, lambda: "x" * 200_000, output_budget=OutputBudget(None, None))
+
+    assert outcome == Ok("x" * 200_000)
+
+
+def test_an_output_budget_that_is_none_is_refused() -> None:
+    budget: Any = 4096
+
+    with pytest.raises(InvalidDefinition, match="output_budget=4096 is not usable"):
+        Agent(output_budget=budget)
+
+
+def test_the_output_budget_is_part_of_the_definition_that_is_shown() -> None:
+    assert Agent(output_budget=OutputBudget(lines=9)).spec.output_budget == OutputBudget(lines=9)
+    assert Agent().spec.output_budget == OutputBudget(16 * 1024, 400)
 
 
 # ---------------------------------------------------------------------- what a model may ask for

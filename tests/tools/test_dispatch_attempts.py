@@ -11,7 +11,8 @@ import pytest
 
 from mainstay import Agent, ModelRequest, Retry, Runtime, ToolCall, ToolContext, TurnResult, tool
 from mainstay.errors import StoreUnavailable
-from mainstay.model.tool import Failed, Ok, OutcomeUnknown
+from mainstay.model.event import ToolFinished, ToolStarted
+from mainstay.model.tool import Cancelled, Failed, Ok, OutcomeUnknown
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
 from tests.sessions.places import SOON, Place, crash, until
 
@@ -60,6 +61,44 @@ async def test_a_retry_waits_for_its_time_and_keeps_its_key(place: Place) -> Non
     assert seen == [(1, "chat.1.1.0", start), (2, "chat.1.1.0", start + 10_000), (3, "chat.1.1.0", start + 20_000)]
     assert result.tool_calls[0].outcome == Ok("at last")
     assert (result.tool_calls[0].attempts, result.tool_calls[0].repeated) == (3, 0)
+
+
+async def test_cancel_reaches_a_tool_that_waits_for_its_next_attempt(place: Place) -> None:
+    clock = VirtualClock()
+
+    @tool(retries=1)
+    async def flaky() -> str:
+        raise Retry("busy", after=3600)
+
+    async with place.runtime(agent(flaky), clock=clock) as runtime:
+        session = await runtime.session("chat")
+        receipt = await session.send("go")
+        await clock.wait_sleeping()
+        await session.cancel("enough")
+        result = await receipt.result(SOON)
+
+        assert result.outcome == Cancelled("host", "enough")
+        assert result.tool_calls[0].outcome == Cancelled("runtime", "the turn ended before the next attempt")
+        assert result.tool_calls[0].attempts == 1
+
+
+async def test_watchers_see_every_attempt_begin_and_the_call_end_once(place: Place) -> None:
+    @tool(retries=2)
+    async def flaky(ctx: ToolContext[None]) -> str:
+        if ctx.attempt < 3:
+            raise Retry("busy", after=0)
+        return "at last"
+
+    async with place.runtime(agent(flaky)) as runtime, (await runtime.session("chat")).stream("go") as turn:
+        events = [event async for event in turn if isinstance(event, ToolStarted | ToolFinished)]
+
+    assert [(type(e), getattr(e, "attempt", None)) for e in events] == [
+        (ToolStarted, 1),
+        (ToolStarted, 2),
+        (ToolStarted, 3),
+        (ToolFinished, None),
+    ]
+    assert {e.call_id for e in events} == {"chat.1.1.0"}
 
 
 async def test_retries_are_exhausted(place: Place) -> None:

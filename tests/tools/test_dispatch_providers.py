@@ -79,12 +79,18 @@ async def test_preparation_may_rewrite_arguments_and_attach_a_payload(place: Pla
         async def prepare(self, call: PreparedCall, ctx: CallContext) -> PreparedCall:
             return replace(call, args={"path": f"/srv/{call.args['path']}", "more": 1}, payload={"token": ctx.call_id})
 
+        async def execute(self, call: PreparedCall, ctx: Any) -> str:
+            seen.append(ctx.payload)
+            return str(await super().execute(call, ctx))
+
+    seen: list[Any] = []
     files = Rooted()
     result = await read(place, files)
 
     assert result.tool_calls[0].outcome == Ok("content of /srv/x")
     assert result.tool_calls[0].args == {"path": "/srv/x", "more": 1}
     assert files.executed[0].payload == {"token": "chat.1.1.0"}
+    assert seen == [{"token": "chat.1.1.0"}]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +127,95 @@ async def test_arguments_are_checked_against_the_schema_before_preparation(place
 
     assert codes(result) == ["invalid_tool_args"] * 2
     assert files.prepared == []
+
+
+class Broken(Files):
+    """A set whose second tool has a schema that nothing can be held to."""
+
+    def __init__(self, schema: Any) -> None:
+        super().__init__()
+        self.broken = ToolSpec("write", "Write a file.", schema)
+
+    def specs(self) -> Sequence[ToolSpec]:
+        return [self.spec, self.broken]
+
+
+async def test_a_tool_without_a_contract_is_not_offered_and_not_run(place: Place) -> None:
+    model = script([ToolCall("a", "write", {"path": "x"}), ToolCall("b", "read", {"path": "x"})], "done")
+    files = Broken({"$ref": "#/$defs/gone"})
+    async with place.runtime(Agent(model, tools=[files])) as runtime:
+        result = await (await runtime.session("chat")).run("go")
+
+    told = "tool write cannot be called: its input schema refers to '#/$defs/gone', which is not there"
+    assert [spec.name for spec in model.requests[0].tools] == ["read"]
+    assert [c.outcome for c in result.tool_calls] == [
+        Failed("tool_contract_unavailable", told),
+        Ok("content of x"),
+    ]
+    assert [call.name for call in files.executed] == ["read"]
+
+
+async def test_a_contract_that_breaks_between_turns_fails_its_calls_only(place: Place) -> None:
+    files = Files()
+    model = script([ToolCall("a", "read", {"path": "x"})], "one", [ToolCall("b", "read", {"path": "x"})], "two")
+    async with place.runtime(Agent(model, tools=[files])) as runtime:
+        session = await runtime.session("chat")
+        first = await session.run("go")
+        files.spec = replace(files.spec, input_schema={"type": "string"})
+        second = await session.run("go")
+
+    assert first.tool_calls[0].outcome == Ok("content of x")
+    assert codes(second) == ["tool_contract_unavailable"]
+    assert second.text == "two"
+
+
+async def test_a_schema_changed_behind_our_back_fails_the_call_only(place: Place) -> None:
+    files = Files()
+    path: dict[str, Any] = {"type": "string"}
+    files.spec = replace(files.spec, input_schema={"type": "object", "properties": {"path": path}})
+    agent = reader(files)
+    path["enum"] = [object()]
+    async with place.runtime(agent) as runtime:
+        result = await (await runtime.session("chat")).run("go")
+
+    assert codes(result) == ["tool_contract_unavailable"]
+    assert result.text == "done"
+
+
+def test_a_set_that_offers_nonsense_is_refused_where_it_is_defined() -> None:
+    class Nonsense(Files):
+        def specs(self) -> Any:
+            return ["read"]
+
+    with pytest.raises(InvalidDefinition, match="offers a str"):
+        Agent(tools=[Nonsense()])
+
+
+async def test_preparation_goes_through_its_steps_in_order(place: Place) -> None:
+    """Each call has every fault that comes after its first one: the first one is told."""
+
+    class Faulty(Broken):
+        async def prepare(self, call: PreparedCall, ctx: CallContext) -> PreparedCall:
+            self.prepared.append(call.args)
+            return replace(call, tool_id="files/delete")
+
+    files = Faulty({"type": "string"})
+    calls = [
+        ToolCall("a", "gone", {"path": 5}),
+        ToolCall("b", "write", {"path": 5}),
+        ToolCall("c", "read", {"path": 5}),
+        ToolCall("d", "read", {"path": "x"}),
+    ]
+    result = await read(place, files, calls, "done")
+
+    assert codes(result) == [
+        "tool_unavailable",
+        "tool_contract_unavailable",
+        "invalid_tool_args",
+        "prepared_tool_id_mismatch",
+    ]
+    assert files.prepared == [{"path": "x"}]
+    assert files.executed == []
 
 
 def odd(make: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from mainstay import Agent, ModelRequest, Runtime, Session, ToolCall, ToolContext, TurnResult, tool
 from mainstay.errors import AlreadyAnswered, InvalidInput, TooLarge, UnknownCall, UnknownWait
 from mainstay.model.outcome import PendingCall, Waiting
-from mainstay.model.tool import Denied, Failed, Ok, OutcomeUnknown
+from mainstay.model.tool import Denied, Failed, Ok, OutcomeUnknown, OutputBudget
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
 from tests.sessions.places import SOON, Place, crash, texts, until
 
@@ -328,8 +328,8 @@ async def test_a_known_outcome_is_not_settled(place: Place) -> None:
 # ---------------------------------------------------------------------- deferred completion
 
 
-def orderer(keys: list[str], *answers: Any, timeout: float | None = None) -> Agent[str]:
-    @tool(deferred=True)
+def orderer(keys: list[str], *answers: Any, timeout: float | None = None, **options: Any) -> Agent[str]:
+    @tool(deferred=True, **options)
     async def order(ctx: ToolContext[None]) -> str:
         keys.append(ctx.defer(timeout))
         return "ignored"
@@ -439,6 +439,18 @@ async def test_a_large_completion_has_the_output_budget_too(place: Place) -> Non
         assert outcome.whole is not None
         assert outcome.whole.size > 100_000
         assert len(outcome.value) < 20_000
+
+
+async def test_a_completion_has_the_output_budget_of_its_tool(place: Place) -> None:
+    keys: list[str] = []
+    async with place.runtime(orderer(keys, output_budget=OutputBudget(lines=10))) as runtime:
+        session = await runtime.session("chat")
+        await session.run("go")
+        await runtime.resolve(keys[0], "line\n" * 100)
+        outcome = (await ends(session)).tool_calls[0].outcome
+
+        assert isinstance(outcome, Ok)
+        assert outcome.value.count("\n") < 10
 
 
 async def test_nonsense_is_no_completion(place: Place) -> None:

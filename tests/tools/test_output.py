@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mainstay.errors import InvalidDefinition
+from mainstay.model.tool import OutputBudget
 from mainstay.tools.output import Projection, project
 
 KEPT = "the whole output is kept"
@@ -81,17 +83,17 @@ def test_what_fits_is_returned_as_it_is(value: Any) -> None:
 
 
 def test_text_of_exactly_the_budget_is_whole() -> None:
-    assert not project("x" * 1000, 1000).truncated
-    assert project("x" * 1001, 1000).truncated
+    assert not project("x" * 1000, OutputBudget(1000)).truncated
+    assert project("x" * 1001, OutputBudget(1000)).truncated
 
 
 def test_text_of_exactly_the_lines_is_whole() -> None:
-    assert not project("\n".join(["line"] * 20), limit_lines=20).truncated
-    assert project("\n".join(["line"] * 21), limit_lines=20).truncated
+    assert not project("\n".join(["line"] * 20), OutputBudget(lines=20)).truncated
+    assert project("\n".join(["line"] * 21), OutputBudget(lines=20)).truncated
 
 
 def test_long_text_keeps_head_and_tail_and_names_what_is_missing() -> None:
-    projection = project("a" * 5000 + "b" * 5000, 1000)
+    projection = project("a" * 5000 + "b" * 5000, OutputBudget(1000))
 
     head, marker, tail = projection.value.partition(f"… [{projection.dropped_bytes:,} bytes dropped; {KEPT}] …")
     assert marker
@@ -105,7 +107,7 @@ def test_long_text_keeps_head_and_tail_and_names_what_is_missing() -> None:
 def test_many_lines_keep_head_and_tail_and_name_what_is_missing() -> None:
     lines = [f"line {number}" for number in range(100)]
 
-    projection = project("\n".join(lines), limit_lines=20)
+    projection = project("\n".join(lines), OutputBudget(lines=20))
 
     shown = projection.value.split("\n")
     assert len(shown) == 20
@@ -117,7 +119,7 @@ def test_many_lines_keep_head_and_tail_and_name_what_is_missing() -> None:
 
 
 def test_text_is_never_cut_inside_a_character() -> None:
-    projection = project("😀é" * 5000, 1000)
+    projection = project("😀é" * 5000, OutputBudget(1000))
 
     assert set(projection.value.partition("… [")[0]) == {"😀", "é"}
     assert len(projection.value.encode()) <= 1000
@@ -219,7 +221,7 @@ def test_markers_of_cut_strings_count_as_lines_too() -> None:
 
 
 def test_short_strings_of_many_lines_leave_room_for_their_markers() -> None:
-    shown = project({f"{number}": "\n" * 20 for number in range(10)}, 512, 40).value
+    shown = project({f"{number}": "\n" * 20 for number in range(10)}, OutputBudget(512, 40)).value
 
     assert json_size(shown) <= 512
     assert line_breaks(shown) < 40
@@ -237,11 +239,41 @@ def test_encoded_json_that_fits_is_not_made_again() -> None:
     assert project(value, encoded=msgspec.json.encode(value)).truncated
 
 
-def test_a_tiny_budget_still_has_room_for_the_marker() -> None:
-    shown = project("x" * 1000, limit_bytes=1, limit_lines=1).value
+def test_the_smallest_budget_still_has_room_for_the_marker() -> None:
+    shown = project("x" * 1000, OutputBudget(256, 8)).value
 
     assert KEPT in shown
     assert len(shown.encode()) <= 256
+
+
+@pytest.mark.parametrize(
+    "value", ["x\n" * 100_000, ["x"] * 100_000, {"a": "x\n" * 100_000}], ids=["text", "list", "dict"]
+)
+def test_without_limits_nothing_is_cut(value: Any) -> None:
+    projection = project(value, OutputBudget(None, None))
+
+    assert projection == Projection(value)
+
+
+def test_each_limit_counts_without_the_other() -> None:
+    assert project("x\n" * 1000, OutputBudget(None, 20)).value.count("\n") < 20
+    assert len(project("x\n" * 1000, OutputBudget(300, None)).value) <= 300
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ({"bytes": 255}, "255 bytes is not usable: give 256 or more"),
+        ({"lines": 7}, "7 lines is not usable: give 8 or more"),
+        ({"bytes": 1e6}, "1000000.0 bytes"),
+        ({"lines": True}, "True lines"),
+        ({"bytes": "16k"}, "'16k' bytes"),
+    ],
+    ids=["too few bytes", "too few lines", "a float", "a bool", "a string"],
+)
+def test_a_budget_without_room_for_its_marker_is_refused(limits: Any, told: str) -> None:
+    with pytest.raises(InvalidDefinition, match=told):
+        OutputBudget(**limits)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -258,29 +290,28 @@ nested = st.recursive(
 wide_lists = st.builds(lambda items, times: items * times, st.lists(scalars | texts, min_size=1, max_size=3), many)
 wide_dicts = st.builds(lambda key, item, times: {f"{key}{n}": item for n in range(times)}, texts, scalars | texts, many)
 values = nested | st.lists(nested | wide_lists | wide_dicts, max_size=4) | wide_lists | wide_dicts
-budgets = st.tuples(st.sampled_from([256, 300, 1000, 4096]), st.sampled_from([8, 9, 40, 400]))
+budgets = st.builds(OutputBudget, st.sampled_from([256, 300, 1000, 4096]), st.sampled_from([8, 9, 40, 400]))
 
 
 @given(values, budgets)
-def test_every_value_fits_the_budget_and_keeps_its_shape(value: Any, budget: tuple[int, int]) -> None:
-    limit_bytes, limit_lines = budget
+def test_every_value_fits_the_budget_and_keeps_its_shape(value: Any, budget: OutputBudget) -> None:
     before = deepcopy(value)
 
-    projection = project(value, limit_bytes, limit_lines)
+    projection = project(value, budget)
 
     shown = projection.value
     assert value == before
     size = len(shown.encode()) if isinstance(shown, str) else json_size(shown)
-    assert size <= limit_bytes
-    assert line_breaks(shown) < limit_lines
+    assert size <= (budget.bytes or 0)
+    assert line_breaks(shown) < (budget.lines or 0)
     assert of_one_shape(shown, value)
     assert projection.truncated == (shown != value) == (projection.dropped_bytes > 0)
-    assert projection == project(value, limit_bytes, limit_lines, encoded=msgspec.json.encode(value))
+    assert projection == project(value, budget, encoded=msgspec.json.encode(value))
 
 
 @given(long_texts, budgets)
-def test_head_and_tail_of_a_text_are_its_own(text: str, budget: tuple[int, int]) -> None:
-    projection = project(text, *budget)
+def test_head_and_tail_of_a_text_are_its_own(text: str, budget: OutputBudget) -> None:
+    projection = project(text, budget)
 
     if projection.truncated:
         head, _, rest = projection.value.rpartition("… [")

@@ -30,7 +30,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainstay.errors import InvalidDefinition
-from mainstay.tools.schema import Arguments, Parameter, output_codec, output_schema_of
+from mainstay.tools.answer import output_codec, output_schema_of
+from mainstay.tools.arguments import Arguments, Parameter
 
 T = TypeVar("T")
 

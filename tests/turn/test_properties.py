@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mainstay.graph.commit import close
+from mainstay.graph.commit import End, close
 from mainstay.graph.view import View, turn_view
 from mainstay.model.agent import Budget
 from mainstay.model.codec import decode_row, encode
@@ -202,7 +202,7 @@ def closed_of(played: Played, riding: bool) -> list[Record]:
     records = list(played.records)
     reply = records.pop() if riding and records and isinstance(records[-1], Replied) else None
     assert reply is None or isinstance(reply, Replied)
-    return [Said(HELLO), *records, close(effect.outcome, machine.state.usage, reply, machine.slot(), 0)]
+    return [Said(HELLO), *records, close(End(effect.outcome, machine.state.usage, machine.slot()), reply, 0)]
 
 
 # ---------------------------------------------------------------------- laws

@@ -161,5 +161,5 @@ def test_a_spent_budget_does_not_undo_what_was_recorded() -> None:
 def test_instructions_go_first_and_the_turn_last() -> None:
     past, own = Message("user", "before"), Message("user", "now")
 
-    assert request_messages("Be brief.", [past], [own]) == [Message("system", "Be brief."), past, own]
-    assert request_messages("", [past], [own]) == [past, own]
+    assert request_messages("Be brief.", [past, own]) == [Message("system", "Be brief."), past, own]
+    assert request_messages("", [past, own]) == [past, own]

@@ -47,7 +47,7 @@ def _import(name: str) -> ModuleType:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise Refused(f"there is no module {name!r} in {folder} or on Python's path") from None
         raise Refused(f"module {name!r} needs {error.name!r}, which is not installed") from None
-    except Exception as error:
+    except Exception as error:  # a user's module ran, and may raise anything
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.filename}, line {frame.lineno}"
         raise Refused(f"module {name!r} cannot be imported: {type(error).__name__}: {error} ({place})") from error

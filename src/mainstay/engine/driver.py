@@ -13,14 +13,15 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from mainstay.engine.gate import Gate, TurnCancelled
+from mainstay.engine.gate import Gate, TurnAborted, TurnCancelled
 from mainstay.engine.journal import Journal
-from mainstay.model.effect import CancelTurn, Effect, Finish
+from mainstay.model.effect import Aborted, CancelTurn, Effect, Finish
 from mainstay.model.outcome import Outcome, PendingCall
-from mainstay.model.record import Ended, Faltered, Record, Replied, Slot, Started
+from mainstay.model.record import Completed, Ended, Faltered, Framed, Noted, Record, Replied, Slot, Started
 from mainstay.model.session import CancelRequest
 from mainstay.model.tool import OutcomeUnknown
 from mainstay.model.write import Scope
+from mainstay.ports.hooks import TurnHooks
 from mainstay.ports.host import Clock
 from mainstay.ports.services import EventSink
 from mainstay.turn.machine import Machine
@@ -37,9 +38,10 @@ class Parked(Struct, frozen=True):
 class Run:
     """A turn that somebody works on: its machine, its journal, and what it listens to.
 
-    `interrupted` counts takeovers since the newest record: a model call then in flight was asked before.
-    `held` belongs to the tools: what was prepared and reserved for calls whose start is recorded. `records` are the
-    turn's records so far, for its result.
+    `resumed`: the turn began before this run of it; `noted`: it has records beside its own course. `interrupted` counts
+    takeovers since the newest record: a model call then in flight was asked before. `held` belongs to the tools: what
+    was prepared and reserved for calls whose start is recorded. `records` are the turn's records so far, for its
+    result. `hooks` is what plugins do to the turn, if they do anything.
     """
 
     __slots__ = (
@@ -50,10 +52,13 @@ class Run:
         "gate",
         "held",
         "history",
+        "hooks",
         "interrupted",
         "journal",
         "machine",
+        "noted",
         "records",
+        "resumed",
         "scope",
         "turn_id",
     )
@@ -68,7 +73,9 @@ class Run:
         self.history: list[Any] = []
         self.held: dict[str, Any] = {}
         self.records: list[Record] = []
+        self.hooks: TurnHooks | None = None
         self.interrupted = 0
+        self.resumed = self.noted = False
         self._began = clock.monotonic() - machine.state.elapsed_ms / 1000
 
     def record(self, record: Replied | Started | Faltered | Ended, blobs: tuple[str, ...] = ()) -> None:
@@ -76,8 +83,14 @@ class Run:
         self.journal.record(record, blobs)
         self.records.append(record)
         self.machine.receive(record)
-        if isinstance(record, Started | Ended):
+        if type(record) is Started or type(record) is Ended:
             self.interrupted = 0  # the crash met a tool: no model call was in flight
+
+    def note(self, record: Completed | Framed | Noted) -> None:
+        """Something beside the turn's own course: kept, and nothing the machine waits for."""
+        self.journal.record(record)
+        self.records.append(record)
+        self.noted = True
 
     def record_unknown(self) -> None:
         """The turn ends while calls of it have started and nobody here has seen them end."""
@@ -86,6 +99,11 @@ class Run:
                 unknown = OutcomeUnknown("the turn was cancelled before its end was seen")
                 self.record(Ended(call.call, unknown, call.attempts, call.repeated, at=self.clock.now()))
 
+    def abort(self, end: TurnAborted) -> None:
+        """A plugin ends the turn."""
+        self.record_unknown()
+        self.machine.receive(Aborted(end.plugin, end.code, end.message))
+
     def heed(self) -> None:
         """Take note of a cancel request that the last write brought back."""
         if self.journal.cancel is not None and self.gate.request is None:
@@ -93,7 +111,8 @@ class Run:
 
     def slot(self) -> Slot | None:
         """What the next record carries; the time spent so far where the budget counts it."""
-        return self.machine.slot(self.elapsed_ms if self.agent.budget.seconds is not None else 0)
+        slot = self.machine.slot(self.elapsed_ms if self.agent.budget.seconds is not None else 0)
+        return slot if self.hooks is None else self.hooks.slot(slot)
 
     @property
     def elapsed_ms(self) -> int:
@@ -125,6 +144,8 @@ async def drive(run: Run, handlers: Mapping[type[Effect], Handler]) -> Outcome |
             assert request is not None
             run.record_unknown()
             machine.receive(CancelTurn(request.by, request.reason))
+        except TurnAborted as end:
+            run.abort(end)
         else:
             if parked is not None:
                 return parked

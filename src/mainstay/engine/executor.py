@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from math import inf
 from typing import get_args
 
 from msgspec.structs import astuple
 
 from mainstay.engine.driver import Run
-from mainstay.engine.gate import Leaving, TurnCancelled
+from mainstay.engine.gate import Leaving, OutOfTime, TurnAborted, TurnCancelled
 from mainstay.engine.retry import MODEL_RETRIES, RetryPolicy
 from mainstay.errors import InvalidInput, MainstayError, ProviderError
 from mainstay.model.codec import MAX_VALUE, clean_part, clean_text, error_text
 from mainstay.model.effect import CallModel, GaveUp, TimeIsUp
 from mainstay.model.event import ReasoningDelta, Retracted
 from mainstay.model.ids import call_id
-from mainstay.model.llm import ModelRequest, ModelResponse, Stop, Usage
-from mainstay.model.message import Part, Reasoning, Text
+from mainstay.model.llm import Delta, ModelRequest, ModelResponse, Stop, Usage
+from mainstay.model.message import Part, Reasoning, Text, ToolCall, ToolResult
 from mainstay.model.record import INTERRUPTED, Faltered, Replied
+from mainstay.model.tool import ToolSpec
+from mainstay.ports.hooks import StreamEnd
 from mainstay.ports.host import Random
 from mainstay.turn import native, prompt
 
@@ -29,12 +32,10 @@ log = logging.getLogger("mainstay.engine")
 Admit = Callable[[Run, int, Sequence[Part]], tuple[int, ...]]
 """Which calls of a reply start with its record: decided by the tools, before the record is written."""
 
+STOPS = get_args(Stop)
+
 YIELD_EVERY = 256
 """A provider that never waits must not keep other sessions from their turn."""
-
-
-class OutOfTime(Exception):
-    """The turn's budget of seconds was spent while the model was asked."""
 
 
 class ModelCaller:
@@ -46,30 +47,45 @@ class ModelCaller:
     async def call(self, run: Run, effect: CallModel) -> None:
         await run.journal.flush()
         await run.sleep_until(effect.due)
-        request = self._request(run, effect)
+        request = await self._request(run, effect)
         try:
-            response = await run.gate.guard(self._in_time(run, request, effect.step))
+            response = await run.gate.guard(self._ask(run, request, effect.step), _time_left(run))
         except OutOfTime:
             run.events.emit(Retracted, step=effect.step, reason="the time of the turn is up")
+            await _finished(run, effect, "cancelled")
             run.machine.receive(TimeIsUp())
         except TurnCancelled:
             run.events.emit(Retracted, step=effect.step, reason="the turn was cancelled")
+            await _finished(run, effect, "cancelled")
+            raise
+        except TurnAborted as end:
+            run.events.emit(Retracted, step=effect.step, reason=end.message)
+            with contextlib.suppress(TurnAborted):  # the first fault is the one to tell
+                await _finished(run, effect, "aborted")
             raise
         except Leaving:
             run.events.emit(Retracted, step=effect.step, reason="the runtime was closed")
+            await _finished(run, effect, "cancelled")
             self._record_failure(run, effect, INTERRUPTED, "the runtime was closed while the model was asked", 0)
             await run.journal.flush()
             raise
-        except (Exception, SystemExit) as error:
-            self._failed(run, effect, error)
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # also what pytest.fail raises: whoever waits must hear of it
+            again = self._failed(run, effect, error)
+            await _finished(run, effect, "attempt_reset" if again else "provider_error")
         else:
-            self._answered(run, effect, response)
+            self._answered(run, effect, await _responded(run, effect, response))
 
-    def _request(self, run: Run, effect: CallModel) -> ModelRequest:
+    async def _request(self, run: Run, effect: CallModel) -> ModelRequest:
         agent = run.agent
+        tools: Sequence[ToolSpec] = () if effect.last else agent.tool_specs()
+        instructions, messages = agent.instructions, [*run.history, *run.machine.messages()]
+        if run.hooks is not None:
+            instructions, messages = await run.hooks.shape(effect.step, tools, instructions, messages)
         return ModelRequest(
-            prompt.request_messages(agent.instructions, run.history, run.machine.messages()),
-            () if effect.last else agent.tool_specs(),
+            prompt.request_messages(instructions, messages),
+            tools,
             agent.output_schema,
             f"{run.turn_id}.{effect.step}",
             effect.attempt,
@@ -78,27 +94,18 @@ class ModelCaller:
             "none" if effect.last else "auto",
         )
 
-    async def _in_time(self, run: Run, request: ModelRequest, step: int) -> ModelResponse:
-        """Ask within what is left of the turn's time, where its budget sets one."""
-        seconds = run.agent.budget.seconds
-        if seconds is None:
-            return await self._ask(run, request, step)
-        left = seconds - run.elapsed_ms / 1000
-        try:
-            async with asyncio.timeout(max(left, 0)):
-                return await self._ask(run, request, step)
-        except TimeoutError:
-            if run.elapsed_ms / 1000 < seconds:
-                raise  # the provider's own
-            raise OutOfTime from None
-
     async def _ask(self, run: Run, request: ModelRequest, step: int) -> ModelResponse:
         """Stream one answer into the feed. The last thing streamed must be the whole response."""
         response: ModelResponse | None = None
         count, text = 0, run.events.text
-        async for delta in run.agent.provider.stream(request):
+        stream = None if run.hooks is None else run.hooks.stream(step)
+        deltas = run.agent.provider.stream(request)
+        async for delta in deltas:
             if type(delta) is str:
-                text(step, delta)
+                text(step, delta if stream is None else stream.feed(delta))
+                if stream is not None and stream.stopped:
+                    await _close(deltas)
+                    break
                 count += 1
                 if count % YIELD_EVERY == 0:
                     await asyncio.sleep(0)
@@ -108,6 +115,9 @@ class ModelCaller:
                 response = delta
             else:
                 raise ProviderError(f"the provider streamed a {type(delta).__name__}", code="provider_nonsense")
+        if stream is not None and (response is not None or stream.stopped):
+            text(step, stream.finish(response))
+            return stream.shown(response)
         if response is None:
             raise ProviderError(
                 "the stream broke off before the answer was complete", retryable=True, code="broken_stream"
@@ -117,8 +127,8 @@ class ModelCaller:
     def _answered(self, run: Run, effect: CallModel, response: ModelResponse) -> None:
         try:
             parts = _sound_parts(response)
-        except (InvalidInput, TypeError) as error:
-            self._failed(run, effect, ProviderError(str(error), code="provider_nonsense"))
+        except (Exception, SystemExit) as error:  # what the provider gave may raise anything when it is looked at
+            self._failed(run, effect, ProviderError(error_text(error), code="provider_nonsense"))
             return
         parts = native.with_unique_ids(parts, run.turn_id, effect.step)
         runs = not effect.last and response.stop not in native.CUT_OFF
@@ -139,7 +149,8 @@ class ModelCaller:
             )
         )
 
-    def _failed(self, run: Run, effect: CallModel, error: BaseException) -> None:
+    def _failed(self, run: Run, effect: CallModel, error: BaseException) -> bool:
+        """Record a failed attempt, or give up; whether another attempt follows."""
         # Only our own codes are codes: an HTTP client's `.code` may be anything.
         code = clean_text(str(error.code)) if isinstance(error, MainstayError) else "provider_raised"
         message = error_text(error) or type(error).__name__
@@ -149,8 +160,9 @@ class ModelCaller:
             message = f"{type(error).__name__}: {message}"
         if not isinstance(error, ProviderError) or not error.retryable or effect.attempt >= self._policy.attempts:
             run.machine.receive(GaveUp(code, message, effect.attempt))
-            return
+            return False
         self._record_failure(run, effect, code, message, self._policy.delay(effect.attempt, error.after, self._random))
+        return True
 
     def _record_failure(self, run: Run, effect: CallModel, code: str, message: str, delay: float) -> None:
         now = run.clock.now()
@@ -158,15 +170,47 @@ class ModelCaller:
         run.record(Faltered(code, message, due, effect.attempt, effect.step, at=now, slot=run.slot()))
 
 
+async def _finished(run: Run, effect: CallModel, reason: StreamEnd) -> None:
+    if run.hooks is not None:
+        await run.hooks.stream_finished(effect.step, reason)
+
+
+async def _responded(run: Run, effect: CallModel, response: ModelResponse) -> ModelResponse:
+    """The answer as plugins leave it. People have seen its text: when it is refused, that is taken back."""
+    if run.hooks is None:
+        return response
+    try:
+        return await run.hooks.respond(response, effect.step)
+    except (TurnAborted, TurnCancelled, Leaving) as end:
+        run.events.emit(Retracted, step=effect.step, reason=str(end) or "the turn ended before it was recorded")
+        raise
+
+
+async def _close(deltas: AsyncIterator[Delta]) -> None:
+    """Stop a stream that nobody wants the rest of."""
+    close = getattr(deltas, "aclose", None)
+    if close is not None:
+        await close()
+
+
+def _time_left(run: Run) -> float | None:
+    """What is left of the turn's time, where its budget sets one."""
+    seconds: float | None = run.agent.budget.seconds
+    return None if seconds is None else max(seconds - run.elapsed_ms / 1000, 0)
+
+
 def _sound_parts(response: ModelResponse) -> tuple[Part, ...]:
     """The parts of an answer, normalised. Refuses what no store could give back."""
     usage: object = response.usage
     if usage is not None and not (isinstance(usage, Usage) and _countable(usage)):
         raise InvalidInput(f"the provider reported a usage of {usage!r:.200}")
-    if response.stop not in get_args(Stop) or not isinstance(response.model, str):
+    if response.stop not in STOPS or not isinstance(response.model, str):
         raise InvalidInput(f"the provider stopped with {response.stop!r:.80}, as model {response.model!r:.80}")
     parts = tuple([clean_part(p) for p in response.all_parts()])
+    if any(isinstance(p, ToolResult) for p in parts):
+        raise InvalidInput("the provider answered with a tool result: those are the runtime's to say")
     size = sum([len(p.text) for p in parts if isinstance(p, Text | Reasoning)])
+    size += sum([len(p.raw or "") + len(p.id) + len(p.name) for p in parts if isinstance(p, ToolCall)])
     if size > MAX_VALUE:
         raise InvalidInput(f"the answer has {size:,} characters, the limit is {MAX_VALUE:,}")
     return parts
@@ -174,4 +218,5 @@ def _sound_parts(response: ModelResponse) -> tuple[Part, ...]:
 
 def _countable(usage: Usage) -> bool:
     *counts, cost = astuple(usage)
-    return all(type(n) is int and 0 <= n < 2**53 for n in counts) and isinstance(cost, int | float) and 0 <= cost < inf
+    whole = set(map(type, counts)) == {int} and min(counts) >= 0 and max(counts) < 2**53
+    return whole and isinstance(cost, int | float) and 0 <= cost < inf

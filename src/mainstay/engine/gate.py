@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+import logging
+from collections.abc import Coroutine, Generator
+from typing import Any, Generic, TypeVar
 
 from mainstay.model.session import CancelRequest
 
 R = TypeVar("R")
 
+log = logging.getLogger("mainstay.engine")
+
 CANCEL_GRACE = 0.05
 """Seconds a cancelled tool body has to say how it ended."""
+GUARD_GRACE = 1.0
+"""Seconds that guarded work has to end when it is cancelled: a provider may have a connection to close."""
 
 
 class TurnCancelled(Exception):
     """A cancel request won; the turn commits as cancelled."""
+
+
+class TurnAborted(Exception):
+    """A plugin ends the turn, or one that it cannot do without has failed."""
+
+    def __init__(self, plugin: str, code: str, message: str = "") -> None:
+        self.plugin, self.code, self.message = plugin, code, message
+        super().__init__(message)
 
 
 class Leaving(Exception):
@@ -24,6 +37,86 @@ class Leaving(Exception):
 
 class SelfCancelled(Exception):
     """The work was cancelled, but not by us: something inside it gave up."""
+
+
+class OutOfTime(Exception):
+    """The work did not end within the time it was given."""
+
+
+class LeftBehind(BaseException):
+    """Thrown into work that does not listen, so that it can let go of what it holds."""
+
+
+class Guarded(Generic[R]):
+    """Work that runs in the task that awaits it, and that can be left there when it does not listen.
+
+    A plain `await` waits for whatever the work makes of its cancellation. This hands its steps on one by one, and
+    `GUARD_GRACE` after it was told to stop the next step is not the work's any more: the task goes on without it.
+    """
+
+    __slots__ = ("_left", "_timer", "_work", "cuts", "task")
+
+    def __init__(self, work: Coroutine[Any, Any, R], seconds: float | None) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task, self._work = task, work
+        self.cuts, self._left = 0, False
+        self._timer = None if seconds is None else task.get_loop().call_later(seconds, self.cut)
+
+    def __await__(self) -> Generator[Any, Any, R]:
+        work = self._work
+        try:
+            step = work.send(None)
+            while True:
+                try:
+                    yield step
+                except BaseException as error:  # it is the work's to handle, as in any `await`
+                    if self._left:
+                        self._close()
+                        raise
+                    step = work.throw(error)
+                else:
+                    step = work.send(None)
+        except StopIteration as end:
+            result: R = end.value
+            return result
+
+    def cut(self) -> None:
+        """Tell the work to stop; once is enough."""
+        if not self.cuts:
+            self.stop_timer()
+            self._timer = self.task.get_loop().call_later(GUARD_GRACE, self._leave)
+            self._cancel()
+
+    def took_back(self) -> bool:
+        """Whether the task is not cancelled any more after what we did to it is undone: nobody else wants its end."""
+        for _ in range(self.cuts):
+            self.task.uncancel()
+        return self.cuts > 0 and self.task.cancelling() == 0
+
+    def stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _leave(self) -> None:
+        self._left = True
+        self._cancel()
+
+    def _cancel(self) -> None:
+        self.cuts += 1
+        self.task.cancel()
+
+    def _close(self) -> None:
+        name = self.task.get_name()
+        log.error("the work of %s does not end when it is cancelled; it is left behind", name)
+        try:
+            # Not `close()`: that does not reach into an async generator, which most providers are.
+            self._work.throw(LeftBehind())
+        except BaseException as error:  # it has ended, and nobody asks any more how
+            if not isinstance(error, LeftBehind):
+                log.error("the work of %s raised on its way out", name, exc_info=error)
+        else:
+            log.error("the work of %s ignores its end too; it gets no further step", name)
 
 
 class Gate:
@@ -41,7 +134,7 @@ class Gate:
         self.leaving = False
         self.nudged = False
         self._waiter: asyncio.Future[None] | None = None
-        self._guarded: asyncio.Task[Any] | None = None
+        self._guarded: Guarded[Any] | None = None
 
     @property
     def shut(self) -> bool:
@@ -70,9 +163,8 @@ class Gate:
 
     def _shut(self) -> None:
         self.wake()
-        guarded, self._guarded = self._guarded, None
-        if guarded is not None:  # once: a cancel request and the end of the Runtime may come together
-            guarded.cancel()
+        if self._guarded is not None:
+            self._guarded.cut()
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -86,8 +178,9 @@ class Gate:
         finally:
             self._waiter = None
 
-    async def guard(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run `work` to its end, unless the gate shuts first: then it is cancelled and what shut the gate is raised.
+    async def guard(self, work: Coroutine[Any, Any, R], seconds: float | None = None) -> R:
+        """Run `work` to its end, unless the gate shuts or `seconds` pass first: then it is cancelled, and what shut the
+        gate is raised, or OutOfTime. Work that does not end then is left behind.
 
         It runs in the turn's own task: a model call is the common case, and a task of its own would cost it three
         passes of the event loop.
@@ -95,20 +188,20 @@ class Gate:
         if self.shut:
             work.close()
             self.check()
-        task = asyncio.current_task()
-        assert task is not None
-        self._guarded = task
+        guarded: Guarded[R] = Guarded(work, seconds)
+        self._guarded = guarded
         try:
-            result = await work
-        except asyncio.CancelledError:
-            self._guarded = None
-            if task.cancelling() == 0:
+            result = await guarded
+        except BaseException as error:  # the work may raise anything, and some of it means something else here
+            if isinstance(error, asyncio.CancelledError) and guarded.task.cancelling() == 0:
                 raise SelfCancelled("CancelledError: the work cancelled itself") from None
-            if self.shut and task.uncancel() == 0:
+            if guarded.took_back():  # then the error, whatever it is, is what the work made of its cancellation
                 self.check()
+                raise OutOfTime from error
             raise
         finally:
             self._guarded = None
-        if task.cancelling() and self.shut and task.uncancel() == 0:
-            self.check()  # the work swallowed its cancellation; the request stands
+            guarded.stop_timer()
+        if guarded.took_back():
+            self.check()  # the work swallowed its cancellation; a request stands, an answer out of time counts
         return result

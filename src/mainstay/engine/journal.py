@@ -10,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from mainstay.errors import StoreDamaged, StoreError, StoreInherited, StoreUnavailable
+from mainstay.errors import BlobMissing, StoreDamaged, StoreError, StoreInherited, StoreUnavailable
 from mainstay.graph import commit as commits
 from mainstay.model.codec import decode_row, encode
-from mainstay.model.llm import Usage
-from mainstay.model.outcome import Outcome
-from mainstay.model.record import Record, Replied, Slot, Spilled
+from mainstay.model.record import Record, Replied, Spilled
 from mainstay.model.session import Node, WaitRow
-from mainstay.model.write import Append, Appended, CancelWon, Committed, Scope
+from mainstay.model.write import Append, Appended, CancelWon, Committed, Scope, Write
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 log = logging.getLogger("mainstay.engine")
 
@@ -44,9 +43,11 @@ class Journal:
         "_blobs",
         "_clock",
         "_doubtful",
+        "_kept",
         "_on_stall",
         "_ordinal",
         "_pending",
+        "_staged",
         "_store",
         "_writing",
         "cancel",
@@ -67,6 +68,9 @@ class Journal:
         self._ordinal = ordinal
         self._pending: list[Record] = []
         self._blobs: list[str] = []
+        # Bytes of blobs that no row refers to yet: a sweep may take one, and then it is put again.
+        self._kept: dict[str, bytes] = {}
+        self._staged: dict[str, bytes] = {}
         # One append at a time: a later one that overtook a stalled one would leave a hole in the records.
         self._writing = asyncio.Lock()
         # An append whose end nobody saw, because its caller was cancelled or it was refused. It is sent again before
@@ -78,6 +82,15 @@ class Journal:
 
     def record(self, record: Record, blobs: Sequence[str] = ()) -> None:
         self._pending.append(record)
+        self._blobs += blobs
+
+    def stage(self, blobs: Mapping[str, bytes]) -> None:
+        """The next record refers to these bytes: they are put before it is written."""
+        self._staged.update(blobs)
+        self._blobs += blobs
+
+    def refer(self, blobs: Sequence[str]) -> None:
+        """The next write refers to these blobs, by a wait and not by a record."""
         self._blobs += blobs
 
     async def flush(self, waits: tuple[WaitRow, ...] = (), park: tuple[str, ...] = ()) -> Appended | None:
@@ -106,37 +119,57 @@ class Journal:
         """Send the append that is due, until the store has answered it."""
         if self._doubtful is None:
             return None
-        appended = await self._until_done(functools.partial(self._store.write, self._doubtful))
+        append = self._doubtful
+        appended = await self._send(append, append.blobs)
         self._doubtful = None
+        for digest in append.blobs:
+            self._kept.pop(digest, None)
         self.cancel, self.mail = appended.cancel, self.mail or appended.mail
         return appended
 
-    async def commit(self, head: int, outcome: Outcome, usage: Usage, slot: Slot | None) -> Committed | CancelWon:
+    async def commit(self, head: int, end: commits.End) -> Committed | CancelWon:
         """Write what is left and close the turn, in one transaction."""
         async with self._writing:
-            return await self._commit(head, outcome, usage, slot)
+            return await self._commit(head, end)
 
-    async def _commit(self, head: int, outcome: Outcome, usage: Usage, slot: Slot | None) -> Committed | CancelWon:
-        await self._settle()
+    async def _commit(self, head: int, end: commits.End) -> Committed | CancelWon:
+        if self._doubtful is not None:
+            await self._settle()
         pending = list(self._pending)
         reply = pending.pop() if pending and isinstance(pending[-1], Replied) else None
-        closed = commits.close(outcome, usage, reply if isinstance(reply, Replied) else None, slot, self._clock.now())
+        closed = commits.close(end, reply if isinstance(reply, Replied) else None, self._clock.now())
         bodies, blobs = await self._encode([*pending, closed])
         tail = commits.Tail(self._ordinal, bodies, _taken([*self._pending, closed]), blobs)
-        return await self._until_done(
-            functools.partial(self._store.write, commits.plan(self.scope, head, tail, closed))
-        )
+        return await self._send(commits.plan(self.scope, head, tail, closed, end), blobs)
+
+    def _send(self, write: Write[R], blobs: tuple[str, ...]) -> Awaitable[R]:
+        if not blobs:
+            return self._until_done(self._store.write, write)
+        send = functools.partial(self._until_done, self._store.write, write)
+        return write_referring(send, functools.partial(self._keep_again, blobs))
+
+    async def _keep_again(self, blobs: tuple[str, ...]) -> None:
+        log.warning("blobs of turn %s.%s were swept; they are put again", self.scope.session_id, self.scope.turn)
+        for digest in blobs:
+            if digest in self._kept:
+                await self.keep(self._kept[digest])
 
     async def keep(self, data: bytes) -> str:
         """Put a blob, however long the disk takes: what it holds has happened."""
-        return await self._until_done(functools.partial(self._store.blobs.put, data))
+        digest = await self._until_done(self._store.blobs.put, data)
+        self._kept[digest] = data
+        return digest
 
-    async def _until_done(self, work: Callable[[], Awaitable[R]]) -> R:
+    async def patiently(self, work: Callable[[T], Awaitable[R]], subject: T) -> R:
+        """Do something beside the records that this turn must not go on without; it may be done more than once."""
+        return await self._until_done(work, subject)
+
+    async def _until_done(self, work: Callable[[T], Awaitable[R]], subject: T) -> R:
         """A full or locked disk stalls the turn; it does not lose what has happened."""
         tries = 0
         while True:
             try:
-                receipt = await work()
+                receipt = await work(subject)
             except StoreInherited:
                 raise
             except StoreUnavailable as error:
@@ -154,12 +187,16 @@ class Journal:
     async def _encode(self, records: Sequence[Record]) -> tuple[list[bytes], tuple[str, ...]]:
         """Bytes for rows; what is too large for one goes to a blob first."""
         blobs = tuple(self._blobs)
+        for digest in blobs:
+            if digest in self._staged:
+                await self.keep(self._staged[digest])
+                del self._staged[digest]  # only now: a caller who is cancelled meanwhile must not lose it
         bodies = []
         for record in records:
             body = encode(record)
             if len(body) > SPILL_BYTES:
-                body, spilled = await self._until_done(functools.partial(spill, self._store, body))
-                blobs += spilled
+                digest = await self.keep(body)
+                body, blobs = encode(Spilled(digest, len(body))), (*blobs, digest)
             bodies.append(body)
         return bodies, blobs
 
@@ -180,6 +217,16 @@ async def spill(store: Store, body: bytes) -> tuple[bytes, tuple[str, ...]]:
         return body, ()
     digest = await store.blobs.put(body)
     return encode(Spilled(digest, len(body))), (digest,)
+
+
+async def write_referring(write: Callable[[], Awaitable[R]], put_again: Callable[[], Awaitable[object]]) -> R:
+    """Send a write that refers to blobs. Where one was swept since its put, it is put again and the write tried once
+    more: it was refused as a whole, and a blob just put is too young to be swept."""
+    try:
+        return await write()
+    except BlobMissing:
+        await put_again()
+        return await write()
 
 
 async def load(store: Store, sid: int, first: int, last: int) -> list[tuple[int, Record]]:

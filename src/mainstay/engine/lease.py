@@ -19,12 +19,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.errors import InvalidDefinition
+from mainstay.errors import InvalidDefinition, StoreError
 from mainstay.model.session import SessionRow, WorkerRow
 from mainstay.model.write import Beat, Retire, Scope
 from mainstay.ports.host import Clock
@@ -33,7 +34,7 @@ from mainstay.ports.store import Store
 log = logging.getLogger("mainstay.engine")
 
 BLOCKED_AFTER = 1.0
-TICK = 0.25
+TICK = 0.2
 
 
 class LeaseTerms(Struct, frozen=True):
@@ -43,7 +44,8 @@ class LeaseTerms(Struct, frozen=True):
     renewal: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.renewal <= 0 or self.term < 3 * self.renewal:
+        # Said so that what is not a number is refused too; 0.3 is three times 0.1 for people.
+        if not (self.renewal > 0 and 3 * self.renewal <= self.term * (1 + 1e-9) < inf):
             raise InvalidDefinition(
                 f"a lease of {self.term} s renewed every {self.renewal} s is too tight: use term >= 3 * renewal"
             )
@@ -66,7 +68,6 @@ class Worker:
         self._lease = store.lease(worker_id)
         self._renewed = clock.monotonic()
         self._seen: dict[str, tuple[int, float]] = {}
-        self.relieved = False
 
     async def start(self) -> None:
         self._lease.hold()
@@ -74,8 +75,13 @@ class Worker:
         await self._store.write(Beat(self._row))
 
     async def stop(self) -> None:
-        await self._store.write(Retire(self.id))
-        self._lease.drop()
+        try:
+            await self._store.write(Retire(self.id))
+        except StoreError as error:
+            # The freed lock says the same to whoever looks.
+            log.warning("worker %s leaves without a word: %s", self.id, error)
+        finally:
+            self._lease.drop()
 
     def abandon(self) -> None:
         """Let go of the lock without a word, as a crash would."""
@@ -98,12 +104,16 @@ class Worker:
         """Whether nobody can have relieved us yet: the last renewal that landed is younger than the term."""
         return self._clock.monotonic() - self._renewed < self.terms.term
 
-    async def confirm(self, scope: Scope) -> bool:
-        """Make sure: speak up again, then see whether the scope is still ours."""
+    async def speak(self) -> None:
+        """Send one beat and wait for it: whatever this process wrote before is decided then."""
         at = self._clock.monotonic()
         self._row = replace(self._row, beat=self._row.beat + 1)
         await self._store.write(Beat(self._row))
         self._renewed = at
+
+    async def confirm(self, scope: Scope) -> bool:
+        """Make sure: speak up again, then see whether the scope is still ours."""
+        await self.speak()
         row = await self._store.session_by_sid(scope.sid)
         return row is not None and row.owner == scope.owner and row.generation == scope.generation
 
@@ -158,13 +168,21 @@ class Pulse:
         while not self._end.wait(min(TICK, self._worker.terms.renewal / 2)):
             now = time.monotonic()
             if now >= renew_at:
-                self._worker.renew()
+                self._renew()
                 renew_at = now + self._worker.terms.renewal
             if asked_at is not None and self._heard < asked_at:
-                if now - asked_at > BLOCKED_AFTER - TICK:
+                if (
+                    now - asked_at > BLOCKED_AFTER - 2 * TICK
+                ):  # asked up to a tick after it began, seen up to a tick late
                     self._complain(now - asked_at)
             else:
                 asked_at = now if self._ask() else None
+
+    def _renew(self) -> None:
+        try:
+            self._worker.renew()
+        except Exception:  # the thread must live: without it the Runtime would lose what it owns
+            log.exception("the renewal of worker %s failed; it is tried again", self._worker.id)
 
     def _ask(self) -> bool:
         try:

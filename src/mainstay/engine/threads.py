@@ -46,9 +46,10 @@ class Threads:
                 self._count += 1
             else:
                 self._idle -= 1
-        self._queue.put(body)
         if spawn:
+            # Before the work is queued: if there can be no thread, nobody may find it later and run it after all.
             threading.Thread(target=self._serve, name=f"{self._name}-{self._count}", daemon=True).start()
+        self._queue.put(body)
         return future
 
     def _serve(self) -> None:

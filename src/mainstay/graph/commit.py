@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mainstay.graph.view import without_text
 from mainstay.model.llm import Usage
 from mainstay.model.outcome import Outcome
-from mainstay.model.record import Closed, Replied, Slot
+from mainstay.model.record import Closed, Completed, Record, Replied, Slot
 from mainstay.model.session import Node
 from mainstay.model.tool import Cancelled
 from mainstay.model.write import Commit, Scope
@@ -22,12 +25,39 @@ class Tail(Struct, frozen=True):
     blobs: tuple[str, ...] = ()
 
 
-def close(outcome: Outcome, usage: Usage, reply: Replied | None, slot: Slot | None, at: int) -> Closed:
+class End(Struct, frozen=True, gc=False):
+    """How a turn ends: its outcome, what it cost, and what was gathered last.
+
+    `ledger` is what was asked of models beside the turn, by label; `tools` what was decided for single tools;
+    `recorded` the newest revisions of plugins in its records.
+    """
+
+    outcome: Outcome
+    usage: Usage
+    slot: Slot | None = None
+    ledger: dict[str, Usage] | None = None
+    tools: dict[str, bool | None] | None = None
+    recorded: dict[str, int] | None = None
+
+
+def ledger(records: Iterable[Record]) -> dict[str, Usage] | None:
+    """What was asked of models beside a turn, by label."""
+    found: dict[str, Usage] = {}
+    for record in records:
+        if type(record) is Completed:
+            usage = record.usage or Usage(unknown=1)
+            found[record.label] = found.get(record.label, Usage()) + replace(usage, calls=1)
+    return found or None
+
+
+def close(end: End, reply: Replied | None, at: int) -> Closed:
     """The turn's last record. A reply that was not recorded yet rides in it."""
-    return Closed(without_text(outcome), usage, reply, at, slot)
+    return Closed(without_text(end.outcome), end.usage, reply, at, end.slot, end.ledger)
 
 
-def plan(scope: Scope, head: int, tail: Tail, closed: Closed) -> Commit:
+def plan(scope: Scope, head: int, tail: Tail, closed: Closed, end: End | None = None) -> Commit:
     """The commit of an owned turn: its unwritten records, the last of which is `closed`, move the head to it."""
     nodes = tuple([Node(tail.first + i, body) for i, body in enumerate(tail.bodies)])
-    return Commit(scope, nodes, head, closed.at, tail.taken, isinstance(closed.outcome, Cancelled), tail.blobs)
+    cancelled = isinstance(closed.outcome, Cancelled)
+    tools, recorded = (None, None) if end is None else (end.tools, end.recorded)
+    return Commit(scope, nodes, head, closed.at, tail.taken, cancelled, tail.blobs, tools, recorded)

@@ -11,43 +11,54 @@ from mainstay.model.ids import call_id
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message
 from mainstay.model.outcome import Finished, Incomplete, Outcome, Waiting
-from mainstay.model.record import Closed, Ended, Framed, Record, Replied, Started
+from mainstay.model.plugin import PluginSnapshot
+from mainstay.model.record import Closed, Ended, Faltered, Framed, Record, Replied, Started
 from mainstay.model.tool import Cancelled, ToolRecord
 from mainstay.model.transcript import Transcript, calls_of
 
 
 class View(Struct):
-    """Committed history up to turn `head`. `frame` is where the newest frame begins in `messages`.
+    """Committed history up to turn `head`.
 
-    The list only grows, and readers take slices: a long session is never copied to be continued.
+    Prompts show `summary` in place of what is before `frame` in `messages`. `snapshots` are the newest ones of every
+    plugin that ever made one. The list only grows, and readers take slices: a long session is never copied to be
+    continued.
     """
 
     head: int = 0
     messages: list[Message] = field(default_factory=list)
     frame: int = 0
+    summary: tuple[Message, ...] = ()
+    snapshots: dict[str, PluginSnapshot] = field(default_factory=dict)
 
     def extend(self, number: int, records: Iterable[Record]) -> None:
         """Take in one committed turn."""
-        transcript = Transcript(self.messages)
+        transcript, begin = Transcript(self.messages), len(self.messages)
         for record in records:
-            if type(record) is Framed:
-                # History keeps what a frame hides from prompts: the frame begins in a list of its own.
-                framed = Transcript()
-                framed.add(record)
-                self.frame = len(self.messages)
-                self.messages.extend(framed.messages)
-            else:
-                transcript.add(record)
+            transcript.add(record)
+            self._note(record, begin)
         self.head = number
 
-    def add(self, number: int, messages: Iterable[Message]) -> None:
-        """Take in a turn that was just committed here."""
+    def add(self, number: int, messages: Iterable[Message], records: Iterable[Record] = ()) -> None:
+        """Take in a turn that was just committed here; `records` where plugins took part in it."""
+        begin = len(self.messages)
         self.messages.extend(messages)
+        for record in records:
+            self._note(record, begin)
         self.head = number
+
+    def _note(self, record: Record, begin: int) -> None:
+        """What a record tells besides messages: a frame, states of plugins."""
+        if type(record) is Closed and record.reply is not None:
+            self._note(record.reply, begin)
+        if type(record) is Framed:
+            self.frame, self.summary = begin, record.summary
+        if (slot := getattr(record, "slot", None)) is not None and slot.snapshots:
+            self.snapshots.update(slot.snapshots)
 
     def prompt(self) -> list[Message]:
         """What a model is shown of the past: the newest frame."""
-        return self.messages[self.frame :] if self.frame else self.messages
+        return [*self.summary, *self.messages[self.frame :]] if self.summary or self.frame else self.messages
 
 
 class TurnView(Struct, frozen=True):
@@ -74,6 +85,9 @@ def turn_view(turn_id: str, records: Iterable[Record]) -> TurnView:
             calls |= _asked(turn_id, record)
         elif isinstance(record, Started):
             calls[record.call] = replace(calls[record.call], args=record.args)
+        elif isinstance(record, Faltered) and record.call and record.attempt:
+            ran = Cancelled("runtime", "the turn ended before the next attempt")
+            calls[record.call] = replace(calls[record.call], outcome=ran, attempts=record.attempt)
         elif isinstance(record, Ended):
             ended.add(record.call)
             calls[record.call] = replace(
@@ -82,6 +96,7 @@ def turn_view(turn_id: str, records: Iterable[Record]) -> TurnView:
                 attempts=record.attempts,
                 repeated=record.repeated,
                 duration_ms=record.ms,
+                artifacts=record.artifacts,
             )
     assert outcome is not None, "a committed turn has an outcome"
     shown = [call for key, call in calls.items() if key in ended or not isinstance(outcome, Waiting)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from mainstay.model.tool import OutputBudget
+
 
 class Budget(Struct, frozen=True, gc=False, omit_defaults=True):
     """Limits of one turn; None is no limit.
@@ -30,3 +32,4 @@ class AgentSpec(Struct, frozen=True, gc=False, omit_defaults=True):
     output: str | None = None
     budget: Budget = Budget()
     mode: str = "tools"
+    output_budget: OutputBudget = OutputBudget()

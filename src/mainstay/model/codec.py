@@ -62,7 +62,7 @@ def error_text(error: BaseException) -> str:
     """What an exception says, whatever its own `__str__` does."""
     try:
         return clean_text(str(error))
-    except Exception:
+    except Exception:  # its own __str__ ran, and may raise anything
         return "(it cannot be shown)"
 
 
@@ -80,7 +80,10 @@ def clean(value: Any, depth: int = 0) -> Any:
     if depth >= MAX_DEPTH:
         raise InvalidInput(f"the value is nested deeper than {MAX_DEPTH} levels: flatten it")
     if kind is dict or isinstance(value, Mapping):
-        return {clean_text(k) if type(k) is str else _key(k): clean(v, depth + 1) for k, v in value.items()}
+        cleaned = {clean_text(k) if type(k) is str else _key(k): clean(v, depth + 1) for k, v in value.items()}
+        if len(cleaned) != len(value):
+            raise InvalidInput("two keys of an object are the same as JSON, and one value would be lost: rename one")
+        return cleaned
     if kind is list or isinstance(value, list | tuple):
         return [clean(item, depth + 1) for item in value]
     return _foreign(value, depth)
@@ -124,18 +127,16 @@ def _odd_float(value: float) -> str:
 
 def clean_part(part: Part) -> Part:
     """A part with its strings and values normalised; the same object when nothing had to change."""
-    match part:
-        case Text(text=text):
-            cleaned = clean_text(text)
-            return part if cleaned is text else Text(cleaned)
-        case ToolCall():
-            return _clean_call(part)
-        case ToolResult():
-            return ToolResult(clean_text(part.call_id), clean_text(part.name), clean(part.content), part.status)
-        case Reasoning():
-            return Reasoning(clean_text(part.text), clean(part.replay))
-        case _:
-            raise InvalidInput(f"a {type(part).__name__} is not a part of a message")
+    if type(part) is Text:
+        cleaned = clean_text(part.text)
+        return part if cleaned is part.text else Text(cleaned)
+    if type(part) is ToolCall:
+        return _clean_call(part)
+    if type(part) is ToolResult:
+        return ToolResult(clean_text(part.call_id), clean_text(part.name), clean(part.content), part.status)
+    if type(part) is Reasoning:
+        return Reasoning(clean_text(part.text), clean(part.replay))
+    raise InvalidInput(f"a {type(part).__name__} is not a part of a message")
 
 
 def _clean_call(call: ToolCall) -> ToolCall:

@@ -3,8 +3,10 @@
     effect       comes back as                          meaning
     CallModel    Replied | Faltered | GaveUp | TimeIsUp  ask the model for step n
     RunTools     Started, Faltered, Ended (per call)    run the calls of one reply, all at once
-    Checkpoint   Delivery                               a boundary where inputs may join the turn
+    Checkpoint   Delivery                               a boundary where inputs and plugins may join the turn
     Finish       nothing                                commit
+
+A plugin may answer any of them with Aborted, and a host with CancelTurn.
 
 Effects restate what a machine waits for: asking twice gives an equal effect.
 """
@@ -15,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
+from mainstay.model.message import Message
 from mainstay.model.outcome import Outcome
 from mainstay.model.record import Delivered, Ended, Faltered, Replied, Started
 
@@ -72,10 +75,11 @@ class Finish(Struct, frozen=True, gc=False, tag="finish"):
 Effect: TypeAlias = CallModel | RunTools | Checkpoint | Finish
 
 
-class Delivery(Struct, frozen=True, gc=False, tag="delivery"):
-    """What a checkpoint brought: possibly nothing."""
+class Delivery(Struct, frozen=True, gc=False, tag="delivery", omit_defaults=True):
+    """What a checkpoint brought: inputs from outside, messages of plugins, possibly nothing."""
 
     inputs: tuple[Delivered, ...] = ()
+    messages: tuple[Message, ...] = ()
 
 
 class GaveUp(Struct, frozen=True, gc=False, tag="gave_up"):
@@ -93,8 +97,16 @@ class CancelTurn(Struct, frozen=True, gc=False, tag="cancel_turn"):
     reason: str = ""
 
 
+class Aborted(Struct, frozen=True, gc=False, tag="aborted", omit_defaults=True):
+    """A plugin ended the turn, or one that the turn cannot do without has failed."""
+
+    plugin: str
+    code: str
+    message: str = ""
+
+
 class TimeIsUp(Struct, frozen=True, gc=False, tag="time_is_up"):
     """The budget's seconds were spent in the middle of a model call."""
 
 
-Received: TypeAlias = Replied | Started | Faltered | Ended | Delivery | GaveUp | TimeIsUp | CancelTurn
+Received: TypeAlias = Replied | Started | Faltered | Ended | Delivery | GaveUp | TimeIsUp | Aborted | CancelTurn

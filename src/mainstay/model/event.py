@@ -80,6 +80,13 @@ class TurnCommitted(Event, frozen=True, gc=False, tag="turn_committed"):
     outcome: Outcome | None = None
 
 
+class PluginEvent(Event, frozen=True, gc=False, tag="plugin_event"):
+    """What a plugin tells whoever watches, as JSON of its own."""
+
+    plugin: str = ""
+    value: Any = None
+
+
 class ProcessChanged(Event, frozen=True, gc=False, tag="process_changed"):
     process_id: str = ""
     status: str = ""
@@ -103,6 +110,7 @@ AnyEvent: TypeAlias = (
     | WaitingFor
     | InputDelivered
     | TurnCommitted
+    | PluginEvent
     | ProcessChanged
     | Gap
 )

@@ -50,9 +50,9 @@ def mint(prefix: str, millis: int, noise: int) -> str:
     return f"{prefix}-{_base32(millis, 10)}{_base32(noise, 8)}"
 
 
+_PAIRS = [a + b for a in ALPHABET for b in ALPHABET]
+
+
 def _base32(number: int, width: int) -> str:
-    digits = []
-    for _ in range(width):
-        number, low = divmod(number, 32)
-        digits.append(ALPHABET[low])
-    return "".join(reversed(digits))
+    """The lowest `width` digits, an even number of them: two at a time, for every session begins with this."""
+    return "".join([_PAIRS[number >> shift & 1023] for shift in range(5 * width - 10, -1, -10)])

@@ -78,5 +78,14 @@ class ModelResponse(Struct, frozen=True, gc=False, omit_defaults=True):
         return (*self.reasoning, *text, *self.tool_calls)
 
 
+class Completion(Struct, frozen=True, gc=False, omit_defaults=True):
+    """The answer to a direct completion. `value` is set when JSON or a type was asked for."""
+
+    text: str
+    value: Any = None
+    usage: Usage | None = None
+    model: str = ""
+
+
 Delta: TypeAlias = str | Reasoning | ModelResponse
 """What a provider streams: pieces of text, pieces of reasoning, and last the whole answer."""

@@ -6,7 +6,8 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from mainstay.model.tool import Cancelled, Failed
+from mainstay.model.plugin import Decision
+from mainstay.model.tool import Artifact, Cancelled, Failed
 
 
 class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True):
@@ -26,6 +27,8 @@ class PendingCall(Struct, frozen=True, gc=False, omit_defaults=True):
     since: int = 0
     due: int | None = None
     reason: str = ""
+    artifacts: tuple[Artifact, ...] = ()
+    decisions: tuple[Decision, ...] = ()
 
 
 class Waiting(Struct, frozen=True, gc=False, tag="waiting"):

@@ -7,6 +7,7 @@ a change that old readers cannot bear gets a new tag beside the old one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
@@ -14,7 +15,8 @@ from msgspec import Struct
 from mainstay.model.llm import Stop, Usage
 from mainstay.model.message import Message, Part
 from mainstay.model.outcome import Outcome
-from mainstay.model.tool import ToolOutcome
+from mainstay.model.plugin import Decision, Issue, PluginSnapshot
+from mainstay.model.tool import Artifact, ToolOutcome
 
 InputKind: TypeAlias = Literal["queue", "steer", "note"]
 
@@ -29,16 +31,21 @@ class Delivered(Struct, frozen=True, gc=False):
 class Slot(Struct, frozen=True, gc=False, omit_defaults=True):
     """What was gathered between two records. Empty for most records, and then not written.
 
-    `last` marks the records of the step that a spent step limit granted.
+    `messages` are said here; `queued` are said by plugins once the calls of the reply in hand have their results.
+    `decisions` are what plugins decided about this record's call or turn, `snapshots` the state of plugins that has
+    changed since the record before, `tool_state` what was decided for single tools (None: nothing any more). `last`
+    marks the records of the step that a spent step limit granted.
     """
 
     delivered: tuple[Delivered, ...] = ()
     messages: tuple[Message, ...] = ()
-    decisions: tuple[Any, ...] = ()
-    snapshots: dict[str, Any] | None = None
-    tool_state: dict[str, Any] | None = None
+    decisions: tuple[Decision, ...] = ()
+    snapshots: dict[str, PluginSnapshot] | None = None
+    tool_state: dict[str, bool | None] | None = None
     elapsed_ms: int = 0
     last: bool = False
+    queued: tuple[Message, ...] = ()
+    issues: tuple[Issue, ...] = ()
 
 
 class Said(Struct, frozen=True, gc=False, tag="said.1", omit_defaults=True):
@@ -107,7 +114,10 @@ class Faltered(Struct, frozen=True, gc=False, tag="faltered.1", omit_defaults=Tr
 
 
 class Ended(Struct, frozen=True, gc=False, tag="ended.1", omit_defaults=True):
-    """A tool call ended. `attempts` were made, `repeated` of them because a crash left the one before unknown."""
+    """A tool call ended. `attempts` were made, `repeated` of them because a crash left the one before unknown.
+
+    `artifacts` are what the last attempt put.
+    """
 
     call: str
     outcome: ToolOutcome
@@ -116,10 +126,27 @@ class Ended(Struct, frozen=True, gc=False, tag="ended.1", omit_defaults=True):
     ms: int = 0
     at: int = 0
     slot: Slot | None = None
+    artifacts: tuple[Artifact, ...] = ()
+
+
+class Completed(Struct, frozen=True, gc=False, tag="completed.1", omit_defaults=True):
+    """A direct completion: the model was asked once, outside of the conversation, by whom `key` says.
+
+    `asked` is a digest of the question: a hook that runs again after a crash and asks the same is answered from here.
+    """
+
+    key: str
+    asked: str
+    label: str
+    text: str
+    usage: Usage | None = None
+    model: str = ""
+    at: int = 0
+    slot: Slot | None = None
 
 
 class Framed(Struct, frozen=True, gc=False, tag="framed.1", omit_defaults=True):
-    """A new frame: prompts show `summary` in place of everything before. History itself is never rewritten."""
+    """A new frame: prompts show `summary` in place of everything before this turn. History is never rewritten."""
 
     reason: str
     summary: tuple[Message, ...] = ()
@@ -127,14 +154,25 @@ class Framed(Struct, frozen=True, gc=False, tag="framed.1", omit_defaults=True):
     slot: Slot | None = None
 
 
+class Noted(Struct, frozen=True, gc=False, tag="noted.1", omit_defaults=True):
+    """A call is about to wait for somebody outside, and what plugins changed on the way there cannot wait with it."""
+
+    slot: Slot | None = None
+    at: int = 0
+
+
 class Closed(Struct, frozen=True, gc=False, tag="closed.1", omit_defaults=True):
-    """The commit's own node. A finished turn's text is that of the last reply and is not written again."""
+    """The commit's own node. A finished turn's text is that of the last reply and is not written again.
+
+    `usage` is what the turn's own model calls cost, `ledger` what else was asked for it, by label.
+    """
 
     outcome: Outcome
     usage: Usage
     reply: Replied | None = None
     at: int = 0
     slot: Slot | None = None
+    ledger: dict[str, Usage] | None = None
 
 
 class Spilled(Struct, frozen=True, gc=False, tag="spilled.1"):
@@ -144,6 +182,15 @@ class Spilled(Struct, frozen=True, gc=False, tag="spilled.1"):
     size: int
 
 
-Record: TypeAlias = Said | Joined | Replied | Started | Faltered | Ended | Framed | Closed
+Record: TypeAlias = Said | Joined | Replied | Started | Faltered | Ended | Completed | Framed | Noted | Closed
 Row: TypeAlias = Record | Spilled
 """What a node's row may hold."""
+
+
+def slots(records: Iterable[Record]) -> Iterator[Slot]:
+    """What was gathered on the way, in order. A reply that rides in a commit has a slot of its own."""
+    for record in records:
+        for each in (record.reply, record) if type(record) is Closed else (record,):
+            slot = getattr(each, "slot", None)
+            if slot is not None:
+                yield slot

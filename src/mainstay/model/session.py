@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
+from mainstay.model.message import Message
 from mainstay.model.record import InputKind
 
 SessionState: TypeAlias = Literal["idle", "open", "parked", "stuck"]
@@ -24,7 +25,8 @@ class SessionRow(Struct, frozen=True, gc=False):
     """One session. `sid` is the store's own number for it, the prefix of its nodes.
 
     `turn` is the open turn, if any; `head` the last committed one; `next` the ordinal of the next input. A state of
-    `parked` waits for an answer, `stuck` for a person: `reason` says why.
+    `parked` waits for an answer, `stuck` for a person: `reason` says why. `settings` is what was decided for it
+    besides its history (`model.settings`).
     """
 
     sid: int
@@ -43,6 +45,7 @@ class SessionRow(Struct, frozen=True, gc=False):
     created: int = 0
     updated: int = 0
     deleted: bool = False
+    settings: bytes = b""
 
 
 class InboxRow(Struct, frozen=True, gc=False):
@@ -102,3 +105,35 @@ class Answer(Struct, frozen=True, gc=False, omit_defaults=True):
     value: Any = None
     reason: str = ""
     by: str = ""
+
+
+class ToolState(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What was decided for single tools of a session: a member, or not. `generation` counts the edits."""
+
+    generation: int = 0
+    members: dict[str, bool] = {}
+
+
+class SessionSnapshot(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What is committed of a session, for those who may read it. `turn` is the one that is open, if any."""
+
+    session_id: str
+    agent: str
+    head: int
+    messages: tuple[Message, ...]
+    turn: int | None = None
+    parent: str | None = None
+    tools: ToolState = ToolState()
+
+
+class Appending(Struct, frozen=True, gc=False, tag_field="status", tag="appended"):
+    """The messages are accepted: they are part of the history with the next commit."""
+
+    node_ids: tuple[str, ...]
+    leaf_node_id: str
+
+
+class StaleBranch(Struct, frozen=True, gc=False, tag_field="status", tag="stale_branch", omit_defaults=True):
+    """The node that had to be part of the history is not: nothing was added."""
+
+    current_leaf_node_id: str | None = None

@@ -6,8 +6,26 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct, field
 
+from mainstay.errors import InvalidDefinition
+
 Recovery: TypeAlias = Literal["once", "rerun", "ask"]
 Approval: TypeAlias = Literal["never", "ask"]
+
+
+LEAST_BYTES, LEAST_LINES = 256, 8
+"""Below these an output budget has no room for the marker that says what is missing."""
+
+
+class OutputBudget(Struct, frozen=True, gc=False, omit_defaults=True):
+    """How much of a tool's output the model is shown; None is no limit. What does not fit is kept whole beside it."""
+
+    bytes: int | None = 16 * 1024
+    lines: int | None = 400
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("bytes", self.bytes, LEAST_BYTES), ("lines", self.lines, LEAST_LINES)):
+            if value is not None and (type(value) is not int or value < least):
+                raise InvalidDefinition(f"an output budget of {value!r} {name} is not usable: give {least} or more")
 
 
 class ToolSpec(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -15,6 +33,7 @@ class ToolSpec(Struct, frozen=True, gc=False, omit_defaults=True):
 
     `id` stays the same when the name changes. `recovery` is the contract for a call that was in flight when its
     process died: never repeat (`once`), repeat under the same idempotency key (`rerun`), or ask a person (`ask`).
+    `output_budget` goes before the agent's.
     """
 
     name: str
@@ -29,6 +48,7 @@ class ToolSpec(Struct, frozen=True, gc=False, omit_defaults=True):
     retries: int = 0
     limit: int | None = None
     resource: str | None = None
+    output_budget: OutputBudget | None = None
 
     @property
     def tool_id(self) -> str:
@@ -51,6 +71,15 @@ class BlobRef(Struct, frozen=True, gc=False, tag="blob", omit_defaults=True):
     digest: str
     size: int
     media_type: str = "application/json"
+
+
+class Artifact(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Bytes that a tool put under a name, for later tools of its session and for the host."""
+
+    name: str
+    digest: str
+    size: int
+    media_type: str = "application/octet-stream"
 
 
 class Ok(Struct, frozen=True, gc=False, tag="ok", omit_defaults=True):
@@ -101,3 +130,4 @@ class ToolRecord(Struct, frozen=True, gc=False, omit_defaults=True):
     attempts: int = 1
     repeated: int = 0
     duration_ms: int = 0
+    artifacts: tuple[Artifact, ...] = ()

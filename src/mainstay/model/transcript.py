@@ -8,7 +8,7 @@ from msgspec import Struct, field
 
 from mainstay.model.message import Message, Part, ResultStatus, ToolCall, ToolResult
 from mainstay.model.outcome import Outcome, Waiting
-from mainstay.model.record import Closed, Ended, Framed, Record, Replied, Said, Slot
+from mainstay.model.record import Closed, Ended, Record, Replied, Said, Slot
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome
 
 STATUS: dict[type, ResultStatus] = {
@@ -31,23 +31,21 @@ class Transcript(Struct):
     ended: dict[str, ToolOutcome] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
-        if isinstance(record, Said):
+        if type(record) is Said:
             self.messages.append(record.message)
             return
-        if isinstance(record, Closed):
+        if type(record) is Closed:
             # What the turn gathered last came after the reply that rides here.
             if record.reply is not None:
                 self.add(record.reply)
             if self.calls and not isinstance(record.outcome, Waiting):
                 self.pair(record.outcome)
-        elif isinstance(record, Framed):
-            self.messages[:] = record.summary
         slot = getattr(record, "slot", None)
         if slot is not None:
             self._gathered(slot)
-        if isinstance(record, Replied):
+        if type(record) is Replied:
             self._replied(record)
-        elif isinstance(record, Ended):
+        elif type(record) is Ended:
             self.ended[record.call] = record.outcome
             if len(self.ended) == len(self.calls):
                 self.pair(None)

@@ -6,7 +6,7 @@ lost may be sent again: every one of them recognises itself (`op`, ordinals, gen
 
 from __future__ import annotations
 
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -107,7 +107,11 @@ class CancelWon(Struct, frozen=True, gc=False):
 
 
 class Commit(Write["Committed | CancelWon"], frozen=True, gc=False):
-    """End a turn: the last records, the head moved from `head` to the turn, waits closed, the next input opened."""
+    """End a turn: the last records, the head moved from `head` to the turn, waits closed, the next input opened.
+
+    `tools` are what the turn decided for single tools of its session, `recorded` the revisions of plugins that its
+    records hold.
+    """
 
     scope: Scope
     nodes: tuple[Node, ...]
@@ -116,10 +120,15 @@ class Commit(Write["Committed | CancelWon"], frozen=True, gc=False):
     take: tuple[int, ...] = ()
     cancelled: bool = False
     blobs: tuple[str, ...] = ()
+    tools: dict[str, bool | None] | None = None
+    recorded: dict[str, int] | None = None
+
+
+CancelStatus: TypeAlias = Literal["requested", "already_requested", "completion_won", "unknown"]
 
 
 class CancelReceipt(Struct, frozen=True, gc=False):
-    status: Literal["requested", "already_requested", "completion_won", "unknown"]
+    status: CancelStatus
     turn: int | None = None
     row: SessionRow | None = None
 
@@ -150,6 +159,17 @@ class Resolve(Write[Resolved], frozen=True, gc=False):
     at: int
     worker: str | None = None
     agents: tuple[str, ...] = ()
+
+
+class Configure(Write[SessionRow], frozen=True, gc=False):
+    """Replace the settings of a session, which is created if need be. `expected`: only if they are these still."""
+
+    session_id: str
+    agent: str
+    settings: bytes
+    at: int
+    expected: bytes | None = None
+    blobs: tuple[str, ...] = ()
 
 
 class Resume(Write[SessionRow | None], frozen=True, gc=False):

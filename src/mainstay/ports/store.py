@@ -14,6 +14,9 @@ from mainstay.model.write import SessionFilter, StoreFacts, Write
 
 R = TypeVar("R")
 
+SWEEP_GRACE = 3600.0
+"""Seconds for which a blob that was put is believed to be about to be referred to."""
+
 
 class SessionReads(Protocol):
     """What is on disk now. Reads see every acknowledged write of any process."""
@@ -52,7 +55,7 @@ class WorkerLease(Protocol):
 
 
 class BlobStore(Protocol):
-    """Bytes by their SHA-256. `put` is durable when it returns and safe to repeat."""
+    """Bytes by their SHA-256. `put` is durable when it returns and safe to repeat; repeated, it makes a blob young."""
 
     async def put(self, data: bytes) -> str: ...
 
@@ -83,8 +86,11 @@ class Store(SessionReads, Protocol):
 
     async def facts(self, deep: bool = False) -> StoreFacts: ...
 
-    async def sweep(self) -> int:
-        """Delete blobs that nothing refers to, fenced against writers; returns how many went."""
+    async def sweep(self, grace: float = SWEEP_GRACE) -> int:
+        """Delete blobs that nothing refers to and nobody put within `grace` seconds; returns how many went.
+
+        Fenced against writers: a reference that comes too late is refused with BlobMissing, none is left dangling.
+        """
         ...
 
     def secret(self) -> bytes:

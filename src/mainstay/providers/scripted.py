@@ -90,8 +90,10 @@ class EchoModel:
     async def stream(self, request: ModelRequest) -> AsyncIterator[Delta]:
         said = next((m.text for m in reversed(request.messages) if m.role == "user"), "")
         text = f"You said: {said}"
-        for word in text.split(" "):
-            yield word if word == text.split(" ")[0] else f" {word}"
+        first, *others = text.split(" ")
+        yield first
+        for word in others:
+            yield f" {word}"
         yield ModelResponse(text, model="scripted")
 
 

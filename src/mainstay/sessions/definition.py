@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mainstay.model.agent import AgentSpec, Budget
-from mainstay.model.tool import ToolSpec
+from mainstay.model.tool import OutputBudget, ToolSpec
+from mainstay.plugins.registry import PluginSet
 from mainstay.ports.provider import Provider
+from mainstay.sessions.operations import OperationTable
 from mainstay.tools.catalog import Catalog
+from mainstay.tools.membership import Membership
 
 
 @dataclass(slots=True)
@@ -19,11 +22,14 @@ class Definition:
     name: str
     provider: Provider
     instructions: str = ""
-    catalog: Catalog = field(default_factory=Catalog)
+    catalog: Catalog | Membership = field(default_factory=Catalog)
     budget: Budget = field(default_factory=Budget)
     output_schema: dict[str, Any] | None = None
     output_rule: Callable[[str], Any] | None = None
     revive: Callable[[Any], Any] | None = None
+    output_budget: OutputBudget = field(default_factory=OutputBudget)
+    plugins: PluginSet = field(default_factory=PluginSet)
+    operations: OperationTable = field(default_factory=OperationTable)
 
     def tool_specs(self) -> Sequence[ToolSpec]:
         return self.catalog.specs()

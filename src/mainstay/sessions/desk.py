@@ -7,11 +7,22 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from mainstay.engine.lease import Worker
-from mainstay.errors import RuntimeClosed, SessionDeleted, StoreInherited, TurnFailed, UnknownSession, WrongLoop
-from mainstay.model.ids import mint, turn_id
+from mainstay.errors import (
+    RuntimeClosed,
+    SessionDeleted,
+    StaleSettings,
+    StoreInherited,
+    TurnFailed,
+    UnknownSession,
+    WrongLoop,
+)
+from mainstay.model.ids import mint, split, turn_id
 from mainstay.model.session import Answer, CancelRequest, SessionRow
-from mainstay.model.write import Resolve, Resolved
+from mainstay.model.settings import dump, load
+from mainstay.model.write import Cancel, CancelReceipt, CancelStatus, Configure, Resolve, Resolved
 from mainstay.observe.feed import Feed
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.store import Store
@@ -27,7 +38,7 @@ class Desk:
     def __init__(
         self, worker: Worker, feed: Feed, turns: Turns, definitions: Mapping[str, Definition], inbox: Inbox, runs: bool
     ) -> None:
-        self.feed, self.turns, self.inbox, self._definitions = feed, turns, inbox, definitions
+        self.feed, self.turns, self.inbox, self.definitions = feed, turns, inbox, definitions
         self._worker, self._runs = worker, runs
         self.store: Store = turns.store
         self.clock: Clock = turns.clock
@@ -45,12 +56,15 @@ class Desk:
         if asyncio.get_running_loop() is not self._loop:
             raise WrongLoop
 
+    def definition(self, agent: str) -> Definition | None:
+        return self.definitions.get(agent)
+
     def mint(self, prefix: str) -> str:
         return mint(prefix, self.clock.now(), self._random.bits(40))
 
     def worker_for(self, agent: str) -> str | None:
         """This worker, if it may work on that agent's turns."""
-        return self._worker.id if self._runs and agent in self._definitions and not self.turns.leaving else None
+        return self._worker.id if self._runs and agent in self.definitions and not self.turns.leaving else None
 
     async def outcome(self, session_id: str, turn: int, known: bool) -> TurnResult[Any]:
         """How a turn ends or parks. `known`: it may have done so already."""
@@ -84,13 +98,36 @@ class Desk:
 
     async def resolve(self, wait_id: str, answer: Answer | None) -> Resolved:
         """Resolve a wait, and see to it that its turn goes on."""
-        agents = tuple(self._definitions) if self._runs and not self.turns.leaving else ()
-        resolved = await self.store.write(
-            Resolve(wait_id, answer, self.clock.now(), self._worker.id if agents else None, agents)
-        )
+        agents = tuple(self.definitions) if self._runs and not self.turns.leaving else ()
+        resolve = Resolve(wait_id, answer, self.clock.now(), self._worker.id if agents else None, agents)
+        session_id, _ = split(wait_id.rpartition(":")[0], 3)
+        resolved = await self.turns.write(session_id, resolve)
         if resolved.status == "accepted" and resolved.row is not None:
             self.goes_on(resolved.row)
         return resolved
+
+    async def set_options(self, session_id: str, agent: str, options: Mapping[str, Any]) -> None:
+        """Make the options of a session's plugins durable: recovery has no host code to ask for them."""
+        while True:
+            row = await self.store.session(session_id)
+            settings = load(b"" if row is None else row.settings)
+            wanted = dump(replace(settings, options=settings.options | dict(options)))
+            before = b"" if row is None else row.settings
+            if wanted == before:
+                return
+            try:
+                await self.store.write(Configure(session_id, agent, wanted, self.clock.now(), before))
+            except StaleSettings:
+                continue  # somebody else changed something: on top of that
+            return
+
+    async def cancel(self, session_id: str, agent: str, request: CancelRequest, turn: int | None) -> CancelStatus:
+        """Ask a turn to stop: the running one, or the given one. The request is on disk when this returns."""
+        write = Cancel(session_id, request, self.clock.now(), turn, self.worker_for(agent))
+        receipt: CancelReceipt = await self.turns.write(session_id, write)
+        if receipt.status == "requested" and receipt.row is not None:
+            self.cancelled(receipt.row, request, receipt.turn)
+        return receipt.status
 
     def cancelled(self, row: SessionRow, request: CancelRequest, turn: int | None) -> None:
         """A cancel request is on disk: pass it to the running turn, or work on the turn it woke."""

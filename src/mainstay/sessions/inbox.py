@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 
-from mainstay.engine.journal import spill
+from mainstay.engine.journal import spill, write_referring
 from mainstay.errors import InvalidDefinition, InvalidInput
 from mainstay.model.codec import clean_message, clean_text, encode, encode_checked
 from mainstay.model.message import Message
@@ -43,12 +44,14 @@ class Inbox:
         now = self._clock.now()
         op = f"{self._random.bits(64):016x}"
         record = Said(message, now, op, kind, checked)
-        body, blobs = await spill(self._store, encode_checked(record, "the input"))
+        whole = encode_checked(record, "the input")
+        body, blobs = await spill(self._store, whole)
         digest = hashlib.blake2b(encode((kind == "note", message)), digest_size=16).digest() if key is not None else b""
         worker = self._worker if agent in self._definitions and not self._turns.leaving else None
-        accepted = await self._store.write(
-            Accept(session_id, agent, body, op, now, kind, checked, digest, worker, blobs)
-        )
+        accept = Accept(session_id, agent, body, op, now, kind, checked, digest, worker, blobs)
+        write = functools.partial(self._turns.write, session_id, accept)
+        put_again = functools.partial(spill, self._store, whole)
+        accepted = await (write_referring(write, put_again) if blobs else write())
         if accepted.known:
             return accepted
         if accepted.opened and worker is not None:

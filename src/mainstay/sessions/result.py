@@ -12,7 +12,8 @@ from mainstay.graph.view import TurnView, turn_view
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message
 from mainstay.model.outcome import Finished, Outcome, Waiting, kind_of
-from mainstay.model.record import Record
+from mainstay.model.plugin import Issue
+from mainstay.model.record import Record, slots
 from mainstay.model.tool import ToolRecord
 
 T = TypeVar("T")
@@ -21,7 +22,18 @@ T = TypeVar("T")
 class TurnResult(Generic[T]):
     """How a turn ended, or that it waits. Details are read from its records when they are asked for."""
 
-    __slots__ = ("_history", "_past", "_records", "_revive", "_view", "outcome", "session_id", "turn_id", "usage")
+    __slots__ = (
+        "_history",
+        "_late",
+        "_past",
+        "_revive",
+        "_view",
+        "outcome",
+        "records",
+        "session_id",
+        "turn_id",
+        "usage",
+    )
 
     def __init__(  # noqa: PLR0913  # made in three places, read everywhere
         self,
@@ -32,14 +44,16 @@ class TurnResult(Generic[T]):
         records: Sequence[Record],
         history: list[Message],
         revive: Callable[[Any], Any] | None = None,
+        late: Sequence[Issue] = (),
     ) -> None:
         self.turn_id, self.session_id, self.outcome, self.usage = turn_id, session_id, outcome, usage
-        self._records, self._history, self._past, self._revive = records, history, len(history), revive
+        self.records, self._history, self._past, self._revive = records, history, len(history), revive
         self._view: TurnView | None = None
+        self._late = late
 
     def _read(self) -> TurnView:
         if self._view is None:
-            self._view = turn_view(self.turn_id, self._records)
+            self._view = turn_view(self.turn_id, self.records)
         return self._view
 
     @property
@@ -76,6 +90,11 @@ class TurnResult(Generic[T]):
     def messages(self) -> list[Message]:
         """The whole conversation up to and including this turn."""
         return [*self._history[: self._past], *self._read().messages]
+
+    @property
+    def issues(self) -> list[Issue]:
+        """What went wrong beside the turn without ending it: faults of plugins, mostly."""
+        return [*[issue for slot in slots(self.records) for issue in slot.issues], *self._late]
 
     @property
     def waiting(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
@@ -28,12 +28,16 @@ from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.event import AnyEvent, Gap, TurnCommitted, WaitingFor
 from mainstay.model.message import Message, Text
 from mainstay.model.outcome import PendingCall
-from mainstay.model.record import Ended
+from mainstay.model.record import Ended, InputKind
 from mainstay.model.session import Answer, CancelRequest, SessionRow
 from mainstay.model.tool import OutcomeUnknown
-from mainstay.model.write import Accepted, Branch, Cancel, CancelReceipt, Resolved, Resume
+from mainstay.model.write import Accepted, Branch, CancelStatus, Resolved, Resume
+from mainstay.plugins.operations import OperationOutcome
 from mainstay.sessions.desk import Desk
 from mainstay.sessions.result import TurnResult
+from mainstay.sessions.setup import shown
+from mainstay.sessions.switchboard import Switchboard
+from mainstay.sessions.tooling import SessionTools
 
 
 class Receipt:
@@ -56,10 +60,11 @@ class Receipt:
 class Session:
     """A durable conversation. A handle costs nothing: make as many as you like, in as many processes."""
 
-    __slots__ = ("_desk", "agent", "id")
+    __slots__ = ("_desk", "_options", "agent", "id")
 
-    def __init__(self, desk: Desk, session_id: str, agent: str) -> None:
+    def __init__(self, desk: Desk, session_id: str, agent: str, options: Mapping[str, Any] | None = None) -> None:
         self._desk, self.id, self.agent = desk, session_id, agent
+        self._options = options  # written with the first thing that is said
 
     def __repr__(self) -> str:
         return f"Session({self.id!r}, agent={self.agent!r})"
@@ -75,7 +80,7 @@ class Session:
         the same content is the same turn, however often it is said.
         """
         self._desk.check()
-        accepted = await self._desk.inbox.accept(self.id, self.agent, said, "queue", key)
+        accepted = await self.accept(said, "queue", key)
         if timeout is None:
             return await self._desk.outcome(self.id, accepted.turn, accepted.known)
         try:
@@ -89,17 +94,24 @@ class Session:
     async def send(self, said: str | Message, *, key: str | None = None) -> Receipt:
         """Say something and return as soon as it is on disk. It runs after what was said before it."""
         self._desk.check()
-        return self._receipt(await self._desk.inbox.accept(self.id, self.agent, said, "queue", key))
+        return self._receipt(await self.accept(said, "queue", key))
 
     async def steer(self, said: str | Message, *, key: str | None = None) -> Receipt:
         """Say something to the running turn: it arrives at its next boundary. With none running, it opens a turn."""
         self._desk.check()
-        return self._receipt(await self._desk.inbox.accept(self.id, self.agent, said, "steer", key))
+        return self._receipt(await self.accept(said, "steer", key))
 
     def stream(self, said: str | Message, *, key: str | None = None) -> TurnStream:
         """Say something and watch its turn: `async with session.stream(…) as turn: async for event in turn: …`."""
         self._desk.check()
         return TurnStream(self, said, key)
+
+    async def accept(self, said: str | Message, kind: InputKind, key: str | None) -> Accepted:
+        """Make an input durable; before it, the options that the session was opened with."""
+        if self._options is not None:
+            await self._desk.set_options(self.id, self.agent, self._options)
+            self._options = None
+        return await self._desk.inbox.accept(self.id, self.agent, said, kind, key)
 
     def _receipt(self, accepted: Accepted) -> Receipt:
         return Receipt(self, ids.turn_id(self.id, accepted.turn), accepted.known)
@@ -122,7 +134,7 @@ class Session:
         if row is None:
             return []
         self._usable(row)
-        return list((await self._desk.turns.view(row)).messages)
+        return shown(self._desk.definition(row.agent), row.id, (await self._desk.turns.view(row)).messages)
 
     async def pending(self) -> list[PendingCall]:
         """What waits for a person or an outside completion."""
@@ -133,6 +145,15 @@ class Session:
         self._usable(row)
         return list(await self._desk.turns.pending(row))
 
+    @property
+    def tools(self) -> SessionTools:
+        """What this session is shown, and switching single tools on and off."""
+        return SessionTools(self._desk, self.id, self.agent)
+
+    async def call(self, operation: str, args: Mapping[str, Any] | None = None) -> OperationOutcome:
+        """Call an operation of this session's plugins."""
+        return await Switchboard(self._desk).call(operation, args, agent=self.agent, default=self.id)
+
     def observe(self, cursor: str | None = None) -> AsyncIterator[AnyEvent]:
         """Live events after `cursor`, or from now on, for ever. A gap is an event."""
         self._desk.check()
@@ -140,9 +161,7 @@ class Session:
 
     # ------------------------------------------------------------------ deciding
 
-    async def cancel(
-        self, reason: str = "", *, by: str = "host", turn_id: str | None = None
-    ) -> Literal["requested", "already_requested", "completion_won", "unknown"]:
+    async def cancel(self, reason: str = "", *, by: str = "host", turn_id: str | None = None) -> CancelStatus:
         """Ask the running turn, or the given one, to stop. It commits as cancelled unless its completion won.
 
         Returns once the request is on disk; `result()` tells how the turn ended.
@@ -153,18 +172,13 @@ class Session:
             session_id, (turn,) = ids.split(turn_id, 1)
             if session_id != self.id:
                 raise UnknownTurn(turn_id)
-        request = CancelRequest(clean_text(by), clean_text(reason))
-        receipt: CancelReceipt = await self._desk.store.write(
-            Cancel(self.id, request, self._desk.clock.now(), turn, self._desk.worker_for(self.agent))
-        )
-        if receipt.status == "requested" and receipt.row is not None:
-            self._desk.cancelled(receipt.row, request, receipt.turn)
-        return receipt.status
+        return await self._desk.cancel(self.id, self.agent, CancelRequest(clean_text(by), clean_text(reason)), turn)
 
     async def resume(self) -> bool:
         """Work again on a turn that got stuck (`doctor` says why). False when none is."""
         self._desk.check()
-        row = await self._desk.store.write(Resume(self.id, self._desk.clock.now(), self._desk.worker_for(self.agent)))
+        resume = Resume(self.id, self._desk.clock.now(), self._desk.worker_for(self.agent))
+        row = await self._desk.turns.write(self.id, resume)
         if row is not None:
             self._desk.goes_on(row)
         return row is not None
@@ -308,7 +322,7 @@ class TurnStream:
     async def __aenter__(self) -> TurnStream:
         desk, session = self._session._desk, self._session
         self._position = self._channel.next
-        accepted = await desk.inbox.accept(session.id, session.agent, self._said, "queue", self._key)
+        accepted = await session.accept(self._said, "queue", self._key)
         self.turn_id = ids.turn_id(session.id, accepted.turn)
         self._done = asyncio.create_task(desk.outcome(session.id, accepted.turn, accepted.known))
         return self

@@ -10,38 +10,48 @@ What is in memory of a session (`Resident`) is a cache of what is on disk and ma
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
 from mainstay.engine.executor import ModelCaller
-from mainstay.engine.gate import Leaving
+from mainstay.engine.gate import Leaving, TurnAborted
 from mainstay.engine.journal import Journal, load
 from mainstay.engine.lease import Worker
 from mainstay.engine.supervisor import Supervisor
-from mainstay.errors import Fenced, SessionDeleted, StoreDamaged, StoreUnavailable
+from mainstay.errors import Fenced, InternalError, SessionDeleted, StoreDamaged, StoreUnavailable
+from mainstay.graph.commit import End, ledger
 from mainstay.graph.tree import stretches, turns
 from mainstay.graph.view import View, with_text
 from mainstay.model.effect import CallModel, CancelTurn, Checkpoint, Delivery, Effect, RunTools
 from mainstay.model.event import InputDelivered, TurnCommitted, TurnStarted
 from mainstay.model.ids import split, turn_id
 from mainstay.model.llm import Usage
+from mainstay.model.message import Message
 from mainstay.model.outcome import Outcome, PendingCall, Waiting
-from mainstay.model.record import Closed, Delivered, Record, Replied, Said
+from mainstay.model.plugin import Issue
+from mainstay.model.record import Closed, Delivered, Framed, Record, Replied, Said
 from mainstay.model.session import CancelRequest, SessionRow
 from mainstay.model.tool import Cancelled
-from mainstay.model.write import CancelWon, Claim, Committed, Release, Scope
+from mainstay.model.write import CancelWon, Claim, Committed, Release, Scope, Write
 from mainstay.observe.feed import Feed, TurnEvents
+from mainstay.plugins.turn import TurnPlugins, plugins_of
+from mainstay.ports.services import TraceSink, TurnServices
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.result import TurnResult
+from mainstay.sessions.setup import Overlay, Setup, changed, equip
 from mainstay.tools.dispatch import Dispatcher
 from mainstay.turn.machine import Machine, usage_of
 
 log = logging.getLogger("mainstay.sessions")
+
+R = TypeVar("R")
 
 decode_pending = msgspec.json.Decoder(PendingCall).decode
 
@@ -53,13 +63,20 @@ KEEP_MESSAGES = 400_000
 
 
 class Resident:
-    """What this process keeps of a session: its view, the running turn, and who waits for results by turn."""
+    """What this process keeps of a session: its view, what it runs with, the running turn, and who waits for results.
 
-    __slots__ = ("cancel", "mail", "run", "session_id", "task", "view", "waiters")
+    `setup` is what plugins have in memory; it is as good as the view beside it. `saving` keeps operations from loading
+    plugins while another one puts theirs on disk.
+    """
+
+    __slots__ = ("cancel", "mail", "overlay", "run", "saving", "session_id", "setup", "task", "view", "waiters")
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         self.view: View | None = None
+        self.setup: Setup | None = None
+        self.overlay: Overlay | None = None
+        self.saving = asyncio.Lock()
         self.run: Run | None = None
         self.task: asyncio.Task[None] | None = None
         # What came for the turn that is just being loaded: a cancel request, an input.
@@ -72,6 +89,13 @@ class Resident:
         return self.task is None and not self.waiters
 
 
+class Landed(Struct, frozen=True):
+    """A turn that is committed: how it ended, and the session after it."""
+
+    row: SessionRow
+    end: End
+
+
 class Turns:
     """Runs the turns of the sessions this worker owns."""
 
@@ -82,6 +106,7 @@ class Turns:
         supervisor: Supervisor,
         dispatcher: Dispatcher,
         definitions: Mapping[str, Definition],
+        traces: TraceSink | None = None,
     ) -> None:
         self._worker, self._feed = worker, feed
         self._supervisor, self._dispatcher, self._definitions = supervisor, dispatcher, definitions
@@ -97,6 +122,12 @@ class Turns:
         self._residents: OrderedDict[str, Resident] = OrderedDict()
         self._messages = 0
         self.leaving = False
+        self.deps, self.traces = dispatcher.deps, traces
+        self._services: Callable[[Run], TurnServices] = _no_services
+
+    def serve(self, services: Callable[[Run], TurnServices]) -> None:
+        """Who makes the services that plugins and tools of a turn are given: they need the sessions' side of us."""
+        self._services = self._dispatcher.services = services
 
     # ------------------------------------------------------------------ residents
 
@@ -126,7 +157,7 @@ class Turns:
         if len(self._residents) <= KEEP_SESSIONS:
             return
         for session_id, resident in self._residents.items():
-            if resident.idle:
+            if resident.idle and resident.overlay is None:
                 del self._residents[session_id]
                 return
 
@@ -203,6 +234,38 @@ class Turns:
         closed = Closed(outcome, usage)
         return TurnResult(turn_id(row.id, row.turn), row.id, outcome, usage, [*records, closed], view.messages)
 
+    # ------------------------------------------------------------------ news
+
+    async def write(self, session_id: str, write: Write[R]) -> R:
+        """Send a write that may bring a session something to do. It may land although its caller goes away."""
+        try:
+            return await self._store.write(write)
+        except asyncio.CancelledError:
+            _ = self._supervisor.spawn(self._catch_up(session_id), f"catch up {session_id}")
+            raise
+
+    async def _catch_up(self, session_id: str) -> None:
+        await self._worker.speak()
+        row = await self._store.session(session_id)
+        if row is not None:
+            self.heed(row)
+
+    def heed(self, row: SessionRow) -> None:
+        """What is on disk may be news to the running turn; an open turn of ours that nobody works on is begun."""
+        resident = self.resident(row.id)
+        run, request = resident.run, None if row.cancel is None else decode_cancel(row.cancel)
+        if run is not None:
+            run.journal.mail = True
+            if request is not None and row.turn == run.scope.turn:
+                run.gate.cancel(request)
+            run.gate.nudge()
+        elif resident.task is not None:
+            resident.mail = True
+            if request is not None and row.turn is not None:
+                resident.cancel = (row.turn, request)
+        elif row.turn is not None and row.owner == self._worker.id:
+            self.launch(row)
+
     # ------------------------------------------------------------------ working
 
     def launch(self, row: SessionRow, opening: Said | None = None) -> None:
@@ -246,7 +309,7 @@ class Turns:
             log.warning("turn %s.%s rests: %s", row.id, row.turn, error)
             resident.view = None
             self.tell(row.id, row.turn or 0, error)
-        except Exception as error:
+        except Exception as error:  # whatever it was, it ends with this turn and is told, and harms no other
             log.exception("turn %s.%s failed", row.id, row.turn)
             resident.view = None
             if scope is not None:
@@ -259,89 +322,170 @@ class Turns:
 
     async def _turn(self, resident: Resident, row: SessionRow, scope: Scope, opening: Said | None) -> SessionRow | None:
         """One turn; the session's row after its commit, or None when it was parked or let go."""
-        definition = self._definitions[row.agent]
-        definition.catalog.refresh()
-        name = turn_id(row.id, scope.turn)
         records: list[Record] = [opening] if opening is not None else await self._records(row, scope.turn)
         view = await self._view(resident, row)
-        said = records[0]
-        if not isinstance(said, Said):
-            raise StoreDamaged(f"session {row.id}", f"turn {scope.turn} does not begin with its input")
-        machine = Machine.begin(name, said.message, definition.budget, definition.output_rule)
-        machine.replay(records[1:])
-        journal = Journal(self._store, scope, len(records), self._clock, lambda e: self.tell(row.id, scope.turn, e))
+        setup, refused = await self._equip(resident, row, view, records)
+        run = resident.run = self._begin(setup, scope, view, records)
         if opening is None:
             self._feed.channel(row.id)  # whoever watched it before a restart may come back with an old cursor
-        events = TurnEvents(self._feed, row.id, name, asyncio.get_running_loop())
-        run = resident.run = Run(scope, machine, journal, events, self._clock, definition)
-        run.history, run.records, run.interrupted = view.prompt(), records, row.takeovers
-        journal.mail = opening is None or scope.turn > 1 or resident.mail
+        run.interrupted = row.takeovers
+        run.journal.mail = opening is None or scope.turn > 1 or resident.mail
         resident.mail = False
         if row.cancel is not None:
             run.gate.cancel(decode_cancel(row.cancel))
         elif resident.cancel is not None and resident.cancel[0] == scope.turn:
             run.gate.cancel(resident.cancel[1])
         resident.cancel = None
-        events.emit(TurnStarted, resumed=opening is None and len(records) > 1)
+        run.events.emit(TurnStarted, resumed=opening is None and len(records) > 1)
+        if refused is not None:
+            run.abort(refused)
         try:
             end = await self._drive(run, row)
         except Leaving:
             self._dispatcher.withdraw(run)
-            await journal.flush()
+            await run.journal.flush()
             await self._let_go(scope)
             return None
         finally:
-            resident.run = None
+            # What plugins have in memory is worth something again when the turn is committed.
+            resident.run = resident.setup = None
             self._dispatcher.release(run)
-        return self._ended(resident, run, view, end)
+        late: list[Issue] = []
+        if not isinstance(end, Parked) and setup.plugins is not None:
+            setup.move_on(end.row, end.end)
+            resident.setup = setup
+            late = await self._persisted(run, end.end.outcome)
+        return self._ended(resident, run, view, end, late)
 
-    async def _drive(self, run: Run, row: SessionRow) -> Parked | tuple[Committed, Outcome]:
+    def _begin(self, setup: Setup, scope: Scope, view: View, records: list[Record]) -> Run:
+        """A turn as far as its records tell, ready to be driven on."""
+        said, definition, name = records[0], setup.definition, turn_id(scope.session_id, scope.turn)
+        if not isinstance(said, Said):
+            raise StoreDamaged(f"session {scope.session_id}", f"turn {scope.turn} does not begin with its input")
+        definition.catalog.refresh()
+        machine = Machine.begin(name, said.message, definition.budget, definition.output_rule)
+        machine.replay(records[1:])
+        stalled = functools.partial(self.tell, scope.session_id, scope.turn)
+        journal = Journal(self._store, scope, len(records), self._clock, stalled)
+        events = TurnEvents(self._feed, scope.session_id, name, asyncio.get_running_loop())
+        run = Run(scope, machine, journal, events, self._clock, definition)
+        run.history, run.records, run.resumed = _past(view, records), records, len(records) > 1
+        run.noted = run.resumed
+        if setup.plugins is not None and setup.kept is not None and setup.acts:
+            run.hooks = TurnPlugins(run, setup.plugins, setup.kept, self._services(run), setup.issues)
+            setup.issues = []
+        return run
+
+    async def _equip(
+        self, resident: Resident, row: SessionRow, view: View, records: list[Record]
+    ) -> tuple[Setup, TurnAborted | None]:
+        """What the session runs with; the agent's own definition when a plugin refuses it."""
+        definition = self._definitions[row.agent]
+        if not definition.plugins and not row.settings and resident.overlay is None:
+            return Setup(definition), None
+        before = resident.setup
+        if before is not None and before.fits(row, resident.overlay) and len(records) == 1:
+            return before, None
+        try:
+            made = await equip(definition, row, view, records, self._store.blobs, resident.overlay)
+        except TurnAborted as refused:
+            return Setup(definition), refused
+        if before is not None:
+            made.issues += await changed(before, made)
+        resident.setup = made
+        return made, None
+
+    async def setup(self, row: SessionRow) -> Setup:
+        """What a session runs with, for readers and operations: that of its running turn, or a fresh one."""
+        resident = self.resident(row.id)
+        kept = resident.setup
+        if kept is not None and (resident.run is not None or kept.fits(row, resident.overlay)):
+            return kept
+        view = await self._view(resident, row)
+        records = await self._records(row, row.turn) if row.turn is not None else []
+        definition = self._definitions[row.agent]
+        made = await equip(definition, row, view, records, self._store.blobs, resident.overlay)
+        kept = resident.setup
+        if kept is not None and (resident.run is not None or kept.fits(row, resident.overlay)):
+            return kept  # somebody was faster: all use one, or what one changes the other would undo
+        if resident.run is None and made.plugins is not None and row.turn is None:
+            resident.setup = made
+        return made
+
+    def lay_over(self, session_id: str, overlay: Overlay) -> bool:
+        """Lay tools and prompts over a session from its next turn on; False when that changes nothing."""
+        resident = self.resident(session_id)
+        if overlay.same(resident.overlay):
+            return False
+        resident.overlay = overlay
+        if resident.run is None:
+            resident.setup = None
+        return True
+
+    def forget(self, session_id: str) -> bool:
+        """Drop what is in memory of a session; False while somebody works on it."""
+        resident = self._residents.get(session_id)
+        if resident is None:
+            return True
+        if not resident.idle:
+            return False
+        del self._residents[session_id]
+        return True
+
+    async def _drive(self, run: Run, row: SessionRow) -> Parked | Landed:
         """Drive the turn and commit it. A cancel request that was there first turns the commit into a cancelled one."""
+        told = False
         while True:
-            end = await drive(run, self._handlers)
-            if isinstance(end, Parked):
-                return end
-            slot = run.machine.slot()
-            receipt = await run.journal.commit(row.head, end, run.machine.state.usage, slot)
+            outcome = await drive(run, self._handlers)
+            if isinstance(outcome, Parked):
+                return outcome
+            plugins = plugins_of(run)
+            if plugins is not None and not told:
+                told = True
+                outcome = await plugins.close(outcome)
+            slot = run.slot()
+            if plugins is None:
+                end = End(outcome, run.machine.state.usage, slot, ledger(run.records) if run.noted else None)
+            else:
+                end = plugins.end(outcome, slot)
+            receipt = await run.journal.commit(row.head, end)
             if isinstance(receipt, Committed):
-                return receipt, end
+                return Landed(receipt.row, end)
             assert isinstance(receipt, CancelWon)
             request = decode_cancel(receipt.cancel)
             run.gate.cancel(request)
             run.machine.receive(CancelTurn(request.by, request.reason))
+            if plugins is not None:
+                plugins.take_back(slot)
+
+    async def _persisted(self, run: Run, outcome: Outcome) -> list[Issue]:
+        """Tell plugins that the turn is committed. Whatever they do, it is."""
+        plugins = plugins_of(run)
+        return [] if plugins is None else await plugins.persisted(outcome)
 
     def _ended(
-        self, resident: Resident, run: Run, view: View, end: Parked | tuple[Committed, Outcome]
+        self, resident: Resident, run: Run, view: View, ended: Parked | Landed, late: list[Issue]
     ) -> SessionRow | None:
         """After the commit, or the parking: adopt it, announce it, answer who waits."""
         scope, machine, past = run.scope, run.machine, view.messages
-        if isinstance(end, Parked):
-            outcome: Outcome = Waiting(end.calls)
-            result = TurnResult[Any](
-                run.turn_id, scope.session_id, outcome, machine.state.usage, _as_closed(run, outcome), past
-            )
+        end = End(Waiting(ended.calls), machine.state.usage, machine.slot()) if isinstance(ended, Parked) else ended.end
+        records = [*run.records, Closed(end.outcome, end.usage, slot=end.slot, ledger=end.ledger)]
+        result = TurnResult[Any](
+            run.turn_id, scope.session_id, end.outcome, end.usage, records, past, run.agent.revive, late
+        )
+        if isinstance(ended, Parked):
             self._tell_all(run, result)
             return None
-        committed, outcome = end
-        result = TurnResult(
-            run.turn_id,
-            scope.session_id,
-            outcome,
-            machine.state.usage,
-            _as_closed(run, outcome),
-            past,
-            run.agent.revive,
-        )
-        machine.state.transcript.pair(outcome)
-        view.add(scope.turn, machine.messages())
-        run.events.emit(TurnCommitted, outcome=outcome)
+        machine.state.transcript.pair(end.outcome)
+        view.add(scope.turn, machine.messages(), records if run.hooks is not None or run.resumed else ())
+        run.events.emit(TurnCommitted, outcome=end.outcome)
         self._tell_all(run, result)
-        return committed.row
+        return ended.row
 
     def _tell_all(self, run: Run, result: TurnResult[Any]) -> None:
         """Answer who waits for the turn, and for inputs that were delivered into it."""
         self.tell(run.scope.session_id, run.scope.turn, result)
-        for record in _as_closed(run, result.outcome):
+        for record in result.records:
             for delivered in _delivered(record):
                 self.tell(run.scope.session_id, delivered.input, result)
 
@@ -357,18 +501,20 @@ class Turns:
         reason = f"{type(error).__name__}: {error}"
         try:
             await self._store.write(Release(scope, self._clock.now(), stuck=reason))
-        except Exception as second:
+        except Exception as second:  # the first error is the one to tell; the turn stays ours and is found again
             log.error("turn %s.%s could not be parked: %s", scope.session_id, scope.turn, second)
 
     # ------------------------------------------------------------------ parts of a turn
 
     async def _checkpoint(self, run: Run, effect: Checkpoint) -> None:
-        """Deliver what was said to the running turn since the last boundary."""
+        """Deliver what was said to the running turn since the last boundary, from outside and by plugins."""
         inputs: tuple[Delivered, ...] = ()
         if run.journal.mail:
             run.journal.mail = False
             inputs = await self._mail(run)
-        run.machine.receive(Delivery(inputs))
+        plugins = plugins_of(run)
+        messages = () if plugins is None else await plugins.at(effect.at)
+        run.machine.receive(Delivery(inputs, messages))
 
     async def _mail(self, run: Run) -> tuple[Delivered, ...]:
         found = []
@@ -399,7 +545,7 @@ class Turns:
         # A new object: somebody else may be loading the same history, or running on what is remembered.
         fresh = View()
         if view is not None and 0 < view.head < row.head:
-            fresh = View(view.head, list(view.messages), view.frame)
+            fresh = View(view.head, list(view.messages), view.frame, view.summary, dict(view.snapshots))
         await self._load_view(row, fresh, row.head)
         resident.view = fresh
         return fresh
@@ -441,9 +587,14 @@ class Turns:
         return last
 
 
-def _as_closed(run: Run, outcome: Outcome) -> list[Record]:
-    """The turn's records as its result reads them."""
-    return [*run.records, Closed(outcome, run.machine.state.usage, slot=run.machine.slot())]
+def _past(view: View, records: Sequence[Record]) -> list[Message]:
+    """What a model is shown of the past: in place of it, the frame that this turn began, if it did."""
+    framed = next((r for r in reversed(records) if type(r) is Framed), None) if len(records) > 1 else None
+    return view.prompt() if framed is None else list(framed.summary)
+
+
+def _no_services(run: Run) -> TurnServices:
+    raise InternalError(f"turn {run.turn_id} has plugins, and nobody made services for them")
 
 
 def _delivered(record: Record) -> tuple[Delivered, ...]:

@@ -1,6 +1,7 @@
 """Noticing what happens elsewhere: other processes' writes, dead owners, waits whose time is up.
 
-One loop per Runtime, four times a second. It costs a read of eight bytes while nobody else writes.
+One loop per Runtime, four times a second. It costs a read of eight bytes while nobody else writes. Once an hour it has
+the blobs swept that nobody refers to, beside the loop: a large folder must not keep it from looking.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from mainstay.engine.driver import decode_cancel
 from mainstay.engine.lease import Worker
+from mainstay.engine.supervisor import Supervisor
 from mainstay.errors import MainstayError, StoreError
 from mainstay.model.session import SessionRow, WaitRow
 from mainstay.model.write import Retire
@@ -21,6 +22,7 @@ log = logging.getLogger("mainstay.sessions")
 
 PERIOD = 0.25
 TRIM_SECONDS = 5.0
+SWEEP_SECONDS = 3600.0
 STEP_MS = 1000
 """A clock that is nudged into step moves by less between two looks."""
 RECOVER_AT_ONCE = 256
@@ -62,12 +64,20 @@ class Watch:
     def __init__(self, desk: Desk, worker: Worker, runs: bool) -> None:
         self._desk, self._worker, self._runs = desk, worker, runs
         self._recovering = asyncio.Semaphore(RECOVER_AT_ONCE)
-        self._judged = self._trimmed = desk.clock.monotonic()
+        self._judged = self._trimmed = self._swept = desk.clock.monotonic()
         self._steps = Steps(desk.clock)
         self._unattended: set[str] = set()
+        self._aside = Supervisor()
+        self._sweeping: asyncio.Task[None] | None = None
 
     async def watch(self) -> None:
         """For ever. A store in trouble is tried again; everything else that fails here is a bug, and is logged."""
+        try:
+            await self._watch()
+        finally:
+            await self._aside.stop()
+
+    async def _watch(self) -> None:
         first = True
         while True:
             try:
@@ -75,7 +85,7 @@ class Watch:
                 first = False
             except StoreError as error:
                 log.warning("cannot look at the store: %s", error)
-            except Exception:
+            except Exception:  # a watch that ended would leave every turn of this Runtime to itself
                 log.exception("a fault of ours; the watch goes on for everybody else")
             await asyncio.sleep(PERIOD)
 
@@ -93,6 +103,19 @@ class Watch:
         if clock.monotonic() - self._trimmed >= TRIM_SECONDS:
             self._trimmed = clock.monotonic()
             desk.feed.trim()
+        if clock.monotonic() - self._swept >= SWEEP_SECONDS and (self._sweeping is None or self._sweeping.done()):
+            self._swept = clock.monotonic()
+            self._sweeping = self._aside.spawn(self._sweep(), "mainstay sweep")
+
+    async def _sweep(self) -> None:
+        """Several Runtimes may do this to one store at once: it takes each blob under its lock, or not at all."""
+        try:
+            swept = await self._desk.store.sweep()
+        except StoreError as error:
+            log.warning("cannot sweep the blobs of the store, it is tried again in an hour: %s", error)
+        else:
+            if swept:
+                log.info("swept %d blobs that nothing refers to", swept)
 
     async def _expire(self) -> None:
         """End the waits whose time is up."""
@@ -136,14 +159,8 @@ class Watch:
             if row is None or row.deleted:
                 desk.turns.deleted(resident.session_id)
                 continue
-            run = resident.run
-            if run is not None:
-                run.journal.mail = True
-                if row.cancel is not None and row.turn == run.scope.turn:
-                    run.gate.cancel(decode_cancel(row.cancel))
-                run.gate.nudge()
-            else:
-                desk.goes_on(row)
+            desk.turns.heed(row)
+            if resident.run is None:
                 await self._tell(resident.session_id, list(resident.waiters))
 
     async def _tell(self, session_id: str, turns: list[int]) -> None:

@@ -3,6 +3,9 @@
 A blob is written to a temporary name, synced, renamed, and its folder synced, before any row may refer to it. The sweep
 deletes inside a write transaction what no row refers to, and a reference is checked inside one as well: whichever
 comes first, no row ever points at nothing.
+
+Between its put and the row that refers to it a blob looks like an orphan. So the sweep takes only old ones: a file's
+time of change is when it was last put, be it new or there already.
 """
 
 from __future__ import annotations
@@ -44,11 +47,14 @@ class FileBlobs:
     def write(self, data: bytes) -> str:
         digest = hashlib.sha256(data).hexdigest()
         path = self.path(digest)
-        if not path.exists():
-            try:
+        try:
+            if not _touched(path):
                 self._write(path, data)
-            except OSError as error:
-                raise StoreUnavailable(f"cannot write a blob to {path.parent}: {error.strerror}") from error
+            # One that was there may have been renamed an instant ago, by somebody who has not synced the folder yet.
+            for folder in (path.parent, self.folder, self.folder.parent):
+                _sync_folder(folder)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot write a blob to {path.parent}: {error.strerror}") from error
         return digest
 
     def _write(self, path: Path, data: bytes) -> None:
@@ -62,8 +68,6 @@ class FileBlobs:
             temporary.rename(path)
         finally:
             temporary.unlink(missing_ok=True)
-        for folder in (path.parent, self.folder, self.folder.parent):
-            _sync_folder(folder)
 
     def read(self, digest: str) -> bytes:
         try:
@@ -83,10 +87,29 @@ class FileBlobs:
             if _is_digest(file.parent.name + file.name):  # and not a write under way, or somebody's own file
                 yield file.parent.name + file.name
 
-    def remove(self, digest: str) -> None:
-        """Delete a blob that nobody refers to; one that cannot be deleted is found again by the next sweep."""
+    def old(self, before: int) -> list[str]:
+        """Blobs last put before then, in nanoseconds. What killed puts left behind goes on the way."""
+        try:
+            self.remove_leftovers()
+            return [digest for digest in self.all() if self.is_old(digest, before)]
+        except OSError as error:
+            raise StoreUnavailable(f"cannot look through the blobs in {self.folder}: {error.strerror}") from error
+
+    def is_old(self, digest: str, before: int) -> bool:
+        """Whether a blob is there and was last put before then."""
+        try:
+            return self.path(digest).stat().st_mtime_ns <= before
+        except OSError:
+            return False
+
+    def remove(self, digest: str, before: int) -> None:
+        """Delete a blob that nobody refers to, unless it was put again meanwhile.
+
+        One that cannot be deleted is found by the next sweep.
+        """
         with contextlib.suppress(OSError):
-            self.path(digest).unlink()
+            if self.is_old(digest, before):
+                self.path(digest).unlink()
 
     def remove_leftovers(self) -> None:
         """Delete what puts left behind whose process was killed. A put takes seconds; an hour is nobody's."""
@@ -99,6 +122,15 @@ class FileBlobs:
 
 def _is_digest(name: str) -> bool:
     return len(name) == 64 and all(c in "0123456789abcdef" for c in name)
+
+
+def _touched(path: Path) -> bool:
+    """Make a blob young; False when it is not there, or not ours to touch: then it is written anew."""
+    try:
+        os.utime(path)
+    except OSError:
+        return False
+    return True
 
 
 def _sync_folder(folder: Path) -> None:

@@ -12,19 +12,26 @@ import fcntl
 import logging
 import os
 import struct
+import time
 from pathlib import Path
 
 from msgspec import Struct
 
-from mainstay.errors import StoreUnavailable
+from mainstay.errors import StoreInherited, StoreUnavailable
 
 log = logging.getLogger("mainstay.store")
 
 _FORMAT = struct.Struct("<QQQQ")
 
 
+PATIENCE = 10.0
+"""Seconds to wait for whoever writes. A transaction takes milliseconds; one that does not end was stopped in it."""
+
 _locks: set[int] = set()
 """Descriptors of this process that hold locks, or may."""
+
+_inherited: dict[tuple[int, int], int] = {}
+"""Lock files that were open when this process was forked, and the parent that had them open."""
 
 
 def open_lock(path: Path) -> int:
@@ -44,9 +51,16 @@ def close_lock(descriptor: int) -> bool:
     return True
 
 
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
 def _in_child() -> None:
     while _locks:
-        os.close(_locks.pop())
+        descriptor = _locks.pop()
+        _inherited[_identity(descriptor)] = os.getppid()
+        os.close(descriptor)
 
 
 os.register_at_fork(after_in_child=_in_child)
@@ -64,14 +78,44 @@ class Noted(Struct, frozen=True):
 class LockFile:
     """One per store and process. Used by the writer's thread; `noted` may be read from any."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, patience: float = PATIENCE) -> None:
+        self._path, self._patience = path, patience
         try:
             self._descriptor = open_lock(path)
         except OSError as error:
             raise StoreUnavailable(f"cannot open {path}: {error.strerror}") from None
+        parent = _inherited.get(_identity(self._descriptor))
+        if parent is not None:
+            # SQLite believes that the parent's locks are this process's own, and takes none: a parent that leaves
+            # would remove the WAL under the child.
+            self.close()
+            raise StoreInherited(parent, os.getpid())
 
     def hold(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        """Wait for it, but not for ever: a process that was stopped in a transaction must not stop all in silence."""
+        until = time.monotonic() + self._patience
+        while not self._try():
+            if time.monotonic() > until:
+                raise StoreUnavailable(
+                    f"another process has held {self._path} for {self._patience:g} s: it was stopped in a transaction, "
+                    "or its disk does not answer; let it go on, or end it"
+                )
+            time.sleep(0.001)
+
+    def _try(self) -> bool:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def in_place(self) -> bool:
+        """Whether its name still leads to it: who locked another file by that name would not be kept out."""
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == _identity(self._descriptor)
 
     def free(self) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -15,9 +16,15 @@ from msgspec.structs import replace
 from mainstay.errors import BlobMissing, MainstayError
 from mainstay.model.session import InboxRow, Node, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import SessionFilter, StoreFacts, Write
+from mainstay.ports.host import Clock
+from mainstay.ports.store import SWEEP_GRACE
 from mainstay.stores import rules
 
 R = TypeVar("R")
+
+
+def _system_time() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class MemoryRows:
@@ -34,6 +41,7 @@ class MemoryRows:
         self.waits_by_sid: dict[int, dict[str, None]] = {}
         self.workers: dict[str, WorkerRow] = {}
         self.blobs: dict[str, bytes] = {}
+        self.blob_puts: dict[str, int] = {}
         self.blob_refs: dict[str, set[int]] = {}
         self.alive: set[str] = set()
         self.secret = secrets.token_bytes(32)
@@ -58,6 +66,9 @@ class MemoryRows:
             self.open_sids.pop(row.sid, None)
         else:
             self.open_sids[row.sid] = None
+
+    def put_settings(self, sid: int, settings: bytes) -> None:
+        """Nothing to do: the row itself keeps them here."""
 
     def owned_by(self, worker_id: str) -> list[SessionRow]:
         return [row for sid in self.open_sids if (row := self.by_sid[sid]).owner == worker_id]
@@ -141,10 +152,11 @@ class MemoryRows:
 
 
 class MemoryStore:
-    """A store whose rows live as long as their object."""
+    """A store whose rows live as long as their object. `clock` tells the age of blobs; without one, the system does."""
 
-    def __init__(self, rows: MemoryRows | None = None) -> None:
+    def __init__(self, rows: MemoryRows | None = None, clock: Clock | None = None) -> None:
         self.rows = rows or MemoryRows()
+        self._now = clock.now if clock is not None else _system_time
         self._ours = 0
         self._others = 0
 
@@ -215,10 +227,11 @@ class MemoryStore:
         live = sum(1 for r in rows.by_sid.values() if not r.deleted)
         return StoreFacts("memory", "memory", 0, live, len(bodies), len(rows.blobs), sum(map(len, bodies)))
 
-    async def sweep(self) -> int:
-        orphans = [d for d in self.rows.blobs if not self.rows.blob_refs.get(d)]
+    async def sweep(self, grace: float = SWEEP_GRACE) -> int:
+        rows, before = self.rows, self._now() - round(grace * 1000)
+        orphans = [d for d in rows.blobs if not rows.blob_refs.get(d) and rows.blob_puts[d] <= before]
         for digest in orphans:
-            del self.rows.blobs[digest]
+            del rows.blobs[digest], rows.blob_puts[digest]
         return len(orphans)
 
     def secret(self) -> bytes:
@@ -229,7 +242,7 @@ class MemoryStore:
 
     @property
     def blobs(self) -> MemoryBlobs:
-        return MemoryBlobs(self.rows)
+        return MemoryBlobs(self.rows, self._now)
 
 
 class MemoryLease:
@@ -249,12 +262,12 @@ class MemoryLease:
 
 
 class MemoryBlobs:
-    def __init__(self, rows: MemoryRows) -> None:
-        self._rows = rows
+    def __init__(self, rows: MemoryRows, now: Callable[[], int] = _system_time) -> None:
+        self._rows, self._now = rows, now
 
     async def put(self, data: bytes) -> str:
         digest = hashlib.sha256(data).hexdigest()
-        self._rows.blobs[digest] = data
+        self._rows.blobs[digest], self._rows.blob_puts[digest] = data, self._now()
         return digest
 
     async def get(self, digest: str) -> bytes:

@@ -22,6 +22,7 @@ from mainstay.errors import (
     InvalidSessionId,
     KeyConflict,
     SessionDeleted,
+    StaleSettings,
     UnknownSession,
     WrongAgent,
 )
@@ -29,6 +30,7 @@ from mainstay.model.codec import encode
 from mainstay.model.ids import turn_id
 from mainstay.model.record import Joined
 from mainstay.model.session import CancelRequest, Fork, InboxRow, Node, SessionRow, WaitRow, WorkerRow
+from mainstay.model.settings import committed, forked
 from mainstay.model.write import (
     Accept,
     Accepted,
@@ -43,6 +45,7 @@ from mainstay.model.write import (
     Claimed,
     Commit,
     Committed,
+    Configure,
     Delete,
     Release,
     Resolve,
@@ -67,6 +70,7 @@ class Rows(Protocol):
     def session_by_sid(self, sid: int) -> SessionRow | None: ...
     def add_session(self, row: SessionRow) -> SessionRow: ...
     def put_session(self, row: SessionRow) -> None: ...
+    def put_settings(self, sid: int, settings: bytes) -> None: ...
     def owned_by(self, worker_id: str) -> list[SessionRow]: ...
     def forks_of(self, sid: int) -> int: ...
 
@@ -170,9 +174,11 @@ def claim(rows: Rows, write: Claim) -> Claimed:
     if row.generation != write.generation or row.owner == write.worker:
         return Claimed(row, won=False)
     takeovers = row.takeovers + (row.owner is not None)
-    if takeovers > MAX_TAKEOVERS:
+    if row.owner is not None and takeovers % (MAX_TAKEOVERS + 1) == 0:
+        # Counted on when a person resumes the turn: a takeover is a model call that may have been asked for nothing.
         why = f"{MAX_TAKEOVERS} workers in a row died on this turn without a new record"
-        row = replace(row, state="stuck", owner=None, generation=row.generation + 1, reason=why, updated=write.at)
+        row = replace(row, state="stuck", owner=None, generation=row.generation + 1, takeovers=takeovers, reason=why)
+        row = replace(row, updated=write.at)
         rows.put_session(row)
         return Claimed(row, won=False)
     row = replace(
@@ -233,6 +239,8 @@ def commit(rows: Rows, write: Commit) -> Committed | CancelWon:
     else:
         rows.drop_mail(scope.sid, mail.input)
         row = replace(row, head=scope.turn, turn=mail.input, takeovers=0, cancel=mail.cancel, updated=write.at)
+    if write.tools or row.settings:
+        row = _configured(rows, row, committed(row.settings, write.tools, write.recorded))
     rows.put_session(row)
     return Committed(row)
 
@@ -336,6 +344,29 @@ def resume(rows: Rows, write: Resume) -> SessionRow | None:
     return row
 
 
+def configure(rows: Rows, write: Configure) -> SessionRow:
+    row = rows.session(write.session_id)
+    if row is not None:
+        _check_usable(row, write.agent)
+        if row.settings == write.settings:
+            return row
+    if write.expected is not None and write.expected != (b"" if row is None else row.settings):
+        raise StaleSettings(write.session_id)
+    _check_blobs(rows, write.blobs)
+    if row is None:
+        row = rows.add_session(SessionRow(0, write.session_id, write.agent, created=write.at, updated=write.at))
+    rows.add_blobs(row.sid, write.blobs)
+    row = replace(_configured(rows, row, write.settings), updated=write.at)
+    rows.put_session(row)
+    return row
+
+
+def _configured(rows: Rows, row: SessionRow, settings: bytes) -> SessionRow:
+    if settings != row.settings:
+        rows.put_settings(row.sid, settings)
+    return replace(row, settings=settings)
+
+
 def resolve(rows: Rows, write: Resolve) -> Resolved:
     wait = rows.wait(write.wait_id)
     if wait is None or wait.state == "revoked":
@@ -361,8 +392,8 @@ def _wake(row: SessionRow, worker: str | None) -> SessionRow:
     if row.owner is not None:
         return row
     if worker is None:
-        return replace(row, state="open", reason=None, takeovers=0)
-    return replace(row, state="open", owner=worker, generation=row.generation + 1, reason=None, takeovers=0)
+        return replace(row, state="open", reason=None)
+    return replace(row, state="open", owner=worker, generation=row.generation + 1, reason=None)
 
 
 def branch(rows: Rows, write: Branch) -> SessionRow:
@@ -376,8 +407,13 @@ def branch(rows: Rows, write: Branch) -> SessionRow:
     if existing is not None:
         if existing.fork == fork and existing.agent == write.agent and not existing.deleted:
             return existing
-        raise InvalidSessionId(write.session_id)
-    return rows.add_session(SessionRow(0, write.session_id, write.agent, fork=fork, created=write.at, updated=write.at))
+        raise InvalidSessionId(write.session_id, "it is taken, and ids are used once per store: choose another")
+    row = SessionRow(0, write.session_id, write.agent, fork=fork, created=write.at, updated=write.at)
+    row = rows.add_session(row)
+    if source.settings:
+        row = _configured(rows, row, forked(source.settings))
+        rows.put_session(row)
+    return row
 
 
 def delete(rows: Rows, write: Delete) -> bool:
@@ -396,6 +432,7 @@ def delete(rows: Rows, write: Delete) -> bool:
         reason=None,
         updated=write.at,
     )
+    row = _configured(rows, row, b"")
     rows.put_session(row)
     _collect(rows, row)
     return True
@@ -459,6 +496,7 @@ RULES: dict[type, Callable[[Rows, Any], Any]] = {
     Cancel: cancel,
     Resolve: resolve,
     Resume: resume,
+    Configure: configure,
     Branch: branch,
     Delete: delete,
     Beat: beat,

@@ -95,6 +95,10 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         ) WITHOUT ROWID
         """,
     ),
+    2: (
+        # Beside the sessions, because few have any. The body begins with its own checksum (`sql.sealed`).
+        "CREATE TABLE settings (sid INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    ),
 }
 
 VERSION = max(MIGRATIONS)

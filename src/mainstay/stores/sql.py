@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.model.session import Fork, InboxRow, Node, SessionRow, WaitRow, WorkerRow
@@ -19,17 +20,27 @@ WAIT = "id, sid, turn, call, kind, state, due, body, answer, crc"
 MAIL = "sid, input, kind, cancel, crc"
 WORKER = "id, host, boot, pid, started, beat, term_ms"
 
-SESSION_BY_ID = f"SELECT {SESSION} FROM sessions WHERE id = ?"
-SESSION_BY_SID = f"SELECT {SESSION} FROM sessions WHERE sid = ?"
-OPEN_SESSIONS = f"SELECT {SESSION} FROM sessions INDEXED BY sessions_open WHERE turn IS NOT NULL"
+SESSION_ROW = f"{SESSION}, (SELECT body FROM settings WHERE settings.sid = sessions.sid)"
+"""What `session_row` reads."""
+
+SESSION_BY_ID = f"SELECT {SESSION_ROW} FROM sessions WHERE id = ?"
+SESSION_BY_SID = f"SELECT {SESSION_ROW} FROM sessions WHERE sid = ?"
+OPEN_SESSIONS = f"SELECT {SESSION_ROW} FROM sessions INDEXED BY sessions_open WHERE turn IS NOT NULL"
 ADD_SESSION = f"INSERT INTO sessions ({SESSION}) VALUES (NULL{', ?' * 18})"
 PUT_SESSION = (
     "UPDATE sessions SET head = ?, next = ?, turn = ?, state = ?, owner = ?, generation = ?, takeovers = ?, "
     "cancel = ?, reason = ?, fork_sid = ?, fork_turn = ?, fork_ordinal = ?, updated = ?, deleted = ?, crc = ? "
     "WHERE sid = ?"
 )
+FIRST_MAIL = f"SELECT {MAIL} FROM inbox WHERE sid = ? AND kind != 'note' ORDER BY input LIMIT 1"
+SOME_MAIL = (
+    "SELECT EXISTS (SELECT 1 FROM inbox WHERE sid = ?), EXISTS (SELECT 1 FROM inbox WHERE sid = ? AND kind != 'queue')"
+)
 ADD_NODE = "INSERT OR IGNORE INTO nodes (place, crc, body) VALUES (?, ?, ?)"
 NODES = "SELECT place, crc, body FROM nodes WHERE place BETWEEN ? AND ? ORDER BY place"
+
+REMEMBERED = 4096
+"""Sessions whose rows are remembered between transactions."""
 
 MAX_SID, MAX_TURN, MAX_ORDINAL = 2**27 - 1, 2**20 - 1, 2**16 - 1
 
@@ -69,15 +80,27 @@ def unsealed(table: str, found: tuple[Any, ...]) -> tuple[Any, ...]:
     return found[:-1]
 
 
+def sealed(sid: int, settings: bytes) -> bytes:
+    """Settings as they are stored: after a checksum that belongs to their session."""
+    return zlib.crc32(settings, sid & 0xFFFFFFFF).to_bytes(4, "big") + settings
+
+
+def opened(sid: int, body: bytes) -> bytes:
+    """Settings as they were stored; refused when they are not those that were written."""
+    if sealed(sid, body[4:]) != body:
+        raise sqlite3.DatabaseError("malformed row of settings: it does not match its checksum")
+    return body[4:]
+
+
 def session_row(found: tuple[Any, ...]) -> SessionRow:
-    if seal(found[1:-1]) != found[-1]:  # without the number, which SQLite chose after the row was sealed
+    if seal(found[1:-2]) != found[-2]:  # without the number, which SQLite chose after the row was sealed
         raise sqlite3.DatabaseError("malformed row of sessions: it does not match its checksum")
     (sid, id_, agent, head, next_, turn, state, owner, generation, takeovers, cancel, reason, *rest) = found
-    fork_sid, fork_turn, fork_ordinal, created, updated, deleted, _ = rest
+    fork_sid, fork_turn, fork_ordinal, created, updated, deleted, _, settings = rest
     fork = None if fork_sid is None else Fork(fork_sid, fork_turn, fork_ordinal)
     return SessionRow(
         sid, id_, agent, head, next_, turn, state, owner, generation, takeovers, cancel, reason, fork,
-        created, updated, bool(deleted),
+        created, updated, bool(deleted), b"" if settings is None else opened(sid, settings),
     )  # fmt: skip
 
 
@@ -99,15 +122,48 @@ def _values(row: SessionRow) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+class Known(Struct):
+    """What is known of a session that somebody works on. `mail`, `waits`: whether it may have any."""
+
+    row: SessionRow
+    mail: bool = True
+    waits: bool = True
+
+
 class SqlRows:
-    """A transaction of a SQLite connection, seen as rows."""
+    """A transaction of a SQLite connection, seen as rows.
+
+    The owner of a turn writes to it again and again, and every write begins with the session's row. What this
+    connection has written is therefore remembered, until anybody else commits anything or a transaction is undone.
+    """
 
     def __init__(self, connection: sqlite3.Connection, has_blob: Callable[[str], bool]) -> None:
         self._do = connection.execute
+        self._known: dict[int, Known] = {}
+        self._version = -1
         self._many = connection.executemany
         self._has_blob = has_blob
         # Identity of the last record written in this transaction; (0, 0) when records were deleted since.
         self.last: tuple[int, int] | None = None
+
+    def begin(self) -> None:
+        """In a new transaction: is what is remembered still so?"""
+        self.last = None
+        version = self._do("PRAGMA data_version").fetchone()[0]
+        if version != self._version or len(self._known) > REMEMBERED:
+            self.forget()
+            self._version = version
+
+    def forget(self) -> None:
+        self._known.clear()
+
+    def _remember(self, row: SessionRow, new: bool = False) -> None:
+        if row.owner is None:
+            self._known.pop(row.sid, None)
+        elif (known := self._known.get(row.sid)) is not None:
+            known.row = row
+        else:
+            self._known[row.sid] = Known(row, mail=not new, waits=not new)
 
     def _one(self, sql: str, *args: Any) -> Any:
         return self._do(sql, args).fetchone()
@@ -119,18 +175,31 @@ class SqlRows:
         return None if found is None else session_row(found)
 
     def session_by_sid(self, sid: int) -> SessionRow | None:
+        known = self._known.get(sid)
+        if known is not None:
+            return known.row
         found = self._do(SESSION_BY_SID, (sid,)).fetchone()
-        return None if found is None else session_row(found)
+        if found is None:
+            return None
+        row = session_row(found)
+        self._remember(row)
+        return row
 
     def add_session(self, row: SessionRow) -> SessionRow:
         values = _values(row)
         cursor = self._do(ADD_SESSION, (*values, seal(values)))
-        return replace(row, sid=cursor.lastrowid)
+        row = replace(row, sid=cursor.lastrowid)
+        self._remember(row, new=True)
+        return row
 
     def put_session(self, row: SessionRow) -> None:
+        self._remember(row)
         values = _values(row)
         # Neither the id nor the agent nor the birth of a session ever changes.
         self._do(PUT_SESSION, (*values[2:14], *values[15:], seal(values), row.sid))
+
+    def put_settings(self, sid: int, settings: bytes) -> None:
+        self._do("INSERT OR REPLACE INTO settings (sid, body) VALUES (?, ?)", (sid, sealed(sid, settings)))
 
     def owned_by(self, worker_id: str) -> list[SessionRow]:
         return [session_row(r) for r in self._do(f"{OPEN_SESSIONS} AND owner = ?", (worker_id,))]
@@ -170,7 +239,7 @@ class SqlRows:
     def drop_session_data(self, sid: int) -> None:
         self.last = (0, 0)
         self._do("DELETE FROM nodes WHERE place BETWEEN ? AND ?", (sid << 36, ((sid + 1) << 36) - 1))
-        for table in ("inbox", "keys", "blobs"):
+        for table in ("inbox", "keys", "blobs", "settings"):
             self._do(f"DELETE FROM {table} WHERE sid = ?", (sid,))
 
     def add_blobs(self, sid: int, digests: Iterable[str]) -> None:
@@ -183,17 +252,27 @@ class SqlRows:
     # ------------------------------------------------------------------ inbox
 
     def first_mail(self, sid: int) -> InboxRow | None:
-        found = self._one(f"SELECT {MAIL} FROM inbox WHERE sid = ? AND kind != 'note' ORDER BY input LIMIT 1", sid)
+        if (known := self._known.get(sid)) is not None and not known.mail:
+            return None
+        found = self._one(FIRST_MAIL, sid)
         return None if found is None else mail_row(found)
 
     def has_mail(self, sid: int) -> bool:
-        return self._one("SELECT 1 FROM inbox WHERE sid = ? AND kind != 'queue' LIMIT 1", sid) is not None
+        known = self._known.get(sid)
+        if known is not None and not known.mail:
+            return False
+        some, for_the_turn = self._one(SOME_MAIL, sid, sid)
+        if known is not None:
+            known.mail = bool(some)
+        return bool(for_the_turn)
 
     def mail(self, sid: int, number: int) -> InboxRow | None:
         found = self._one(f"SELECT {MAIL} FROM inbox WHERE sid = ? AND input = ?", sid, number)
         return None if found is None else mail_row(found)
 
     def put_mail(self, row: InboxRow) -> None:
+        if (known := self._known.get(row.sid)) is not None:
+            known.mail = True
         values = (row.sid, row.input, row.kind, row.cancel)
         self._do(f"INSERT OR REPLACE INTO inbox ({MAIL}) VALUES (?, ?, ?, ?, ?)", (*values, seal(values)))
 
@@ -207,12 +286,16 @@ class SqlRows:
         return None if found is None else wait_row(found)
 
     def put_wait(self, row: WaitRow) -> None:
+        if (known := self._known.get(row.sid)) is not None:
+            known.waits = True
         values = (row.id, row.sid, row.turn, row.call, row.kind, row.state, row.due, row.body, row.answer)
         self._do(
             f"INSERT OR REPLACE INTO waits ({WAIT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*values, seal(values))
         )
 
     def open_waits(self, sid: int) -> list[WaitRow]:
+        if (known := self._known.get(sid)) is not None and not known.waits:
+            return []
         return [wait_row(r) for r in self._do(f"SELECT {WAIT} FROM waits WHERE sid = ? AND state = 'open'", (sid,))]
 
     # ------------------------------------------------------------------ workers

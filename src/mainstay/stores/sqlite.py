@@ -17,10 +17,9 @@ import contextlib
 import fcntl
 import logging
 import os
-import secrets
 import sqlite3
-import zlib
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -30,49 +29,53 @@ from mainstay.errors import (
     MainstayError,
     StoreDamaged,
     StoreInherited,
-    StoreTooNew,
     StoreUnavailable,
 )
 from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import SessionFilter, StoreFacts, Write
+from mainstay.ports.store import SWEEP_GRACE
 from mainstay.stores import rules, schema, sql
 from mainstay.stores.blobs import FileBlobs
+from mainstay.stores.connection import (
+    bad_nodes,
+    checksum,
+    connect,
+    identity,
+    is_referred_to,
+    mapped,
+    migrate,
+    read_nodes,
+    reading,
+)
 from mainstay.stores.lockfile import LockFile, Noted, close_lock, open_lock
-from mainstay.stores.sql import SqlRows, mail_row, node_crc, session_row, wait_row
+from mainstay.stores.sql import SqlRows, mail_row, session_row, wait_row
 from mainstay.stores.writer import Done, GroupWriter
 
 R = TypeVar("R")
 
 log = logging.getLogger("mainstay.store")
 
-PAGE_SIZE = 1024
 CHECKPOINT_WRITES = 2048
 """Fold the WAL back after so many writes: some megabytes. Its file keeps its size, so size says nothing."""
 INLINE_TURNS = 64
 """A read of at most so many turns is done on the event loop: it takes less time than a change of threads."""
-
-DAMAGE = ("malformed", "no such ", "Could not decode", "unsupported file format")
-"""Damage for which SQLite or its driver has no code of its own."""
-
-HINTS = {
-    "SQLITE_FULL": "the disk is full: free space and try again",
-    "SQLITE_READONLY": "the file or its folder is read-only: make it writable",
-    "SQLITE_BUSY": "another program holds a write lock on the file: let it finish its transaction",
-    "SQLITE_LOCKED": "another program holds a write lock on the file: let it finish its transaction",
-    "SQLITE_CANTOPEN": "the file cannot be opened: check that its folder exists and is writable",
-    "SQLITE_IOERR": "the disk reported an error: check it, then try again",
-}
+SWEEP_AT_ONCE = 256
+"""Blobs that go in one transaction: everybody else's writes wait for it."""
 
 
 class Sweep(Write[int], frozen=True):
-    """Delete blobs without a reference."""
+    """Delete those of `digests` that nothing refers to and that were last put before then, in nanoseconds."""
+
+    digests: tuple[str, ...]
+    before: int
 
 
 class SqliteStore:
     """A store in one file, which several processes may have open."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        # Whole, and without links: a host may change its folder, and a file has one lock whatever it is called.
+        self.path = Path(os.path.realpath(path))
         self.blobs = FileBlobs(Path(f"{self.path}-blobs"))
         self._pid = os.getpid()
         self._file: WriterFile | None = None
@@ -85,27 +88,26 @@ class SqliteStore:
 
     async def open(self) -> None:
         self._pid = os.getpid()
-        self._file = await asyncio.to_thread(WriterFile, self.path, self.blobs)
+        self._file = await _whole(WriterFile, self.path, self.blobs)
         self._secret = self._file.secret
         try:
-            with _reading(self.path):
-                self._reader = _connect(self.path)
+            with reading(self.path):
+                self._reader = connect(self.path)
                 self._reader.execute("PRAGMA query_only = 1")
-        except BaseException:
+        except BaseException:  # also when the opening is cancelled: the lock must not stay behind
             self._file.close()
             raise
         self._writer = GroupWriter(self._file, f"mainstay-writer {self.path.name}")
-        self._writer.start()
+        self._writer.start(asyncio.get_running_loop())
         self._others = self._file.others()
 
     async def close(self) -> None:
         if self._writer is None or self._file is None or self._reader is None or self._pid != os.getpid():
             return  # a forked child leaves its parent's connections alone
-        writer, self._writer = self._writer, None
-        await asyncio.to_thread(writer.stop)
-        self._reader.close()
-        self._file.close()
+        parts, self._writer = (self._writer.stop, self._reader.close, self._file.close), None
         self._reader = self._file = None
+        # On a thread, which a cancelled caller does not stop half-way.
+        await asyncio.get_running_loop().run_in_executor(None, _each, parts)
 
     def _live(self) -> sqlite3.Connection:
         if self._pid != os.getpid():
@@ -129,8 +131,19 @@ class SqliteStore:
         else:
             self._writer.submit(write, done)
 
-    async def sweep(self) -> int:
-        return await self.write(Sweep())
+    async def sweep(self, grace: float = SWEEP_GRACE) -> int:
+        self._live()
+        before, swept = time.time_ns() - round(grace * 1e9), 0
+        # Chosen in pieces outside of any transaction, so that a folder full of blobs stops nobody. Whether they really
+        # go is decided in the transaction that deletes them.
+        old = await asyncio.to_thread(self.blobs.old, before)
+        for at in range(0, len(old), SWEEP_AT_ONCE):
+            with reading(self.path):
+                orphans = [d for d in old[at : at + SWEEP_AT_ONCE] if not is_referred_to(self._live(), d)]
+            if orphans:
+                swept += await self.write(Sweep(tuple(orphans), before))
+            await asyncio.sleep(0)
+        return swept
 
     @property
     def batches(self) -> int:
@@ -140,12 +153,12 @@ class SqliteStore:
     # ------------------------------------------------------------------ reading
 
     async def session(self, session_id: str) -> SessionRow | None:
-        with _reading(self.path):
+        with reading(self.path):
             found = self._live().execute(sql.SESSION_BY_ID, (session_id,)).fetchone()
             return None if found is None else session_row(found)
 
     async def session_by_sid(self, sid: int) -> SessionRow | None:
-        with _reading(self.path):
+        with reading(self.path):
             found = self._live().execute(sql.SESSION_BY_SID, (sid,)).fetchone()
             return None if found is None else session_row(found)
 
@@ -159,29 +172,29 @@ class SqliteStore:
             clauses.append("substr(id, 1, ?) = ?")
             args += [len(wanted.prefix), wanted.prefix]
         where = " AND ".join(clauses)
-        with _reading(self.path):
+        with reading(self.path):
             found = self._live().execute(
-                f"SELECT {sql.SESSION} FROM sessions WHERE {where} ORDER BY updated DESC, sid DESC LIMIT ?",
+                f"SELECT {sql.SESSION_ROW} FROM sessions WHERE {where} ORDER BY updated DESC, sid DESC LIMIT ?",
                 (*args, wanted.limit),
             )
             return [session_row(r) for r in found]
 
     async def open_sessions(self) -> list[SessionRow]:
-        with _reading(self.path):
+        with reading(self.path):
             return [session_row(r) for r in self._live().execute(sql.OPEN_SESSIONS)]
 
     async def nodes(self, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
         live = self._live()
         if last - first < INLINE_TURNS:
-            return _nodes(self.path, live, sid, first, last)
+            return read_nodes(self.path, live, sid, first, last)
         return await asyncio.to_thread(self._nodes_aside, sid, first, last)
 
     def _nodes_aside(self, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
-        with contextlib.closing(_connect(self.path)) as connection:
-            return _nodes(self.path, connection, sid, first, last)
+        with contextlib.closing(connect(self.path)) as connection:
+            return read_nodes(self.path, connection, sid, first, last)
 
     async def inbox(self, sid: int) -> list[InboxRow]:
-        with _reading(self.path):
+        with reading(self.path):
             found = self._live().execute(f"SELECT {sql.MAIL} FROM inbox WHERE sid = ? ORDER BY input", (sid,))
             return [mail_row(r) for r in found]
 
@@ -191,17 +204,17 @@ class SqliteStore:
             where, args = "sid = ?", [sid]
         if due is not None:
             where, args = f"{where} AND due IS NOT NULL AND due <= ?", [*args, due]
-        with _reading(self.path):
+        with reading(self.path):
             found = self._live().execute(f"SELECT {sql.WAIT} FROM waits WHERE {where} ORDER BY id", args)
             return [wait_row(r) for r in found]
 
     async def wait(self, wait_id: str) -> WaitRow | None:
-        with _reading(self.path):
+        with reading(self.path):
             found = self._live().execute(f"SELECT {sql.WAIT} FROM waits WHERE id = ?", (wait_id,)).fetchone()
             return None if found is None else wait_row(found)
 
     async def workers(self) -> list[WorkerRow]:
-        with _reading(self.path):
+        with reading(self.path):
             return [WorkerRow(*r) for r in self._live().execute(f"SELECT {sql.WORKER} FROM workers ORDER BY id")]
 
     async def changed(self) -> bool:
@@ -216,14 +229,14 @@ class SqliteStore:
         return await asyncio.to_thread(self._facts_aside, deep)
 
     def _facts_aside(self, deep: bool) -> StoreFacts:
-        with contextlib.closing(_connect(self.path)) as connection, _reading(self.path):
+        with contextlib.closing(connect(self.path)) as connection, reading(self.path):
             checks = [str(r[0]) for r in connection.execute("PRAGMA integrity_check(20)")] if deep else []
             sessions, nodes = (
                 connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
                 for table in ("sessions WHERE deleted = 0", "nodes")
             )
             if deep:
-                checks += _bad_nodes(connection)
+                checks += bad_nodes(connection)
         files = [self.path, Path(f"{self.path}-wal")]
         size = sum(f.stat().st_size for f in files if f.exists())
         blobs = sum(1 for _ in self.blobs.all())
@@ -251,32 +264,33 @@ class WriterFile:
         self._ours = 0
         self._tip = 0
         self._unfolded = 0
-        self._lock.hold()
         try:
+            self._lock.hold()
             self._connection = self._open()
-        except BaseException:
+        except BaseException:  # whatever it was, the lock must not stay behind
             self._lock.close()
             raise
         self._lock.free()
-        self._doomed: set[str] = set()
+        self._identity = identity(path)
+        self._doomed: dict[str, int] = {}
         self._rows = SqlRows(self._connection, self._has_blob)
 
     def _open(self) -> sqlite3.Connection:
         """Bring the file to the current schema, or refuse it whole."""
         connection = None
         try:
-            with _reading(self._path):
-                connection = _connect(self._path)
-                _migrate(connection, self._path)
+            with reading(self._path):
+                connection = connect(self._path)
+                migrate(connection, self._path)
                 self._check_tail(connection)
                 secret, crc = (
                     bytes(connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0])
                     for key in ("secret", "secret_crc")
                 )
-                if crc != _crc(secret):
+                if crc != checksum(secret):
                     raise StoreDamaged(str(self._path), "its secret does not match its checksum")
                 self.secret = secret
-        except BaseException as error:
+        except BaseException as error:  # whatever it was, the connection must not stay behind
             if connection is not None:
                 connection.close()
             if isinstance(error, TypeError):  # a row that every store has is missing, or is not what it was
@@ -307,14 +321,19 @@ class WriterFile:
 
     def begin(self) -> None:
         self._lock.hold()
+        if not self._lock.in_place() or identity(self._path) != self._identity:
+            raise StoreUnavailable(
+                f"{self._path} or its lock was moved, removed or replaced while it was open: what is written now would "
+                "be lost; put it back, or restart"
+            )
         self._doomed.clear()
-        self._rows.last = None
         self._connection.execute("BEGIN IMMEDIATE")
+        self._rows.begin()
 
     def apply(self, write: Write[Any]) -> Any:
         self._unfolded += 1
         if isinstance(write, Sweep):
-            return self._sweep()
+            return self._sweep(write)
         return rules.apply(self._rows, write)
 
     def applied(self, write: Write[Any]) -> Any | None:
@@ -326,7 +345,7 @@ class WriterFile:
         self._connection.execute("COMMIT")
         # Under the lock still: whoever refers to one of these later finds it gone.
         while self._doomed:
-            self._blobs.remove(self._doomed.pop())
+            self._blobs.remove(*self._doomed.popitem())
         self._ours += 1
         before = self._lock.noted()
         place, crc = self._rows.last or (before.place, before.crc)
@@ -334,6 +353,7 @@ class WriterFile:
         self._lock.free()
 
     def rollback(self) -> None:
+        self._rows.forget()
         try:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
@@ -341,14 +361,14 @@ class WriterFile:
             # A connection that cannot roll back is not used again: reopening discards its transaction.
             log.error("rollback failed, reopening %s: %s", self._path, error)
             self._connection.close()
-            self._connection = _connect(self._path)
+            self._connection = connect(self._path)
             self._rows = SqlRows(self._connection, self._has_blob)
         finally:
             self._lock.free()
 
     def mapped(self, error: Exception) -> MainstayError:
         if isinstance(error, sqlite3.Error | UnicodeDecodeError):
-            return _mapped(self._path, error)
+            return mapped(self._path, error)
         if isinstance(error, OverflowError):
             return InvalidInput(str(error))
         log.error("a write failed", exc_info=error)
@@ -363,31 +383,31 @@ class WriterFile:
         self.checkpoint("PASSIVE")
 
     def checkpoint(self, mode: str) -> None:
-        self._lock.hold()
         try:
+            self._lock.hold()
             self._connection.execute(f"PRAGMA wal_checkpoint({mode})")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, StoreUnavailable) as error:
             log.warning("checkpoint of %s failed, it is tried again later: %s", self._path, error)
         finally:
             self._lock.free()
 
-    def _sweep(self) -> int:
-        """Find orphans inside the transaction, where nobody can add a reference meanwhile; they go when it is through.
+    def _sweep(self, write: Sweep) -> int:
+        """Judge orphans inside the transaction, where nobody can add a reference meanwhile; they go when it is through.
 
         Deleted at once, a blob would be missing if a rollback brought its last reference back.
         """
-        self._blobs.remove_leftovers()
-        for digest in self._blobs.all():
-            if self._connection.execute("SELECT 1 FROM blobs WHERE digest = ? LIMIT 1", (digest,)).fetchone() is None:
-                self._doomed.add(digest)
-        return len(self._doomed)
+        found = [d for d in write.digests if self._has_blob(d) and self._blobs.is_old(d, write.before)]
+        orphans = [d for d in found if not is_referred_to(self._connection, d)]
+        self._doomed |= dict.fromkeys(orphans, write.before)
+        return len(orphans)
 
     def _has_blob(self, digest: str) -> bool:
         return digest not in self._doomed and self._blobs.has(digest)
 
     def close(self) -> None:
-        self._lock.hold()
         try:
+            with contextlib.suppress(StoreUnavailable):  # whoever holds it has the file open: we fold nothing back
+                self._lock.hold()
             self._connection.close()
         finally:
             self._lock.close()
@@ -401,8 +421,11 @@ class FileLease:
         self._descriptor: int | None = None
 
     def hold(self) -> None:
-        self._folder.mkdir(exist_ok=True)
-        self._descriptor = open_lock(self._folder / self._id)
+        try:
+            self._folder.mkdir(exist_ok=True)
+            self._descriptor = open_lock(self._folder / self._id)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot lock a file in {self._folder}: {error.strerror}") from None
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
     def drop(self) -> None:
@@ -426,94 +449,17 @@ class FileLease:
             os.close(descriptor)
 
 
-# ---------------------------------------------------------------------- connections
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False, cached_statements=256)
+async def _whole(make: Callable[..., WriterFile], *arguments: Any) -> WriterFile:
+    """Make a file on a thread. One whose caller is cancelled is closed again, not left behind half made."""
+    made = asyncio.get_running_loop().run_in_executor(None, make, *arguments)
     try:
-        connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
-        connection.execute("PRAGMA cache_size = -8192")
-    except BaseException:
-        connection.close()
+        return await asyncio.shield(made)
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):
+            (await made).close()
         raise
-    return connection
 
 
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > schema.VERSION:
-        raise StoreTooNew(str(path), version, schema.VERSION)
-    foreign = version == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-    if foreign:
-        raise StoreDamaged(str(path), "it is a SQLite database of some other program")
-    if version == schema.VERSION:
-        if _is_small(path):
-            problems = [str(r[0]) for r in connection.execute("PRAGMA integrity_check(1)")] + _bad_nodes(connection)
-            if problems != ["ok"]:
-                raise StoreDamaged(str(path), "; ".join(problems))
-        return
-    connection.execute("BEGIN IMMEDIATE")
-    for number in range(version + 1, schema.VERSION + 1):
-        for statement in schema.MIGRATIONS[number]:
-            connection.execute(statement)
-    if version == 0:
-        secret = secrets.token_bytes(32)
-        connection.execute("INSERT INTO meta VALUES ('secret', ?), ('secret_crc', ?)", (secret, _crc(secret)))
-    connection.execute(f"PRAGMA user_version = {schema.VERSION}")
-    connection.execute("COMMIT")
-
-
-def _crc(data: bytes) -> bytes:
-    return zlib.crc32(data).to_bytes(4, "little")
-
-
-def _is_small(path: Path) -> bool:
-    """A whole check of a large file takes seconds at every start; `mainstay doctor --deep` does it on request."""
-    return path.stat().st_size <= 16 * 1024 * 1024
-
-
-def _nodes(path: Path, connection: sqlite3.Connection, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
-    with _reading(path):
-        span = (sql.place(sid, first, 0), sql.place(sid, min(last, sql.MAX_TURN), sql.MAX_ORDINAL))
-        rows = connection.execute(sql.NODES, span).fetchall()
-    turns, ordinals = sql.MAX_TURN, sql.MAX_ORDINAL
-    for place, crc, body in rows:
-        if node_crc(place, body) != crc:
-            _, turn, ordinal = sql.placed(place)
-            raise StoreDamaged(str(path), f"record {ordinal} of turn {turn} does not match its checksum")
-    return [((place >> 16) & turns, place & ordinals, body) for place, _, body in rows]
-
-
-def _bad_nodes(connection: sqlite3.Connection) -> list[str]:
-    return [
-        "record {2} of turn {1} of session number {0} does not match its checksum".format(*sql.placed(place))
-        for place, crc, body in connection.execute("SELECT place, crc, body FROM nodes")
-        if node_crc(place, body) != crc
-    ]
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Generator[None, None, None]:
-    try:
-        yield
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise _mapped(path, error) from error
-
-
-def _mapped(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> MainstayError:
-    """A driver's error as one of ours, with what to do about it. Text that is none comes from a damaged page."""
-    name = getattr(error, "sqlite_errorname", "") or ""
-    if (
-        isinstance(error, UnicodeDecodeError)
-        or name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
-        or any(sign in str(error) for sign in DAMAGE)
-    ):
-        return StoreDamaged(str(path), str(error))
-    for prefix, hint in HINTS.items():
-        if name.startswith(prefix):
-            return StoreUnavailable(f"{path}: {hint} ({error})")
-    return StoreUnavailable(f"{path}: {error}")
+def _each(parts: Iterable[Callable[[], None]]) -> None:
+    for part in parts:
+        part()

@@ -6,6 +6,7 @@ The rules, each with a test:
 - A refused write (a typed error, raised before it changed anything) fails alone, and with it the later writes of the
   same scope in that batch: they were made in the belief that it would land. Scopes are owned turns; every write from
   outside is a scope of its own.
+- A batch that cannot even begin, because the file is not to be had, fails as a whole.
 - A batch that fails as a whole, in a statement or at COMMIT, is rolled back; then each of its writes is read back, in
   case the commit had landed after all, and otherwise sent again in a transaction of its own.
 - A cancelled `await` cancels nothing here: the write lands, only nobody hears of it.
@@ -15,6 +16,7 @@ The rules, each with a test:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -23,6 +25,7 @@ from typing import Any, Protocol
 
 from mainstay.errors import InternalError, MainstayError
 from mainstay.model.write import Append, Commit, Release, Write
+from mainstay.stores import bell
 
 log = logging.getLogger("mainstay.store")
 
@@ -77,9 +80,13 @@ class GroupWriter:
         self._backend = backend
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._bell: bell.Bell | None = None
         self.batches = 0
 
-    def start(self) -> None:
+    def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """`loop` is where most writes come from: it is told of their end by the cheapest way there is."""
+        if loop is not None:
+            self._bell = bell.hung(loop, _resolve)
         self._thread.start()
 
     def stop(self) -> None:
@@ -111,28 +118,39 @@ class GroupWriter:
             if backend.tired() and (self._queue.empty() or self.batches % PATIENCE == 0):
                 backend.rest()
             # Last, and then straight back to waiting: whatever ran here now would keep the loop from the GIL.
-            _announce(batch)
+            self._announce(batch)
+        if self._bell is not None:
+            self._bell.take_down()
 
     def _gather(self, item: Item | None) -> tuple[list[Item], bool]:
         """Everything that waits, up to a batch; and whether to go on after it."""
         batch: list[Item] = []
         while item is not None:
             batch.append(item)
-            if len(batch) >= MAX_BATCH:
+            if len(batch) >= MAX_BATCH or self._queue.empty():
                 return batch, True
-            try:
-                item = self._queue.get_nowait()
-            except queue.Empty:
-                return batch, True
+            item = self._queue.get()  # at once: nobody else takes from it
         return batch, False
 
     def _write_batch(self, batch: list[Item]) -> None:
         try:
             self._backend.begin()
+        except Exception as error:  # whatever it was, everybody waits for an answer and the thread must live
+            self._give_up(batch, error)
+            return
+        try:
             self._apply_all(batch)
             self._backend.commit()
-        except Exception:
+        except Exception:  # whoever caused it, the others of the batch must not suffer: each is tried alone
             self._write_singly(batch)
+
+    def _give_up(self, batch: list[Item], error: Exception) -> None:
+        """The file is not to be had: told at once to all, who would otherwise wait for it one after the other."""
+        with contextlib.suppress(Exception):
+            self._backend.rollback()
+        refusal = error if isinstance(error, MainstayError) else self._backend.mapped(error)
+        for item in batch:
+            item.error = refusal
 
     def _apply_all(self, batch: list[Item]) -> None:
         failed: set[object] = set()
@@ -170,9 +188,35 @@ class GroupWriter:
         except MainstayError as refusal:
             item.error = refusal
             self._backend.rollback()
-        except Exception as error:
+        except Exception as error:  # a driver may raise anything; it ends this write, and the thread goes on
             item.error = self._backend.mapped(error)
             self._backend.rollback()
+
+    def _announce(self, batch: list[Item]) -> None:
+        """Tell everybody, with one wake-up per event loop."""
+        if len(batch) == 1 and batch[0].loop is not None:
+            self._wake(batch[0].loop, batch)
+            return
+        by_loop: dict[asyncio.AbstractEventLoop, list[Item]] = {}
+        for item in batch:
+            if item.loop is not None:
+                by_loop.setdefault(item.loop, []).append(item)
+            elif item.done is not None:
+                try:
+                    item.done(item.receipt, item.error)
+                except Exception:  # it is the caller's code, and others wait for their answers
+                    log.exception("whoever submitted %s could not bear its answer", type(item.write).__name__)
+        for loop, items in by_loop.items():
+            self._wake(loop, items)
+
+    def _wake(self, loop: asyncio.AbstractEventLoop, items: list[Item]) -> None:
+        if self._bell is not None and self._bell.loop is loop:
+            self._bell.ring(items)
+            return
+        try:
+            loop.call_soon_threadsafe(_resolve, items)
+        except RuntimeError:
+            return  # the loop was closed under us; what was written stays written, and nobody is left to hear of it
 
 
 def scope_of(write: Write[Any]) -> object:
@@ -184,36 +228,11 @@ def scope_of(write: Write[Any]) -> object:
 
 def _follows(item: Item, failed: set[object]) -> bool:
     """Whether a write was made in the belief that one would land which did not: then it fails too."""
-    scope = scope_of(item.write)
+    scope = scope_of(item.write) if failed else None
     if scope is None or scope not in failed:
         return False
     item.error = InternalError(f"an earlier write of {scope} failed in the same batch")
     return True
-
-
-def _announce(batch: list[Item]) -> None:
-    """Tell everybody, with one wake-up per event loop."""
-    if len(batch) == 1 and batch[0].loop is not None:
-        _wake(batch[0].loop, batch)
-        return
-    by_loop: dict[asyncio.AbstractEventLoop, list[Item]] = {}
-    for item in batch:
-        if item.loop is not None:
-            by_loop.setdefault(item.loop, []).append(item)
-        elif item.done is not None:
-            try:
-                item.done(item.receipt, item.error)
-            except Exception:
-                log.exception("whoever submitted %s could not bear its answer", type(item.write).__name__)
-    for loop, items in by_loop.items():
-        _wake(loop, items)
-
-
-def _wake(loop: asyncio.AbstractEventLoop, items: list[Item]) -> None:
-    try:
-        loop.call_soon_threadsafe(_resolve, items)
-    except RuntimeError:
-        return  # the loop was closed under us; what was written stays written, and nobody is left to hear of it
 
 
 def _resolve(items: list[Item]) -> None:

@@ -58,7 +58,7 @@ class Ending(Struct, frozen=True):
 
 async def capture(store: Store, *, sweep: bool = True) -> Ending:
     """Read an open store. With `sweep` its orphaned blobs are collected first, and what is referred to must survive."""
-    orphans = await store.sweep() if sweep else 0
+    orphans = await store.sweep(grace=0) if sweep else 0
     problems: list[str] = []
     rows = await store.sessions(SessionFilter(limit=100_000))
     found = []

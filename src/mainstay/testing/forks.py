@@ -261,7 +261,7 @@ async def _live(job: Job, scenario: Callable[[Lab], Any]) -> Result:
     path = Path(job.folder, "crash.db")
     try:
         await scenario(Lab(SqliteStore(path), seams, Ledger(Path(job.folder, "ledger"))))
-    except Exception as error:
+    except Exception as error:  # a scenario may raise anything: the process that judges it wants to know
         return Result(seams.trace, statements.seen, None, "".join(traceback.format_exception(error)))
     statements.enough = True
     store = SqliteStore(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from mainstay.model.agent import AgentSpec
@@ -15,7 +15,7 @@ from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.tool import PreparedCall, ToolOutcome, ToolSpec
 from mainstay.model.write import Accept, Append, Commit, Release, Resolve, Retire, SessionFilter, StoreFacts, Write
 from mainstay.ports.provider import Provider
-from mainstay.ports.store import BlobStore, Store, WorkerLease
+from mainstay.ports.store import SWEEP_GRACE, BlobStore, Store, WorkerLease
 from mainstay.ports.tool import CallContext, ToolProvider
 from mainstay.sessions.definition import Defined, Definition
 from mainstay.testing.faults import Kind, Ledger, LedgerLine, Seams
@@ -120,8 +120,8 @@ class SeamStore:
     async def facts(self, deep: bool = False) -> StoreFacts:
         return await self._seams.quietly(self.inner.facts(deep))
 
-    async def sweep(self) -> int:
-        return await self._seams.call("write", "sweep", self.inner.sweep)
+    async def sweep(self, grace: float = SWEEP_GRACE) -> int:
+        return await self._seams.call("write", "sweep", lambda: self.inner.sweep(grace))
 
     def secret(self) -> bytes:
         return self.inner.secret()
@@ -262,20 +262,37 @@ class SeamCatalog(Catalog):
     def refresh(self) -> None:
         self._inner.refresh()
 
+    def extended(self, tools: Iterable[Any]) -> Catalog:
+        return SeamCatalog(self._inner.extended(tools), self._seams, self._ledger)
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        return {name: self._behind(entry) for name, entry in self._inner.entries.items()}
+
+    @property
+    def generation(self) -> int:  # type: ignore[override]
+        return self._inner.generation
+
     def get(self, name: str) -> Entry | None:
         entry = self._inner.get(name)
-        if entry is None:
-            return None
+        return None if entry is None else self._behind(entry)
+
+    def _behind(self, entry: Entry) -> Entry:
         if entry.tool is not None:
             return Entry(entry.spec, tool=SeamTool(entry.tool, self._seams, self._ledger))
         assert entry.provider is not None
-        return Entry(entry.spec, provider=SeamToolProvider(entry.provider, self._seams, self._ledger))
+        return Entry(
+            entry.spec, provider=SeamToolProvider(entry.provider, self._seams, self._ledger), fault=entry.fault
+        )
 
     def specs(self) -> tuple[ToolSpec, ...]:
         return tuple(self._inner.specs())
 
     def names(self) -> list[str]:
         return self._inner.names()
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return self._inner.as_json()
 
 
 class SeamAgent:
@@ -294,6 +311,7 @@ class SeamAgent:
 
     def definition(self) -> Definition:
         plain = self._inner.definition()
+        assert isinstance(plain.catalog, Catalog)
         return dataclasses.replace(
             plain,
             provider=SeamProvider(plain.provider, self._seams, self._ledger),

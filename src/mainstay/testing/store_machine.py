@@ -14,17 +14,15 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from mainstay.errors import MainstayError
-from mainstay.model.session import Node, SessionRow
-from mainstay.model.write import Scope, SessionFilter, Write
+from mainstay.errors import BlobMissing, MainstayError
+from mainstay.model.session import Node, SessionRow, WaitRow
+from mainstay.model.write import Accept, Append, Commit, Scope, SessionFilter, Write
 from mainstay.ports.store import Store
-from mainstay.testing.store_model import Plain, Refusal, StoreModel, plain
+from mainstay.testing.store_model import StoreModel
+from mainstay.testing.store_plain import Plain, Refusal, plain
+from mainstay.testing.store_values import CLOSED, JOINED, SESSIONS
 
 T = TypeVar("T")
-
-CLOSED = b"closed "
-JOINED = b'{"type":"joined.1"'
-"""How the last record of a closed turn begins here, and of an input that joined one: nothing else begins so."""
 
 
 class Place(Protocol):
@@ -153,6 +151,70 @@ class StoreMachine(RuleBasedStateMachine):
 
     def mail(self, session: Plain, *kinds: str) -> list[int]:
         return [n for n, (kind, _) in sorted(self.model.inbox.get(session["sid"], {}).items()) if kind in kinds]
+
+    def held(self) -> list[Plain]:
+        return self.turns(owned=True)
+
+    def idle(self) -> list[Plain]:
+        return [s for s in self.model.live() if s["turn"] is None]
+
+    def deleted(self) -> list[Plain]:
+        return [s for s in self.model.sessions.values() if s["deleted"]]
+
+    def fresh(self) -> list[str]:
+        return [name for name in SESSIONS if name not in self.model.sessions]
+
+    def writes(self, kind: type) -> list[Any]:
+        return [write for write in self.sent if type(write) is kind]
+
+    # ------------------------------------------------------------------ writing about it
+
+    def accept_on(self, session: Plain, body: bytes, kind: Any = "queue", **more: Any) -> Accept:
+        return Accept(session["id"], session["agent"], body, f"op-{self.now}", self.tick(), kind, **more)
+
+    def appending(self, session: Plain, bodies: list[bytes], **more: Any) -> Append:
+        scope = self.scope(session)
+        return Append(scope, self.next_nodes(scope, bodies), self.tick(), **more)
+
+    def committing(self, session: Plain, bodies: list[bytes], **more: Any) -> Commit:
+        scope = self.scope(session)
+        nodes = self.next_nodes(scope, [*bodies, CLOSED + b"%d" % self.now])
+        return Commit(scope, nodes, more.pop("head", session["head"]), self.tick(), **more)
+
+    def new_wait(self, session: Plain, number: int, due: int | None, body: bytes) -> WaitRow:
+        call = f"{session['id']}.{session['turn']}.1.{number}"
+        return WaitRow(f"wait:{call}", session["sid"], session["turn"], call, "approval", due=due, body=body)
+
+    def referring(self, session: Plain, digest: str, how: str) -> Any:
+        if how == "accept":
+            return self.accept_on(session, b"see the blob", blobs=(digest,))
+        if how == "append":
+            return self.appending(session, [b"see the blob"], blobs=(digest,))
+        return self.committing(session, [b"see the blob"], blobs=(digest,), cancelled=True)
+
+    # ------------------------------------------------------------------ blobs
+
+    def a_blob(self, data: bytes) -> str:
+        digest = self.run(self.store.blobs.put(data))
+        assert digest == self.model.put_blob(data) == self.run(self.store.blobs.put(data))
+        return digest
+
+    def sweep(self) -> None:
+        """Sweep whatever the age: nobody else is about to refer to anything."""
+        orphans = self.model.orphans()
+        assert self.run(self.store.sweep(grace=0)) == len(orphans)
+        for digest in orphans:
+            del self.model.blobs[digest]
+            assert self.run(self.missing(digest))
+        for digest, data in self.model.blobs.items():
+            assert self.run(self.store.blobs.get(digest)) == data
+
+    async def missing(self, digest: str) -> bool:
+        try:
+            await self.store.blobs.get(digest)
+        except BlobMissing:
+            return True
+        return False
 
     # ------------------------------------------------------------------ after every step
 

@@ -9,11 +9,8 @@ a mistake.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable
 from typing import Any
-
-import msgspec
 
 from mainstay.errors import (
     BlobMissing,
@@ -22,8 +19,8 @@ from mainstay.errors import (
     InternalError,
     InvalidSessionId,
     KeyConflict,
-    MainstayError,
     SessionDeleted,
+    StaleSettings,
     UnknownSession,
     WrongAgent,
 )
@@ -36,55 +33,17 @@ from mainstay.model.write import (
     Cancel,
     Claim,
     Commit,
+    Configure,
     Delete,
     Release,
     Resolve,
+    Resume,
     Retire,
     Scope,
     SessionFilter,
     Write,
 )
-
-Plain = dict[str, Any]
-
-
-class Refusal(Exception):
-    """The store must refuse with `error`, and change nothing."""
-
-    def __init__(self, error: type[MainstayError]) -> None:
-        self.error = error
-        super().__init__(error.__name__)
-
-
-class SomeReason:
-    """Equal to any text that is not empty: the words of a reason are the store's own."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SomeReason) or (isinstance(other, str) and bool(other.strip()))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return "<some reason>"
-
-
-def plain(value: Any) -> Any:
-    """A receipt or row as plain data, so that it can be compared with what was written by hand."""
-    if not isinstance(value, msgspec.Struct):
-        return value
-    fields = msgspec.structs.asdict(value)
-    return {name: plain(field) if isinstance(field, msgspec.Struct) else field for name, field in fields.items()}
-
-
-def joined(turn: int) -> bytes:
-    """The record that an input gets which was delivered into a running turn."""
-    return b'{"type":"joined.1","turn":%d}' % turn
-
-
-def as_json(struct: msgspec.Struct) -> bytes:
-    """A request or an answer as it is stored: compact JSON, fields in order, empty ones left out."""
-    said = {name: value for name, value in plain(struct).items() if value not in ("", None)}
-    return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
+from mainstay.testing.store_plain import Plain, Refusal, SomeReason, after_turn, as_json, joined, of_a_fork, plain
 
 
 class StoreModel:
@@ -110,6 +69,8 @@ class StoreModel:
             Commit: self.commit,
             Cancel: self.cancel,
             Resolve: self.resolve,
+            Resume: self.resume,
+            Configure: self.configure,
             Release: self.release,
             Beat: self.beat,
             Retire: self.retire,
@@ -172,6 +133,7 @@ class StoreModel:
             "created": at,
             "updated": at,
             "deleted": False,
+            "settings": b"",
         }
         self.sessions[session_id] = session
         return session
@@ -191,11 +153,11 @@ class StoreModel:
         if session["generation"] != write.generation:
             return lost
         session.update(generation=write.generation + 1, updated=write.at)
-        if session["owner"] is not None and session["takeovers"] == 3:
-            session.update(state="stuck", owner=None, reason=SomeReason())
-            return {"row": dict(session), "won": False}
         if session["owner"] is not None:
             session["takeovers"] += 1
+            if session["takeovers"] in (4, 8, 12, 16):  # three successors of an owner died, or of whoever resumed it
+                session.update(state="stuck", owner=None, reason=SomeReason())
+                return {"row": dict(session), "won": False}
         session.update(owner=write.worker, state="open", reason=None)
         return {"row": dict(session), "won": True}
 
@@ -238,6 +200,7 @@ class StoreModel:
         self._record(scope, write.nodes, write.take, write.blobs)
         self._revoke(scope.sid, "cancelled" if write.cancelled else "revoked")
         session.update(head=scope.turn, takeovers=0, updated=write.at)
+        session["settings"] = after_turn(session["settings"], write.tools or {}, write.recorded or {})
         waiting = [n for n, (kind, _) in sorted(self.inbox.get(scope.sid, {}).items()) if kind != "note"]
         if waiting:
             _, cancel = self.inbox[scope.sid].pop(waiting[0])
@@ -329,10 +292,38 @@ class StoreModel:
             self._wake(session, write.worker if session["agent"] in write.agents else None)
         return {"status": "accepted", "wait": dict(wait), "row": dict(session)}
 
+    def resume(self, write: Resume) -> Plain | None:
+        session = self.sessions.get(write.session_id)
+        if session is None or session["state"] != "stuck":
+            return None
+        session["updated"] = write.at
+        self._wake(session, write.worker)
+        return dict(session)
+
+    def configure(self, write: Configure) -> Plain:
+        session = self.sessions.get(write.session_id)
+        before = b""
+        if session is not None:
+            if session["deleted"]:
+                raise Refusal(SessionDeleted)
+            if session["agent"] != write.agent:
+                raise Refusal(WrongAgent)
+            before = session["settings"]
+            if before == write.settings:
+                return dict(session)
+        if write.expected not in (None, before):
+            raise Refusal(StaleSettings)
+        self._need_blobs(write.blobs)
+        if session is None:
+            session = self._new_session(write.session_id, write.agent, write.at)
+        session.update(settings=write.settings, updated=write.at)
+        self._refer(session["sid"], write.blobs)
+        return dict(session)
+
     def _wake(self, session: Plain, worker: str | None) -> None:
         """Somebody has to look at an open turn that nobody owns: `worker`, or the first to claim it."""
         if session["owner"] is None:
-            session.update(state="open", reason=None, takeovers=0, owner=worker)
+            session.update(state="open", reason=None, owner=worker)
             session["generation"] += 1 if worker is not None else 0
 
     def branch(self, write: Branch) -> Plain:
@@ -345,7 +336,7 @@ class StoreModel:
         existing = self.sessions.get(write.session_id)
         if existing is None:
             existing = self._new_session(write.session_id, write.agent, write.at)
-            existing["fork"] = fork
+            existing.update(fork=fork, settings=of_a_fork(source["settings"]))
         elif existing["deleted"] or existing["fork"] != fork or existing["agent"] != write.agent:
             raise Refusal(InvalidSessionId)
         return dict(existing)
@@ -356,7 +347,7 @@ class StoreModel:
             return False
         self._revoke(session["sid"])
         session.update(deleted=True, turn=None, state="idle", owner=None, cancel=None, reason=None, updated=write.at)
-        session["generation"] += 1
+        session.update(settings=b"", generation=session["generation"] + 1)
         reached = self._reached()
         for other in self.sessions.values():
             if other["sid"] not in reached:

@@ -14,7 +14,8 @@ from mainstay.engine.gate import CANCEL_GRACE
 from mainstay.engine.threads import Threads
 from mainstay.errors import InvalidInput, Retry, ToolError
 from mainstay.model.codec import MAX_VALUE, clean, encode, error_text
-from mainstay.model.tool import BlobRef, Failed, Ok, OutcomeUnknown, ToolOutcome
+from mainstay.model.effect import AskedCall
+from mainstay.model.tool import BlobRef, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome
 from mainstay.tools import output
 from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready, failure
@@ -25,6 +26,22 @@ Keep: TypeAlias = Callable[[bytes], Awaitable[str]]
 """Keeps bytes beside the store and gives their digest."""
 
 
+Look: TypeAlias = Callable[[ToolOutcome], Awaitable[ToolOutcome]]
+"""What plugins make of how a call ended, before anything of it is kept."""
+
+Project: TypeAlias = Callable[[ToolOutcome], tuple[bool, Any]]
+"""What a plugin lets the model see of an outcome; False where none decides that."""
+
+
+class Outlet(Struct, frozen=True):
+    """Where what a call returns goes: past `look`, to the model as far as `budget` allows, and whole to `keep`."""
+
+    keep: Keep
+    budget: OutputBudget
+    look: Look | None = None
+    project: Project | None = None
+
+
 class Again(Struct, frozen=True):
     """The tool said that running it again is safe, or its contract allows it after a timeout."""
 
@@ -33,13 +50,24 @@ class Again(Struct, frozen=True):
     otherwise: ToolOutcome
 
 
+class Asking(Struct, frozen=True):
+    """A call that may run with these arguments once a person has said so."""
+
+    call: AskedCall
+    reason: str
+
+
 class Attempted(Struct, frozen=True):
-    """How an attempt ended, what it refers to, and whether the tool deferred its completion."""
+    """How an attempt ended, what it refers to, and whether the tool deferred its completion.
+
+    `asks`: it did not begin, and waits for a person; `end` says nothing then.
+    """
 
     end: ToolOutcome | Again
     blobs: tuple[str, ...] = ()
     deferred: bool = False
     due: float | None = None
+    asks: Asking | None = None
 
 
 class Interrupted(Struct):
@@ -57,7 +85,7 @@ async def attempt(
     ready: Ready,
     ctx: ToolContext[Any],
     threads: Threads,
-    keep: Keep,
+    outlet: Outlet,
     interrupted: Interrupted,
     ended: Callable[[], None] | None = None,
 ) -> Attempted:
@@ -78,7 +106,7 @@ async def attempt(
         log.warning("tool %s raised %s", ctx.tool, type(error).__name__, exc_info=error)
         return Attempted(Failed("tool_raised", f"{type(error).__name__}: {error_text(error)}"))
     interrupted.over = True
-    return await returned(value, keep)
+    return await returned(value, outlet)
 
 
 async def _run(ready: Ready, ctx: ToolContext[Any], threads: Threads, ended: Callable[[], None] | None) -> Any:
@@ -97,7 +125,12 @@ async def _run(ready: Ready, ctx: ToolContext[Any], threads: Threads, ended: Cal
             if ended is not None:
                 ended()
 
-    future = threads.run(work)
+    try:
+        future = threads.run(work)
+    except RuntimeError as error:  # no more threads: it has not begun, and holds nothing
+        if ended is not None:
+            ended()
+        raise ToolError(f"the tool could not be started: {error}", code="no_thread") from None
     try:
         value = await asyncio.shield(future)
         # A plain wrapper around an async function gives what is still to be awaited.
@@ -129,21 +162,45 @@ def _cut_off(ready: Ready, interrupted: Interrupted) -> ToolOutcome | Again:
     return unknown
 
 
-async def returned(value: Any, keep: Keep) -> Attempted:
+async def returned(value: Any, outlet: Outlet) -> Attempted:
     """What the tool returned as JSON within the output budget; what did not fit is kept whole beside it."""
     try:
         plain = clean(value)
     except InvalidInput as error:
         return Attempted(Failed("invalid_output", str(error)))
-    except Exception as error:
+    except BaseException as error:  # its own methods ran, and are no more to be trusted than the tool
         return Attempted(Failed("invalid_output", f"{type(error).__name__}: {error_text(error)}"))
     encoded = encode(plain)
     if len(encoded) > MAX_VALUE:
         return Attempted(
             Failed("output_too_large", f"the result has {len(encoded):,} bytes, the limit is {MAX_VALUE:,}")
         )
-    shown = output.project(plain, encoded=encoded)
+    if outlet.look is not None:
+        seen = await outlet.look(Ok(plain))
+        if not isinstance(seen, Ok):
+            return Attempted(seen)
+        plain, encoded = seen.value, encode(seen.value)
+    if outlet.project is not None:
+        decided, value = outlet.project(Ok(plain))
+        if decided:
+            return await _projected(value, plain, encoded, outlet)
+    shown = output.project(plain, outlet.budget, encoded=encoded)
     if not shown.truncated:
         return Attempted(Ok(plain))
-    digest = await keep(encoded)
+    digest = await outlet.keep(encoded)
     return Attempted(Ok(shown.value, BlobRef(digest, len(encoded))), (digest,))
+
+
+async def _projected(value: Any, plain: Any, encoded: bytes, outlet: Outlet) -> Attempted:
+    """The model sees what a plugin made of it; the whole is kept where that is less."""
+    try:
+        value = clean(value)
+        size = len(encode(value))
+    except InvalidInput as error:
+        return Attempted(Failed("invalid_projection", f"a plugin let the model see no JSON: {error}"))
+    if size > MAX_VALUE:
+        return Attempted(Failed("invalid_projection", f"a plugin let the model see {size:,} bytes of it"))
+    if value == plain:
+        return Attempted(Ok(plain))
+    digest = await outlet.keep(encoded)
+    return Attempted(Ok(value, BlobRef(digest, len(encoded))), (digest,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -11,17 +11,22 @@ from msgspec import Struct
 from mainstay.errors import InvalidDefinition
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.tool import ToolProvider
+from mainstay.tools.check import contract_fault
 from mainstay.tools.define import Tool, as_tool
 
 log = logging.getLogger("mainstay.tools")
 
 
 class Entry(Struct, frozen=True):
-    """One callable tool: a function of ours, or a member of a provider's set."""
+    """One callable tool: a function of ours, or a member of a provider's set.
+
+    `fault` is why its input schema is no contract that arguments could be held to. It is then shown to no model.
+    """
 
     spec: ToolSpec
     tool: Tool[..., Any] | None = None
     provider: ToolProvider | None = None
+    fault: str | None = None
 
 
 class Catalog:
@@ -38,7 +43,34 @@ class Catalog:
                 self._add(self._fixed, Entry(tool.spec, tool=tool))
         self._entries = self._fixed
         self._specs: tuple[ToolSpec, ...] = tuple(e.spec for e in self._fixed.values())
+        self._json: list[dict[str, Any]] | None = None
+        self.generation = 0
         self.refresh()
+
+    @classmethod
+    def of(cls, entries: dict[str, Entry]) -> Catalog:
+        """A catalogue of exactly these."""
+        made = cls()
+        made._fixed = made._entries = entries
+        made._specs = tuple(e.spec for e in entries.values() if e.fault is None)
+        return made
+
+    def extended(self, tools: Iterable[Any]) -> Catalog:
+        """The same with more tools; a name that is taken is refused."""
+        more = Catalog(tools)
+        made = Catalog()
+        made._fixed = dict(self._fixed)
+        for entry in more._fixed.values():
+            self._add(made._fixed, entry)
+        made._providers = [*self._providers, *more._providers]
+        made._entries = made._fixed
+        made._specs = tuple(e.spec for e in made._fixed.values())
+        made.refresh()
+        return made
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        return self._entries
 
     def refresh(self) -> None:
         """Ask the providers what they offer now."""
@@ -46,20 +78,33 @@ class Catalog:
             return
         try:
             entries = self._ask()
-        except Exception:
+        except Exception:  # a provider's code may raise anything, between two turns where nobody would see it
             if self._entries is self._fixed:
                 raise  # at the definition, where its author sees it
             log.exception("a tool provider cannot say what it offers; what it offered before stays")
             return
-        self._entries = entries
-        self._specs = tuple(e.spec for e in entries.values())
+        if entries != self._entries:
+            self._entries, self._json = entries, None
+            self._specs = tuple(e.spec for e in entries.values() if e.fault is None)
+            self.generation += 1
 
     def _ask(self) -> dict[str, Entry]:
         entries = dict(self._fixed)
         for provider in self._providers:
             for spec in provider.specs():
-                self._add(entries, Entry(spec, provider=provider))
+                self._add(entries, self._member(provider, spec))
         return entries
+
+    def _member(self, provider: ToolProvider, spec: object) -> Entry:
+        if not isinstance(spec, ToolSpec):
+            raise InvalidDefinition(f"a set of tools offers a {type(spec).__name__}: its `specs()` are ToolSpecs")
+        known = self._entries.get(spec.name)
+        if known is not None and known.provider is provider and known.spec == spec:
+            return known  # looked at before
+        fault = contract_fault(spec.input_schema)
+        if fault is not None:
+            log.warning("tool %s cannot be called: %s", spec.name, fault)
+        return Entry(spec, provider=provider, fault=fault)
 
     @staticmethod
     def _add(entries: dict[str, Entry], entry: Entry) -> None:
@@ -74,4 +119,23 @@ class Catalog:
         return self._specs
 
     def names(self) -> list[str]:
-        return list(self._entries)
+        """What a model may choose from."""
+        return [name for name, entry in self._entries.items() if entry.fault is None]
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """The catalogue as people and other programs read it; made once."""
+        if self._json is None:
+            self._json = [_projected(spec) for spec in self._specs]
+        return self._json
+
+
+def _projected(spec: ToolSpec) -> dict[str, Any]:
+    contract = {"input_schema": spec.input_schema, "output_schema": spec.output_schema}
+    return {
+        "id": spec.tool_id,
+        "name": spec.name,
+        "description": spec.description,
+        "activation": "always",
+        "bindings": {},
+        "contract": contract,
+    }

@@ -13,9 +13,12 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
+from mainstay.model.codec import clean, error_text
+
 Schema: TypeAlias = dict[str, Any]
 
 MAX_CHECK_DEPTH = 200
+_DATA = ("default", "const", "enum", "examples")
 _EXPECTED = {
     "string": "a string",
     "integer": "an integer",
@@ -25,6 +28,33 @@ _EXPECTED = {
     "object": "an object",
     "null": "null",
 }
+
+
+def contract_fault(schema: object) -> str | None:
+    """Why a schema cannot be the contract of a tool's arguments, or None: it is JSON, and describes an object."""
+    if not isinstance(schema, dict):
+        return f"its input schema is a {type(schema).__name__}, not an object"
+    try:
+        clean(schema)
+    except Exception as error:  # whatever is in it
+        return f"its input schema is not JSON ({error_text(error)})"
+    kind = schema.get("type", "object")
+    if "object" not in (kind if isinstance(kind, list) else [kind]):
+        return f"its input schema is for {kind!r:.80}, and arguments are an object"
+    lost = _lost_ref(schema, _Checker(schema))
+    return None if lost is None else f"its input schema refers to {lost!r:.80}, which is not there"
+
+
+def _lost_ref(node: Any, checker: _Checker) -> str | None:
+    """The first reference to a place of the schema itself that does not exist."""
+    if isinstance(node, dict):
+        ref = node.get("$ref")
+        if isinstance(ref, str) and ref.startswith("#") and checker.resolve(ref) is None:
+            return ref
+        inside = [one for key, one in node.items() if key not in _DATA]
+    else:
+        inside = node if isinstance(node, list) else []
+    return next((lost for one in inside if (lost := _lost_ref(one, checker)) is not None), None)
 
 
 def check(schema: Any, value: Any) -> str | None:
@@ -63,10 +93,11 @@ class _Checker:
         key = (ref, path)
         if key not in self._met:
             self._met[key] = None  # met again at the same place it says nothing new
-            self._met[key] = self.check(self._resolve(ref), value, path, depth)
+            self._met[key] = self.check(self.resolve(ref), value, path, depth)
         return self._met[key]
 
-    def _resolve(self, ref: str) -> Any:
+    def resolve(self, ref: str) -> Any:
+        """What a reference points at, or None."""
         node = self._root
         for step in ref[1:].split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")

@@ -1,4 +1,4 @@
-"""What a running tool can see and do: its identity, the host's live objects, progress, deferral."""
+"""What a running tool can see and do: its identity, the host's live objects, progress, artifacts, deferral."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
 from mainstay.errors import ToolError
+from mainstay.model.tool import Artifact
+from mainstay.ports.services import ToolHost
+from mainstay.tools.artifacts import Artifacts, Shelf
 
 Deps = TypeVar("Deps")
 
@@ -22,9 +25,12 @@ class ToolContext(Generic[Deps]):
     """
 
     __slots__ = (
+        "_artifacts",
         "_cancelled",
+        "_host",
         "_key",
         "_progress",
+        "_shelf",
         "attempt",
         "call_id",
         "defer_timeout",
@@ -50,12 +56,15 @@ class ToolContext(Generic[Deps]):
         payload: Any = None,
         progress: Callable[[Any], None] | None = None,
         key: str | None = None,
+        shelf: Shelf | None = None,
+        host: Callable[[], ToolHost] | None = None,
     ) -> None:
         self.session_id, self.turn_id, self.call_id, self.tool = session_id, turn_id, call_id, tool
         self.attempt, self.generation, self.payload = attempt, generation, payload
         # A tool that asks for deps is given them by its host; one that does not never looks.
         self.deps = cast(Deps, deps)
-        self._progress, self._key = progress, key
+        self._progress, self._key, self._shelf, self._host = progress, key, shelf, host
+        self._artifacts: Artifacts | None = None
         self.deferred = False
         self.defer_timeout: float | None = None
         self._cancelled: threading.Event | None = None
@@ -75,10 +84,28 @@ class ToolContext(Generic[Deps]):
             self._cancelled = threading.Event()
         self._cancelled.set()
 
+    @property
+    def host(self) -> ToolHost:
+        """What a tool may ask of its session and its Runtime; for async tools."""
+        if self._host is None:
+            raise ToolError("host services are unavailable here: they belong to the call of a session")
+        return self._host()
+
     def progress(self, value: Any = None) -> None:
         """Tell whoever watches how far the call is. Live only: it is not stored and never reaches the model."""
         if self._progress is not None:
             self._progress(value)
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """Bytes by name: `await ctx.artifacts.put(…)` for later tools and the host, `await ctx.artifacts.get(name)`."""
+        if self._artifacts is None:
+            self._artifacts = Artifacts(self._shelf, self.tool)
+        return self._artifacts
+
+    def close(self) -> tuple[Artifact, ...]:
+        """The runtime's side of `artifacts`: what the call has put, and from now on it may put no more."""
+        return self.artifacts.taken()
 
     def defer(self, timeout: float | None = None) -> str:
         """The signed key under which this call will be completed later with `runtime.resolve(key, value)`.

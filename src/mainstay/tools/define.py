@@ -29,10 +29,11 @@ from typing import (
 from msgspec import UNSET, Struct
 
 from mainstay.errors import InvalidDefinition, ToolError
-from mainstay.model.tool import Approval, Recovery, ToolSpec
+from mainstay.model.tool import Approval, OutputBudget, Recovery, ToolSpec
 from mainstay.tools import docstring
+from mainstay.tools.answer import output_schema_of
+from mainstay.tools.arguments import Arguments, Parameter
 from mainstay.tools.context import ToolContext
-from mainstay.tools.schema import Arguments, Parameter, output_schema_of
 
 if sys.version_info >= (3, 14):
     from annotationlib import Format
@@ -41,7 +42,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_CONTEXT = re.compile(r"(\w+\.)*ToolContext\b")
 
 
 class ToolOptions(Struct, frozen=True):
@@ -57,6 +57,7 @@ class ToolOptions(Struct, frozen=True):
     background: bool = False
     approval: Approval = "never"
     deferred: bool = False
+    output_budget: OutputBudget | None = None
 
 
 class Tool(Generic[P, R]):
@@ -82,7 +83,7 @@ class Tool(Generic[P, R]):
         owner = f"tool {_label(fn)}"
         name = _own_name(fn) if options.name is None else options.name
         _check_options(owner, name, options)
-        signature = _read_signature(fn, owner)
+        signature = read_signature(fn, owner)
         text = docstring.parse(_doc(fn))
         parameters = [one._replace(description=text.parameters.get(one.name, "")) for one in signature.parameters]
         self._arguments = Arguments(owner, parameters)
@@ -91,7 +92,7 @@ class Tool(Generic[P, R]):
         self.fn = fn
         self.is_async = inspect.iscoroutinefunction(_body(fn))
         self.background = options.background
-        self.context_parameter = signature.context
+        self.context_parameter = None if signature.context is None else signature.context.name
         self.needs_instance = signature.needs_instance
         self.spec = ToolSpec(
             name=name,
@@ -99,7 +100,7 @@ class Tool(Generic[P, R]):
             if options.description is None
             else inspect.cleandoc(options.description).strip(),
             input_schema=self._arguments.schema,
-            output_schema=signature.output,
+            output_schema=_output_schema(signature),
             id=f"tool:{name}",
             recovery=options.recovery,
             approval=options.approval,
@@ -108,6 +109,7 @@ class Tool(Generic[P, R]):
             retries=options.retries,
             limit=options.limit,
             resource=options.resource,
+            output_budget=options.output_budget,
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -158,6 +160,7 @@ def tool(
     background: bool = False,
     approval: Approval = "never",
     deferred: bool = False,
+    output_budget: OutputBudget | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(  # noqa: PLR0913 - each is a word of the public vocabulary; inside they travel as ToolOptions
     fn: Callable[..., Any] | None = None,
@@ -173,6 +176,7 @@ def tool(  # noqa: PLR0913 - each is a word of the public vocabulary; inside the
     background: bool = False,
     approval: Approval = "never",
     deferred: bool = False,
+    output_budget: OutputBudget | None = None,
 ) -> Any:
     """Make a tool of a function, sync or async: its schema comes from its signature and docstring.
 
@@ -187,9 +191,10 @@ def tool(  # noqa: PLR0913 - each is a word of the public vocabulary; inside the
     `recovery` says what happens to a call whose process died: `"once"` never repeats it, `"rerun"` repeats it under the
     same idempotency key, `"ask"` asks a person. `timeout` is in seconds for each attempt, `retries` counts the attempts
     after a `Retry`, `limit` bounds the calls of this tool that run at once, and tools of one `resource` take turns.
+    `output_budget` says how much of what it returns the model is shown; without one, the agent's counts.
     """
     options = ToolOptions(
-        name, description, recovery, timeout, retries, limit, resource, background, approval, deferred
+        name, description, recovery, timeout, retries, limit, resource, background, approval, deferred, output_budget
     )
     return functools.partial(Tool, options=options) if fn is None else Tool(fn, options)
 
@@ -207,14 +212,18 @@ def as_tool(obj: Any) -> Tool[..., Any]:
 # Reading a function
 
 
-class _Signature(NamedTuple):
+class Signature(NamedTuple):
+    """What callers fill, what the runtime fills, and the annotation of what comes back, as it was `written`."""
+
     parameters: list[Parameter]
-    context: str | None
+    context: Parameter | None
     needs_instance: bool
-    output: dict[str, Any] | None
+    returns: Any
+    written: Any
 
 
-def _read_signature(fn: Callable[..., Any], owner: str) -> _Signature:
+def read_signature(fn: Callable[..., Any], owner: str, context: type = ToolContext) -> Signature:
+    """Read a function whose parameter of the type `context` is filled by the runtime."""
     try:
         signature = _signature(fn)
     except (TypeError, ValueError) as error:
@@ -224,7 +233,7 @@ def _read_signature(fn: Callable[..., Any], owner: str) -> _Signature:
     written = _written(fn)
     given = fn.keywords if isinstance(fn, functools.partial) else {}  # settled by the host, so no model sees them
     parameters: list[Parameter] = []
-    contexts: list[str] = []
+    contexts: list[Parameter] = []
     needs_instance = False
     for at, one in enumerate(signature.parameters.values()):
         if at == 0 and one.name == "self" and _in_class_body(fn):
@@ -233,16 +242,16 @@ def _read_signature(fn: Callable[..., Any], owner: str) -> _Signature:
         _check_parameter(owner, one)
         if one.name in given:
             continue
-        annotation = _resolve(one.annotation, written, f"{owner}, parameter {one.name!r}")
-        if _is_context(annotation):
-            contexts.append(one.name)
+        annotation = resolve(one.annotation, written, f"{owner}, parameter {one.name!r}", context)
+        if _is_context(annotation, context):
+            contexts.append(Parameter(one.name, annotation))
         else:
             default = UNSET if one.default is inspect.Parameter.empty else one.default
             parameters.append(Parameter(one.name, annotation, default))
     if len(contexts) > 1:
-        raise InvalidDefinition(f"{owner} has two contexts, {' and '.join(contexts)}: keep one")
-    output = _output_schema(signature.return_annotation, written)
-    return _Signature(parameters, contexts[0] if contexts else None, needs_instance, output)
+        raise InvalidDefinition(f"{owner} has two contexts, {' and '.join(one.name for one in contexts)}: keep one")
+    returns = signature.return_annotation
+    return Signature(parameters, contexts[0] if contexts else None, needs_instance, returns, written)
 
 
 def _signature(fn: Callable[..., Any]) -> inspect.Signature:
@@ -252,11 +261,11 @@ def _signature(fn: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(fn)
 
 
-def _resolve(annotation: Any, written: Any, where: str) -> Any:
+def resolve(annotation: Any, written: Any, where: str, context: type = ToolContext) -> Any:
     """The annotation as a type: strings and forward references are looked up where the function was written."""
     if annotation is inspect.Parameter.empty:
         return Any
-    if _is_context(annotation):
+    if _is_context(annotation, context):
         return annotation
 
     def carrier() -> None: ...
@@ -268,12 +277,14 @@ def _resolve(annotation: Any, written: Any, where: str) -> Any:
             return get_type_hints(carrier, getattr(written, "__globals__", {}), scope, include_extras=True)["it"]
         except NameError as error:
             fault = error
-        except Exception as error:
+        except Exception as error:  # an annotation is code, and may raise anything when it is evaluated
             fault = error
             break
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__forward_arg__", "")
-    if _CONTEXT.match(text):
-        return ToolContext  # imported for type checkers only, which is where its argument matters
+    # A context may be imported for type checkers only, which is where its argument matters.
+    contexts = {kind.__name__: kind for kind in (context, *context.__subclasses__())}
+    if (name := re.match(r"(?:\w+\.)*(\w+)", text)) and name[1] in contexts:
+        return contexts[name[1]]
     raise InvalidDefinition(
         f"{where}: the annotation {annotation!r} cannot be resolved ({fault}): "
         "import its names at run time, where the function is defined"
@@ -296,22 +307,22 @@ def _scopes(written: Any) -> Iterator[dict[str, Any]]:
     yield {**frame.f_locals, **own}
 
 
-def _is_context(annotation: Any) -> bool:
+def _is_context(annotation: Any, context: type) -> bool:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _is_context(args[0])
+        return _is_context(args[0], context)
     if origin is Union or origin is UnionType:
-        return any(_is_context(one) for one in args)
+        return any(_is_context(one, context) for one in args)
     kind = origin or annotation
-    return isinstance(kind, type) and issubclass(kind, ToolContext)
+    return isinstance(kind, type) and issubclass(kind, context)
 
 
-def _output_schema(annotation: Any, written: Any) -> dict[str, Any] | None:
+def _output_schema(signature: Signature) -> dict[str, Any] | None:
     """The schema of what is returned, if it has one: a tool may return things that only it understands."""
-    if annotation is inspect.Signature.empty:
+    if signature.returns is inspect.Signature.empty:
         return None
     try:
-        return output_schema_of(_resolve(annotation, written, "return")) or None
+        return output_schema_of(resolve(signature.returns, signature.written, "return")) or None
     except InvalidDefinition:
         return None
 
@@ -402,6 +413,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "background": (lambda it: it is False, "False: background tools come with durable processes, in a later version"),
     "approval": (lambda it: it in ("never", "ask"), '"never" or "ask"'),
     "deferred": (lambda it: isinstance(it, bool), "True or False"),
+    "output_budget": (lambda it: it is None or isinstance(it, OutputBudget), "an OutputBudget"),
 }
 
 

@@ -10,8 +10,10 @@ from mainstay.model.message import Part
 from mainstay.model.record import INTERRUPTED, Faltered
 from mainstay.model.tool import Failed
 from mainstay.model.transcript import calls_of
+from mainstay.plugins.turn import plugins_of
 from mainstay.tools.prepare import inspect
-from mainstay.tools.round import Round, Workshop
+from mainstay.tools.round import Round
+from mainstay.tools.workshop import Workshop
 from mainstay.turn.native import asked_calls
 
 
@@ -20,6 +22,9 @@ class Dispatcher(Workshop):
 
     def admit(self, run: Run, step: int, parts: Sequence[Part]) -> tuple[int, ...]:
         """Which calls of a reply start with its record: nothing to ask, nothing to wait for."""
+        plugins = plugins_of(run)
+        if plugins is not None and plugins.vets:
+            return ()  # somebody has to be asked first, and what he says is recorded with the start
         started = []
         for index, asked in enumerate(asked_calls(calls_of(parts, step), ()).values()):
             ready = inspect(run.agent.catalog, asked, f"{run.turn_id}.{asked.call}")

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-LIMIT_BYTES = 16 * 1024
-LIMIT_LINES = 400
+from mainstay.model.codec import MAX_VALUE
+from mainstay.model.tool import OutputBudget
 
-# Below these a budget has no room for the marker that says what is missing.
-_LEAST_BYTES, _LEAST_LINES = 256, 8
+USUAL = OutputBudget()
+
 # Any value can be shrunk to this much. A dict shares its room down to here before it drops entries, because its keys
 # are what makes it readable; a list prefers fewer items that still say something.
 _FLOOR, _ITEM_FLOOR, _LINE_FLOOR = 128, 256, 4
@@ -42,19 +42,18 @@ class Projection(msgspec.Struct, frozen=True):
     dropped_lines: int = 0
 
 
-def project(
-    value: Any, limit_bytes: int = LIMIT_BYTES, limit_lines: int = LIMIT_LINES, *, encoded: bytes | None = None
-) -> Projection:
+def project(value: Any, budget: OutputBudget = USUAL, *, encoded: bytes | None = None) -> Projection:
     """`value` cut to the budget, or itself when it fits; `encoded` is its JSON when the caller has it already.
 
-    A text counts in UTF-8 bytes and lines, anything else in bytes of JSON and lines of its strings together. A budget
-    below 256 bytes or 8 lines is taken as that.
+    A text counts in UTF-8 bytes and lines, anything else in bytes of JSON and lines of its strings together.
     """
+    limit_bytes = MAX_VALUE if budget.bytes is None else budget.bytes
+    limit_lines = MAX_VALUE if budget.lines is None else budget.lines
     kind = type(value)
     if kind is str:
         if len(value) * 4 <= limit_bytes and value.count("\n") < limit_lines:
             return Projection(value)
-        return _project_text(value, _Size(max(limit_bytes, _LEAST_BYTES), max(limit_lines, _LEAST_LINES) - 1))
+        return _project_text(value, _Size(limit_bytes, limit_lines - 1))
     if kind is not dict and kind is not list:
         return Projection(value)
     if encoded is None:
@@ -62,8 +61,7 @@ def project(
     if len(encoded) <= limit_bytes and encoded.count(b"\\n") < limit_lines:
         return Projection(value)
     cut = _Cut()
-    room = _Size(max(limit_bytes, _LEAST_BYTES), max(limit_lines, _LEAST_LINES) - 1)
-    shown = cut.fit(value, _measured(encoded), room)
+    shown = cut.fit(value, _measured(encoded), _Size(limit_bytes, limit_lines - 1))
     return Projection(shown, cut.bytes > 0, cut.bytes, cut.lines)
 
 

@@ -1,7 +1,13 @@
 """Preparing a call: everything that can be said against it before anything happens.
 
-The order is fixed: is there such a tool, are the arguments an object, do they fit the schema, does the tool's provider
-agree. Each has its own failure code. Preparation has no effects, so it may run again after a crash.
+The order is fixed, and each step has its own failure code. Preparation has no effects, so it may run again after a
+crash.
+
+    tool_unavailable            there is no such tool
+    tool_contract_unavailable   it has no schema that arguments could be held to
+    invalid_tool_args           the arguments are no object, are too large, or do not fit the schema
+    tool_prepare_failed         its provider's own preparation raised, or answered with nonsense
+    prepared_tool_id_mismatch   it answered for another tool
 """
 
 from __future__ import annotations
@@ -35,6 +41,8 @@ def inspect(catalog: Catalog, asked: AskedCall, call_id: str) -> Ready | Failed:
     if entry is None:
         known = ", ".join(catalog.names()[:20]) or "none"
         return Failed("tool_unavailable", f"there is no tool {asked.name[:80]!r}; available: {known}")
+    if entry.fault is not None:
+        return Failed("tool_contract_unavailable", f"tool {entry.spec.name} cannot be called: {entry.fault}")
     if asked.raw is not None:
         return Failed("invalid_tool_args", f"the arguments are not a JSON object: {asked.raw[:200]}")
     size = len(encode(asked.args))
@@ -48,7 +56,10 @@ def inspect(catalog: Catalog, asked: AskedCall, call_id: str) -> Ready | Failed:
             return Failed(error.code, error.message)
     if asked.attempts:
         return Ready(entry, prepared)  # its recorded start holds what preparation made of it
-    problem = check(entry.spec.input_schema, asked.args)
+    try:
+        problem = check(entry.spec.input_schema, asked.args)
+    except Exception as error:  # a foreign schema, changed since it was looked at
+        return Failed("tool_contract_unavailable", f"its schema cannot be read ({type(error).__name__})")
     return Ready(entry, prepared) if problem is None else Failed("invalid_tool_args", problem)
 
 
@@ -61,7 +72,7 @@ async def consult(ready: Ready, ctx: CallContext) -> Ready | ToolOutcome:
         prepared = await provider.prepare(ready.call, ctx)
     except ToolError as error:
         return failure(error)
-    except Exception as error:
+    except Exception as error:  # the provider's code may raise anything; the call ends with it and the turn goes on
         return Failed("tool_prepare_failed", f"{type(error).__name__}: {error_text(error)}")
     if not isinstance(prepared, PreparedCall):
         return _decided(prepared)
@@ -82,7 +93,7 @@ def failure(error: ToolError) -> Failed:
     """What a tool told us went wrong, as far as it can be stored."""
     try:
         return Failed(clean_text(error.code), clean_text(error.message), clean(error.data))
-    except Exception:
+    except Exception:  # the tool put anything there, and its methods ran
         return Failed("tool_error", error_text(error))
 
 

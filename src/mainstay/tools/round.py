@@ -24,83 +24,68 @@ import msgspec
 
 from mainstay.engine.driver import Parked, Run
 from mainstay.engine.gate import CANCEL_GRACE, Leaving
-from mainstay.engine.lease import Worker
 from mainstay.engine.retry import RetryPolicy
-from mainstay.engine.threads import Threads
 from mainstay.engine.waits import sign, wait_id
 from mainstay.errors import Fenced, InternalError
-from mainstay.model.codec import clean, encode
+from mainstay.model.codec import clean
 from mainstay.model.effect import AskedCall, RunTools
 from mainstay.model.event import ToolFinished, ToolProgress, ToolStarted, WaitingFor
-from mainstay.model.outcome import PendingCall
-from mainstay.model.record import Ended, Faltered, Started
+from mainstay.model.message import Message
+from mainstay.model.plugin import Decision
+from mainstay.model.record import Ended, Faltered, Slot, Started
 from mainstay.model.session import Answer, WaitRow
-from mainstay.model.tool import Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
-from mainstay.ports.host import Clock, Random
-from mainstay.ports.store import Store
-from mainstay.tools.attempt import Again, Attempted, Interrupted, attempt, returned
+from mainstay.model.tool import Artifact, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
+from mainstay.plugins.turn import plugins_of
+from mainstay.ports.services import ToolHost
+from mainstay.tools.attempt import Again, Asking, Attempted, Interrupted, Outlet, attempt, returned
 from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready, consult, inspect
+from mainstay.tools.questions import Questions
+from mainstay.tools.shelf import SessionShelf
 from mainstay.tools.slots import Slots
+from mainstay.tools.workshop import Workshop
 
 log = logging.getLogger("mainstay.tools")
 
 TOOL_RETRIES = RetryPolicy(attempts=0, base=0.5, cap=30.0, asked_cap=3600.0)
-_PENDING = msgspec.json.Decoder(PendingCall).decode
-_ANSWER = msgspec.json.Decoder(Answer).decode
 DIED = "the process died while the call ran"
-RESERVED = "its tool has not handed it over yet"
-"""Why a deferred call's wait is open before its body has returned: only then may recovery run the body again."""
-
 
 Work: TypeAlias = Callable[[], Coroutine[Any, Any, Attempted]]
 """The way to a call's end, made when its task begins: one that is cancelled before leaves nothing behind."""
 
 
-class Workshop:
-    """What the turns of a Runtime share to run tools: threads, slots, live objects."""
-
-    def __init__(self, store: Store, worker: Worker, clock: Clock, random: Random, deps: Any) -> None:
-        self.store, self.worker, self.clock, self.random, self.deps = store, worker, clock, random, deps
-        self.threads = Threads()
-        self.slots = Slots()
-        self.running: dict[str, str] = {}
-        self._left: set[asyncio.Task[Any]] = set()
-
-    def left_behind(self, task: asyncio.Task[Any]) -> None:
-        """Keep a body that does not listen until it ends by itself: nobody waits for it any more."""
-        self._left.add(task)
-        task.add_done_callback(self._left.discard)
-
-
 class Round:
     """One RunTools effect under way.
 
-    `tasks` are bodies (or the way to them) by call, `late` those that did not end in time; `waiting` are calls that
-    only somebody outside can end; `opened` are waits that must become durable with the next write. All of it lives on
-    the event loop.
+    `tasks` are bodies (or the way to them) by call, `late` those that did not end in time, `contexts` what the newest
+    attempts were given; `put` are artifacts of deferred calls, whose bodies were over before. All of it lives on the
+    event loop. `decided` and `said` are what plugins decided about calls and said beside them: their next records
+    carry it.
     """
 
     def __init__(self, home: Workshop, run: Run, effect: RunTools) -> None:
         self.home, self.run, self.effect = home, run, effect
+        self.questions, self.shelf = Questions(home.store, run), SessionShelf(home.store, run)
         self.tasks: dict[str, asyncio.Task[Attempted]] = {}
         self.cut: dict[str, Interrupted] = {}
         self.contexts: dict[str, ToolContext[Any]] = {}
-        self.waiting: dict[str, PendingCall] = {}
-        self.opened: list[WaitRow] = []
+        self.put: dict[str, tuple[Artifact, ...]] = {}
         self.began: dict[str, float] = {}
         self.late: set[str] = set()
+        self.plugins = plugins_of(run)
+        self.decided: dict[str, tuple[Decision, ...]] = {}
+        self.said: dict[str, tuple[Message, ...]] = {}
 
     async def go(self) -> Parked | None:
         waits = await self._known_waits()
         starts = [start for call in self.effect.calls if (start := self._begin(call, waits)) is not None]
-        if starts or not self.waiting:
+        if starts or not self.questions.waiting:
             await self._flush()
         for start in starts:
             start()
         while True:
             self._collect()
-            if not self.tasks and not self.waiting:
+            if not self.tasks and not self.questions.waiting:
                 await self._flush_waits()
                 return None
             if self.run.gate.shut:
@@ -112,7 +97,7 @@ class Round:
                 await self._answers()
             else:
                 await self._flush()
-                if self.run.gate.nudged and self.waiting:
+                if self.run.gate.nudged and self.questions.waiting:
                     await self._answers()
                 elif not self.late & self.tasks.keys() and not any(t.done() for t in self.tasks.values()):
                     await self.run.gate.pause()
@@ -132,6 +117,11 @@ class Round:
         ready = inspect(self.run.agent.catalog, call, self._call_id(call))
         if call.started:
             return self._recover(call, ready, waits)
+        if not call.attempts and self.questions.wait_id(call.call, "approval") in waits:
+            # Somebody was asked: that counts, whatever has become of the plugin or the definition that asked.
+            return self._ask(call, "approval", waits, "")
+        if self.plugins is not None and self.plugins.vets and not call.attempts and _can_be_vetted(ready):
+            return functools.partial(self._spawn, call, functools.partial(self._vetted, call))
         if isinstance(ready, Failed):
             self._end(call, ready, attempts=call.attempts)
             return None
@@ -140,10 +130,29 @@ class Round:
             return self._ask(call, "approval", waits, "the tool asks for approval")
         return functools.partial(self._spawn, call, functools.partial(self._queued, call, ready, None))
 
+    async def _vetted(self, call: AskedCall) -> Attempted:
+        """Ask the plugins, then go on with the arguments as they left them."""
+        spec = self._spec(call)
+        assert spec is not None
+        assert self.plugins is not None
+        verdict = await self.plugins.before_call(self._call_id(call), spec, call.args)
+        self.decided[call.call] = verdict.decisions
+        if verdict.outcome is not None:
+            return Attempted(verdict.outcome)
+        if verdict.args is not call.args:
+            call = msgspec.structs.replace(call, args=verdict.args, raw=None)
+        ready = inspect(self.run.agent.catalog, call, self._call_id(call))
+        if isinstance(ready, Failed):
+            return Attempted(ready)
+        if verdict.ask is not None or spec.approval == "ask":
+            reason = "the tool asks for approval" if verdict.ask is None else verdict.ask
+            return Attempted(Denied(), asks=Asking(call, reason))
+        return await self._queued(call, ready, None)
+
     def _recover(self, call: AskedCall, ready: Ready | Failed, waits: dict[str, WaitRow]) -> Callable[[], None] | None:
         """The window in which the process died: the tool's contract decides, never a guess."""
         recovery = "once" if isinstance(ready, Failed) else ready.entry.spec.recovery
-        if call.deferred and (recovery != "rerun" or self._handed_over(call, waits)):
+        if call.deferred and (recovery != "rerun" or self.questions.handed_over(call, waits)):
             return self._ask(call, "deferred", waits, "")
         if recovery == "once":
             self._end(call, OutcomeUnknown(DIED), call.attempts, call.repeated)
@@ -153,28 +162,15 @@ class Round:
         assert isinstance(ready, Ready)
         return functools.partial(self._spawn, call, functools.partial(self._queued, call, ready, None, repeat=True))
 
-    def _handed_over(self, call: AskedCall, waits: dict[str, WaitRow]) -> bool:
-        """Whether a deferred call's body is over, or its completion has come: it is not run again."""
-        wait = waits.get(wait_id(self._call_id(call), "deferred"))
-        return wait is not None and (wait.state != "open" or _PENDING(wait.body).reason != RESERVED)
-
     def _ask(self, call: AskedCall, kind: Any, waits: dict[str, WaitRow], reason: str) -> Callable[[], None] | None:
         """Wait for somebody, unless the answer is there already."""
-        known = waits.get(self._wait_id(call.call, kind))
-        if known is not None and known.state != "open":
-            return self._answered(call, known)
-        now = self.home.clock.now()
-        pending = PendingCall(self._call_id(call), kind, call.name, call.args, now, None, reason)
-        if known is None:
-            self.opened.append(self._wait_row(call, kind, pending, None))
-        else:
-            pending = _PENDING(known.body)
-        self.waiting[call.call] = pending
-        return None
+        answered = self.questions.ask(call, kind, waits, reason)
+        return None if answered is None else self._answered(call, answered)
 
     def _answered(self, call: AskedCall, wait: WaitRow) -> Callable[[], None] | None:
         """Go on as a person, or an outside completion, has decided."""
-        answer = None if wait.answer is None else _ANSWER(wait.answer)
+        answer = self.questions.answer(wait)
+        self.put[call.call] = self.questions.artifacts(wait)
         if answer is None:
             self._end(
                 call, OutcomeUnknown("nobody answered in time") if call.started else Denied("nobody answered in time")
@@ -186,12 +182,17 @@ class Round:
             case "done" | "value":
                 # It comes from outside like any output, and has the same budget.
                 self.cut[call.call] = Interrupted(over=True)
-                work = functools.partial(returned, answer.value, self.run.journal.keep)
+                work = functools.partial(returned, answer.value, self._outlet(self._spec(call), call, call.args))
                 return functools.partial(self._spawn, call, work)
             case "failed" | "error":
                 message = answer.reason or "settled as failed"
                 self._end(call, Failed("settled_as_failed", message, answer.value), call.attempts, call.repeated)
             case "approved" | "rerun":
+                self.put.pop(call.call)
+                if answer.verdict == "approved":
+                    shown = self.questions.shown(wait)
+                    self.decided[call.call] = shown.decisions
+                    call = msgspec.structs.replace(call, args=shown.args, raw=None)
                 ready = inspect(self.run.agent.catalog, call, self._call_id(call))
                 if isinstance(ready, Failed):
                     self._end(call, ready, call.attempts, call.repeated)
@@ -219,6 +220,7 @@ class Round:
         if call.due and wait > 0:
             await self.home.clock.sleep(wait / 1000)
         context = self._context(call, ready, call.attempts + 1)
+        context.close()  # preparation has no effects
         prepared = await consult(ready, context)
         if not isinstance(prepared, Ready):
             return Attempted(prepared)
@@ -236,22 +238,14 @@ class Round:
                 spec.deferred,
                 call.repeated + repeat,
                 self.home.clock.now(),
-                self.run.slot(),
+                self._slot(call),
             )
             self.run.record(started)
-            await self._flush(self._reserve(call, spec.deferred))
-        except BaseException:
+            await self._flush(*([self.questions.reserve(call)] if spec.deferred else []))
+        except BaseException:  # also a cancellation: a slot that nobody gives back is lost to all
             self.home.slots.give(spec)
             raise
         return await self._body(call, prepared, number)
-
-    def _reserve(self, call: AskedCall, deferred: bool) -> tuple[WaitRow, ...]:
-        """A deferred call's key is durable before its body can hand it out."""
-        if not deferred:
-            return ()
-        now = self.home.clock.now()
-        pending = PendingCall(self._call_id(call), "deferred", call.name, call.args, now, reason=RESERVED)
-        return (self._wait_row(call, "deferred", pending, None),)
 
     async def _body(self, call: AskedCall, ready: Ready, number: int) -> Attempted:
         """Run the body while holding its slots; a thread holds them until it has really ended."""
@@ -273,7 +267,8 @@ class Round:
         on_thread = ready.entry.tool is not None and not ready.entry.tool.is_async
         ended = functools.partial(_give_back, asyncio.get_running_loop(), home.slots, spec) if on_thread else None
         try:
-            attempted = await attempt(ready, context, home.threads, self.run.journal.keep, interrupted, ended)
+            outlet = self._outlet(spec, call, ready.call.args)
+            attempted = await attempt(ready, context, home.threads, outlet, interrupted, ended)
         finally:
             if timer is not None:
                 timer.cancel()
@@ -282,15 +277,36 @@ class Round:
                 home.slots.give(spec)
         if context.deferred and isinstance(attempted.end, Ok):
             return Attempted(attempted.end, deferred=True, due=context.defer_timeout)
-        return attempted
+        return await self._seen(call, ready, attempted)
+
+    async def _seen(self, call: AskedCall, ready: Ready, attempted: Attempted) -> Attempted:
+        """Let plugins look at a call that did not return a value; one that did has passed them already."""
+        end, spec = attempted.end, ready.entry.spec
+        if self.plugins is None or not self.plugins.looks or self.run.gate.shut or isinstance(end, Ok):
+            return attempted
+        if isinstance(end, Again):
+            if self.run.machine.state.calls[call.call].attempts <= spec.retries:
+                return attempted
+            end = end.otherwise
+        return Attempted(await self._look(call, spec, ready.call.args, end), attempted.blobs)
+
+    async def _look(self, call: AskedCall, spec: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:
+        assert self.plugins is not None
+        verdict, said = await self.plugins.after_call(self._call_id(call), spec, args, outcome)
+        self.decided[call.call] = verdict.decisions
+        self.said[call.call] = said
+        return outcome if verdict.outcome is None else verdict.outcome
 
     def _expire(self, call: AskedCall, seconds: float) -> None:
         self._cut_off(call.call, f"it did not end within {seconds:g} s", timed_out=True)
         # The limit ends the wait, whatever the body makes of its cancellation.
-        asyncio.get_running_loop().call_later(CANCEL_GRACE, self._leave_behind, call.call)
+        late = self.tasks.get(call.call)
+        asyncio.get_running_loop().call_later(CANCEL_GRACE, self._leave_behind, call.call, late)
 
-    def _leave_behind(self, key: str) -> None:
+    def _leave_behind(self, key: str, late: asyncio.Task[Attempted] | None) -> None:
         task, cut = self.tasks.get(key), self.cut.get(key)
+        if task is not late:
+            return  # another attempt is under way by now, with a time of its own
         if task is not None and not task.done() and cut is not None and cut.timed_out and not cut.over:
             log.warning("call %s.%s does not end when it is cancelled; it is left behind", self.run.turn_id, key)
             self.late.add(key)
@@ -327,7 +343,33 @@ class Round:
             payload=ready.call.payload,
             progress=progress,
             key=key,
+            shelf=self.shelf,
+            host=None if home.services is None else functools.partial(self._host, call_id),
         )
+
+    def _host(self, call_id: str) -> ToolHost:
+        assert self.home.services is not None
+        return self.home.services(self.run).for_call(call_id)
+
+    def _outlet(self, spec: ToolSpec | None, call: AskedCall | None = None, args: Any = None) -> Outlet:
+        budget = (None if spec is None else spec.output_budget) or self.run.agent.output_budget
+        if self.plugins is None or not self.plugins.looks or call is None or spec is None:
+            return Outlet(self.run.journal.keep, budget)
+        look = functools.partial(self._look, call, spec, args)
+        project = functools.partial(self.plugins.project, self._call_id(call), spec, args)
+        return Outlet(self.run.journal.keep, budget, look, project)
+
+    def _slot(self, call: AskedCall) -> Slot | None:
+        """What a record of this call carries: with it, what plugins decided about it."""
+        slot = self.run.slot()
+        decisions, said = self.decided.pop(call.call, ()), self.said.pop(call.call, ())
+        if not decisions and not said:
+            return slot
+        return msgspec.structs.replace(slot or Slot(), decisions=decisions, queued=said)
+
+    def _spec(self, call: AskedCall) -> ToolSpec | None:
+        entry = self.run.agent.catalog.get(call.name)
+        return None if entry is None else entry.spec
 
     # ------------------------------------------------------------------ how a call ends
 
@@ -352,22 +394,24 @@ class Round:
         return Attempted(Failed("tool_prepare_failed", "CancelledError: preparation cancelled itself"))
 
     def _attempted(self, call: AskedCall, attempted: Attempted) -> None:
+        if attempted.asks is not None:
+            asks = attempted.asks
+            answered = self.questions.ask(asks.call, "approval", {}, asks.reason, self.decided.pop(call.call, ()))
+            assert answered is None
+            return
         if attempted.deferred:
-            due = None if attempted.due is None else self.home.clock.now() + int(attempted.due * 1000)
-            pending = PendingCall(self._call_id(call), "deferred", call.name, call.args, self.home.clock.now(), due)
-            self.waiting[call.call] = pending
-            self.opened.append(self._wait_row(call, "deferred", pending, due))
+            self.questions.hand_over(call, attempted.due, self._left_by(call))
             return
         end = attempted.end
         if not isinstance(end, Again):
             self._end(call, end, call.attempts, call.repeated, attempted.blobs)
-            self._revoke(call)
+            self.questions.revoke(call)
             return
-        entry = self.run.agent.catalog.get(call.name)
-        retries = entry.spec.retries if entry is not None else 0
-        if call.attempts > retries or self.run.gate.shut:
+        spec = self._spec(call)
+        if call.attempts > (0 if spec is None else spec.retries) or self.run.gate.shut:
             self._end(call, end.otherwise, call.attempts, call.repeated)
             return
+        self._left_by(call)  # and forgotten: only the last attempt counts
         now = self.home.clock.now()
         due = now + int(TOOL_RETRIES.delay(call.attempts, end.after, self.home.random) * 1000)
         self.run.record(
@@ -393,13 +437,6 @@ class Round:
         await self._flush()
         return await work()
 
-    def _revoke(self, call: AskedCall) -> None:
-        """A call whose completion was reserved ended by itself: its key is worth nothing any more."""
-        if call.deferred:
-            pending = PendingCall(self._call_id(call), "deferred", call.name, call.args)
-            wait = self._wait_row(call, "deferred", pending, None)
-            self.opened.append(msgspec.structs.replace(wait, state="revoked"))
-
     def _end(
         self,
         call: AskedCall,
@@ -410,47 +447,57 @@ class Round:
     ) -> None:
         began = self.began.get(call.call)
         spent = 0 if began is None else int((self.home.clock.monotonic() - began) * 1000)
+        put = self._left_by(call)
         self.run.record(
-            Ended(call.call, outcome, attempts, repeated, spent, self.home.clock.now(), self.run.slot()),
-            blobs,
+            Ended(call.call, outcome, attempts, repeated, spent, self.home.clock.now(), self._slot(call), put),
+            (*blobs, *(artifact.digest for artifact in put)),
         )
         self.run.events.emit(ToolFinished, call_id=self._call_id(call), tool=call.name, outcome=outcome)
 
+    def _left_by(self, call: AskedCall) -> tuple[Artifact, ...]:
+        """The artifacts of a call whose body is over, or is not waited for any more."""
+        context, put = self.contexts.pop(call.call, None), self.put.pop(call.call, ())
+        return put if context is None else (*put, *context.close())
+
     # ------------------------------------------------------------------ waiting and stopping
 
-    async def _flush(self, waits: tuple[WaitRow, ...] = ()) -> None:
-        opened, self.opened = self.opened, []
-        await self.run.journal.flush((*waits, *opened))
+    async def _flush(self, *waits: WaitRow) -> None:
+        await self.run.journal.flush((*waits, *self._opened()))
+
+    def _opened(self) -> tuple[WaitRow, ...]:
+        """The waits that the next write brings; with them goes what plugins changed on the way there."""
+        opened = self.questions.take_opened()
+        if opened and self.plugins is not None:
+            self.plugins.note()
+        return opened
 
     async def _flush_waits(self) -> None:
-        if self.opened:
+        if self.questions.opened:
             await self._flush()
 
     async def _park(self) -> Parked | None:
         """Give the turn up to the disk; None when an answer came in between."""
-        opened, self.opened = self.opened, []
-        names = tuple(self._wait_id(key, p.kind) for key, p in self.waiting.items())
-        appended = await self.run.journal.flush(tuple(opened), names)
+        appended = await self.run.journal.flush(self._opened(), self.questions.names())
         if appended is None or not appended.parked:
             self.run.heed()
             self.run.gate.check()
             return None
-        calls = tuple(self.waiting.values())
+        calls = tuple(self.questions.waiting.values())
         self.run.events.emit(WaitingFor, calls=calls)
         return Parked(calls)
 
     async def _answers(self) -> None:
         """Look at what the waits say now, and go on where one is answered."""
         self.run.gate.nudged = False
-        waits = await self._known_waits(always=True)
+        waits = await self.questions.known()
         starts = []
-        for key, pending in list(self.waiting.items()):
-            wait = waits.get(self._wait_id(key, pending.kind))
+        for key, pending in list(self.questions.waiting.items()):
+            wait = waits.get(self.questions.wait_id(key, pending.kind))
             if wait is None:
                 raise InternalError(f"the wait of {pending.call_id} is gone")
             if wait.state == "open":
                 continue
-            del self.waiting[key]
+            del self.questions.waiting[key]
             start = self._answered(self.run.machine.state.calls[key], wait)
             if start is not None:
                 starts.append(start)
@@ -459,15 +506,12 @@ class Round:
         for start in starts:
             start()
 
-    async def _known_waits(self, always: bool = False) -> dict[str, WaitRow]:
+    async def _known_waits(self) -> dict[str, WaitRow]:
         """Waits of this turn that exist already; no reply without waits reads them."""
-        catalog = self.run.agent.catalog
-        entries = [catalog.get(c.name) for c in self.effect.calls]
-        asks = any(e is not None and (e.spec.approval == "ask" or e.spec.deferred) for e in entries)
-        if not always and not asks and not any(c.started and c.call not in self.run.held for c in self.effect.calls):
-            return {}
-        rows = await self.home.store.waits(self.run.scope.sid)
-        return {row.id: row for row in rows if row.turn == self.run.scope.turn}
+        specs = [spec for call in self.effect.calls if (spec := self._spec(call)) is not None]
+        asks = any(spec.approval == "ask" or spec.deferred for spec in specs)
+        found = any(call.started and call.call not in self.run.held for call in self.effect.calls)
+        return await self.questions.known() if asks or found or self.run.resumed else {}
 
     async def _stop_all(self) -> None:
         """Cancel what runs, give it a moment, and record what is known of it. Raises what shut the gate."""
@@ -485,9 +529,10 @@ class Round:
         if leaving:
             await self._flush()
             raise Leaving
-        for key in list(self.waiting):
+        for key, pending in self.questions.waiting.items():
             call = self.run.machine.state.calls[key]
             if call.started:
+                self.put[key] = pending.artifacts
                 self._end(call, OutcomeUnknown(reason), call.attempts, call.repeated)
         self.run.gate.check()
 
@@ -498,8 +543,8 @@ class Round:
         end = OutcomeUnknown(reason) if ended is None else ended.end
         if isinstance(end, Again):
             end = end.otherwise
-        entry = self.run.agent.catalog.get(call.name)
-        recovery = entry.spec.recovery if entry is not None else "once"
+        spec = self._spec(call)
+        recovery = "once" if spec is None else spec.recovery
         if leaving and isinstance(end, OutcomeUnknown) and recovery != "once":
             return  # the next owner reruns it, or asks
         if leaving and (call.deferred or (ended is not None and ended.deferred)):
@@ -511,14 +556,10 @@ class Round:
     def _call_id(self, call: AskedCall) -> str:
         return f"{self.run.turn_id}.{call.call}"
 
-    def _wait_id(self, key: str, kind: str) -> str:
-        attempt = self.run.machine.state.calls[key].attempts if kind == "recovery" else 1
-        return wait_id(f"{self.run.turn_id}.{key}", kind, attempt)
 
-    def _wait_row(self, call: AskedCall, kind: str, pending: PendingCall, due: int | None) -> WaitRow:
-        scope = self.run.scope
-        name = self._wait_id(call.call, kind)
-        return WaitRow(name, scope.sid, scope.turn, call.call, kind, "open", due, encode(pending))
+def _can_be_vetted(ready: Ready | Failed) -> bool:
+    """Plugins are asked about tools that are there, before anything is said about the arguments."""
+    return isinstance(ready, Ready) or ready.code not in ("tool_unavailable", "tool_contract_unavailable")
 
 
 def _give_back(loop: asyncio.AbstractEventLoop, slots: Slots, spec: ToolSpec) -> None:

@@ -6,7 +6,8 @@ Pydantic is never imported by us), unions it refuses, paths, and metadata object
     annotation ── plain_type ──> a type msgspec takes ── describe ──> schema, tidied for providers
                                         └── convert, with `decode_foreign` for the rest ──> value
 
-Tools that come with a schema and no type are checked by `mainstay.tools.check`.
+`arguments` and `answer` build on it: what a tool is called with, and what a turn returns. Tools that come with a schema
+and no type are checked by `check`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, LiteralString, NamedTuple, TypeAlias, Union, cast, get_args, get_origin
 
 import msgspec
-from msgspec import UNSET, Meta, convert, to_builtins
-from msgspec.structs import asdict
-
-from mainstay.errors import InvalidDefinition
-from mainstay.model.codec import clean
+from msgspec import Meta, convert
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -44,7 +41,6 @@ _SUBSTITUTES: dict[Any, Any] = {
     datetime.datetime: Annotated[datetime.datetime, Meta(extra_json_schema={"format": "date-time"})],
     datetime.time: Annotated[datetime.time, Meta(extra_json_schema={"format": "time"})],
 }
-_SCALARS = (str, int, float, bool, NoneType)
 
 
 class _Anything(type):
@@ -83,7 +79,7 @@ def _plain_annotated(base: Any, metadata: tuple[Any, ...]) -> Any:
         if isinstance(one, Meta):
             extras.append(one)
             continue
-        if isinstance(text := _description(one), str):
+        if isinstance(text := description_in(one), str):
             extras.append(Meta(description=text))
         for part in (one, *_parts(one)):
             found = {name: getattr(part, name, None) for name in _CONSTRAINTS}
@@ -103,7 +99,7 @@ def _union(members: Iterable[Any]) -> Any:
     return functools.reduce(operator.or_, members)
 
 
-def _description(metadata: Any) -> Any:
+def description_in(metadata: Any) -> Any:
     """The words in a string, a `Field(description=…)` or a `Doc(…)`."""
     if isinstance(metadata, str):
         return metadata
@@ -329,207 +325,3 @@ def _count_uses(node: Any, defs: dict[str, Schema], uses: dict[str, int]) -> Non
         if uses[name] == 1:
             _count_uses(defs[name], defs, uses)
     _each(node, lambda inner: _count_uses(inner, defs, uses))
-
-
-def output_schema_of(kind: Any) -> Schema:
-    """The schema of one type. Raises InvalidDefinition when it has none."""
-    return output_codec(kind).schema
-
-
-# Arguments
-
-
-class Parameter(NamedTuple):
-    """One parameter that the model fills."""
-
-    name: str
-    annotation: Any
-    default: Any = UNSET
-    description: str = ""
-
-
-class Arguments:
-    """The arguments of one tool: their schema, and how they become keyword arguments."""
-
-    __slots__ = ("_copies", "_hook", "_optional", "_struct", "schema")
-
-    def __init__(self, owner: str, parameters: Sequence[Parameter]) -> None:
-        types = [_parameter_type(owner, one) for one in parameters]
-        described = _describe_parameters(owner, parameters, types)
-        self.schema = _arguments_schema(parameters, described)
-        self._optional = any(one.default is not UNSET for one in parameters)
-        # Whatever msgspec hands through as it is (Any, a bare dict) must not be shared with the recorded call: the tool
-        # may change it, and the next attempt would see that.
-        self._copies = any(one not in _SCALARS for kind in types for one in get_args(kind) or (kind,))
-        self._hook = decode_foreign if described.foreign else None
-        # Defaults stay with the function, so that it gets its own objects.
-        fields = [
-            (one.name, kind) if one.default is UNSET else (one.name, kind, UNSET)
-            for one, kind in zip(parameters, types, strict=True)
-        ]
-        self._struct = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
-
-    def bind(self, args: Any) -> dict[str, Any]:
-        """Model arguments as keyword arguments; ValueError names the path and the expectation."""
-        try:
-            if self._copies:
-                args = to_builtins(args, str_keys=True)
-            found = self._read(args)
-        except (msgspec.ValidationError, TypeError) as error:
-            raise ValueError(self._explain(error)) from None
-        if self._optional:
-            return {name: value for name, value in asdict(found).items() if value is not UNSET}
-        return asdict(found)
-
-    def _read(self, args: Any) -> msgspec.Struct:
-        try:
-            # First as it is: nearly always enough, and each option of `convert` costs as much as the conversion.
-            return (
-                convert(args, self._struct) if self._hook is None else convert(args, self._struct, dec_hook=self._hook)
-            )
-        except msgspec.ValidationError:
-            return convert(args, self._struct, strict=False, str_keys=True, dec_hook=self._hook)
-
-    def _explain(self, error: Exception) -> str:
-        text = explain(error)
-        if text.startswith("$: object contains unknown field"):
-            return f"{text}; known: {', '.join(self._struct.__struct_fields__) or 'none'}"
-        return text
-
-
-def _parameter_type(owner: str, parameter: Parameter) -> Any:
-    try:
-        # `x: str = None` means that null is fine, whatever the annotation forgets.
-        forgotten = parameter.default is None and not _takes_none(parameter.annotation)
-        return plain_type(parameter.annotation | None if forgotten else parameter.annotation)
-    except Exception as error:
-        raise _unsupported(owner, parameter, error) from error
-
-
-def _takes_none(annotation: Any) -> bool:
-    args = get_args(annotation)
-    if get_origin(annotation) is Annotated:
-        return _takes_none(args[0])
-    return annotation in (Any, object, None) or NoneType in args or None in args
-
-
-def _describe_parameters(owner: str, parameters: Sequence[Parameter], types: Sequence[Any]) -> Described:
-    try:
-        return describe(types)
-    except Exception:
-        for parameter, kind in zip(parameters, types, strict=True):
-            try:
-                describe([kind])
-            except Exception as error:
-                raise _unsupported(owner, parameter, error) from error
-        raise
-
-
-def _unsupported(owner: str, parameter: Parameter, error: Exception) -> InvalidDefinition:
-    return InvalidDefinition(
-        f"{owner}, parameter {parameter.name!r}: no model can fill {parameter.annotation!r} ({error}): {ADVICE}"
-    )
-
-
-def _arguments_schema(parameters: Sequence[Parameter], described: Described) -> Schema:
-    properties = {}
-    for parameter, schema in zip(parameters, described.schemas, strict=True):
-        if text := _annotated_description(parameter.annotation) or parameter.description:
-            schema["description"] = text  # also instead of what a class says of itself: this is nearer
-        if parameter.default is not UNSET:
-            schema.update(_shown_default(parameter.default))
-        properties[parameter.name] = schema
-    required = [one.name for one in parameters if one.default is UNSET]
-    return tidy(
-        {
-            "type": "object",
-            "properties": properties,
-            **({"required": required} if required else {}),
-            "additionalProperties": False,
-        },
-        described.defs,
-    )
-
-
-def _annotated_description(annotation: Any) -> str:
-    args = get_args(annotation)
-    if get_origin(annotation) is Annotated:
-        texts = [_description(one) for one in reversed(args[1:])]
-    elif get_origin(annotation) in (Union, UnionType):
-        texts = [_annotated_description(one) for one in args]
-    else:
-        return ""
-    return next((text for text in texts if text and isinstance(text, str)), "")
-
-
-def _shown_default(default: Any) -> Schema:
-    try:
-        plain = to_builtins(default, str_keys=True, enc_hook=encode_foreign)
-        return {"default": plain} if clean(plain) == plain else {}
-    except Exception:  # any object may be a default, and a model need not see it
-        return {}
-
-
-# Output
-
-
-class OutputCodec(NamedTuple):
-    """A result type: its schema, how a model's answer becomes a value, and how a value is stored."""
-
-    schema: Schema
-    validate: Callable[[Any], Any]
-    to_json: Callable[[Any], Any]
-
-    def from_json(self, value: Any) -> Any:
-        """The value that `to_json` gave. A string in it is one, and not an answer that may hold JSON."""
-        is_answer = not isinstance(value, str) or self.schema.get("type") == "string"
-        return self.validate(value if is_answer else msgspec.json.encode(value).decode())
-
-
-_FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(.*?)\n?\s*```\s*", re.DOTALL | re.IGNORECASE)
-
-
-def output_codec(kind: Any) -> OutputCodec:
-    """How answers of this type are asked for, checked and stored. Raises InvalidDefinition when it has no JSON form."""
-    try:
-        plain = plain_type(kind)
-        described = describe([plain])
-        schema = tidy(described.schemas[0], described.defs)
-    except Exception as error:
-        raise InvalidDefinition(f"output type {kind!r} cannot be asked of a model ({error}): {ADVICE}") from error
-    is_text = schema.get("type") == "string"
-
-    def read(value: Any) -> Any:
-        return convert(value, plain, strict=False, str_keys=True, dec_hook=decode_foreign)
-
-    def validate(answer: Any) -> Any:
-        """The answer, text or JSON, as a value; ValueError tells the model what to mend."""
-        try:
-            return _read_text(answer, read, is_text) if isinstance(answer, str) else read(answer)
-        except msgspec.ValidationError as error:
-            raise ValueError(explain(error)) from None
-
-    return OutputCodec(schema, validate, _output_json)
-
-
-def _read_text(answer: str, read: Callable[[Any], Any], is_text: bool) -> Any:
-    """JSON, also fenced, or the bare words: first whichever the type expects."""
-    if is_text:
-        try:
-            return read(answer)
-        except msgspec.ValidationError:
-            if not answer.lstrip().startswith(('"', "`")):
-                raise
-    fenced = _FENCED.fullmatch(answer)
-    try:
-        value = msgspec.json.decode(fenced[1] if fenced else answer)
-    except msgspec.DecodeError as error:
-        try:
-            return read(answer)
-        except msgspec.ValidationError:
-            raise ValueError(f"the answer is not JSON ({error}): answer with one JSON value and nothing else") from None
-    return read(value)
-
-
-def _output_json(value: Any) -> Any:
-    return clean(to_builtins(value, str_keys=True, enc_hook=encode_foreign))

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from mainstay.errors import InternalError
 from mainstay.model.agent import Budget
 from mainstay.model.effect import (
+    Aborted,
     AskedCall,
     CallModel,
     CancelTurn,
@@ -33,8 +34,20 @@ from mainstay.model.effect import (
 )
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message
-from mainstay.model.outcome import BudgetSpent, Finished, Incomplete, Outcome, ProviderFailed
-from mainstay.model.record import INTERRUPTED, Ended, Faltered, Framed, Record, Replied, Said, Slot, Started
+from mainstay.model.outcome import BudgetSpent, Finished, Incomplete, Outcome, PluginAborted, ProviderFailed
+from mainstay.model.record import (
+    INTERRUPTED,
+    Completed,
+    Ended,
+    Faltered,
+    Framed,
+    Noted,
+    Record,
+    Replied,
+    Said,
+    Slot,
+    Started,
+)
 from mainstay.model.tool import Cancelled, Ok
 from mainstay.model.transcript import Transcript
 from mainstay.turn import native, prompt
@@ -109,13 +122,6 @@ class Machine:
         handler = self._TABLE.get((state.phase, type(received)))
         if handler is None:
             raise InternalError(f"turn {state.turn_id} in {state.phase.name} got {type(received).__name__}")
-        if state.phase is Phase.TOOLS and isinstance(received, Started | Faltered | Ended):
-            self._call(received.call)
-        if isinstance(received, Replied | Started | Faltered | Ended):
-            state.transcript.add(received)
-            state.delivered, state.added = (), ()
-            if received.slot is not None and received.slot.elapsed_ms:
-                state.elapsed_ms = received.slot.elapsed_ms
         handler(self, received)
 
     def replay(self, records: Iterable[Record]) -> None:
@@ -124,7 +130,7 @@ class Machine:
             if isinstance(record, Replied | Started | Faltered | Ended):
                 self._align(record)
                 self.receive(record)
-            elif not isinstance(record, Said | Framed):
+            elif not isinstance(record, Said | Completed | Framed | Noted):
                 raise InternalError(f"turn {self.state.turn_id} is over: a {type(record).__name__} is not replayed")
 
     def _align(self, record: Replied | Started | Faltered | Ended) -> None:
@@ -134,24 +140,37 @@ class Machine:
             return
         if state.phase is not Phase.ASKING or state.step != record.step:
             state.phase, state.step, state.outcome = Phase.ASKING, record.step, None
+        state.queued = ()  # said, and in this record or one before it
         state.last = record.slot is not None and record.slot.last
 
+    def _keep(self, record: Replied | Started | Faltered | Ended) -> None:
+        """It is recorded, and with it what was gathered since the record before."""
+        state = self.state
+        state.transcript.add(record)
+        state.delivered, state.added = (), ()
+        slot = record.slot
+        if slot is not None and (slot.elapsed_ms or slot.queued):
+            state.elapsed_ms = slot.elapsed_ms or state.elapsed_ms
+            state.queued += slot.queued
+
     def _boundary(self, delivery: Delivery) -> None:
-        self.state.delivered = delivery.inputs
+        state = self.state
+        state.delivered, state.added, state.queued = delivery.inputs, state.queued + delivery.messages, ()
         self._ask()
 
     def _completing(self, delivery: Delivery) -> None:
         state = self.state
-        if not delivery.inputs:
+        if not delivery.inputs and not delivery.messages:
             state.phase = Phase.DONE
             return
-        state.delivered = delivery.inputs
+        state.delivered, state.added = delivery.inputs, delivery.messages
         state.outcome = None
         state.step += 1
         self._ask()
 
     def _replied(self, reply: Replied) -> None:
         state = self.state
+        self._keep(reply)
         state.usage = state.usage + usage_of(reply)
         state.attempt, state.due, state.progress = 1, 0, False
         state.calls = native.asked_calls(state.transcript.calls, reply.started)
@@ -189,6 +208,7 @@ class Machine:
         self._ask()
 
     def _model_faltered(self, record: Faltered) -> None:
+        self._keep(record)
         self.state.attempt, self.state.due = record.attempt + 1, record.due
         if record.code == INTERRUPTED:
             self.state.usage = self.state.usage + Usage(unknown=1)
@@ -196,12 +216,17 @@ class Machine:
     def _gave_up(self, end: GaveUp) -> None:
         self._finish(ProviderFailed(end.code, end.message, end.attempts))
 
+    def _aborted(self, end: Aborted) -> None:
+        self._finish(PluginAborted(end.plugin, end.code, end.message))
+
     def _time_is_up(self, end: TimeIsUp) -> None:
         self._finish(BudgetSpent("seconds", self._budget.seconds or 0))
 
     def _tool_started(self, record: Started) -> None:
+        call = self._call(record.call)
+        self._keep(record)
         self.state.calls[record.call] = replace(
-            self._call(record.call),
+            call,
             started=True,
             args=record.args,
             payload=record.payload,
@@ -213,10 +238,13 @@ class Machine:
 
     def _tool_faltered(self, record: Faltered) -> None:
         call = self._call(record.call)
+        self._keep(record)
         self.state.calls[record.call] = replace(call, started=False, attempts=record.attempt, due=record.due)
 
     def _tool_ended(self, record: Ended) -> None:
         state = self.state
+        self._call(record.call)
+        self._keep(record)
         del state.calls[record.call]
         state.progress = state.progress or type(record.outcome) is Ok
         if not state.calls:
@@ -267,6 +295,12 @@ class Machine:
         (Phase.TOOLS, Ended): _tool_ended,
         (Phase.AFTER_WORK, Delivery): _boundary,
         (Phase.BEFORE_COMPLETION, Delivery): _completing,
+        (Phase.OPENING, Aborted): _aborted,
+        (Phase.ASKING, Aborted): _aborted,
+        (Phase.TOOLS, Aborted): _aborted,
+        (Phase.AFTER_WORK, Aborted): _aborted,
+        (Phase.BEFORE_COMPLETION, Aborted): _aborted,
+        (Phase.DONE, Aborted): _aborted,
         (Phase.OPENING, CancelTurn): _cancelled,
         (Phase.ASKING, CancelTurn): _cancelled,
         (Phase.TOOLS, CancelTurn): _cancelled,

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from mainstay.model.message import Message, Text
+from mainstay.model.plugin import PromptPart
 
 
-def request_messages(instructions: str, history: Sequence[Message], own: Sequence[Message]) -> list[Message]:
-    """What a model is shown: instructions, committed history, and the turn so far."""
-    head = [Message("system", (Text(instructions),))] if instructions else []
-    return [*head, *history, *own]
+def compose(instructions: str, parts: Iterable[PromptPart]) -> str:
+    """Instructions and the pieces that plugins add, by slot and priority; what is said twice is said once."""
+    kept: dict[tuple[str, int, str], PromptPart] = {}
+    for part in parts:
+        content = part.content.strip()
+        if content:
+            kept.setdefault((part.slot, part.priority, content), part)
+    ordered = sorted(kept.values(), key=lambda part: (part.slot, part.priority))
+    shown = [f"## {part.title}\n{part.content.strip()}" if part.title else part.content.strip() for part in ordered]
+    return "\n\n".join([instructions, *shown] if instructions else shown)
+
+
+def request_messages(instructions: str, messages: list[Message]) -> list[Message]:
+    """What a model is shown: instructions, then the conversation."""
+    return [Message("system", (Text(instructions),)), *messages] if instructions else messages
 
 
 def step_limit(limit: int) -> Message:

@@ -43,7 +43,8 @@ class Phase(Enum):
 class TurnState(Struct):
     """Everything a turn knows. Only the machine changes it.
 
-    `transcript` is what is recorded; `delivered` and `added` were gathered since and ride in the next record. `calls`
+    `transcript` is what is recorded; `delivered` and `added` were gathered since and ride in the next record. `queued`
+    was said by plugins while calls ran and is recorded: it is added when all of them have their results. `calls`
     restate the reply in hand, keyed `<step>.<index>`, until each has an outcome.
     """
 
@@ -57,6 +58,7 @@ class TurnState(Struct):
     calls: dict[str, AskedCall] = field(default_factory=dict)
     delivered: tuple[Delivered, ...] = ()
     added: tuple[Message, ...] = ()
+    queued: tuple[Message, ...] = ()
     usage: Usage = Usage()
     progress: bool = False
     idle_steps: int = 0

@@ -1,0 +1,65 @@
+"""What was decided for a session besides its history: options of plugins, tools switched on and off, its parent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mainstay.model.llm import Usage
+from mainstay.model.plugin import PluginSnapshot
+from mainstay.model.session import ToolState
+
+
+class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Kept in the session's row. `options` are keyed by plugin.
+
+    `hidden` are tools that nobody can switch on here: a parent's decision. `snapshots` are states of plugins that were
+    changed between turns; the next turn records them and its commit takes them out. `saved` names the save that wrote
+    them: two that write the same must not take each other's for their own. `ledger` is what direct completions outside
+    of turns have cost, by label.
+    """
+
+    options: dict[str, Any] = {}
+    tools: ToolState = ToolState()
+    parent: str | None = None
+    hidden: tuple[str, ...] = ()
+    label: str = ""
+    snapshots: dict[str, PluginSnapshot] = {}
+    saved: str = ""
+    ledger: dict[str, Usage] = {}
+
+
+_DECODER = msgspec.json.Decoder(Settings)
+
+
+def dump(settings: Settings) -> bytes:
+    """As the row keeps it; empty for a session nobody decided anything for."""
+    data = msgspec.json.encode(settings, order="deterministic")
+    return b"" if data == b"{}" else data
+
+
+def load(data: bytes) -> Settings:
+    return _DECODER.decode(data) if data else Settings()
+
+
+def edited(state: ToolState, edits: Mapping[str, bool | None]) -> ToolState:
+    """The state after some tools were switched on, off, or (None) left to the catalogue again."""
+    members = {name: member for name, member in (state.members | dict(edits)).items() if member is not None}
+    return ToolState(state.generation + 1, members)
+
+
+def committed(data: bytes, edits: Mapping[str, bool | None] | None, recorded: Mapping[str, int] | None) -> bytes:
+    """The settings after a turn that made these edits and recorded these revisions of plugins."""
+    settings, recorded = load(data), recorded or {}
+    tools = edited(settings.tools, edits) if edits else settings.tools
+    waiting = {name: each for name, each in settings.snapshots.items() if each.revision > recorded.get(name, -1)}
+    return dump(replace(settings, tools=tools, snapshots=waiting, saved=settings.saved if waiting else ""))
+
+
+def forked(data: bytes) -> bytes:
+    """The settings of a fork: what waits for a turn is the state of another history."""
+    return dump(replace(load(data), snapshots={}, saved="", ledger={}))

@@ -1,0 +1,286 @@
+"""How hooks are called. There are four shapes, and every hook uses one of them:
+
+    collect   one after another in order; every answer with its plugin; the first fault ends it
+    first     one after another until somebody answers
+    pipe      one after another, each on what the one before returned
+    notify    all at once; faults are gathered and harm nobody
+
+A fault is whatever a hook raises, a hook that hangs past its plugin's time limit, or an answer that makes no sense. It
+names its plugin and its hook. A chain with async hooks runs in one task of its own, so that a hook that ignores its
+cancellation can be left behind; a chain of plain ones costs the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from mainstay.errors import PluginFault
+from mainstay.model.codec import error_text
+from mainstay.model.plugin import Issue
+from mainstay.plugins.hooks import Plugin
+
+T = TypeVar("T")
+
+log = logging.getLogger("mainstay.plugins")
+
+GRACE = 0.05
+"""Seconds that a hook gets after it was cut off; then nobody waits for it any more."""
+
+CANCELLED_ITSELF = "CancelledError: it cancelled itself"
+
+
+class Hooks(Struct, frozen=True):
+    """The plugins that have a hook, in order, each with its bound method. `waits`: at least one is async."""
+
+    name: str
+    entries: tuple[tuple[Plugin, Callable[..., Any]], ...] = ()
+    waits: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.entries)
+
+
+Told = Callable[[Plugin], Sequence[Any]]
+"""Makes the arguments of one plugin's hook."""
+
+Read = Callable[[Plugin, Any], Any]
+"""Makes of an answer what it means. What it raises is a fault of the plugin that answered, not of the next one."""
+
+
+async def collect(hooks: Hooks, told: Told, read: Read | None = None) -> list[tuple[Plugin, Any]]:
+    """Ask all in order."""
+
+    async def chain(watch: Watch) -> list[tuple[Plugin, Any]]:
+        return [(plugin, await watch.over(plugin, method, told(plugin), read)) for plugin, method in hooks.entries]
+
+    return await limited(hooks, chain)
+
+
+async def first(hooks: Hooks, told: Told, read: Read | None = None) -> tuple[Plugin, Any] | None:
+    """Ask in order until somebody answers with something: not None and, unless `read` says otherwise, not empty."""
+    read = read or _something
+
+    async def chain(watch: Watch) -> tuple[Plugin, Any] | None:
+        for plugin, method in hooks.entries:
+            answer = await watch.over(plugin, method, told(plugin), read)
+            if answer is not None:
+                return plugin, answer
+        return None
+
+    return await limited(hooks, chain)
+
+
+async def pipe(hooks: Hooks, value: T, told: Callable[[Plugin, T], Sequence[Any]], read: Read | None = None) -> T:
+    """Hand a value from one to the next."""
+
+    async def chain(watch: Watch) -> T:
+        current = value
+        for plugin, method in hooks.entries:
+            current = await watch.over(plugin, method, told(plugin, current), read)
+        return current
+
+    return await limited(hooks, chain)
+
+
+async def notify(hooks: Hooks, told: Told) -> list[Issue]:
+    """Tell all at once. What goes wrong comes back as issues, in the order of the plugins."""
+
+    async def one(plugin: Plugin, method: Callable[..., Any]) -> None:
+        async def chain(watch: Watch) -> None:
+            await watch.over(plugin, method, told(plugin))
+
+        await limited(hooks, chain)
+
+    ends = await asyncio.gather(*[one(*each) for each in hooks.entries], return_exceptions=True)
+    issues = []
+    for (plugin, _), end in zip(hooks.entries, ends, strict=True):
+        if isinstance(end, asyncio.CancelledError):  # a plain hook cancelled the task that told it
+            end = PluginFault(plugin.id, hooks.name, CANCELLED_ITSELF)
+        if isinstance(end, PluginFault):
+            issues.append(Issue("lifecycle_hook_failed", str(end), plugin.id))
+        elif end is not None:
+            raise end
+    return issues
+
+
+Probe = Callable[[str, str], None]
+"""Told of the begin and the end of a phase, by name."""
+
+_KINDS = {"transform_view": "context_transform", "at_checkpoint": "checkpoint", "prompt": "prompt_contributor"}
+"""What a hook is called in the names of its phases, where that is not its own name."""
+
+
+def probed(hooks: Hooks, probe: Probe | None) -> Hooks:
+    """The same hooks, each telling when it begins and ends; also when it fails."""
+    if probe is None:
+        return hooks
+    kind = _KINDS.get(hooks.name, hooks.name)
+    entries = [(plugin, _probing(method, f"plugin_hook.{kind}.{plugin.id}", probe)) for plugin, method in hooks.entries]
+    return Hooks(hooks.name, tuple(entries), hooks.waits)
+
+
+def _probing(method: Callable[..., Any], phase: str, probe: Probe) -> Callable[..., Any]:
+    def begin(*args: Any) -> Any:
+        probe(phase, "begin")
+        waits = False
+        try:
+            answer = method(*args)
+            waits = answer is not None and inspect.isawaitable(answer)
+            return end(answer) if waits else answer
+        finally:
+            if not waits:
+                probe(phase, "end")
+
+    async def end(answer: Awaitable[Any]) -> Any:
+        try:
+            return await answer
+        finally:
+            probe(phase, "end")
+
+    return begin
+
+
+async def limited(hooks: Hooks, chain: Callable[[Watch], Coroutine[Any, Any, T]]) -> T:
+    """Run a chain, with a task and a timer only where something could wait."""
+    watch = Watch(hooks.name)
+    return await (watch.attend(chain(watch)) if hooks.waits else chain(watch))
+
+
+class Watch:
+    """Who of a chain is at work, since when, and the task that is left behind when it hangs.
+
+    `_late` is the plugin whose time was up. `_ending`: nobody waits for the chain any more, whatever it makes of it.
+    """
+
+    __slots__ = ("_attended", "_ending", "_hook", "_late", "_plugin", "_since", "_task", "_timer", "_woken")
+
+    def __init__(self, hook: str) -> None:
+        self._hook = hook
+        self._plugin: Plugin | None = None
+        self._since = 0.0
+        self._attended = self._ending = False
+        self._task: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._woken: asyncio.Future[None] | None = None
+        self._late: Plugin | None = None
+
+    async def over(
+        self, plugin: Plugin, method: Callable[..., Any], args: Sequence[Any], read: Read | None = None
+    ) -> Any:
+        """Call one hook. What it raises is a fault of its plugin; only a cancellation from outside is not."""
+        self._plugin = plugin
+        try:
+            answer = method(*args)
+        except BaseException as error:  # SystemExit and KeyboardInterrupt of a plugin are its own trouble too
+            raise self._fault(plugin, error) from error
+        if answer is not None and inspect.isawaitable(answer):
+            answer = await (self._timed(plugin, answer) if self._attended else self._alone(plugin, answer))
+        return answer if read is None else self._read(plugin, answer, read)
+
+    def _read(self, plugin: Plugin, answer: Any, read: Read) -> Any:
+        try:
+            return read(plugin, answer)
+        except PluginFault:
+            raise
+        except BaseException as error:  # the methods of its answer ran, and are no more to be trusted
+            raise self._fault(plugin, error) from error
+
+    async def _alone(self, plugin: Plugin, answer: Awaitable[Any]) -> Any:
+        """A plain function gave something to await: only that needs a task."""
+        watch = Watch(self._hook)
+        return await watch.attend(watch._timed(plugin, answer))
+
+    async def _timed(self, plugin: Plugin, answer: Awaitable[Any]) -> Any:
+        self._clock(plugin)
+        try:
+            given = await answer
+        except GeneratorExit:
+            raise  # left behind, and now destroyed with its loop
+        except asyncio.CancelledError as error:
+            if self._ending:
+                raise
+            raise self._fault(plugin, error) from None
+        except BaseException as error:  # SystemExit and KeyboardInterrupt of a plugin are its own trouble too
+            raise self._fault(plugin, error) from error
+        if self._ending:  # it did not listen: the rest of the chain must not run behind everybody's back
+            raise asyncio.CancelledError
+        return given
+
+    def _fault(self, plugin: Plugin, error: BaseException) -> PluginFault:
+        if isinstance(error, asyncio.CancelledError):
+            return PluginFault(plugin.id, self._hook, CANCELLED_ITSELF)
+        log.warning("hook %s of plugin %s raised", self._hook, plugin.id, exc_info=error)
+        return PluginFault(plugin.id, self._hook, f"{type(error).__name__}: {error_text(error)}")
+
+    def _clock(self, plugin: Plugin) -> None:
+        """One timer serves the chain: it is set anew only when this hook's time is up before it would go off."""
+        loop = asyncio.get_running_loop()
+        self._plugin, self._since = plugin, loop.time()
+        due = self._since + plugin.time_limit
+        if self._timer is None or due < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(due, self._look)
+
+    async def attend(self, chain: Coroutine[Any, Any, T]) -> T:
+        """Wait for a chain in a task of its own: until it ends, or shortly after it was cut off."""
+        loop = asyncio.get_running_loop()
+        self._attended = True  # before the task: a host's loop may begin tasks eagerly
+        woken = self._woken = loop.create_future()
+        task: asyncio.Task[T] = loop.create_task(chain)
+        self._task = task
+        task.add_done_callback(self._wake)
+        try:
+            await woken
+        except asyncio.CancelledError:
+            self._ending = True
+            task.cancel()
+            await asyncio.wait({task}, timeout=GRACE)
+            raise
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+        if self._late is not None:
+            raise self._overdue(self._late, task.done())
+        if task.cancelled():  # not by us, so from inside
+            assert self._plugin is not None
+            raise PluginFault(self._plugin.id, self._hook, CANCELLED_ITSELF)
+        return task.result()
+
+    def _overdue(self, plugin: Plugin, ended: bool) -> PluginFault:
+        what = f"it did not end within {plugin.time_limit:g} s"
+        if not ended:
+            what += " and ignores its cancellation: it is left behind"
+            log.error("hook %s of plugin %s ignores its cancellation; it is left behind", self._hook, plugin.id)
+        return PluginFault(plugin.id, self._hook, what)
+
+    def _wake(self, task: asyncio.Task[Any] | None = None) -> None:
+        if task is not None and not task.cancelled():
+            task.exception()  # looked at, so that asyncio does not complain about one that was left behind
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    def _look(self) -> None:
+        """The timer went off: for the hook at work, for one that has long ended, or just after the last one."""
+        assert self._plugin is not None
+        assert self._task is not None
+        if self._task.done() or self._ending:
+            return
+        loop = asyncio.get_running_loop()
+        left = self._since + self._plugin.time_limit - loop.time()
+        if left > 0:
+            self._timer = loop.call_later(left, self._look)
+            return
+        self._late, self._ending = self._plugin, True
+        self._task.cancel()
+        self._timer = loop.call_later(GRACE, self._wake)
+
+
+def _something(plugin: Plugin, answer: Any) -> Any:
+    return answer or None

@@ -1,0 +1,353 @@
+"""Every hook a plugin may have: one typed method each, and what it is told.
+
+A hook may be `async def` or plain `def`. A plain one runs on the event loop and must not block; an async one is cut
+off after `time_limit` seconds. A hook that is not overridden is never called and costs nothing.
+
+When the process dies, hooks between two records run again: at least once, never for a step that is recorded. What they
+decided is part of the record that follows them, so a decision is either whole on disk or made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from msgspec import Struct
+
+from mainstay.model.agent import Budget
+from mainstay.model.effect import Boundary
+from mainstay.model.llm import ModelResponse, Usage
+from mainstay.model.message import Message
+from mainstay.model.outcome import Outcome
+from mainstay.model.plugin import Compaction, Directive, PluginSnapshot, PromptPart, TriggerEvent
+from mainstay.model.tool import ToolOutcome, ToolSpec
+from mainstay.ports.code import CodeExecutor
+from mainstay.ports.hooks import StreamEnd
+from mainstay.ports.services import HistoryHost, PromptHost, ResultHost, ToolHost, TurnHost
+
+T = TypeVar("T")
+
+Maybe: TypeAlias = T | Awaitable[T]
+"""What a hook returns: at once, or when awaited."""
+
+Directives: TypeAlias = Directive | Iterable[Directive] | None
+
+DEFAULT_LIMIT = 30.0
+
+
+# ---------------------------------------------------------------------- what hooks are told
+
+
+class SessionContext(Struct, frozen=True):
+    """The session an instance is made for. `options` are this plugin's own, as given when the session was opened.
+
+    `parent` is set for a child session. `hidden` are tools it may not see, whatever anybody enables.
+    """
+
+    session_id: str
+    agent: str
+    options: Any = None
+    parent: str | None = None
+    hidden: frozenset[str] = frozenset()
+
+
+class SessionConfig(Struct, frozen=True):
+    """What a plugin may change about how a session runs."""
+
+    instructions: str = ""
+    budget: Budget = Budget()
+
+
+class HookContext(Struct, frozen=True):
+    """What every hook of a turn knows. `deps` are the host's live objects."""
+
+    session_id: str
+    turn_id: str
+    agent: str
+    deps: Any
+
+
+class PromptContext(HookContext, frozen=True):
+    """A model call is about to be made. `tools` are those it will be shown."""
+
+    host: PromptHost
+    step: int
+    tools: Sequence[ToolSpec]
+
+
+class ViewContext(HookContext, frozen=True):
+    """The same, for what is shown of the past. `history` counts the messages that come from before this turn."""
+
+    host: PromptHost
+    step: int
+    history: int
+
+
+class CompactContext(HookContext, frozen=True):
+    """A turn begins. `messages` is what a model would be shown of the session before it."""
+
+    host: HistoryHost
+    messages: Sequence[Message]
+
+
+class TurnContext(HookContext, frozen=True):
+    """A turn begins with `said`."""
+
+    host: TurnHost
+    said: Message
+    history: Sequence[Message]
+
+
+class CheckpointContext(HookContext, frozen=True):
+    """A safe boundary: after a round of tools, or before the turn completes."""
+
+    host: ResultHost
+    boundary: Boundary
+    messages: Sequence[Message]
+
+
+class TurnEndContext(HookContext, frozen=True):
+    """The turn has ended and is not committed yet; for `turn_persisted`, it is."""
+
+    host: ResultHost
+    outcome: Outcome
+    messages: Sequence[Message]
+    usage: Usage
+
+
+class ToolCallContext(HookContext, frozen=True):
+    """A call is about to be prepared. `inspecting`: these arguments replace others that this plugin let pass."""
+
+    host: ToolHost
+    call_id: str
+    tool: ToolSpec
+    args: dict[str, Any]
+    inspecting: bool = False
+
+
+class ToolEndContext(HookContext, frozen=True):
+    """A call has ended. `inspecting`: this outcome replaces another one that this plugin let pass."""
+
+    host: ToolHost
+    call_id: str
+    tool: ToolSpec
+    args: dict[str, Any]
+    outcome: ToolOutcome
+    inspecting: bool = False
+
+
+class StreamContext(HookContext, frozen=True):
+    """Text is streamed. `final`: nothing more comes, give out what was held back."""
+
+    step: int
+    final: bool = False
+
+
+class StopStream(Struct, frozen=True):
+    """Returned by a stream transform: stop the model here; the turn goes on with the text so far and `text`."""
+
+    text: str = ""
+    reason: str = ""
+
+
+class CatalogContext(Struct, frozen=True):
+    """The tools a session could be shown."""
+
+    session_id: str
+    agent: str
+    tools: Sequence[ToolSpec]
+
+
+class SnapshotWriter:
+    """Takes the named bytes of a snapshot."""
+
+    __slots__ = ("blobs",)
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+
+    def put(self, name: str, data: bytes) -> None:
+        self.blobs[name] = bytes(data)
+
+
+class SnapshotReader:
+    """Gives the named bytes of a snapshot back; None where there are none."""
+
+    __slots__ = ("_blobs",)
+
+    def __init__(self, blobs: dict[str, bytes] | None = None) -> None:
+        self._blobs = blobs or {}
+
+    def get(self, name: str) -> bytes | None:
+        return self._blobs.get(name)
+
+
+# ---------------------------------------------------------------------- the plugin
+
+
+class Plugin:
+    """Adds tools, prompts, hooks, operations and remembered state to every session of an agent.
+
+    One object is shared by all sessions. A plugin that keeps something per session overrides `for_session` and returns
+    a new object of its own class. `id` names it in records and errors, `version` goes into its snapshots. `priority`
+    orders `transform_view` and `compact`, higher first; all other hooks run in the order of `Agent(plugins=[…])`.
+    A `required` plugin whose snapshot cannot be read stops turns; any other one is left out until it can.
+    """
+
+    id: str = ""
+    version: str = "1"
+    priority: int = 0
+    required: bool = False
+    time_limit: float = DEFAULT_LIMIT
+
+    # ------------------------------------------------------------------ a session opens
+
+    def for_session(self, ctx: SessionContext) -> Plugin:
+        """The instance for one session; called when it is opened, and again after a restart. Keep it cheap.
+
+        Raise ValueError for options that make no sense: the session is refused with your words.
+        """
+        return self
+
+    def session_ready(self, ctx: SessionContext) -> Maybe[None]:
+        """The instance is complete and not yet restored. An exception refuses the session."""
+
+    def configure(self, ctx: SessionContext, config: SessionConfig) -> Maybe[SessionConfig]:
+        """Change how the session runs; later plugins see the change. An exception keeps the config and is reported."""
+        return config
+
+    # ------------------------------------------------------------------ what it adds
+
+    def tools(self) -> Iterable[Any]:
+        """Tools of the plugin: decorated functions, bound methods, providers."""
+        return ()
+
+    def hidden_tools(self, ctx: CatalogContext) -> Iterable[str]:
+        """Names of tools to take away from this session. An exception refuses the turn."""
+        return ()
+
+    def trigger_events(self) -> Iterable[TriggerEvent]:
+        """Events that the plugin's sources will report; listed for whoever subscribes to them."""
+        return ()
+
+    def engines(self) -> Iterable[Any]:
+        """Kinds of durable processes that the plugin runs."""
+        return ()
+
+    def prompt(self, ctx: PromptContext) -> Maybe[Iterable[PromptPart | str]]:
+        """Pieces of system prompt for the next model call. An exception ends the turn as aborted by the plugin."""
+        return ()
+
+    def transform_view(self, ctx: ViewContext, messages: Sequence[Message]) -> Maybe[Sequence[Message]]:
+        """Change what the next model call is shown; what is stored stays. An exception ends the turn."""
+        return messages
+
+    def compact(self, ctx: CompactContext) -> Maybe[Compaction | None]:
+        """Begin a new frame before the turn's first model call, or None. The first answer wins.
+
+        An exception ends the turn.
+        """
+        return None
+
+    # ------------------------------------------------------------------ a turn
+
+    def before_turn(self, ctx: TurnContext) -> Maybe[Directives]:
+        """Before anything else. May abort, enqueue messages, create sessions, emit. An exception ends the turn."""
+
+    def at_checkpoint(self, ctx: CheckpointContext) -> Maybe[Directives]:
+        """After a round of tools and before completion; messages then lead to another model call.
+
+        May abort, enqueue messages, create sessions, emit. An exception ends the turn.
+        """
+
+    def after_turn(self, ctx: TurnEndContext) -> Maybe[Directives]:
+        """The turn has its outcome and is not committed. May enqueue messages, create sessions, emit.
+
+        An exception turns the outcome into PluginAborted; what was said stays in the history.
+        """
+
+    def turn_finalized(self, ctx: TurnEndContext) -> Maybe[None]:
+        """Told with all others at once, before the commit. An exception becomes an issue of the turn."""
+
+    def turn_persisted(self, ctx: TurnEndContext) -> Maybe[None]:
+        """Told after the commit; not again if the process dies first. An exception becomes an issue of the result."""
+
+    def session_restored(self, ctx: SessionContext) -> Maybe[None]:
+        """The session was loaded from disk and its snapshots are restored. An exception becomes an issue."""
+
+    def session_config_changed(self, ctx: SessionContext, before: SessionConfig, after: SessionConfig) -> Maybe[None]:
+        """The session runs differently from the turn before. An exception becomes an issue."""
+
+    # ------------------------------------------------------------------ the model's answer
+
+    def transform_text(self, ctx: StreamContext, text: str) -> str | StopStream:
+        """Change a piece of streamed text before anybody sees it; what is recorded is what was shown.
+
+        Plain only: it is called for every piece. The next plugin gets what this one returned. StopStream ends the model
+        call. An exception ends the turn.
+        """
+        return text
+
+    def transform_response(self, ctx: StreamContext, response: ModelResponse) -> Maybe[ModelResponse]:
+        """Change a whole answer before it is recorded. An exception ends the turn."""
+        return response
+
+    def stream_finished(self, ctx: StreamContext, reason: StreamEnd) -> Maybe[None]:
+        """A model call is over. An exception ends the turn."""
+
+    # ------------------------------------------------------------------ a tool call
+
+    def before_tool_call(self, ctx: ToolCallContext) -> Maybe[Directives]:
+        """Before a call's arguments are checked. May abort, short-circuit, ask a person, replace arguments and emit.
+
+        Runs before the call is recorded as started, and not again once it is. An exception denies the call.
+        """
+
+    def after_tool_call(self, ctx: ToolEndContext) -> Maybe[Directives]:
+        """A body has ended and its outcome is not recorded yet. May abort, replace the outcome, enqueue, create, emit.
+
+        An exception withholds the result from the model.
+        """
+
+    # ------------------------------------------------------------------ exclusive slots: one plugin each
+
+    def project_result(self, ctx: ToolEndContext) -> Any:
+        """What the model sees of an outcome, as JSON; the whole of it is kept. An exception shows it as it is."""
+        raise NotImplementedError
+
+    def project_prose(self, ctx: StreamContext, text: str) -> str:
+        """What people see of an assistant's text in `session.history()`. An exception shows it as it is."""
+        raise NotImplementedError
+
+    def protocol(self) -> Any:
+        """How a turn talks with its model, in place of native tool calls."""
+        raise NotImplementedError
+
+    def code_executor(self) -> CodeExecutor:
+        """What runs code that a model wrote."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ state
+
+    @property
+    def revision(self) -> int:
+        """Grows whenever what `snapshot` would give has changed. Asked at every record: keep it a plain counter."""
+        return 0
+
+    def snapshot(self, writer: SnapshotWriter) -> Any:
+        """The state as JSON; large bytes go to the writer by name. Called only when `revision` has moved."""
+        raise NotImplementedError
+
+    def restore(self, snapshot: PluginSnapshot, reader: SnapshotReader) -> None:
+        """Take a state back. `state` is None when nothing was saved yet. Raise when it cannot be read."""
+
+
+HOOKS = tuple(
+    name
+    for name in vars(Plugin)
+    if not name.startswith("_") and name not in ("id", "version", "priority", "required", "time_limit")
+)
+"""The names of all hooks."""
+
+EXCLUSIVE = ("project_result", "project_prose", "protocol", "code_executor")
+"""Hooks that one plugin of an agent may have: a second owner is refused."""

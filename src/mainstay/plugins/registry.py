@@ -1,0 +1,256 @@
+"""The plugins of an agent, checked as a whole, and what a session has of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from mainstay.errors import InvalidDefinition, PluginConflict, PluginError
+from mainstay.model.codec import error_text
+from mainstay.model.plugin import TriggerEvent
+from mainstay.plugins.calls import Hooks
+from mainstay.plugins.hooks import EXCLUSIVE, HOOKS, Plugin, SessionContext
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "mainstay.plugins"
+
+BY_PRIORITY = ("transform_view", "compact")
+"""Hooks that run by descending priority; all others in the order of the plugins."""
+
+PLAIN = ("for_session", "tools", "hidden_tools", "transform_text", "project_prose", "snapshot", "restore")
+"""Hooks that are asked where nothing can wait, or for every piece of text."""
+
+_NOBODY = {hook: Hooks(hook) for hook in HOOKS}
+
+
+class PluginSet:
+    """Who has which hook. Made once per agent; nothing is registered when anything is wrong with it."""
+
+    def __init__(self, plugins: Iterable[Any] = ()) -> None:
+        self.plugins = tuple([_checked(plugin) for plugin in plugins])
+        self._owners: dict[str, tuple[int, ...]] = {}
+        seen: set[str] = set()
+        for plugin in self.plugins:
+            if plugin.id in seen:
+                raise PluginConflict(plugin.id, plugin.id, f"the id {plugin.id!r}")
+            seen.add(plugin.id)
+        for hook in HOOKS:
+            owners = [i for i, plugin in enumerate(self.plugins) if overrides(plugin, hook)]
+            if hook in EXCLUSIVE and len(owners) > 1:
+                first, second = self.plugins[owners[0]], self.plugins[owners[1]]
+                raise PluginConflict(second.id, first.id, f"the slot {hook}")
+            if hook in BY_PRIORITY:
+                owners.sort(key=lambda i: -self.plugins[i].priority)
+            if owners:
+                self._owners[hook] = tuple(owners)
+        self.trigger_events = self._triggers()
+        self._shared = self._session(self.plugins)
+
+    def __bool__(self) -> bool:
+        return bool(self.plugins)
+
+    def has(self, hook: str) -> bool:
+        return hook in self._owners
+
+    def _triggers(self) -> tuple[TriggerEvent, ...]:
+        """The events that plugins will report; each kind belongs to one of them."""
+        found: dict[str, tuple[str, TriggerEvent]] = {}
+        for index in self._owners.get("trigger_events", ()):
+            plugin = self.plugins[index]
+            for event in plugin.trigger_events():
+                if not isinstance(event, TriggerEvent):
+                    raise InvalidDefinition(
+                        f"plugin {plugin.id!r} declares a {type(event).__name__} as a trigger event"
+                    )
+                if event.source_type in found:
+                    raise PluginConflict(plugin.id, found[event.source_type][0], f"the event {event.source_type!r}")
+                found[event.source_type] = (plugin.id, event)
+        return tuple([event for _, event in found.values()])
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple([plugin.id for plugin in self.plugins])
+
+    def owner(self, hook: str) -> Plugin | None:
+        """The plugin that has an exclusive slot."""
+        owners = self._owners.get(hook)
+        return self.plugins[owners[0]] if owners else None
+
+    def open(self, contexts: Mapping[str, SessionContext]) -> PluginSession:
+        """What a session has of the plugins; the same for all when no plugin keeps anything per session."""
+        if "for_session" not in self._owners:
+            return self._shared
+        instances = list(self.plugins)
+        for index in self._owners["for_session"]:
+            instances[index] = _made(self.plugins[index], contexts[self.plugins[index].id])
+        return self._session(tuple(instances))
+
+    def _session(self, instances: tuple[Plugin, ...]) -> PluginSession:
+        table = {}
+        for hook, owners in self._owners.items():
+            if isinstance(getattr(Plugin, hook), property):
+                continue
+            entries = tuple([(instances[i], getattr(instances[i], hook)) for i in owners])
+            table[hook] = _hooks(hook, entries)
+        return PluginSession(instances, table)
+
+
+class PluginSession:
+    """The plugins of one session: their instances, and the hooks that they have.
+
+    `absent` are plugins whose snapshot could not be read: their hooks are not called until it can.
+    """
+
+    __slots__ = ("_table", "absent", "plugins")
+
+    def __init__(self, plugins: tuple[Plugin, ...], table: dict[str, Hooks]) -> None:
+        self.plugins, self._table = plugins, table
+        self.absent: frozenset[str] = frozenset()
+
+    def hooks(self, name: str) -> Hooks:
+        """Who has this hook; empty when nobody does."""
+        return self._table.get(name) or _NOBODY[name]
+
+    def has(self, name: str) -> bool:
+        return name in self._table
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The hooks that somebody has."""
+        return self._table.keys()
+
+    def and_also(self, plugin: Plugin) -> PluginSession:
+        """The same with one more plugin, after the others."""
+        table = dict(self._table)
+        for name in HOOKS:
+            if overrides(plugin, name) and not isinstance(getattr(Plugin, name), property):
+                method, known = getattr(plugin, name), self.hooks(name)
+                waits = known.waits or inspect.iscoroutinefunction(method)
+                table[name] = Hooks(name, (*known.entries, (plugin, method)), waits)
+        more = PluginSession((*self.plugins, plugin), table)
+        more.absent = self.absent
+        return more
+
+    def without(self, absent: Iterable[str]) -> PluginSession:
+        """The same without some plugins."""
+        gone = self.absent | frozenset(absent)
+        table = {}
+        for name, hooks in self._table.items():
+            entries = tuple([each for each in hooks.entries if each[0].id not in gone])
+            if entries:
+                table[name] = _hooks(name, entries)
+        rest = PluginSession(self.plugins, table)
+        rest.absent = gone
+        return rest
+
+
+def overrides(plugin: Plugin, hook: str) -> bool:
+    return getattr(type(plugin), hook) is not getattr(Plugin, hook)
+
+
+def _hooks(name: str, entries: tuple[tuple[Plugin, Callable[..., Any]], ...]) -> Hooks:
+    return Hooks(name, entries, any(inspect.iscoroutinefunction(method) for _, method in entries))
+
+
+def _made(plugin: Plugin, ctx: SessionContext) -> Plugin:
+    """A plugin's instance for one session."""
+    try:
+        made: object = plugin.for_session(ctx)
+    except BaseException as error:  # its options make no sense to it, or it is broken: the session is refused
+        raise PluginError(plugin.id, f"for_session: {type(error).__name__}: {error_text(error)}") from error
+    if type(made) is not type(plugin) or made.id != plugin.id:
+        what = type(made).__name__
+        raise PluginError(plugin.id, f"for_session gave a {what}: make one of its own class and id")
+    if made is plugin and overrides(plugin, "snapshot"):
+        raise PluginError(plugin.id, "for_session gave the shared object: make a new one, or sessions share its state")
+    return made
+
+
+def _checked(plugin: object) -> Plugin:
+    """A plugin that can be told apart, called and remembered."""
+    if isinstance(plugin, type) and issubclass(plugin, Plugin):
+        raise InvalidDefinition(f"pass a plugin object, not its class: plugins=[{plugin.__name__}(…)]")
+    if not isinstance(plugin, Plugin):
+        raise InvalidDefinition(f"a {type(plugin).__name__} is no plugin: derive it from mainstay.Plugin")
+    _check_attributes(plugin)
+    for hook in HOOKS:
+        _check_hook(plugin, hook)
+    if overrides(plugin, "snapshot"):
+        _check_state(plugin)
+    return plugin
+
+
+def _check_attributes(plugin: Plugin) -> None:
+    name: object = plugin.id
+    if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > 100 or "/" in name:
+        raise InvalidDefinition(
+            f"plugin {type(plugin).__name__} needs an id of 1 to 100 printable characters without '/', not {name!r}"
+        )
+    version: object = plugin.version
+    if not isinstance(version, str) or not version.isprintable():
+        raise InvalidDefinition(f"the version of plugin {name!r} is printable text, not {version!r}")
+    if not _is_number(plugin.time_limit) or not plugin.time_limit > 0:
+        raise InvalidDefinition(
+            f"the time limit of plugin {name!r} is a positive number of seconds, not {plugin.time_limit!r}"
+        )
+    if not _is_number(plugin.priority):
+        raise InvalidDefinition(f"the priority of plugin {name!r} is a number, not {plugin.priority!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and value == value
+
+
+def _check_hook(plugin: Plugin, hook: str) -> None:
+    own = getattr(type(plugin), hook)
+    if hook in getattr(plugin, "__dict__", ()) and callable(getattr(Plugin, hook)):
+        raise InvalidDefinition(f"{hook} of plugin {plugin.id!r} is set on the object: define it in the class")
+    if own is getattr(Plugin, hook) or not callable(getattr(Plugin, hook)):
+        return
+    if not callable(own):
+        raise InvalidDefinition(f"{hook} of plugin {plugin.id!r} is a hook: make it a method")
+    if hook in PLAIN and inspect.iscoroutinefunction(own):
+        raise InvalidDefinition(f"{hook} of plugin {plugin.id!r} is asked where nothing can wait: make it plain")
+
+
+def _check_state(plugin: Plugin) -> None:
+    if not (overrides(plugin, "revision") and overrides(plugin, "for_session")):
+        raise InvalidDefinition(
+            f"plugin {plugin.id!r} has a snapshot: let `revision` count its changes, or it would never be saved, and "
+            "let `for_session` make an instance for each session, or they would share it"
+        )
+
+
+def discover(*names: str) -> list[Plugin]:
+    """Plugins that installed packages offer under the entry-point group `mainstay.plugins`, by name.
+
+    Nothing is loaded unless you ask: `Agent(plugins=discover())` takes all, `discover("audit")` one. An entry point
+    names a Plugin class without arguments, a function that returns a plugin, or a plugin.
+    """
+    from importlib.metadata import entry_points  # noqa: PLC0415  # slow to import, and few ask for it
+
+    found: dict[str, list[EntryPoint]] = {}
+    for each in entry_points(group=GROUP):
+        found.setdefault(each.name, []).append(each)
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise InvalidDefinition(f"no installed package offers the plugin {missing[0]!r}; offered: {sorted(found)}")
+    return [_loaded(name, found[name]) for name in (names or sorted(found))]
+
+
+def _loaded(name: str, offers: list[EntryPoint]) -> Plugin:
+    if len(offers) > 1:
+        places = " and ".join(sorted([each.value for each in offers]))
+        raise InvalidDefinition(
+            f"several installed packages offer the plugin {name!r}: {places}; uninstall all but one"
+        )
+    try:
+        loaded: object = offers[0].load()
+        made = loaded() if callable(loaded) and not isinstance(loaded, Plugin) else loaded
+    except Exception as error:  # a package we know nothing about was imported and run
+        why = f"{type(error).__name__}: {error_text(error)}"
+        raise InvalidDefinition(f"the plugin {name!r} of {offers[0].value} cannot be made: {why}") from error
+    return _checked(made)

@@ -1,0 +1,481 @@
+"""The plugins of one running turn: when each hook is called, and what becomes of its answer."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+from msgspec.structs import replace
+
+from mainstay.engine.driver import Run
+from mainstay.engine.gate import Leaving, TurnAborted, TurnCancelled
+from mainstay.errors import InvalidInput, PluginFault
+from mainstay.graph.commit import End, ledger
+from mainstay.model.codec import clean, clean_part, clean_text, convert, error_text
+from mainstay.model.effect import Boundary
+from mainstay.model.event import PluginEvent
+from mainstay.model.llm import ModelResponse
+from mainstay.model.message import Message, Part, Text, unanswered
+from mainstay.model.outcome import Outcome
+from mainstay.model.plugin import (
+    AbortTurn,
+    Compaction,
+    CreateSession,
+    EmitEvents,
+    EmitTrace,
+    EnqueueMessages,
+    Issue,
+    PluginSnapshot,
+    PromptPart,
+    Seam,
+)
+from mainstay.model.record import Framed, Noted, Said, Slot
+from mainstay.model.tool import ToolOutcome, ToolSpec
+from mainstay.plugins import laws, state
+from mainstay.plugins.calls import Hooks, collect, first, notify, pipe, probed
+from mainstay.plugins.directives import read
+from mainstay.plugins.hooks import (
+    CheckpointContext,
+    CompactContext,
+    Plugin,
+    PromptContext,
+    StopStream,
+    StreamContext,
+    ToolCallContext,
+    ToolEndContext,
+    TurnContext,
+    TurnEndContext,
+    ViewContext,
+)
+from mainstay.plugins.registry import PluginSession, overrides
+from mainstay.ports.hooks import StreamEnd
+from mainstay.ports.services import TurnServices
+from mainstay.turn.prompt import compose
+
+log = logging.getLogger("mainstay.plugins")
+
+_PARTS = get_args(Part)
+
+CODES = {
+    "before_turn": "plugin_prepare_turn",
+    "prompt": "context_prepare_turn",
+    "transform_view": "context_prepare_turn",
+    "compact": "context_prepare_turn",
+    "at_checkpoint": "plugin_checkpoint",
+    "after_turn": "plugin_finalize_turn",
+}
+"""How a turn ends when a hook fails that it cannot do without; the others end as `plugin_output`."""
+
+
+class Kept:
+    """What of the plugins' state is recorded: the newest snapshot of each, and the revision it is of.
+
+    Lives as long as the session is in memory; `record` moves it on.
+    """
+
+    __slots__ = ("revisions", "snapshots")
+
+    def __init__(self, snapshots: dict[str, PluginSnapshot], plugins: Sequence[Plugin]) -> None:
+        self.snapshots = snapshots
+        self.revisions = {plugin.id: state.revision(plugin) for plugin in plugins if overrides(plugin, "snapshot")}
+
+
+class TurnPlugins:
+    """What plugins do to one turn. `issues` are what went wrong beside it and is not recorded yet."""
+
+    __slots__ = ("_edits", "_host", "_kept", "_mute", "_run", "_session", "_stateful", "_stream", "issues")
+
+    def __init__(self, run: Run, session: PluginSession, kept: Kept, host: TurnServices, issues: list[Issue]) -> None:
+        self._run, self._session, self._kept, self._host = run, session, kept, host
+        self._stateful = [plugin for plugin, _ in session.hooks("snapshot").entries]
+        self._stream: Transformed | None = None
+        self._edits: dict[str, bool | None] = {}
+        self._mute: set[str] = set()
+        self.issues = issues
+
+    def _probed(self, name: str) -> Hooks:
+        """Who has this hook, each under the eyes of whoever traces."""
+        return probed(self._session.hooks(name), self._host.probe)
+
+    def _base(self) -> tuple[str, str, str, Any]:
+        run = self._run
+        return run.scope.session_id, run.turn_id, run.agent.name, self._host.deps
+
+    # ------------------------------------------------------------------ a turn begins
+
+    async def at(self, boundary: Boundary) -> tuple[Message, ...]:
+        """A boundary of the turn; what plugins say there."""
+        return await (self.open() if boundary == "opening" else self.checkpoint(boundary))
+
+    async def open(self) -> tuple[Message, ...]:
+        """Before the first model call of a turn: `before_turn`, then perhaps a new frame."""
+        run, said = self._run, self._run.records[0]
+        assert isinstance(said, Said)
+        messages: tuple[Message, ...] = ()
+        if hooks := self._probed("before_turn"):
+            ctx = TurnContext(*self._base(), self._host, said.message, run.history)
+            messages = await self._directed("before_turn", await self._asked(collect(hooks, lambda _: (ctx,))))
+        if (hooks := self._session.hooks("compact")) and not any(type(r) is Framed for r in run.records):
+            past = CompactContext(*self._base(), self._host, run.history)
+            found = await self._asked(first(hooks, lambda _: (past,), _frame))
+            if found is not None:
+                await self._host.frame(found[1].reason, found[1].summary)
+        return messages
+
+    async def checkpoint(self, boundary: Boundary) -> tuple[Message, ...]:
+        """A boundary in the middle of a turn."""
+        hooks = self._session.hooks("at_checkpoint")
+        if not hooks:
+            return ()
+        await self._run.journal.flush()  # what a hook has seen is not asked for again
+        ctx = CheckpointContext(*self._base(), self._host, boundary, self._run.machine.messages())
+        return await self._directed("at_checkpoint", await self._asked(collect(hooks, lambda _: (ctx,))))
+
+    # ------------------------------------------------------------------ the model
+
+    async def shape(
+        self, step: int, tools: Sequence[ToolSpec], instructions: str, messages: list[Message]
+    ) -> tuple[str, list[Message]]:
+        if hooks := self._session.hooks("prompt"):
+            ctx = PromptContext(*self._base(), self._host, step, tools)
+            answers = await self._asked(collect(hooks, lambda _: (ctx,), _parts))
+            instructions = compose(instructions, [part for _, parts in answers for part in parts])
+        if hooks := self._probed("transform_view"):
+            view = ViewContext(*self._base(), self._host, step, len(self._run.history))
+            own = len(messages) - len(self._run.history)
+            messages = await self._asked(
+                pipe(hooks, messages, lambda _, now: (replace(view, history=max(len(now) - own, 0)), now), _messages)
+            )
+        return instructions, messages
+
+    def stream(self, step: int) -> Transformed | None:
+        self._stream = Transformed(self, step) if self._session.has("transform_text") else None
+        return self._stream
+
+    def transform(self, step: int, text: str, final: bool = False) -> tuple[str, bool]:
+        """A piece of text as it is shown, and whether the model is stopped here."""
+        ctx = StreamContext(*self._base(), step, final)
+        stopped = False
+        for plugin, method in self._session.hooks("transform_text").entries:
+            try:
+                answer = method(ctx, text)
+            except BaseException as error:  # it may raise anything; the turn says whose fault it was
+                what = f"{type(error).__name__}: {error_text(error)}"
+                raise self._fault(PluginFault(plugin.id, "transform_text", what)) from error
+            if isinstance(answer, StopStream):
+                stopped, answer = True, answer.text
+            if not isinstance(answer, str):
+                what = type(answer).__name__
+                raise self._fault(PluginFault(plugin.id, "transform_text", f"it returned a {what}, not text"))
+            text = answer
+        return text, stopped
+
+    async def respond(self, response: ModelResponse, step: int) -> ModelResponse:
+        if hooks := self._session.hooks("transform_response"):
+            ctx = StreamContext(*self._base(), step)
+            try:
+                response = await self._asked(pipe(hooks, response, lambda _, value: (ctx, value), _response))
+            except (TurnAborted, TurnCancelled, Leaving) as end:
+                with contextlib.suppress(TurnAborted):  # the first fault is the one to tell
+                    await self.stream_finished(step, "aborted" if isinstance(end, TurnAborted) else "cancelled")
+                raise
+        stopped = self._stream is not None and self._stream.stopped
+        await self.stream_finished(step, "aborted" if stopped else "complete")
+        return response
+
+    async def stream_finished(self, step: int, reason: StreamEnd) -> None:
+        """Tell that a model call is over. Also while the turn is being cancelled, so only its time limit guards it."""
+        if hooks := self._session.hooks("stream_finished"):
+            ctx = StreamContext(*self._base(), step)
+            try:
+                await collect(hooks, lambda _: (ctx, reason))
+            except PluginFault as fault:
+                raise self._fault(fault) from fault
+
+    # ------------------------------------------------------------------ tool calls
+
+    @property
+    def vets(self) -> bool:
+        """Whether somebody must be asked before a call may begin."""
+        return self._session.has("before_tool_call")
+
+    @property
+    def looks(self) -> bool:
+        """Whether somebody wants to see how a call ended before it is recorded."""
+        return self._session.has("after_tool_call") or self._session.has("project_result")
+
+    async def before_call(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> laws.Verdict:
+        base, host = self._base(), self._host
+        verdict = await laws.before(
+            self._session.hooks("before_tool_call"),
+            lambda current, again: ToolCallContext(*base, host, call_id, tool, current, again),
+            args,
+        )
+        await self._asides("before_tool_call", verdict.asides, call_id)
+        return verdict
+
+    async def after_call(
+        self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome
+    ) -> tuple[laws.Verdict, tuple[Message, ...]]:
+        """What is recorded of a call that has ended, and what is said after its round."""
+        base, host = self._base(), self._host
+        verdict = laws.Verdict(args, outcome)
+        if hooks := self._session.hooks("after_tool_call"):
+            verdict = await laws.after(
+                hooks,
+                lambda current, again: ToolEndContext(*base, host, call_id, tool, args, current, again),
+                outcome,
+            )
+        return verdict, await self._asides("after_tool_call", verdict.asides, call_id)
+
+    def project(self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> tuple[bool, Any]:
+        """What the model sees of an outcome, if a plugin decides that."""
+        for plugin, method in self._session.hooks("project_result").entries:
+            ctx = ToolEndContext(*self._base(), self._host, call_id, tool, args, outcome)
+            try:
+                return True, clean(method(ctx))
+            except BaseException as error:  # the outcome is known: it is shown as it is, and the fault is told
+                what = f"{type(error).__name__}: {error_text(error)}"
+                self._report(PluginFault(plugin.id, "project_result", what))
+        return False, None
+
+    # ------------------------------------------------------------------ a turn ends
+
+    async def close(self, outcome: Outcome) -> Outcome:
+        """The outcome is there and not committed: `after_turn`, then `turn_finalized`. How the turn ends after them.
+
+        A turn that is being cancelled comes here too, so only their time limits guard these hooks.
+        """
+        state = self._run.machine.state
+        if hooks := self._probed("after_turn"):
+            await self._run.journal.flush()
+            ctx = self._end(outcome)
+            try:
+                said = await self._directed("after_turn", await collect(hooks, lambda _: (ctx,)))
+                state.added = (*state.added, *said)
+            except PluginFault as fault:
+                self._run.abort(self._fault(fault))
+            except TurnAborted as end:
+                self._run.abort(end)
+            outcome = state.outcome or outcome
+        if hooks := self._probed("turn_finalized"):
+            ctx = self._end(outcome)
+            self.issues += await notify(hooks, lambda _: (ctx,))
+        return outcome
+
+    async def persisted(self, outcome: Outcome) -> list[Issue]:
+        """The turn is committed: nothing that goes wrong now can change it."""
+        hooks = self._probed("turn_persisted")
+        if not hooks:
+            return []
+        self._host = self._host.outside()
+        ctx = self._end(outcome)
+        return await notify(hooks, lambda _: (ctx,))
+
+    def _end(self, outcome: Outcome) -> TurnEndContext:
+        machine = self._run.machine
+        return TurnEndContext(*self._base(), self._host, outcome, machine.messages(), machine.state.usage)
+
+    # ------------------------------------------------------------------ what rides in records
+
+    def slot(self, slot: Slot | None) -> Slot | None:
+        """The slot with the state of plugins that has changed since the record before."""
+        changed: dict[str, PluginSnapshot] = {}
+        for plugin in self._stateful:
+            try:
+                if state.revision(plugin) == self._kept.revisions.get(plugin.id):
+                    continue
+                taken = state.take(plugin)
+            except PluginFault as fault:
+                if plugin.id not in self._mute:  # tried again at every record, told once
+                    self._mute.add(plugin.id)
+                    self._report(fault)
+                continue
+            self._kept.revisions[plugin.id] = taken.snapshot.revision
+            self._kept.snapshots[plugin.id] = changed[plugin.id] = taken.snapshot
+            self._run.journal.stage(taken.blobs)
+        if not changed and not self.issues and not self._edits:
+            return slot
+        issues, self.issues = tuple(self.issues), []
+        edits, self._edits = self._edits or None, {}
+        return replace(slot or Slot(), snapshots=changed or None, issues=issues, tool_state=edits)
+
+    def note(self) -> None:
+        """A call is about to wait for somebody outside: what has changed until now is recorded with its question."""
+        slot = self.slot(None)
+        if slot is not None:
+            self._run.note(Noted(slot, self._run.clock.now()))
+
+    def take_back(self, slot: Slot | None) -> None:
+        """The record with this slot was not written: the next one carries what it held."""
+        if slot is None:
+            return
+        for name in slot.snapshots or ():
+            self._kept.revisions.pop(name, None)
+        self.issues = [*slot.issues, *self.issues]
+        self._edits = (slot.tool_state or {}) | self._edits
+
+    def switch(self, edits: Mapping[str, bool | None]) -> None:
+        """Tools of the session were switched by this turn: the next record says so, and its commit does it."""
+        self._edits.update(edits)
+
+    def end(self, outcome: Outcome, last: Slot | None) -> End:
+        """How the turn ends, with everything that plugins did in it up to its last record."""
+        slots = [getattr(record, "slot", None) for record in self._run.records]
+        tools: dict[str, bool | None] = {}
+        recorded: dict[str, int] = {}
+        for slot in (*slots, last):
+            if slot is not None:
+                tools.update(slot.tool_state or {})
+                recorded.update({name: each.revision for name, each in (slot.snapshots or {}).items()})
+        usage = self._run.machine.state.usage
+        return End(outcome, usage, last, ledger(self._run.records), tools or None, recorded or None)
+
+    # ------------------------------------------------------------------ answers
+
+    async def _asked(self, work: Any) -> Any:
+        """Wait for hooks, as long as the turn is not cancelled; a fault ends the turn."""
+        try:
+            return await self._run.gate.guard(work)
+        except PluginFault as fault:
+            raise self._fault(fault) from fault
+
+    def _fault(self, fault: PluginFault) -> TurnAborted:
+        return TurnAborted(fault.plugin, CODES.get(fault.hook, "plugin_output"), str(fault))
+
+    def _report(self, fault: PluginFault) -> None:
+        log.warning("%s", fault)
+        self.issues.append(Issue(fault.code, str(fault), fault.plugin))
+
+    async def _directed(self, seam: Seam, answers: Sequence[tuple[Plugin, Any]]) -> tuple[Message, ...]:
+        """Do what directives at a turn's own seam say. The last abort counts."""
+        try:
+            given = [(plugin.id, each) for plugin, answer in answers for each in read(plugin, seam, answer)]
+        except PluginFault as fault:
+            raise self._fault(fault) from fault
+        aborts = [(plugin, each) for plugin, each in given if isinstance(each, AbortTurn)]
+        messages = await self._asides(seam, tuple(given), seam)
+        if aborts:
+            plugin, abort = aborts[-1]
+            raise TurnAborted(plugin, abort.code, abort.message)
+        return messages
+
+    async def _asides(self, seam: Seam, given: laws.Asides, place: str) -> tuple[Message, ...]:
+        """Create, emit and trace; what is to be said comes back."""
+        said: list[Message] = []
+        for index, (plugin, directive) in enumerate(given):
+            match directive:
+                case EnqueueMessages(messages=messages):
+                    said += messages
+                case EmitEvents(events=events):
+                    for value in events:
+                        self._run.events.emit(PluginEvent, plugin=plugin, value=value)
+                case EmitTrace(name=name, payload=payload, context=context):
+                    self._host.trace(f"plugin.{plugin}.{name}", payload, context)
+                case CreateSession():
+                    await self._create(seam, plugin, directive, f"{place}.{plugin}.{index}")
+                case _:
+                    pass
+        return tuple(said)
+
+    async def _create(self, seam: Seam, plugin: str, request: CreateSession, place: str) -> None:
+        try:
+            await self._host.create_child(request, place)
+        except Exception as error:  # the child could not be made: the turn goes on and says so
+            self._report(PluginFault(plugin, seam, f"its session could not be created: {error}"))
+
+
+def _frame(plugin: Plugin, answer: object) -> Compaction | None:
+    """What a compactor answered, normalised; None when it leaves the history as it is."""
+    if answer is None:
+        return None
+    if not isinstance(answer, Compaction):
+        raise PluginFault(plugin.id, "compact", f"it returned a {type(answer).__name__}")
+    try:
+        summary = tuple([Message(m.role, tuple([clean_part(p) for p in m.parts])) for m in answer.summary])
+    except (InvalidInput, AttributeError, TypeError) as error:
+        raise PluginFault(plugin.id, "compact", f"its summary cannot be stored: {error}") from None
+    if _unpaired(summary):  # it would be shown for ever, and providers refuse it
+        raise PluginFault(plugin.id, "compact", "its summary has a call without its result, or a result without a call")
+    return Compaction(summary, clean_text(answer.reason)) if summary else None
+
+
+def _unpaired(messages: Sequence[Message]) -> bool:
+    asked: set[str] = set()
+    for message in messages:
+        asked |= {call.id for call in message.tool_calls}
+        if any(result.call_id not in asked for result in message.tool_results):
+            return True
+    return bool(unanswered(messages))
+
+
+def _parts(plugin: Plugin, answer: object) -> list[PromptPart]:
+    given = [answer] if isinstance(answer, str | PromptPart) else answer or ()
+    if not isinstance(given, Iterable):
+        raise PluginFault(plugin.id, "prompt", f"it returned a {type(answer).__name__} in place of prompt")
+    parts = []
+    for part in given:
+        if not isinstance(part, str | PromptPart):
+            raise PluginFault(plugin.id, "prompt", f"a {type(part).__name__} is no piece of prompt")
+        whole = PromptPart(part) if isinstance(part, str) else part
+        parts.append(convert(clean(whole), PromptPart))
+    return parts
+
+
+def _messages(plugin: Plugin, shown: object) -> list[Message]:
+    given = list(shown) if isinstance(shown, Sequence) else []
+    messages = [message for message in given if isinstance(message, Message)]
+    if not messages or len(messages) < len(given):
+        raise PluginFault(plugin.id, "transform_view", "it returned no list of messages")
+    if not all(isinstance(part, _PARTS) for message in messages for part in message.parts):
+        raise PluginFault(plugin.id, "transform_view", "it returned a message whose parts are none")
+    return messages
+
+
+def _response(plugin: Plugin, answer: object) -> ModelResponse:
+    if not isinstance(answer, ModelResponse):
+        raise PluginFault(plugin.id, "transform_response", f"it returned a {type(answer).__name__}")
+    return answer
+
+
+def plugins_of(run: Run) -> TurnPlugins | None:
+    """What plugins do to a turn, if they do anything."""
+    hooks = run.hooks
+    assert hooks is None or isinstance(hooks, TurnPlugins)
+    return hooks
+
+
+class Transformed:
+    """The text of one model call, changed by plugins on its way."""
+
+    __slots__ = ("_plugins", "_step", "_text", "stopped")
+
+    def __init__(self, plugins: TurnPlugins, step: int) -> None:
+        self._plugins, self._step = plugins, step
+        self._text: list[str] = []
+        self.stopped = False
+
+    def feed(self, text: str) -> str:
+        shown, self.stopped = self._plugins.transform(self._step, text)
+        self._text.append(shown)
+        return shown
+
+    def finish(self, response: ModelResponse | None) -> str:
+        parts = () if self._text or response is None else response.all_parts()
+        late = "".join([part.text for part in parts if isinstance(part, Text)])
+        shown, _ = self._plugins.transform(self._step, late, final=True)
+        self._text.append(shown)
+        return shown
+
+    def shown(self, response: ModelResponse | None) -> ModelResponse:
+        """The answer with its text as it was shown: what is recorded is what people saw."""
+        text = "".join(self._text)
+        if response is None:
+            return ModelResponse(text)
+        if not response.parts:
+            return replace(response, text=text)
+        rest = [part for part in response.parts if not isinstance(part, Text)]
+        first_text = next((i for i, part in enumerate(response.parts) if isinstance(part, Text)), len(rest))
+        return replace(response, parts=(*rest[:first_text], *((Text(text),) if text else ()), *rest[first_text:]))

@@ -1,0 +1,308 @@
+"""What a session runs with: its agent's definition, and everything that plugins and settings change about it.
+
+    equip   settings → instances of plugins → their state → configuration → tools
+
+A session without settings whose plugins keep nothing for it runs with the agent's own definition, and costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from msgspec import Struct, ValidationError, structs
+
+from mainstay.engine.gate import TurnAborted
+from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, PluginError, PluginFault
+from mainstay.graph.commit import End
+from mainstay.graph.view import View
+from mainstay.model.codec import clean, clean_text, convert, error_text
+from mainstay.model.message import Message, Text
+from mainstay.model.plugin import Issue, PluginSnapshot, PromptPart
+from mainstay.model.record import Record
+from mainstay.model.session import SessionRow
+from mainstay.model.settings import Settings, committed, edited, load
+from mainstay.model.tool import ToolSpec
+from mainstay.plugins import calls, state
+from mainstay.plugins.hooks import CatalogContext, Plugin, PromptContext, SessionConfig, SessionContext, StreamContext
+from mainstay.plugins.registry import PluginSession, overrides
+from mainstay.plugins.turn import Kept
+from mainstay.ports.store import BlobStore
+from mainstay.sessions.definition import Definition
+from mainstay.tools.catalog import Catalog
+from mainstay.tools.membership import Membership
+
+log = logging.getLogger("mainstay.sessions")
+
+OTHER = ("for_session", "tools", "restore", "session_ready", "hidden_tools", "configure", "session_restored")
+"""Hooks that are over when a turn begins."""
+
+
+class Overlay(Plugin):
+    """What a host lays over one session: tools beside, or in place of, its agent's, and pieces of prompt."""
+
+    id = "context"
+
+    def __init__(self, tools: Iterable[Any] = (), prompts: Iterable[PromptPart | str] = (), base: bool = True) -> None:
+        self.given, self.base = tuple(tools), base
+        self.prompts = tuple([PromptPart(part) if isinstance(part, str) else part for part in prompts])
+        Catalog(self.given)  # refused here, before anything changes
+
+    def prompt(self, ctx: PromptContext) -> Sequence[PromptPart]:
+        return self.prompts
+
+    def same(self, other: Overlay | None) -> bool:
+        """Whether it would change nothing: the same objects in the same order, and equal prompts."""
+        if other is None:
+            return not self.given and not self.prompts and self.base
+        return (
+            self.base == other.base
+            and self.prompts == other.prompts
+            and len(self.given) == len(other.given)
+            and all(a is b for a, b in zip(self.given, other.given, strict=True))
+        )
+
+
+class Setup(Struct):
+    """`definition` is the agent's as this session sees it; `issues` are what its next turn has to report.
+    `waiting` are the states that commands put on disk and no turn has recorded yet.
+
+    Valid for the settings it was made from, and for what was committed up to `head`.
+    """
+
+    definition: Definition
+    plugins: PluginSession | None = None
+    kept: Kept | None = None
+    config: SessionConfig | None = None
+    contexts: dict[str, SessionContext] = {}
+    settings: bytes = b""
+    head: int = 0
+    issues: list[Issue] = []
+    overlay: Overlay | None = None
+    waiting: dict[str, PluginSnapshot] = {}
+
+    def move_on(self, row: SessionRow, end: End) -> None:
+        """A turn of this setup is committed. Where anybody changed the settings meanwhile, it does not fit any more."""
+        expected = committed(self.settings, end.tools, end.recorded) if self.settings else b""
+        self.head, self.waiting = row.head, load(row.settings).snapshots
+        if row.settings == expected and not end.tools:
+            self.settings = row.settings
+
+    def fits(self, row: SessionRow, overlay: Overlay | None) -> bool:
+        """Whether it was made from what is the case now."""
+        return self.head == row.head and self.settings == row.settings and self.overlay is overlay
+
+    @property
+    def acts(self) -> bool:
+        """Whether plugins have anything to do while a turn runs."""
+        return self.plugins is not None and (any(hook not in OTHER for hook in self.plugins.names) or bool(self.issues))
+
+
+async def equip(
+    definition: Definition,
+    row: SessionRow,
+    view: View,
+    records: Sequence[Record],
+    blobs: BlobStore,
+    overlay: Overlay | None = None,
+) -> Setup:
+    """Make a session ready. Raises TurnAborted where a plugin refuses it."""
+    settings = load(row.settings)
+    contexts = contexts_of(definition, row.id, settings)
+    try:
+        session = definition.plugins.open(contexts)
+        await calls.collect(session.hooks("session_ready"), lambda plugin: (contexts[plugin.id],))
+    except PluginError as error:
+        raise TurnAborted(error.plugin, "plugin_session", str(error)) from error
+    snapshots, tools = dict(view.snapshots), settings.tools
+    for slot in [slot for record in records if (slot := getattr(record, "slot", None)) is not None]:
+        snapshots.update(slot.snapshots or {})
+        tools = edited(tools, slot.tool_state) if slot.tool_state else tools
+    waiting = {n: each for n, each in settings.snapshots.items() if each.revision >= _revision(snapshots.get(n))}
+    snapshots.update(waiting)
+    session, issues = await _restored(session, snapshots, blobs)
+    kept = _kept(snapshots, session)
+    for name in waiting:
+        kept.revisions.pop(name, None)  # changed between turns: the next record carries it
+    config = await _configured(definition, session, contexts, issues)
+    if view.head or len(records) > 1:
+        issues += await calls.notify(session.hooks("session_restored"), lambda plugin: (contexts[plugin.id],))
+    catalog = _membership(definition, session, structs.replace(settings, tools=tools), row.id)
+    if overlay is not None:
+        session = session.and_also(overlay)
+        catalog = catalog if isinstance(catalog, Membership) else Membership(catalog)
+        catalog.overlay(overlay.given, overlay.base)
+    own = replace(definition, instructions=config.instructions, budget=config.budget, catalog=catalog)
+    known = settings.snapshots
+    return Setup(own, session, kept, config, contexts, row.settings, row.head, issues, overlay, known)
+
+
+def _kept(snapshots: dict[str, PluginSnapshot], session: PluginSession) -> Kept:
+    try:
+        return Kept(snapshots, session.plugins)
+    except PluginFault as fault:
+        raise TurnAborted(fault.plugin, "plugin_session", str(fault)) from fault
+
+
+def _revision(snapshot: PluginSnapshot | None) -> int:
+    return -1 if snapshot is None else snapshot.revision
+
+
+async def changed(before: Setup, after: Setup) -> list[Issue]:
+    """Tell plugins when a session runs differently from the turn before."""
+    old, new, session = before.config, after.config, after.plugins
+    if old is None or new is None or old == new or session is None:
+        return []
+    return await calls.notify(
+        session.hooks("session_config_changed"), lambda plugin: (after.contexts[plugin.id], old, new)
+    )
+
+
+def contexts_of(definition: Definition, session_id: str, settings: Settings) -> dict[str, SessionContext]:
+    """What each plugin is told of a session."""
+    hidden = frozenset(settings.hidden)
+    return {
+        plugin.id: SessionContext(session_id, definition.name, settings.options.get(plugin.id), settings.parent, hidden)
+        for plugin in definition.plugins.plugins
+    }
+
+
+def checked_options(definition: Definition | None, session_id: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as JSON, after the plugins they are for have had a look at them."""
+    if definition is None:
+        raise InvalidInput("options are for plugins of an agent, and its agent is not part of this Runtime")
+    known = definition.plugins.ids
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        there = ", ".join(known) or "none"
+        raise InvalidInput(
+            f"there is no plugin {unknown[0]!r} to give options to; agent {definition.name!r} has: {there}"
+        )
+    plain: dict[str, Any] = clean(dict(options))
+    definition.plugins.open(contexts_of(definition, session_id, Settings(options=plain)))
+    return plain
+
+
+def shown(definition: Definition | None, session_id: str, messages: Sequence[Message]) -> list[Message]:
+    """Committed messages as people see them: a plugin may show an assistant's text differently."""
+    plugin = None if definition is None else definition.plugins.owner("project_prose")
+    if plugin is None or definition is None:
+        return list(messages)
+    ctx = StreamContext(session_id, "", definition.name, None, 0)
+    return [_shown(plugin, ctx, each) if each.role == "assistant" else each for each in messages]
+
+
+def _shown(plugin: Plugin, ctx: StreamContext, message: Message) -> Message:
+    parts = []
+    for part in message.parts:
+        if isinstance(part, Text):
+            try:
+                part = Text(clean_text(plugin.project_prose(ctx, part.text)))
+            except Exception as error:  # history can always be read: as it is, then
+                log.warning("project_prose of plugin %s: %s: %s", plugin.id, type(error).__name__, error)
+        parts.append(part)
+    return Message(message.role, tuple(parts))
+
+
+async def _restored(
+    session: PluginSession, snapshots: dict[str, PluginSnapshot], blobs: BlobStore
+) -> tuple[PluginSession, list[Issue]]:
+    """Plugins with their state; without those that cannot read theirs."""
+    issues: list[Issue] = []
+    absent: list[str] = []
+    for plugin in session.plugins:
+        if not overrides(plugin, "restore"):
+            continue
+        snapshot = snapshots.get(plugin.id)
+        issue = state.restore(plugin, snapshot, await _bytes(snapshot, blobs))
+        if issue is None:
+            continue
+        if plugin.required:
+            raise TurnAborted(plugin.id, issue.code, f"plugin {plugin.id!r}: {issue.message}")
+        log.warning("plugin %s is left out: %s", plugin.id, issue.message)
+        issues.append(issue)
+        absent.append(plugin.id)
+    return (session.without(absent) if absent else session), issues
+
+
+async def _bytes(snapshot: PluginSnapshot | None, blobs: BlobStore) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for ref in snapshot.blobs.values() if snapshot is not None else ():
+        try:
+            found[ref.digest] = await blobs.get(ref.digest)
+        except BlobMissing:
+            continue  # the plugin sees that a name has no bytes, and says what it makes of that
+    return found
+
+
+async def _configured(
+    definition: Definition, session: PluginSession, contexts: dict[str, SessionContext], issues: list[Issue]
+) -> SessionConfig:
+    """The configuration after every plugin had its say. A plugin that fails changes nothing."""
+    config = SessionConfig(definition.instructions, definition.budget)
+    for plugin, method in session.hooks("configure").entries:
+        hooks = calls.Hooks("configure", ((plugin, method),), True)
+        told = (contexts[plugin.id], config)
+        try:
+            changed: object = (await calls.collect(hooks, lambda _, told=told: told))[0][1]  # type: ignore[misc]
+            if not isinstance(changed, SessionConfig):
+                raise PluginFault(plugin.id, "configure", f"it returned a {type(changed).__name__}")
+            config = convert(clean(changed), SessionConfig)
+        except (PluginFault, InvalidInput, ValidationError) as error:
+            fault = error if isinstance(error, PluginFault) else PluginFault(plugin.id, "configure", str(error))
+            log.warning("%s", fault)
+            issues.append(Issue("config_mutator_failed", str(fault), plugin.id))
+    return config
+
+
+def _membership(
+    definition: Definition, session: PluginSession, settings: Settings, session_id: str
+) -> Membership | Catalog:
+    """The tools of the session; the agent's own where nothing makes a difference."""
+    assert isinstance(definition.catalog, Catalog)
+    tools = [tool for plugin, method in session.hooks("tools").entries for tool in _tools(plugin, method)]
+    try:
+        base = definition.catalog.extended(tools) if tools else definition.catalog
+    except InvalidDefinition as error:
+        raise TurnAborted("", "plugin_session", str(error)) from error
+    hiding = session.hooks("hidden_tools")
+    if not hiding and not settings.hidden and not settings.tools.members:
+        return base
+
+    def removals(specs: Sequence[ToolSpec]) -> set[str]:
+        ctx, gone = CatalogContext(session_id, definition.name, specs), set()
+        for plugin, method in hiding.entries:
+            try:
+                gone |= _names(method(ctx))
+            except BaseException as error:  # who hides tools protects something: without it, no turn
+                what = f"hidden_tools: {type(error).__name__}: {error_text(error)}"
+                raise TurnAborted(plugin.id, "plugin_session", what) from error
+        return gone
+
+    def version() -> int:
+        try:
+            return state.fingerprint(counted)
+        except PluginFault as fault:  # what it hides may have changed, and nobody can tell
+            raise TurnAborted(fault.plugin, "plugin_session", str(fault)) from fault
+
+    counted = [plugin for plugin, _ in hiding.entries]
+    return Membership(base, settings.tools, settings.hidden, removals, version)
+
+
+def _tools(plugin: Plugin, method: Callable[[], Iterable[object]]) -> list[object]:
+    try:
+        return list(method())
+    except BaseException as error:  # a plugin without its tools is not what the agent was made with
+        what = f"tools: {type(error).__name__}: {error_text(error)}"
+        raise TurnAborted(plugin.id, "plugin_session", what) from error
+
+
+def _names(given: Iterable[str]) -> set[str]:
+    """Names of tools. A single string would be taken apart, and hide nothing."""
+    names: set[object] = set([given] if isinstance(given, str) else given)
+    wrong = next((name for name in names if not isinstance(name, str)), None)
+    if wrong is not None:
+        raise TypeError(f"a {type(wrong).__name__} is no name of a tool")
+    return {name for name in names if isinstance(name, str)}

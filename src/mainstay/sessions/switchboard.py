@@ -1,0 +1,182 @@
+"""Connects callers of operations with the sessions that they are about."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from mainstay.engine.journal import write_referring
+from mainstay.errors import Conflict, StaleSettings, Unavailable, UnknownOperation, UnknownSession
+from mainstay.model.event import PluginEvent
+from mainstay.model.ids import check_session_id, turn_id
+from mainstay.model.message import Message
+from mainstay.model.plugin import PluginSnapshot
+from mainstay.model.session import SessionRow
+from mainstay.model.settings import Settings, dump, load
+from mainstay.model.write import Configure
+from mainstay.observe.feed import TurnEvents
+from mainstay.plugins import state
+from mainstay.plugins.hooks import Plugin
+from mainstay.plugins.operations import OperationDefinition, OperationOutcome
+from mainstay.plugins.registry import PluginSession
+from mainstay.sessions.desk import Desk
+from mainstay.sessions.operations import Operations, OperationSeams
+from mainstay.sessions.services import EDITS, Services
+from mainstay.sessions.setup import Setup
+
+
+class Switchboard:
+    """`runtime.operations`: what may be asked of the plugins of every agent.
+
+    An operation with a session runs on that session's own plugins, here in this process; what it changed of their state
+    is on disk when it returns.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        desk.check()
+        self._desk = desk
+
+    def list(self, agent: str | None = None) -> Sequence[OperationDefinition]:
+        """The operations of one agent, or of all."""
+        names = list(self._desk.definitions) if agent is None else [agent]
+        return [each for name in names for each in self._of(name).list()]
+
+    async def call(
+        self,
+        name: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        session: str | None = None,
+        agent: str | None = None,
+        default: str | None = None,
+    ) -> OperationOutcome:
+        """Call an operation by name with JSON arguments, on a session where it takes one.
+
+        `default` is the session the caller is in, for operations that were told none.
+        """
+        self._desk.check()
+        where = session if session is not None else default
+        if where is not None:
+            row = await self._desk.store.session(check_session_id(where))
+            if row is None and agent is None and where == session:
+                raise UnknownSession(where)
+            agent = agent if row is None else row.agent
+        return await self._of(agent or self._owner(name)).call(name, args, session, default=default)
+
+    def _owner(self, name: str) -> str:
+        """The agent whose plugins offer it; without one, the first: it says what there is."""
+        offering = [agent for agent, each in self._desk.definitions.items() if name in each.operations.names]
+        if not offering and not self._desk.definitions:
+            raise UnknownOperation(name, "this Runtime has no agents")
+        return next(iter(offering or self._desk.definitions))
+
+    def _of(self, agent: str) -> Operations:
+        definition = self._desk.definitions.get(agent)
+        if definition is None:
+            raise Unavailable(f"agent {agent!r} is not part of this Runtime")
+        visit = Visit(self._desk, agent)
+        return Operations(
+            definition.operations,
+            OperationSeams(
+                agent,
+                visit.instances,
+                functools.partial(self._host, agent),
+                visit.persist,
+                functools.partial(self._queue, agent),
+                self._emit,
+                self._desk.turns.deps,
+            ),
+        )
+
+    # ------------------------------------------------------------------ seams
+
+    def _host(self, agent: str, session_id: str | None) -> Services:
+        return Services(self._desk, session_id or "", agent)
+
+    async def _queue(self, agent: str, session_id: str, said: Message, key: str | None) -> str:
+        accepted = await self._desk.inbox.accept(session_id, agent, said, "queue", key)
+        return turn_id(session_id, accepted.turn)
+
+    def _emit(self, session_id: str, plugin: str, events: tuple[Any, ...]) -> None:
+        sink = TurnEvents(self._desk.feed, session_id, "", asyncio.get_running_loop())
+        for value in events:
+            sink.emit(PluginEvent, plugin=plugin, value=value)
+
+
+class Visit:
+    """One call of an operation: the plugins it runs on, and putting on disk what it changed of them."""
+
+    def __init__(self, desk: Desk, agent: str) -> None:
+        self._desk, self._agent = desk, agent
+        self._setup: Setup | None = None
+
+    async def instances(self, session_id: str) -> PluginSession:
+        services = Services(self._desk, session_id, self._agent)
+        async with self._desk.turns.resident(session_id).saving:
+            self._setup = await services.setup(await self._row(session_id))
+        assert self._setup.plugins is not None, "an agent with operations has plugins"
+        return self._setup.plugins
+
+    async def persist(self, session_id: str, plugins: PluginSession) -> None:
+        """Put what has changed of the plugins' state on disk, to be recorded by the session's next turn."""
+        setup = self._setup
+        assert setup is not None
+        # Whoever saves later has what was changed before, and must not be overtaken.
+        async with self._desk.turns.resident(session_id).saving:
+            taken = [(each.id, state.take(each)) for each in _changed(setup, plugins)]
+            blobs = {digest: data for _, each in taken for digest, data in each.blobs.items()}
+            await self._save(session_id, setup, {name: each.snapshot for name, each in taken}, blobs)
+
+    async def _save(
+        self, session_id: str, setup: Setup, taken: dict[str, PluginSnapshot], blobs: Mapping[str, bytes]
+    ) -> None:
+        put, saved = functools.partial(self._put, blobs), self._desk.mint("o")
+        await put()
+        for _ in range(EDITS):
+            row = await self._row(session_id)
+            settings = load(row.settings)
+            self._check(row, settings, setup)
+            wanted = replace(settings, snapshots=settings.snapshots | taken, saved=saved)
+            write = Configure(session_id, self._agent, dump(wanted), self._desk.clock.now(), row.settings, tuple(blobs))
+            try:
+                after = await write_referring(functools.partial(self._desk.store.write, write), put)
+            except StaleSettings:
+                continue
+            setup.waiting = wanted.snapshots
+            if setup.settings == row.settings:
+                setup.settings = after.settings  # nothing else has changed: it still fits
+            return
+        raise StaleSettings(session_id)
+
+    def _check(self, row: SessionRow, settings: Settings, setup: Setup) -> None:
+        """Refuse to write over what somebody else did to the same plugins since they were loaded here."""
+        resident = self._desk.turns.resident(row.id)
+        if resident.run is not None and resident.setup is setup:
+            return  # the turn that runs is ours, and on the same plugins
+        if row.owner is None and row.head == setup.head and settings.snapshots == setup.waiting:
+            return
+        if resident.run is None and resident.setup is setup:
+            resident.setup = None
+        raise Conflict(f"session {row.id!r} went on elsewhere while the operation ran: call it again")
+
+    async def _row(self, session_id: str) -> SessionRow:
+        """The session's row; a blank one when nothing was said in it yet."""
+        row = await self._desk.store.session(session_id)
+        if row is not None and row.deleted:
+            raise UnknownSession(session_id)
+        return row or SessionRow(0, session_id, self._agent)
+
+    async def _put(self, blobs: Mapping[str, bytes]) -> None:
+        for data in blobs.values():
+            await self._desk.store.blobs.put(data)
+
+
+def _changed(setup: Setup, plugins: PluginSession) -> list[Plugin]:
+    """The plugins whose state is not in any record."""
+    known = {} if setup.kept is None else setup.kept.revisions
+    stateful = [plugin for plugin, _ in plugins.hooks("snapshot").entries]
+    return [each for each in stateful if state.revision(each) != known.get(each.id)]

@@ -1,0 +1,160 @@
+"""Connections to a SQLite file: how one is made, brought to the current schema, checked, and what its errors mean."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sqlite3
+import zlib
+from collections.abc import Generator
+from pathlib import Path
+
+from mainstay.errors import MainstayError, StoreDamaged, StoreTooNew, StoreUnavailable
+from mainstay.stores import schema, sql
+from mainstay.stores.sql import node_crc
+
+PAGE_SIZE = 1024
+
+DAMAGE = ("malformed", "no such ", "Could not decode", "unsupported file format")
+"""Damage for which SQLite or its driver has no code of its own."""
+
+HINTS = {
+    "SQLITE_FULL": "the disk is full: free space and try again",
+    "SQLITE_READONLY": "the file or its folder is read-only: make it writable",
+    "SQLITE_BUSY": "another program holds a write lock on the file: let it finish its transaction",
+    "SQLITE_LOCKED": "another program holds a write lock on the file: let it finish its transaction",
+    "SQLITE_CANTOPEN": "the file cannot be opened: check that its folder exists and is writable",
+    "SQLITE_IOERR": "the disk reported an error: check it, then try again",
+}
+
+
+class Connection(sqlite3.Connection):
+    """One that a forked child never closes: it would roll back a transaction that is its parent's."""
+
+    def close(self) -> None:
+        _connections.discard(self)
+        super().close()
+
+
+_connections: set[sqlite3.Connection] = set()
+
+
+def _in_child() -> None:
+    """Keep the parent's connections from the collector and from the end of the interpreter."""
+    import ctypes  # noqa: PLC0415  # slow to import, and needed in forked children only
+
+    for connection in _connections:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection as all of ours are: what it commits is synced, and it never checkpoints by itself."""
+    connection = sqlite3.connect(
+        path, timeout=10, isolation_level=None, check_same_thread=False, cached_statements=256, factory=Connection
+    )
+    _connections.add(connection)
+    try:
+        connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("PRAGMA cache_size = -8192")
+    except BaseException:  # whatever it was, the connection must not stay behind
+        connection.close()
+        raise
+    return connection
+
+
+def migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring a file to the current schema, or refuse it whole."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > schema.VERSION:
+        raise StoreTooNew(str(path), version, schema.VERSION)
+    foreign = version == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    if foreign:
+        raise StoreDamaged(str(path), "it is a SQLite database of some other program")
+    if version == schema.VERSION:
+        if _is_small(path):
+            problems = [str(r[0]) for r in connection.execute("PRAGMA integrity_check(1)")] + bad_nodes(connection)
+            if problems != ["ok"]:
+                raise StoreDamaged(str(path), "; ".join(problems))
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    for number in range(version + 1, schema.VERSION + 1):
+        for statement in schema.MIGRATIONS[number]:
+            connection.execute(statement)
+    if version == 0:
+        secret = secrets.token_bytes(32)
+        connection.execute("INSERT INTO meta VALUES ('secret', ?), ('secret_crc', ?)", (secret, checksum(secret)))
+    connection.execute(f"PRAGMA user_version = {schema.VERSION}")
+    connection.execute("COMMIT")
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def checksum(data: bytes) -> bytes:
+    return zlib.crc32(data).to_bytes(4, "little")
+
+
+def _is_small(path: Path) -> bool:
+    """A whole check of a large file takes seconds at every start; `mainstay doctor --deep` does it on request."""
+    return path.stat().st_size <= 16 * 1024 * 1024
+
+
+def read_nodes(
+    path: Path, connection: sqlite3.Connection, sid: int, first: int, last: int
+) -> list[tuple[int, int, bytes]]:
+    with reading(path):
+        span = (sql.place(sid, first, 0), sql.place(sid, min(last, sql.MAX_TURN), sql.MAX_ORDINAL))
+        rows = connection.execute(sql.NODES, span).fetchall()
+    turns, ordinals = sql.MAX_TURN, sql.MAX_ORDINAL
+    for place, crc, body in rows:
+        if node_crc(place, body) != crc:
+            _, turn, ordinal = sql.placed(place)
+            raise StoreDamaged(str(path), f"record {ordinal} of turn {turn} does not match its checksum")
+    return [((place >> 16) & turns, place & ordinals, body) for place, _, body in rows]
+
+
+def is_referred_to(connection: sqlite3.Connection, digest: str) -> bool:
+    return connection.execute("SELECT 1 FROM blobs WHERE digest = ? LIMIT 1", (digest,)).fetchone() is not None
+
+
+def bad_nodes(connection: sqlite3.Connection) -> list[str]:
+    return [
+        "record {2} of turn {1} of session number {0} does not match its checksum".format(*sql.placed(place))
+        for place, crc, body in connection.execute("SELECT place, crc, body FROM nodes")
+        if node_crc(place, body) != crc
+    ]
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Generator[None, None, None]:
+    try:
+        yield
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise mapped(path, error) from error
+
+
+def mapped(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> MainstayError:
+    """A driver's error as one of ours, with what to do about it. Text that is none comes from a damaged page."""
+    name = getattr(error, "sqlite_errorname", "") or ""
+    if (
+        isinstance(error, UnicodeDecodeError)
+        or name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
+        or any(sign in str(error) for sign in DAMAGE)
+    ):
+        return StoreDamaged(str(path), str(error))
+    for prefix, hint in HINTS.items():
+        if name.startswith(prefix):
+            return StoreUnavailable(f"{path}: {hint} ({error})")
+    return StoreUnavailable(f"{path}: {error}")

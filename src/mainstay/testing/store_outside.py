@@ -1,0 +1,158 @@
+"""The store contract on what is no input and no owner's write: answers, settings, workers, branches and deletions."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from mainstay.errors import BlobMissing, InvalidSessionId, SessionDeleted, StaleSettings, UnknownSession
+from mainstay.model.session import Answer, Node, WorkerRow
+from mainstay.model.write import Append, Beat, Branch, Configure, Delete, Resolve, Retire
+from mainstay.testing.store_machine import StoreMachine
+from mainstay.testing.store_values import (
+    AGENTS,
+    agents,
+    answers,
+    decisions,
+    has,
+    index,
+    maybe_workers,
+    names,
+    switches,
+    texts,
+    workers,
+)
+
+
+class OutsideRules(StoreMachine):
+    """What persons, hosts and other workers do."""
+
+    # ------------------------------------------------------------------ waits
+
+    def open_waits(self) -> list[str]:
+        return [w["id"] for w in self.model.waits.values() if w["state"] == "open"]
+
+    @has(open_waits)
+    @rule(n=index, answer=answers, worker=maybe_workers, agents=st.sampled_from([(), AGENTS, AGENTS[:1]]))
+    def the_first_answer_stands(self, n: int, answer: Answer, worker: str | None, agents: tuple[str, ...]) -> None:
+        wait = self.pick(self.open_waits(), n)
+        first = self.send(Resolve(wait, answer, self.tick(), worker, agents))
+        assert first["status"] == "accepted"
+        later = self.send(Resolve(wait, Answer("failed"), self.tick(), worker, agents))
+        assert (later["status"], later["wait"]) == ("already_resolved", first["wait"])
+
+    @has(open_waits)
+    @rule(n=index, answer=answers)
+    def a_wait_expires_and_an_answer_comes_too_late(self, n: int, answer: Answer) -> None:
+        wait = self.pick(self.open_waits(), n)
+        assert self.send(Resolve(wait, None, self.tick(), "w1", AGENTS))["wait"]["state"] == "expired"
+        assert self.send(Resolve(wait, answer, self.tick()))["wait"]["state"] == "expired"
+
+    @has(lambda self: self.model.waits)
+    @rule(n=index, answer=answers)
+    def a_revoked_wait_is_unknown_like_one_that_never_was(self, n: int, answer: Answer) -> None:
+        wait = self.pick(list(self.model.waits.values()), n)
+        over = wait["state"] == "revoked" or wait["sid"] not in [s["sid"] for s in self.model.live()]
+        assert (self.send(Resolve(wait["id"], answer, self.tick()))["status"] == "unknown") is over
+        self.send(Resolve("nothing", answer, self.tick()), {"status": "unknown", "wait": None, "row": None})
+
+    # ------------------------------------------------------------------ settings
+
+    @rule(name=names, agent=agents, settings=decisions, expected=st.one_of(st.none(), decisions))
+    def anything_may_be_configured(self, name: str, agent: str, settings: bytes, expected: bytes | None) -> None:
+        self.send(Configure(name, agent, settings, self.tick(), expected))
+
+    @has(lambda self: self.model.live())
+    @rule(n=index, settings=decisions, careful=st.booleans())
+    def a_session_is_configured_and_the_same_again_changes_nothing(
+        self, n: int, settings: bytes, careful: bool
+    ) -> None:
+        session = self.pick(self.model.live(), n)
+        expected = session["settings"] if careful else None
+        row = self.send(Configure(session["id"], session["agent"], settings, self.tick(), expected))
+        assert row["settings"] == settings
+        self.send(Configure(session["id"], session["agent"], settings, self.tick(), expected), row)
+
+    @has(lambda self: self.model.live())
+    @rule(n=index, missing=st.booleans())
+    def settings_that_changed_meanwhile_or_lack_a_blob_are_refused(self, n: int, missing: bool) -> None:
+        session = self.pick(self.model.live(), n)
+        expected = None if missing else session["settings"] + b" "
+        blobs = ("0" * 64,) if missing else (self.a_blob(b"of settings"),)
+        write = Configure(session["id"], session["agent"], b'{"label":"new"}', self.tick(), expected, blobs)
+        if session["settings"] != write.settings:
+            self.send(write, BlobMissing if missing else StaleSettings)
+            self.sweep()
+
+    @has(StoreMachine.fresh)
+    @rule(n=index, missing=st.booleans())
+    def a_refused_configuration_makes_no_session(self, n: int, missing: bool) -> None:
+        name = self.pick(self.fresh(), n)
+        expected, blobs = (None, ("0" * 64,)) if missing else (b'{"label":"old"}', ())
+        write = Configure(name, "clerk", b'{"label":"new"}', self.tick(), expected, blobs)
+        self.send(write, BlobMissing if missing else StaleSettings)
+
+    @has(lambda self: self.turns(owned=True, cancel=False))
+    @rule(n=index, edits=switches, recorded=st.sampled_from([None, {}, {"p": 2}, {"p": 3}, {"q": 9}]))
+    def a_commit_switches_tools_and_takes_out_what_it_recorded(
+        self, n: int, edits: dict[str, bool | None], recorded: dict[str, int] | None
+    ) -> None:
+        session = self.pick(self.turns(owned=True, cancel=False), n)
+        self.send(self.committing(session, [], tools=edits, recorded=recorded))
+
+    # ------------------------------------------------------------------ workers
+
+    @rule(worker=workers, beat=st.integers(0, 3), host=texts)
+    def a_worker_says_that_it_lives(self, worker: str, beat: int, host: str) -> None:
+        known = worker in self.model.workers
+        self.send(Beat(WorkerRow(worker, host, "boot", 7, self.now, beat, 30_000)), known or beat == 0)
+
+    @has(lambda self: self.model.workers)
+    @rule(n=index, dead=st.booleans())
+    def a_worker_leaves_or_is_retired_when_it_owns_nothing(self, n: int, dead: bool) -> None:
+        worker = self.pick(sorted(self.model.workers), n)
+        owns = any(s["owner"] == worker for s in self.held())
+        self.send(Retire(worker, dead))
+        assert (worker in self.model.workers) is (dead and owns)
+
+    @rule(worker=workers)
+    def a_worker_whose_lease_is_held_is_never_proven_dead(self, worker: str) -> None:
+        lease, judge = self.store.lease(worker), self.store.lease("judge")
+        lease.hold()
+        assert not judge.proven_dead(WorkerRow(worker, "here", "boot", 7, 0))
+        lease.drop()
+
+    # ------------------------------------------------------------------ branch and delete
+
+    @has(lambda self: self.model.live(), StoreMachine.fresh)
+    @rule(n=index, m=index, agent=agents, turn=st.integers(1, 3), ordinal=st.integers(0, 3))
+    def a_session_branches_off(self, n: int, m: int, agent: str, turn: int, ordinal: int) -> None:
+        source, name = self.pick(self.model.live(), n), self.pick(self.fresh(), m)
+        write = Branch(name, agent, source["id"], turn, ordinal, self.tick())
+        row = self.send(write)
+        assert (row["head"], row["fork"]["sid"]) == (0, source["sid"])
+        self.send(write, row)
+
+    @has(lambda self: len(self.model.live()) > 1)
+    @rule(n=index, m=index, ordinal=st.integers(4, 5))
+    def a_branch_cannot_take_an_id_in_use(self, n: int, m: int, ordinal: int) -> None:
+        source, other = self.pick(self.model.live(), n), self.pick(self.model.live(), m)
+        self.send(Branch(other["id"], other["agent"], source["id"], 1, ordinal, self.tick()), InvalidSessionId)
+
+    @has(StoreMachine.deleted)
+    @rule(n=index)
+    def nothing_branches_off_a_deleted_or_unknown_session(self, n: int) -> None:
+        source = self.pick(self.deleted(), n)
+        self.send(Branch("branch", "clerk", source["id"], 1, 0, self.tick()), SessionDeleted)
+        self.send(Branch("branch", "clerk", "nothing", 1, 0, self.tick()), UnknownSession)
+
+    @has(lambda self: len(self.model.live()) > 1)
+    @rule(n=index)
+    def a_session_is_deleted_once_and_its_owner_is_fenced(self, n: int) -> None:
+        session = self.pick(self.model.live(), n)
+        scope = self.scope(session) if session["turn"] is not None else None
+        self.send(Delete(session["id"], self.tick()), True)
+        self.send(Delete(session["id"], self.tick()), False)
+        if scope is not None:
+            self.send(Append(scope, (Node(9, b"late"),), self.tick()), SessionDeleted)
+        self.sweep()

@@ -1,0 +1,80 @@
+"""What the store contract compares: receipts, rows and settings as plain data, written by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from mainstay.errors import MainstayError
+
+Plain = dict[str, Any]
+
+
+class Refusal(Exception):
+    """The store must refuse with `error`, and change nothing."""
+
+    def __init__(self, error: type[MainstayError]) -> None:
+        self.error = error
+        super().__init__(error.__name__)
+
+
+class SomeReason:
+    """Equal to any text that is not empty: the words of a reason are the store's own."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SomeReason) or (isinstance(other, str) and bool(other.strip()))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return "<some reason>"
+
+
+def plain(value: Any) -> Any:
+    """A receipt or row as plain data, so that it can be compared with what was written by hand."""
+    if not isinstance(value, msgspec.Struct):
+        return value
+    fields = msgspec.structs.asdict(value)
+    return {name: plain(field) if isinstance(field, msgspec.Struct) else field for name, field in fields.items()}
+
+
+def joined(turn: int) -> bytes:
+    """The record that an input gets which was delivered into a running turn."""
+    return b'{"type":"joined.1","turn":%d}' % turn
+
+
+def as_json(struct: msgspec.Struct) -> bytes:
+    """A request or an answer as it is stored: compact JSON, fields in order, empty ones left out."""
+    said = {name: value for name, value in plain(struct).items() if value not in ("", None)}
+    return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def after_turn(settings: bytes, edits: dict[str, bool | None], recorded: dict[str, int]) -> bytes:
+    """A session's settings when a turn ends that switched some tools on, off, or (None) back to what they were.
+
+    States of plugins that wait for a turn wait on, unless it has recorded them, or later ones.
+    """
+    found = json.loads(settings or b"{}")
+    waiting = found.pop("snapshots", {})
+    found["snapshots"] = {name: s for name, s in waiting.items() if s["revision"] > recorded.get(name, -1)}
+    if edits:
+        tools = found.get("tools", {})
+        members = {name: on for name, on in {**tools.get("members", {}), **edits}.items() if on is not None}
+        found["tools"] = {"generation": tools.get("generation", 0) + 1}
+        if members:
+            found["tools"]["members"] = dict(sorted(members.items()))
+    return written(found)
+
+
+def of_a_fork(settings: bytes) -> bytes:
+    """The settings that a fork begins with: without what waits for a turn of the other, and what it has cost."""
+    found = json.loads(settings or b"{}")
+    return written({name: value for name, value in found.items() if name not in ("snapshots", "ledger")})
+
+
+def written(settings: Plain) -> bytes:
+    order = ("options", "tools", "parent", "hidden", "label", "snapshots", "ledger")
+    kept = {name: settings[name] for name in order if settings.get(name)}
+    return json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode() if kept else b""

@@ -1,0 +1,255 @@
+"""The store contract on turns: who owns one, what its owner writes, how it ends, gets stuck and goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+from msgspec.structs import replace
+
+from mainstay.errors import Fenced, HeadMoved, InternalError
+from mainstay.model.session import Node
+from mainstay.model.write import Append, Claim, Commit, Release, Resume
+from mainstay.testing.store_machine import StoreMachine
+from mainstay.testing.store_plain import Plain
+from mainstay.testing.store_values import CLOSED, bodies, few, has, index, large, maybe_workers, names, workers
+
+
+class TurnRules(StoreMachine):
+    """What owners do, and those who would be."""
+
+    # ------------------------------------------------------------------ claim
+
+    def unowned(self) -> list[Plain]:
+        return [s for s in self.claimable() if s["owner"] is None]
+
+    @has(unowned)
+    @rule(n=index, worker=workers)
+    def an_unowned_turn_is_claimed(self, n: int, worker: str) -> None:
+        session = self.pick(self.unowned(), n)
+        assert self.send(Claim(session["id"], worker, session["generation"], self.tick(), session["agent"]))["won"]
+
+    @has(StoreMachine.held)
+    @rule(n=index, worker=workers)
+    def a_turn_is_taken_from_its_owner(self, n: int, worker: str) -> None:
+        session = self.pick(self.held(), n)
+        last = session["takeovers"] % 4 == 3 or session["owner"] == worker
+        answer = self.send(Claim(session["id"], worker, session["generation"], self.tick()))
+        assert answer["won"] is not last
+
+    @has(StoreMachine.turns)
+    @rule(n=index, worker=workers, old=st.integers(2, 4))
+    def a_claim_on_a_stale_generation_loses(self, n: int, worker: str, old: int) -> None:
+        session = self.pick(self.turns(), n)
+        assert not self.send(Claim(session["id"], worker, session["generation"] - old, self.tick()))["won"]
+
+    @has(lambda self: self.writes(Claim))
+    @rule(n=index)
+    def a_claim_is_sent_again(self, n: int) -> None:
+        self.send(self.pick(self.writes(Claim), n))
+
+    @rule(name=names, worker=workers, generation=st.integers(0, 3))
+    def anything_may_be_claimed(self, name: str, worker: str, generation: int) -> None:
+        self.send(Claim(name, worker, generation, self.tick()))
+
+    @has(StoreMachine.claimable)
+    @rule(n=index)
+    def a_turn_that_kills_its_owners_gets_stuck(self, n: int) -> None:
+        session = self.pick(self.claimable(), n)
+        won = []
+        for _ in range(6):
+            worker = "w1" if session["owner"] == "w2" else "w2"
+            won.append(self.send(Claim(session["id"], worker, session["generation"], self.tick()))["won"])
+        assert (won[-1], session["state"], session["owner"]) == (False, "stuck", None)
+
+    # ------------------------------------------------------------------ append
+
+    @has(StoreMachine.held)
+    @rule(n=index, some=few)
+    def records_are_appended(self, n: int, some: list[bytes]) -> None:
+        session = self.pick(self.held(), n)
+        assert self.send(self.appending(session, some))["cancel"] == session["cancel"]
+
+    @has(StoreMachine.held)
+    @rule(n=index, body=large, said=st.booleans())
+    def a_megabyte_is_a_record_like_any_other(self, n: int, body: bytes, said: bool) -> None:
+        session = self.pick(self.held(), n)
+        self.send(self.accept_on(session, body) if said else self.appending(session, [body]))
+
+    def with_mail(self) -> list[Plain]:
+        return [s for s in self.held() if self.mail(s, "steer", "note")]
+
+    @has(with_mail)
+    @rule(n=index, some=st.lists(bodies, min_size=1, max_size=2), all_of_it=st.booleans())
+    def inputs_are_delivered_into_the_turn(self, n: int, some: list[bytes], all_of_it: bool) -> None:
+        session = self.pick(self.with_mail(), n)
+        mail = self.mail(session, "steer", "note")
+        answer = self.send(self.appending(session, some, take=tuple(mail if all_of_it else mail[:1])))
+        assert answer["mail"] is (len(mail) > 1 and not all_of_it)
+
+    @has(StoreMachine.held)
+    @rule(n=index, some=few, number=st.integers(0, 2), due=st.sampled_from([None, 900, 2_000]), body=bodies)
+    def waits_open(self, n: int, some: list[bytes], number: int, due: int | None, body: bytes) -> None:
+        session = self.pick(self.held(), n)
+        self.send(self.appending(session, some, waits=(self.new_wait(session, number, due, body),)))
+
+    @has(StoreMachine.held)
+    @rule(n=index, some=few, number=st.integers(0, 2), due=st.sampled_from([None, 900, 2_000]))
+    def a_turn_parks_unless_an_answer_or_a_cancel_was_faster(
+        self, n: int, some: list[bytes], number: int, due: int | None
+    ) -> None:
+        session = self.pick(self.held(), n)
+        wait = self.new_wait(session, number, due, b"{}")
+        answered = self.model.waits.get(wait.id, {"state": "open"})["state"] != "open"
+        answer = self.send(self.appending(session, some, waits=(wait,), park=(wait.id,)))
+        assert answer["parked"] is not (answered or answer["cancel"] is not None)
+
+    @has(StoreMachine.held)
+    @rule(n=index)
+    def a_turn_does_not_park_on_a_wait_that_is_not_there(self, n: int) -> None:
+        session = self.pick(self.held(), n)
+        assert not self.send(self.appending(session, [], park=("wait:nothing",)))["parked"]
+
+    @has(lambda self: self.writes(Append))
+    @rule(n=index)
+    def an_append_is_sent_again(self, n: int) -> None:
+        write = self.pick(self.writes(Append)[-8:], n)
+        if write.nodes or write.park:  # without records there is nothing to tell it from a new one
+            self.send(write)
+
+    @has(StoreMachine.held)
+    @rule(n=index, some=few)
+    def the_last_append_is_sent_again_and_answered_alike(self, n: int, some: list[bytes]) -> None:
+        session = self.pick(self.held(), n)
+        wait = self.new_wait(session, 7, None, b"{}")
+        write = self.appending(session, [*some, b"end"], waits=(wait,), park=(wait.id,))
+        assert self.send(write) == self.send(write)
+
+    @has(StoreMachine.held)
+    @rule(n=index, other=st.sampled_from(["owner", "generation", "later", "turn"]), ends=st.integers(0, 2))
+    def a_relieved_owner_changes_nothing(self, n: int, other: str, ends: int) -> None:
+        session = self.pick(self.held(), n)
+        scope = self.scope(session)
+        changed = {
+            "owner": replace(scope, owner="w9"),
+            "generation": replace(scope, generation=scope.generation - 1),
+            "later": replace(scope, generation=scope.generation + 1),
+            "turn": replace(scope, turn=session["next"]),
+        }[other]
+        nodes = (Node(50, CLOSED + b"by a stranger"),)
+        append: Any = Append(changed, nodes, self.tick(), waits=(self.new_wait(session, 1, 5, b""),))
+        commit: Any = Commit(changed, nodes, session["head"], self.tick())
+        release: Any = Release(changed, self.tick(), stuck="by a stranger")
+        self.send((append, commit, release)[ends], Fenced)
+
+    @has(StoreMachine.held)
+    @rule(n=index)
+    def a_record_is_never_written_over(self, n: int) -> None:
+        session = self.pick(self.held(), n)
+        scope = self.scope(session)
+        first = self.model.nodes[scope.sid, scope.turn][0]
+        self.send(Append(scope, (Node(0, first + b"?"),), self.tick()), InternalError)
+
+    # ------------------------------------------------------------------ commit
+
+    def uncancelled(self) -> list[Plain]:
+        return self.turns(owned=True, cancel=False)
+
+    def cancelled(self) -> list[Plain]:
+        return self.turns(owned=True, cancel=True)
+
+    @has(uncancelled)
+    @rule(n=index, some=few, take=st.booleans())
+    def a_commit_moves_the_head_and_opens_what_waits(self, n: int, some: list[bytes], take: bool) -> None:
+        session = self.pick(self.uncancelled(), n)
+        turn, taken = session["turn"], tuple(self.mail(session, "steer", "note")) if take else ()
+        waiting = [m for m in self.mail(session, "queue", "steer") if m not in taken]
+        row = self.send(self.committing(session, some, take=taken))["row"]
+        assert (row["head"], row["turn"]) == (turn, waiting[0] if waiting else None)
+
+    @has(StoreMachine.held)
+    @rule(n=index, off=st.sampled_from([-1, 1]))
+    def a_commit_on_another_head_is_refused(self, n: int, off: int) -> None:
+        session = self.pick(self.held(), n)
+        self.send(self.committing(session, [], head=session["head"] + off, cancelled=True), HeadMoved)
+
+    @has(cancelled)
+    @rule(n=index, some=few)
+    def a_cancel_request_wins_over_a_commit(self, n: int, some: list[bytes]) -> None:
+        session = self.pick(self.cancelled(), n)
+        self.send(self.committing(session, some), {"cancel": session["cancel"]})
+
+    @has(cancelled)
+    @rule(n=index, some=few)
+    def a_cancelled_turn_is_committed(self, n: int, some: list[bytes]) -> None:
+        session = self.pick(self.cancelled(), n)
+        turn = session["turn"]
+        assert self.send(self.committing(session, some, cancelled=True))["row"]["head"] == turn
+
+    @has(lambda self: self.writes(Commit))
+    @rule(n=index)
+    def a_commit_is_sent_again(self, n: int) -> None:
+        self.send(self.pick(self.writes(Commit), n))
+
+    @has(uncancelled)
+    @rule(n=index)
+    def records_that_are_there_cannot_be_committed_again(self, n: int) -> None:
+        session = self.pick(self.uncancelled(), n)
+        append = self.appending(session, [b"too early"])
+        self.send(append)
+        self.send(Commit(append.scope, append.nodes, session["head"], self.tick()), InternalError)
+        self.send(self.committing(session, []))
+
+    # ------------------------------------------------------------------ letting go
+
+    @has(StoreMachine.held)
+    @rule(n=index, why=st.sampled_from([None, "the disk hums", ""]))
+    def a_turn_is_let_go_or_gets_stuck(self, n: int, why: str | None) -> None:
+        session = self.pick(self.held(), n)
+        write = Release(self.scope(session), self.tick(), stuck=why)
+        self.send(write)
+        self.send(write)
+        assert session["owner"] is None
+        assert (session["state"] == "stuck") is (why is not None)
+
+    @has(lambda self: self.writes(Release))
+    @rule(n=index)
+    def a_release_is_sent_again(self, n: int) -> None:
+        self.send(self.pick(self.writes(Release), n))
+
+    # ------------------------------------------------------------------ going on
+
+    def stuck(self) -> list[Plain]:
+        return [s for s in self.turns() if s["state"] == "stuck"]
+
+    @has(stuck)
+    @rule(n=index, worker=maybe_workers)
+    def a_stuck_turn_goes_on_when_a_person_says_so_and_not_before(self, n: int, worker: str | None) -> None:
+        session = self.pick(self.stuck(), n)
+        generation, takeovers = session["generation"], session["takeovers"]
+        assert not self.send(Claim(session["id"], "w3", generation, self.tick()))["won"]
+        row = self.send(Resume(session["id"], self.tick(), worker))
+        assert (row["state"], row["owner"], row["reason"]) == ("open", worker, None)
+        assert (row["generation"], row["takeovers"]) == (generation + (worker is not None), takeovers)
+        self.send(Resume(session["id"], self.tick(), worker), None)
+
+    @has(StoreMachine.held)
+    @rule(n=index, by=workers)
+    def whoever_left_a_turn_stuck_is_fenced_when_it_goes_on(self, n: int, by: str) -> None:
+        session = self.pick(self.held(), n)
+        scope = self.scope(session)
+        self.send(Release(scope, self.tick(), stuck="no disk"))
+        self.send(Resume(session["id"], self.tick(), by))
+        self.send(Append(scope, self.next_nodes(scope, [b"late"]), self.tick()), Fenced)
+        self.send(Release(scope, self.tick(), stuck="late"), Fenced)
+
+    @has(lambda self: self.writes(Resume))
+    @rule(n=index)
+    def a_resumption_is_sent_again(self, n: int) -> None:
+        self.send(self.pick(self.writes(Resume), n))
+
+    @rule(name=names, worker=maybe_workers)
+    def anything_may_be_resumed(self, name: str, worker: str | None) -> None:
+        stuck = name in [s["id"] for s in self.stuck()]
+        assert (self.send(Resume(name, self.tick(), worker)) is not None) is stuck

@@ -1,0 +1,124 @@
+"""What the calls of a round wait for outside: a person's approval or settlement, or a deferred completion.
+
+Each is a durable wait. It opens with the next write of the round, is answered by whoever is first, and is found again
+after a crash by its id, which follows from the call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from mainstay.engine.driver import Run
+from mainstay.engine.waits import wait_id
+from mainstay.model.codec import encode
+from mainstay.model.effect import AskedCall
+from mainstay.model.outcome import PendingCall
+from mainstay.model.plugin import Decision
+from mainstay.model.session import Answer, WaitRow
+from mainstay.model.tool import Artifact
+from mainstay.ports.store import Store
+
+_PENDING = msgspec.json.Decoder(PendingCall).decode
+_ANSWER = msgspec.json.Decoder(Answer).decode
+RESERVED = "its tool has not handed it over yet"
+"""Why a deferred call's wait is open before its body has returned: only then may recovery run the body again."""
+
+
+class Questions:
+    """`waiting` are the calls that only somebody outside can end; `opened` are waits that the next write must bring."""
+
+    def __init__(self, store: Store, run: Run) -> None:
+        self._store, self._run = store, run
+        self.waiting: dict[str, PendingCall] = {}
+        self.opened: list[WaitRow] = []
+
+    # ------------------------------------------------------------------ asking
+
+    def ask(
+        self,
+        call: AskedCall,
+        kind: Any,
+        known: dict[str, WaitRow],
+        reason: str,
+        decisions: tuple[Decision, ...] = (),
+    ) -> WaitRow | None:
+        """Wait for somebody, unless the answer is there already: then it is returned."""
+        wait = known.get(self.wait_id(call.call, kind))
+        if wait is not None and wait.state != "open":
+            return wait
+        if wait is None:
+            pending = self._pending(call, kind, reason=reason, decisions=decisions)
+            self.opened.append(self._row(call, kind, pending))
+        else:
+            pending = _PENDING(wait.body)
+        self.waiting[call.call] = pending
+        return None
+
+    def reserve(self, call: AskedCall) -> WaitRow:
+        """The wait of a deferred call: its key is durable before its body can hand it out."""
+        return self._row(call, "deferred", self._pending(call, "deferred", reason=RESERVED))
+
+    def hand_over(self, call: AskedCall, seconds: float | None, artifacts: tuple[Artifact, ...]) -> None:
+        """A deferred call's body is over: the rest is for whoever has its key."""
+        due = None if seconds is None else self._run.clock.now() + int(seconds * 1000)
+        pending = self._pending(call, "deferred", due=due, artifacts=artifacts)
+        self.waiting[call.call] = pending
+        self.opened.append(self._row(call, "deferred", pending))
+        self._run.journal.refer([artifact.digest for artifact in artifacts])
+
+    def revoke(self, call: AskedCall) -> None:
+        """A call whose completion was reserved ended by itself: its key is worth nothing any more."""
+        if call.deferred:
+            wait = self._row(call, "deferred", self._pending(call, "deferred"))
+            self.opened.append(msgspec.structs.replace(wait, state="revoked"))
+
+    def handed_over(self, call: AskedCall, known: dict[str, WaitRow]) -> bool:
+        """Whether a deferred call's body is over, or its completion has come: it is not run again."""
+        wait = known.get(self.wait_id(call.call, "deferred"))
+        return wait is not None and (wait.state != "open" or _PENDING(wait.body).reason != RESERVED)
+
+    def take_opened(self) -> tuple[WaitRow, ...]:
+        opened, self.opened = self.opened, []
+        return tuple(opened)
+
+    # ------------------------------------------------------------------ answers
+
+    async def known(self) -> dict[str, WaitRow]:
+        """The waits of this turn as they are on disk."""
+        scope = self._run.scope
+        return {row.id: row for row in await self._store.waits(scope.sid) if row.turn == scope.turn}
+
+    @staticmethod
+    def answer(wait: WaitRow) -> Answer | None:
+        return None if wait.answer is None else _ANSWER(wait.answer)
+
+    @staticmethod
+    def shown(wait: WaitRow) -> PendingCall:
+        """What whoever answered was shown: an approval is for that and nothing else."""
+        return _PENDING(wait.body)
+
+    @staticmethod
+    def artifacts(wait: WaitRow) -> tuple[Artifact, ...]:
+        """What a deferred call had put when its body was over."""
+        return _PENDING(wait.body).artifacts
+
+    # ------------------------------------------------------------------ names
+
+    def names(self) -> tuple[str, ...]:
+        """The waits that the turn parks on."""
+        return tuple(self.wait_id(key, pending.kind) for key, pending in self.waiting.items())
+
+    def wait_id(self, key: str, kind: str) -> str:
+        attempt = self._run.machine.state.calls[key].attempts if kind == "recovery" else 1
+        return wait_id(f"{self._run.turn_id}.{key}", kind, attempt)
+
+    def _pending(self, call: AskedCall, kind: Any, **told: Any) -> PendingCall:
+        return PendingCall(
+            f"{self._run.turn_id}.{call.call}", kind, call.name, call.args, self._run.clock.now(), **told
+        )
+
+    def _row(self, call: AskedCall, kind: str, pending: PendingCall) -> WaitRow:
+        scope, name = self._run.scope, self.wait_id(call.call, kind)
+        return WaitRow(name, scope.sid, scope.turn, call.call, kind, "open", pending.due, encode(pending))

@@ -1,0 +1,56 @@
+"""Where a running turn keeps the artifacts of its calls, and finds those of the session's past."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mainstay.engine.driver import Run
+from mainstay.engine.journal import load
+from mainstay.graph.tree import turns
+from mainstay.model.record import Ended, Record
+from mainstay.model.tool import Artifact
+from mainstay.ports.store import Store
+
+PIECE = 64
+"""History is searched so many turns at a time, from the newest back."""
+
+
+class SessionShelf:
+    """The artifacts of a session, as a running turn of it sees them."""
+
+    def __init__(self, store: Store, run: Run) -> None:
+        self._store, self._run = store, run
+
+    async def keep(self, data: bytes) -> str:
+        return await self._run.journal.keep(data)
+
+    async def read(self, artifact: Artifact) -> bytes:
+        return await self._store.blobs.get(artifact.digest)
+
+    async def find(self, name: str) -> Artifact | None:
+        """The newest of that name: in this turn, in those before it, then in what the session was forked from."""
+        found = _newest(self._run.records, name)
+        row = await self._store.session_by_sid(self._run.scope.sid)
+        last, ordinal = self._run.scope.turn - 1, None
+        while found is None and row is not None:
+            found = await self._search(row.sid, last, ordinal, name)
+            if row.fork is None:
+                break
+            last, ordinal = row.fork.turn, row.fork.ordinal
+            row = await self._store.session_by_sid(row.fork.sid)
+        return found
+
+    async def _search(self, sid: int, last: int, ordinal: int | None, name: str) -> Artifact | None:
+        """Turns 1 to `last`, of the last one only up to record `ordinal`, if given."""
+        for end in range(last, 0, -PIECE):
+            for turn in reversed(turns(await load(self._store, sid, max(end - PIECE + 1, 1), end))):
+                whole = ordinal is None or turn.number != last
+                found = _newest(turn.records if whole else turn.records[: (ordinal or 0) + 1], name)
+                if found is not None:
+                    return found
+        return None
+
+
+def _newest(records: Iterable[Record], name: str) -> Artifact | None:
+    ended = [r for r in records if isinstance(r, Ended)]
+    return next((a for r in reversed(ended) for a in reversed(r.artifacts) if a.name == name), None)

@@ -1,0 +1,1 @@
+"""Traces: what happened when, for people who look for the cause of something."""

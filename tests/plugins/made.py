@@ -1,0 +1,95 @@
+"""Plugins made on the spot, and what hooks are told about a call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from mainstay.model.tool import Failed, Ok, ToolOutcome, ToolSpec
+from mainstay.plugins import laws
+from mainstay.plugins.calls import Hooks
+from mainstay.plugins.hooks import Plugin, SessionContext, ToolCallContext, ToolEndContext
+from mainstay.plugins.registry import PluginSet
+
+ARGS = {"n": 1}
+ENDED = Ok("as it was")
+TOOL = ToolSpec("add")
+
+
+def having(hook: str, body: Callable[..., Any], id: str = "p", **attributes: Any) -> Plugin:
+    """A plugin with one hook, async when `body` is."""
+
+    async def later(self: Plugin, *told: Any) -> Any:
+        return await body(*told)
+
+    def plain(self: Plugin, *told: Any) -> Any:
+        return body(*told)
+
+    method = later if inspect.iscoroutinefunction(body) else plain
+    made: Plugin = type("Made", (Plugin,), {"id": id, hook: method, **attributes})()
+    return made
+
+
+def hooks_of(hook: str, *plugins: Plugin) -> Hooks:
+    """Who has a hook, as a session finds it."""
+    contexts = {plugin.id: SessionContext("s", "agent") for plugin in plugins}
+    return PluginSet(plugins).open(contexts).hooks(hook)
+
+
+class Voice(Plugin):
+    """Says one thing about a call, and another when it looks again; `seen` is what it was shown."""
+
+    def __init__(self, id: str, says: Any = None, again: Any = None) -> None:
+        self.id, self.says, self.again = id, says, again
+        self.seen: list[tuple[Any, bool]] = []
+
+    def answer(self, shown: Any, inspecting: bool) -> Any:
+        self.seen.append((shown, inspecting))
+        said = self.again if inspecting else self.says
+        if isinstance(said, BaseException):
+            raise said
+        return said
+
+
+class Before(Voice):
+    def before_tool_call(self, ctx: ToolCallContext) -> Any:
+        return self.answer(ctx.args, ctx.inspecting)
+
+
+class LaterBefore(Voice):
+    async def before_tool_call(self, ctx: ToolCallContext) -> Any:
+        return self.answer(ctx.args, ctx.inspecting)
+
+
+class After(Voice):
+    def after_tool_call(self, ctx: ToolEndContext) -> Any:
+        return self.answer(ctx.outcome, ctx.inspecting)
+
+
+class LaterAfter(Voice):
+    async def after_tool_call(self, ctx: ToolEndContext) -> Any:
+        return self.answer(ctx.outcome, ctx.inspecting)
+
+
+def call_context(args: dict[str, Any], inspecting: bool) -> ToolCallContext:
+    host: Any = None  # no law needs it
+    return ToolCallContext("s", "s.1", "agent", None, host, "s.1.0.0", TOOL, args, inspecting)
+
+
+def end_context(outcome: ToolOutcome, inspecting: bool) -> ToolEndContext:
+    host: Any = None
+    return ToolEndContext("s", "s.1", "agent", None, host, "s.1.0.0", TOOL, ARGS, outcome, inspecting)
+
+
+async def before(*plugins: Plugin, args: dict[str, Any] | None = None) -> laws.Verdict:
+    return await laws.before(hooks_of("before_tool_call", *plugins), call_context, ARGS if args is None else args)
+
+
+async def after(*plugins: Plugin, ended: ToolOutcome = ENDED) -> laws.Verdict:
+    return await laws.after(hooks_of("after_tool_call", *plugins), end_context, ended)
+
+
+def failed(verdict: laws.Verdict) -> Failed:
+    assert isinstance(verdict.outcome, Failed)
+    return verdict.outcome

@@ -1,0 +1,133 @@
+"""What the runtime tests do in processes of their own. Run as `python -m tests.runtime.child <what> <store>`.
+
+A child says a line for everything that it can vouch for.
+"""
+
+import asyncio
+import os
+import resource
+import sys
+import threading
+from typing import Any
+
+from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
+from mainstay.errors import MainstayError
+from mainstay.model.write import Accept
+from mainstay.stores.sqlite import SqliteStore
+from mainstay.testing import FunctionModel
+
+
+def say(text: object) -> None:
+    os.write(1, f"{text}\n".encode())
+
+
+def open_here(path: str) -> None:
+    try:
+        asyncio.run(SqliteStore(path).open())
+    except MainstayError as error:
+        say(type(error).__name__)
+    else:
+        say("opened")
+
+
+async def opens_after_fork(path: str) -> None:
+    """A forked child opens the file that its parent has open; the parent works on, leaves, and reads back."""
+    async with Runtime(path, agents=[Agent("scripted")]) as runtime:
+        session = await runtime.session("s")
+        await session.run("one")
+        child = os.fork()
+        if child == 0:
+            thread = threading.Thread(target=open_here, args=(path,))  # the parent's loop is of no use here
+            thread.start()
+            thread.join()
+            os._exit(0)
+        await asyncio.to_thread(os.waitpid, child, 0)
+        await session.run("two")
+    async with Runtime(path) as runtime:
+        say([m.text for m in await (await runtime.session("s")).history() if m.role == "user"])
+
+
+def opens_another_after_fork(path: str) -> None:
+    """What the parent never had open, and what it had closed before, a forked child may open."""
+
+    async def work(where: str) -> None:
+        async with Runtime(where, agents=[Agent("scripted")]) as runtime:
+            say((await (await runtime.session("s")).run("hello")).turn_id)
+
+    asyncio.run(work(path))
+    child = os.fork()
+    if child == 0:
+        asyncio.run(work(f"{path}-other"))
+        asyncio.run(work(path))
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def ends_after_fork(path: str) -> None:
+    """The parent is in a transaction, part of which is in the WAL, when a child is forked that ends normally."""
+    loop, store = asyncio.new_event_loop(), SqliteStore(path)
+    loop.run_until_complete(store.open())
+    loop.run_until_complete(store.write(Accept("s", "clerk", b"first", "op", 1)))
+    file = store._file
+    assert file is not None
+    file._connection.execute("PRAGMA cache_size = 10")
+    file.begin()
+    for number in range(3000):
+        file.apply(Accept("s", "clerk", bytes(200), f"op-{number}", 1))
+    child = os.fork()
+    if child == 0:
+        file.__dict__.clear()  # nobody refers to the connection any more
+        sys.exit()
+    os.waitpid(child, 0)
+    for number in range(500):
+        file.apply(Accept("s", "clerk", bytes(200), f"later-{number}", 1))
+    file.commit()
+    row = loop.run_until_complete(store.session("s"))
+    say(None if row is None else row.next)
+    loop.run_until_complete(store.close())
+    loop.close()
+
+
+async def without_descriptors(path: str) -> None:
+    """A turn whose output needs a file while the process may open none; then it may again."""
+    lines = iter(range(10))
+
+    @tool
+    async def report() -> str:
+        return f"{next(lines)}\n" * 20_000
+
+    def answer(request: ModelRequest) -> Any:
+        return "done" if request.messages[-1].role == "tool" else [ToolCall("a", "report")]
+
+    async with Runtime(path, agents=[Agent(FunctionModel(answer), tools=[report])]) as runtime:
+        session = await runtime.session("s")
+        await session.run("warm up")
+        limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, most))
+        taken = []
+        try:
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            pass
+        try:
+            await session.run("go", key="go")
+        except MainstayError as error:
+            say(type(error).__name__)
+        try:
+            await Runtime(path).__aenter__()
+        except MainstayError as error:
+            say(type(error).__name__)
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+        result = await session.run("go", key="go")
+        say(f"{result.text} {result.tool_calls[0].attempts}")
+
+
+if __name__ == "__main__":
+    what, where = sys.argv[1:]
+    program = globals()[what]
+    done = program(where)
+    if asyncio.iscoroutine(done):
+        asyncio.run(done)

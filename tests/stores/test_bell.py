@@ -1,0 +1,60 @@
+"""The bell is heard on its loop, also by what was rung just before it was taken down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+
+import pytest
+
+from mainstay.stores import bell
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no bell")
+
+
+async def test_news_from_a_thread_are_heard_in_order_on_the_loop() -> None:
+    heard: list[tuple[int, str]] = []
+    enough = asyncio.Event()
+
+    def hear(news: int) -> None:
+        heard.append((news, threading.current_thread().name))
+        if news == 99:
+            enough.set()
+
+    hung = bell.Bell(asyncio.get_running_loop(), hear)
+
+    def ring_often() -> None:
+        for number in range(100):
+            hung.ring(number)
+        hung.take_down()
+
+    ringer = threading.Thread(target=ring_often)
+    ringer.start()
+    await asyncio.wait_for(enough.wait(), 30)
+    ringer.join()
+    assert heard == [(n, threading.current_thread().name) for n in range(100)]
+
+
+async def test_what_was_rung_before_the_end_is_heard_and_the_descriptor_goes() -> None:
+    heard: list[str] = []
+    before = len(os.listdir("/proc/self/fd"))
+    hung = bell.hung(asyncio.get_running_loop(), heard.append)
+    assert hung is not None
+    hung.ring("last words")
+    hung.take_down()
+    await asyncio.sleep(0)
+    assert heard == ["last words"]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_loop_that_is_gone_leaves_no_descriptor_behind() -> None:
+    loop = asyncio.new_event_loop()
+    before = len(os.listdir("/proc/self/fd"))
+    hung = bell.hung(loop, print)
+    assert hung is not None
+    loop.close()
+    hung.ring("to nobody")
+    hung.take_down()
+    assert len(os.listdir("/proc/self/fd")) < before

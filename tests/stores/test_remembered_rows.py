@@ -1,0 +1,91 @@
+"""What a store remembers of sessions that are worked on never outlives what another wrote, or what was undone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from mainstay.errors import Fenced
+from mainstay.model.session import CancelRequest, Node
+from mainstay.model.write import Accept, Append, Cancel, Claim, Commit, Committed, Scope
+from mainstay.stores.blobs import FileBlobs
+from mainstay.stores.sqlite import SqliteStore, WriterFile
+
+
+@pytest.fixture
+async def stores(tmp_path: Path) -> AsyncIterator[tuple[SqliteStore, SqliteStore]]:
+    """Two stores on one file, as two processes would have them."""
+    ours, theirs = SqliteStore(tmp_path / "agent.db"), SqliteStore(tmp_path / "agent.db")
+    await ours.open()
+    await theirs.open()
+    yield ours, theirs
+    await ours.close()
+    await theirs.close()
+
+
+def said(op: str) -> Accept:
+    return Accept("chat", "clerk", b"said", op, 1, worker="ours")
+
+
+def append(scope: Scope, ordinal: int) -> Append:
+    return Append(scope, (Node(ordinal, b"record"),), 2)
+
+
+async def begun(store: SqliteStore) -> Scope:
+    """A turn of ours with a first record: by now its row is remembered."""
+    accepted = await store.write(said("1"))
+    scope = Scope("chat", accepted.row.sid, 1, "ours", accepted.row.generation)
+    await store.write(append(scope, 1))
+    return scope
+
+
+async def test_an_owner_relieved_by_another_process_is_fenced(stores: tuple[SqliteStore, SqliteStore]) -> None:
+    ours, theirs = stores
+    scope = await begun(ours)
+    await theirs.write(Claim("chat", "theirs", scope.generation, 3, "clerk"))
+    with pytest.raises(Fenced):
+        await ours.write(append(scope, 2))
+
+
+async def test_a_cancel_request_from_another_process_comes_back_with_the_next_write(
+    stores: tuple[SqliteStore, SqliteStore],
+) -> None:
+    ours, theirs = stores
+    scope = await begun(ours)
+    await theirs.write(Cancel("chat", CancelRequest("somebody", "enough"), 3))
+    assert (await ours.write(append(scope, 2))).cancel is not None
+
+
+async def test_an_input_queued_by_another_process_opens_the_next_turn(stores: tuple[SqliteStore, SqliteStore]) -> None:
+    ours, theirs = stores
+    scope = await begun(ours)
+    await theirs.write(said("2"))
+    committed = await ours.write(Commit(scope, (Node(2, b"closed"),), 0, 4))
+    assert isinstance(committed, Committed)
+    assert committed.row.turn == 2
+
+
+async def test_an_input_steered_by_this_process_is_told_of(stores: tuple[SqliteStore, SqliteStore]) -> None:
+    ours, _ = stores
+    scope = await begun(ours)
+    await ours.write(Accept("chat", "clerk", b"also", "2", 3, "steer"))
+    assert (await ours.write(append(scope, 2))).mail
+
+
+def test_what_was_rolled_back_is_not_remembered(tmp_path: Path) -> None:
+    file = WriterFile(tmp_path / "agent.db", FileBlobs(tmp_path / "blobs"))
+    file.begin()
+    accepted = file.apply(said("1"))
+    file.apply(said("2"))
+    file.commit()
+    scope = Scope("chat", accepted.row.sid, 1, "ours", accepted.row.generation)
+    closing = Commit(scope, (Node(1, b"closed"),), 0, 4)
+    file.begin()
+    assert file.apply(closing).row.turn == 2
+    file.rollback()
+    file.begin()
+    assert file.apply(append(scope, 1)).cancel is None, "the first turn is open again, and ours"
+    file.commit()
+    file.close()
