@@ -1,0 +1,215 @@
+"""The drill: three turns with a restart before the last one, that a plugin under contract goes through.
+
+The model is a function: it calls the kit's own tools, one of which fails, and the tools that the author names; then it
+streams an answer in pieces. Whoever is asked for approval says yes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mainstay.agent import Agent
+from mainstay.errors import Conflict, MainstayError, NotFound, ToolError
+from mainstay.model.agent import Budget
+from mainstay.model.ids import split
+from mainstay.model.llm import ModelRequest
+from mainstay.model.message import ToolCall
+from mainstay.model.outcome import PluginAborted, kind_of
+from mainstay.model.tool import Failed
+from mainstay.plugins.hooks import Plugin
+from mainstay.plugins.turn import CODES
+from mainstay.providers.scripted import FunctionModel
+from mainstay.runtime import Runtime
+from mainstay.sessions.result import TurnResult
+from mainstay.sessions.session import Session
+from mainstay.stores.memory import MemoryRows, MemoryStore
+from mainstay.testing.plugin_probe import Probe, remembered
+from mainstay.tools.define import tool
+
+SESSION = "drill"
+PIECES = ("Here is wh", "at I fo", "und: noth", "ing special.")
+INPUTS = ("Look it up, please.", "And once more.", "Thank you.")
+SECONDS = 30.0
+"""For one turn, also on a busy machine."""
+
+UNENDED = ("hung", "stuck")
+"""What becomes of a turn that does not end, beside the outcomes of those that do."""
+
+ABORTED = {*CODES.values(), "plugin_output", "plugin_session", "plugin_snapshot_newer", "plugin_snapshot_unreadable"}
+SPOILT = {"before_tool_call_failed", "after_tool_call_failed", "plugin_conflict", "invalid_projection"}
+"""How turns and calls end by a plugin's fault. Whatever else they end with is a decision."""
+
+RAISED = {"tool_raised", "invalid_tool_args", "invalid_output", "tool_unavailable"}
+"""How calls of the author's own tools must not end in a drill."""
+
+
+@tool(recovery="rerun")
+async def look_up(word: str) -> str:
+    """Look something up."""
+    return f"{word}: nothing special"
+
+
+@tool(recovery="rerun")
+async def stumble(word: str) -> str:
+    """Fail."""
+    raise ToolError(f"cannot find {word}", code="not_found", data={"word": word})
+
+
+class Trial(Struct, frozen=True):
+    """A plugin and what it needs to show what it does.
+
+    `calls` are made by the model in every turn, beside the kit's own; `tools` are tools of the host for them; `others`
+    makes plugins that run before it.
+    """
+
+    make: Callable[[], Plugin]
+    calls: tuple[tuple[str, dict[str, Any]], ...] = ()
+    tools: tuple[Any, ...] = ()
+    options: Any = None
+    others: Callable[[], Iterable[Plugin]] = tuple
+    fails_without_services: frozenset[str] = frozenset()
+
+
+class Ended(Struct, frozen=True):
+    """One turn of a drill: how it ended, what was shown of it, and what a plugin did wrong in it."""
+
+    kind: str
+    said: tuple[str, ...]
+    faults: tuple[str, ...] = ()
+
+
+class Drilled(Struct, frozen=True):
+    """A whole drill. `requests` is what the model was shown.
+
+    `states` is what the plugin remembers before the restart and in the end.
+    """
+
+    turns: tuple[Ended, ...]
+    requests: tuple[bytes, ...]
+    states: tuple[bytes | None, ...] = ()
+
+
+def agent_for(trial: Trial, probe: Probe, requests: list[bytes] | None = None) -> Agent[str]:
+    """The agent with a new, watched plugin. Raises what a Runtime would refuse it with."""
+
+    async def model(request: ModelRequest) -> AsyncIterator[str | ToolCall]:
+        if requests is not None:
+            requests.append(msgspec.json.encode(request.messages))
+        if ":" in request.call_id:  # a plugin asks beside the turn
+            yield "It was about nothing special."
+            return
+        _, (_, step) = split(request.call_id, 2)
+        if step > 1:
+            for piece in PIECES:
+                yield piece
+                await asyncio.sleep(0)
+            return
+        wanted = [("look_up", {"word": "durable"}), ("stumble", {"word": "nowhere"}), *trial.calls]
+        for at, (name, args) in enumerate(wanted):
+            yield ToolCall(f"call-{request.call_id}-{at}", name, args)
+
+    plugin = probe.watch(trial.make())
+    return Agent(
+        FunctionModel(model),
+        name="drill",
+        instructions="Answer briefly.",
+        tools=[look_up, stumble, *trial.tools],
+        plugins=[*trial.others(), plugin],
+        budget=Budget(steps=8),
+    )
+
+
+async def drill(trial: Trial, probe: Probe, *, before: str | None = None) -> Drilled:
+    """Three turns; disturbed, if at all, is the first. `before` is another session that goes first.
+
+    A turn that cannot go on is the last one: nothing that is said after it would be heard.
+    """
+    rows, requests, turns, states = MemoryRows(), list[bytes](), list[Ended](), list[bytes | None]()
+    for numbers in ((1, 2), (3,)):
+        async with runtime(trial, probe, rows, requests) as host:
+            if before is not None and probe.incarnation == 1:
+                await turn(host, trial, 1, before)
+                requests.clear()
+            for number in numbers:
+                turns.append(await turn(host, trial, number))
+                probe.calm()
+                if turns[-1].kind in UNENDED:
+                    return Drilled(tuple(turns), tuple(requests))
+            probe.look(instance(probe))
+            states.append(remembered(instance(probe)))
+        probe.incarnation += 1
+    return Drilled(tuple(turns), tuple(requests), tuple(states))
+
+
+def instance(probe: Probe) -> Plugin:
+    """The plugin of the drill's session, as it is now."""
+    return probe.instances.get(SESSION) or probe.instances[""]
+
+
+def runtime(trial: Trial, probe: Probe, rows: MemoryRows, requests: list[bytes]) -> Runtime:
+    probe.instances.clear()
+    return Runtime(MemoryStore(rows), agents=[agent_for(trial, probe, requests)], grace=0.5)
+
+
+async def opened(host: Runtime, trial: Trial, name: str) -> Session:
+    options = None if trial.options is None else {trial.make().id: trial.options}
+    return await host.session(name, options=options)
+
+
+async def turn(host: Runtime, trial: Trial, number: int, name: str = SESSION) -> Ended:
+    """Say something, approve whatever asks, and see how it ends."""
+    try:
+        async with asyncio.timeout(SECONDS):
+            session = await opened(host, trial, name)
+            result = await session.run(INPUTS[number - 1], key=f"turn-{number}")
+            while result.waiting:
+                await approve(session)
+                result = await session.result(result.turn_id)
+            await session.history()
+    except TimeoutError:
+        return Ended("hung", (), (f"turn {number} did not end within {SECONDS:g} s",))
+    except MainstayError as error:
+        return Ended("stuck", (), (f"turn {number} cannot go on: {error}",))
+    said = tuple([f"{message.role}: {message.text}" for message in result.new_messages])
+    return Ended(kind_of(result.outcome), said, tuple(faults(result)))
+
+
+async def approve(session: Session) -> None:
+    """Answer what waits. After a crash somebody may have done so before."""
+    for pending in await session.pending():
+        with contextlib.suppress(Conflict, NotFound):
+            if pending.kind == "approval":
+                await session.approve(pending.call_id)
+            else:
+                await session.settle(pending.call_id, "done")
+
+
+def faults(result: TurnResult[Any]) -> Generator[str, None, None]:
+    """What plugins did wrong in a turn."""
+    for issue in result.issues:
+        yield f"{issue.code}: {issue.message}"
+    outcome = result.outcome
+    if isinstance(outcome, PluginAborted) and outcome.code in ABORTED:
+        yield f"the turn ends as {outcome.code}: {outcome.message}"
+    for call in result.tool_calls:
+        end = call.outcome
+        if isinstance(end, Failed) and end.code in (SPOILT if call.tool in ("look_up", "stumble") else SPOILT | RAISED):
+            yield f"the call of {call.tool} ends as {end.code}: {end.message}"
+
+
+@contextlib.contextmanager
+def quiet() -> Generator[None, None, None]:
+    """What is disturbed on purpose is loud; here it is the plan."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

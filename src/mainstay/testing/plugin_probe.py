@@ -1,0 +1,329 @@
+"""A plugin under watch: every hook it has goes through here, to be looked at, disturbed or logged.
+
+A plugin is watched by giving it a class of its own, derived from its own class, with every hook it has overridden. It
+runs in a real turn of a real Runtime like any other, and does not know of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import types
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, TypeAlias, get_args
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mainstay.errors import PluginFault, ProviderError, Unavailable
+from mainstay.model.plugin import PluginSnapshot
+from mainstay.plugins import state
+from mainstay.plugins.hooks import HOOKS, Plugin, SessionContext
+from mainstay.plugins.registry import overrides
+
+Way: TypeAlias = Literal["raises", "answers nonsense", "hangs", "is cancelled", "is called twice", "has no services"]
+"""How a hook may be disturbed."""
+
+WAYS: tuple[Way, ...] = get_args(Way)
+
+STATE = ("for_session", "revision", "snapshot", "restore")
+OFFERS = ("tools", "trigger_events", "engines", "protocol", "code_executor")
+QUIET = (*STATE, *OFFERS)
+"""Hooks that are no part of a turn."""
+
+SHORT = 0.05
+"""Seconds that a hook has which is made to hang."""
+
+PATIENCE = 1.0
+"""Seconds until a hook that was cancelled must have ended."""
+
+
+class Finding(Struct, frozen=True):
+    """What is wrong with a plugin. `hook` is "" when no single hook is to blame."""
+
+    check: str
+    hook: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.hook}: {self.what}" if self.hook else self.what
+
+
+class Call(Struct, frozen=True):
+    """A hook that was called. `step` is the model call or tool call that it was about."""
+
+    incarnation: int
+    hook: str
+    turn_id: str = ""
+    step: str = ""
+
+
+class Planted(RuntimeError):
+    """What a disturbed hook raises."""
+
+
+class Probe:
+    """Watches the plugins of one drill. All of it lives on one event loop.
+
+    `hook` and `way` are the disturbance, until `calm` is called; `struck` says whether it came to that. With
+    `watch_state` the plugin's state is looked at around every hook. `planted` is given to `restore` in place of what
+    was saved. `instances` are the plugins by session; "" is the shared one.
+    """
+
+    def __init__(self, hook: str = "", way: Way | None = None, *, watch_state: bool = False) -> None:
+        self.hook, self.way, self._watch_state = hook, way, watch_state
+        self.struck = False
+        self.incarnation = 1
+        self.calls: list[Call] = []
+        self.found: list[Finding] = []
+        self.instances: dict[str, Plugin] = {}
+        self.planted: list[Any] = []
+        self._limits: list[tuple[Plugin, float]] = []
+        self._known: dict[int, tuple[int, bytes]] = {}
+        self._made: dict[int, tuple[Plugin, str]] = {}
+
+    def find(self, check: str, hook: str, what: str) -> None:
+        finding = Finding(check, hook, what)
+        if finding not in self.found:
+            self.found.append(finding)
+
+    def calm(self) -> None:
+        """From here on nothing is disturbed."""
+        self.way = None
+        for plugin, limit in self._limits:
+            _set(plugin, "time_limit", limit)
+
+    def watch(self, plugin: Plugin) -> Plugin:
+        """The same object, watched."""
+        _set(plugin, "__class__", _watched(type(plugin), self))
+        self.instances.setdefault("", plugin)
+        return self._shortened(plugin)
+
+    def _shortened(self, plugin: Plugin) -> Plugin:
+        if self.way == "hangs":
+            self._limits.append((plugin, plugin.time_limit))
+            _set(plugin, "time_limit", SHORT)
+        return plugin
+
+    # ------------------------------------------------------------------ one call
+
+    def opened(self, plugin: Plugin, made: Plugin, own: type[Plugin], ctx: SessionContext) -> Plugin:
+        """`for_session` gave an instance."""
+        if type(made) is own:
+            _set(made, "__class__", type(plugin))
+        self._made[id(made)] = (made, ctx.session_id)
+        self.instances.setdefault(ctx.session_id, made)
+        return self._shortened(made)
+
+    def used(self, plugin: Plugin) -> None:
+        """A session runs with this instance; others were made only to see whether its options are sound."""
+        if id(plugin) in self._made:
+            self.instances[self._made[id(plugin)][1]] = plugin
+
+    def called(self, plugin: Plugin, hook: str, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """A plain hook; also one that gives something to await."""
+        way, args = self._enter(plugin, hook, args)
+        before = seen(args)
+        if way == "is called twice":
+            _dropped(method(*args))
+        answer = method(*args)
+        if inspect.isawaitable(answer):
+            return self._awaited(plugin, hook, way, answer, (args, before))
+        self._leave(plugin, hook, args, before)
+        return _disturbed(way, answer)
+
+    async def called_later(self, plugin: Plugin, hook: str, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        way, args = self._enter(plugin, hook, args)
+        before = seen(args)
+        if way == "is called twice":
+            await method(*args)
+        return await self._awaited(plugin, hook, way, method(*args), (args, before))
+
+    async def _awaited(
+        self, plugin: Plugin, hook: str, way: Way | None, answer: Awaitable[Any], told: tuple[Any, Any]
+    ) -> Any:
+        given = await (self._cancelled(hook, answer) if way == "is cancelled" else answer)
+        self._leave(plugin, hook, *told)
+        if way == "hangs":
+            await asyncio.get_running_loop().create_future()
+        return _disturbed(way, given)
+
+    async def _cancelled(self, hook: str, answer: Awaitable[Any]) -> Any:
+        """Cancel a hook where it first waits, as a turn that is cancelled does."""
+        task = asyncio.ensure_future(answer)
+        await asyncio.sleep(0)
+        if task.done():
+            return task.result()  # it never waits
+        task.cancel()
+        await asyncio.wait({task}, timeout=PATIENCE)
+        if not task.done():
+            self.find("disturbed", hook, f"it ignores its cancellation for {PATIENCE:g} s: let CancelledError pass")
+            raise asyncio.CancelledError
+        if not task.cancelled() and task.exception() is None:
+            self.find("disturbed", hook, "it swallows its cancellation: let CancelledError pass")
+        raise asyncio.CancelledError
+
+    def _enter(self, plugin: Plugin, hook: str, args: tuple[Any, ...]) -> tuple[Way | None, tuple[Any, ...]]:
+        self.calls.append(_call(self.incarnation, hook, args[0] if args else None))
+        self.used(plugin)
+        self._look(plugin, hook, outside=True)
+        way = self.way if hook == self.hook else None
+        self.struck = self.struck or way is not None
+        host: Any = Absent() if way == "has no services" else Silent() if way == "is cancelled" else None
+        if host is not None and args and hasattr(args[0], "host"):
+            args = (replace(args[0], host=host), *args[1:])
+        return way, args
+
+    def _leave(self, plugin: Plugin, hook: str, args: tuple[Any, ...], before: dict[str, bytes]) -> None:
+        after = seen(args)
+        for name in [name for name in before if before[name] != after[name]]:
+            self.find("arguments", hook, f"it changes {name}, which it was only shown: make a copy")
+        self._look(plugin, hook)
+
+    # ------------------------------------------------------------------ state
+
+    def _look(self, plugin: Plugin, hook: str, outside: bool = False) -> None:
+        """Whether the state has moved and the revision has not."""
+        if not self._watch_state or not overrides(plugin, "snapshot") or hook in QUIET:
+            return
+        content = remembered(plugin)
+        if content is None:
+            return
+        now = (state.revision(plugin), content)
+        known = self._known.get(id(plugin))
+        self._known[id(plugin)] = now
+        if known is None or known == now:
+            return
+        where = f"between two hooks, before {hook}" if outside else "in it"
+        if known[0] == now[0]:
+            self.find("state", "" if outside else hook, f"its state changed {where}, and its revision did not move")
+        elif now[0] < known[0]:
+            self.find("state", "revision", f"it went from {known[0]} back to {now[0]} {where}: it only grows")
+
+    def look(self, plugin: Plugin) -> None:
+        """Between two turns."""
+        self._look(plugin, "the next turn", outside=True)
+
+
+# ---------------------------------------------------------------------- the class of a watched plugin
+
+
+def _watched(own: type[Plugin], probe: Probe) -> type[Plugin]:
+    hooks = [name for name in HOOKS if name not in QUIET and getattr(own, name) is not getattr(Plugin, name)]
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace["__module__"] = own.__module__
+        for hook in hooks:
+            later = inspect.iscoroutinefunction(getattr(own, hook))
+            namespace[hook] = _later(hook, own, probe) if later else _plain(hook, own, probe)
+        for hook, watching in (("for_session", _opening), ("restore", _restoring)):
+            if getattr(own, hook) is not getattr(Plugin, hook):
+                namespace[hook] = watching(own, probe)
+
+    bases: tuple[Any, ...] = (own,)
+    made: type[Plugin] = types.new_class(own.__name__, bases, exec_body=fill)
+    return made
+
+
+def _plain(hook: str, own: type[Plugin], probe: Probe) -> Callable[..., Any]:
+    def watched(self: Plugin, *args: Any) -> Any:
+        return probe.called(self, hook, getattr(own, hook).__get__(self), args)
+
+    return watched
+
+
+def _later(hook: str, own: type[Plugin], probe: Probe) -> Callable[..., Any]:
+    async def watched(self: Plugin, *args: Any) -> Any:
+        return await probe.called_later(self, hook, getattr(own, hook).__get__(self), args)
+
+    return watched
+
+
+def _opening(own: type[Plugin], probe: Probe) -> Callable[..., Any]:
+    def for_session(self: Plugin, ctx: SessionContext) -> Plugin:
+        return probe.opened(self, own.for_session(self, ctx), own, ctx)
+
+    return for_session
+
+
+def _restoring(own: type[Plugin], probe: Probe) -> Callable[..., Any]:
+    def restore(self: Plugin, snapshot: PluginSnapshot, reader: Any) -> None:
+        probe.used(self)
+        if probe.planted:
+            snapshot = replace(snapshot, state=probe.planted[0])
+        own.restore(self, snapshot, reader)
+
+    return restore
+
+
+def _set(plugin: Plugin, name: str, value: Any) -> None:
+    object.__setattr__(plugin, name, value)  # also for those that are frozen
+
+
+# ---------------------------------------------------------------------- what a hook is told
+
+
+class Absent:
+    """Services that are down, all but the trace, which never fails."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def refused(*_: Any, **__: Any) -> Any:
+            if name == "complete":
+                raise ProviderError("the contract kit lets no model answer", code="provider_down")
+            raise Unavailable(f"the contract kit has taken `{name}` away")
+
+        return (lambda *_, **__: None) if name == "trace" else refused
+
+
+class Silent:
+    """Services that never answer."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def never(*_: Any, **__: Any) -> Any:
+            await asyncio.get_running_loop().create_future()
+
+        return (lambda *_, **__: None) if name == "trace" else never
+
+
+def seen(args: tuple[Any, ...]) -> dict[str, bytes]:
+    """What a hook was shown, by name, to compare: without live objects."""
+    found: dict[str, bytes] = {}
+    for at, each in enumerate(args):
+        fields = each.__struct_fields__ if isinstance(each, Struct) and at == 0 else ()
+        if not fields:
+            found["what it was given"] = _bytes(each)
+        for name in fields:
+            if name not in ("host", "deps"):
+                found[f"ctx.{name}"] = _bytes(getattr(each, name))
+    return found
+
+
+def _bytes(value: Any) -> bytes:
+    return msgspec.json.encode(value, enc_hook=str)
+
+
+def remembered(plugin: Plugin) -> bytes | None:
+    """A plugin's state, to compare; None when it keeps none, or cannot say."""
+    try:
+        taken = state.take(plugin)
+    except PluginFault:
+        return None
+    return _bytes([taken.snapshot.state, taken.snapshot.blobs])
+
+
+def _call(incarnation: int, hook: str, ctx: Any) -> Call:
+    turn, step, call = (getattr(ctx, name, "") for name in ("turn_id", "step", "call_id"))
+    return Call(incarnation, hook, turn, call.rpartition(f"{turn}.")[2] if call else str(step))
+
+
+def _disturbed(way: Way | None, answer: Any) -> Any:
+    if way == "raises":
+        raise Planted("the contract kit let this hook fail")
+    return object() if way == "answers nonsense" else answer
+
+
+def _dropped(answer: Any) -> None:
+    """An answer that nobody asks for."""
+    if inspect.iscoroutine(answer):
+        answer.close()
