@@ -6,10 +6,11 @@ python benchmarks/mainstay_adapter.py w1 '{"shapes": ["t1"], "seconds": 1}'
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import workload
@@ -36,6 +37,8 @@ from workload import (
 
 from mainstay import Agent, ModelRequest, ModelResponse, Runtime, Session, ToolCall, Usage, tool
 from mainstay.model.event import TextDelta
+from mainstay.model.plugin import PluginSnapshot
+from mainstay.plugins.hooks import Plugin, SessionContext, SnapshotReader, SnapshotWriter, ToolCallContext
 from mainstay.testing import FunctionModel
 
 USAGE = Usage(input=50, output=10)
@@ -82,8 +85,9 @@ def fake_model(shape: str, delay: float = 0.0) -> FunctionModel:
     return FunctionModel(respond)
 
 
-def agent_of(shape: str, delay: float = 0.0) -> Agent[str]:
-    return Agent(fake_model(shape, delay), instructions=SYSTEM, tools=[get_weather])
+def agent_of(shape: str, delay: float = 0.0, tools: Sequence[Any] = (), plugins: Sequence[Plugin] = ()) -> Agent[str]:
+    model = fake_model(shape, delay)
+    return Agent(model, instructions=SYSTEM, tools=[get_weather, *tools], plugins=plugins)
 
 
 def database(params: Sample) -> str:
@@ -166,6 +170,83 @@ def _calls(shape: str) -> int:
 def _commits(runtime: Runtime) -> int:
     """Transactions so far, as the store itself counts them."""
     return int(getattr(runtime.store, "batches", 0))
+
+
+# ---------------------------------------------------------------------- plugins
+
+
+class Idle(Plugin):
+    """A plugin that overrides nothing."""
+
+    def __init__(self, number: int) -> None:
+        self.id = f"{type(self).__name__.lower()}-{number}"
+
+
+class Vetting(Idle):
+    """A plugin that looks at every call and lets it pass."""
+
+    async def before_tool_call(self, ctx: ToolCallContext) -> None:
+        return None
+
+
+class Remembering(Idle):
+    """A plugin with a state that never changes. `saved` counts how often it was asked for it."""
+
+    saved = 0
+
+    def for_session(self, ctx: SessionContext) -> Plugin:
+        return Remembering(int(self.id.rpartition("-")[2]))
+
+    @property
+    def revision(self) -> int:
+        return 0
+
+    def snapshot(self, writer: SnapshotWriter) -> dict[str, int]:
+        Remembering.saved += 1
+        return {"n": 1}
+
+    def restore(self, snapshot: PluginSnapshot, reader: SnapshotReader) -> None:
+        return None
+
+
+def _tool_named(name: str) -> Any:
+    async def get(city: str) -> dict[str, object]:
+        """Another tool, with a schema like any."""
+        return {"city": city}
+
+    return tool(name=name)(get)
+
+
+async def wp(params: Sample) -> Sample:
+    """A turn with one tool call, beside the same with plugins or with many tools: slice by slice, in one process."""
+    many = [_tool_named(f"tool_{number}") for number in range(499)]
+    variants = {
+        "plain": agent_of("t1"),
+        "idle": agent_of("t1", plugins=[Idle(n) for n in range(20)]),
+        "vetted": agent_of("t1", plugins=[Vetting(n) for n in range(20)]),
+        "unchanged": agent_of("t1", plugins=[Remembering(n) for n in range(20)]),
+        "tools5": agent_of("t1", tools=many[:4]),
+        "tools500": agent_of("t1", tools=many),
+    }
+    sample: Sample = {name: {"cpu_ms": 0.0, "commits": 0.0} for name in variants}
+    async with contextlib.AsyncExitStack() as stack:
+        runtimes = {}
+        for name, agent in variants.items():
+            path = f"{params['dir']}/{name}.db" if "dir" in params else "memory"
+            runtimes[name] = await stack.enter_async_context(Runtime(path, agents=[agent]))
+            for _ in range(20):
+                await turn_in_new_session(runtimes[name])()
+        rounds, turns = params["rounds"], params["turns"]
+        for _ in range(rounds):
+            for name, runtime in runtimes.items():
+                turn, commits = turn_in_new_session(runtime), _commits(runtime)
+                with Span() as span:
+                    for _ in range(turns):
+                        await turn()
+                sample[name]["cpu_ms"] += 1e3 * span.cpu / (turns * rounds)
+                sample[name]["commits"] += (_commits(runtime) - commits) / (turns * rounds)
+    assert Remembering.saved == 0, f"{Remembering.saved} snapshots of a state that never changed"
+    return sample
 
 
 # ---------------------------------------------------------------------- long sessions
@@ -405,4 +486,4 @@ async def _check_recovered(runtime: Runtime, units: int) -> None:
 
 
 if __name__ == "__main__":
-    workload.main({"w1": w1, "w2": w2, "w3": w3, "w5": w5, "w7": w7, "w8": w8}, cold_start)
+    workload.main({"w1": w1, "w2": w2, "w3": w3, "w5": w5, "w7": w7, "w8": w8, "wp": wp}, cold_start)

@@ -70,6 +70,8 @@ ROWS = (
     Row("w7", {"repeats": 3}, floor={}),
     Row("w7a", {"repeats": 3, "apart": True}),
     Row("w8", {"units": 200}, disk=True, rounds=5),
+    Row("wp", {"turns": 40, "rounds": 12}, rounds=5),
+    Row("wps", {"turns": 20, "rounds": 8}, disk=True, rounds=3),
 )
 
 
@@ -268,6 +270,8 @@ def head(result: dict[str, Any]) -> str:
         f"{result['started']}",
         f"Medians. CPU figures are at the speed at which the targets were set (yardstick {YARD_MS} ms); "
         f"this machine was at {100 * YARD_MS / yard:.0f} % of it. Wall figures are as they were.",
+        "A target is judged twice: the figure itself, and “by ratio” to the floor of this run, where the limit is the "
+        "target over what the floor took when the target was set.",
     ]
     if not result["peers"]:
         words.append("No figures of the floor and of other systems here: ours alone.")

@@ -140,7 +140,18 @@ def test_peers_follow_the_speed_of_the_floor(tmp_path: Path) -> None:
         "w1 floor": [{"t1": {"cpu_ms": 0.008}, "yard_ms": 8.92}],
     }
     text = shown(tmp_path, result_of(rows, peers))
-    assert line(text, "1 tool call") == "1 tool call, CPU ms 0.008 0.2 25× 1 Quick ≤ 0.2 met"
+    assert line(text, "1 tool call").startswith("1 tool call, CPU ms 0.008 0.2 25× 1 Quick ≤ 0.2 met")
+
+
+def test_a_target_is_judged_by_the_floor_of_the_same_run_too(tmp_path: Path) -> None:
+    """0.90 ms was set beside a floor of 0.35: 2.57 times as much, on whatever machine."""
+    rows = {
+        "w2": [{"t1": {"cpu_ms": 0.8, "wall_ms": 3.2}, "yard_ms": 8.92}],
+        "w2 floor": [{"t1": {"cpu_ms": 0.25, "wall_ms": 1.6}, "yard_ms": 8.92}],
+    }
+    text = shown(tmp_path, result_of(rows))
+    assert line(text, "CPU ms") == "CPU ms 0.25 0.8 3.2× – ≤ 0.9 met by ratio ≤ 2.57×: MISSED by 24 %"
+    assert line(text, "wall ms") == "wall ms 1.6 3.2 2× – ≤ 1.6 MISSED by 100 % by ratio ≤ 2.35×: met"
 
 
 def test_the_chart_is_a_picture_with_ours_first(tmp_path: Path) -> None:
