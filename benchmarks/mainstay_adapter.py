@@ -237,8 +237,11 @@ async def wp(params: Sample) -> Sample:
             for _ in range(20):
                 await turn_in_new_session(runtimes[name])()
         rounds, turns = params["rounds"], params["turns"]
-        for _ in range(rounds):
-            for name, runtime in runtimes.items():
+        names = list(runtimes)
+        for number in range(rounds):
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                gc.collect()
+                runtime = runtimes[name]
                 turn, commits = turn_in_new_session(runtime), _commits(runtime)
                 with Span() as span:
                     for _ in range(turns):

@@ -9,9 +9,10 @@ from typing import Any, Generic, Literal, TypeVar, overload
 
 from mainstay.errors import InvalidDefinition, PluginConflict
 from mainstay.model.agent import AgentSpec, Budget
-from mainstay.model.codec import clean_text
+from mainstay.model.codec import clean_text, error_text
 from mainstay.model.message import Message
 from mainstay.model.tool import OutputBudget
+from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.registry import PluginSet, overrides
 from mainstay.ports.provider import Provider
 from mainstay.runtime import Runtime
@@ -85,9 +86,8 @@ class Agent(Generic[T]):
         self.tools, self.output, self.budget = tuple(tools), output, budget or Budget()
         self.output_budget = output_budget or OutputBudget()
         self._plugins = PluginSet(plugins)
-        self._catalog = Catalog(self.tools)
         check_slots(self._plugins)
-        check_tools(self._catalog, self._plugins)
+        self._catalog = catalog_of(self.tools, self._plugins)
         self._operations = OperationTable(self._plugins.plugins)
         self._codec = None if output in (None, str) else output_codec(output)
         self._provider = None if isinstance(model, str) else model
@@ -156,14 +156,30 @@ def check_slots(plugins: PluginSet) -> None:
             raise InvalidDefinition(f"plugin {name!r} has {hook}, which is not part of this version: leave it out")
 
 
-def check_tools(catalog: Catalog, plugins: PluginSet) -> None:
-    """Refuse plugins whose tools have a name that is taken; the error names both."""
+def catalog_of(tools: Iterable[Any], plugins: PluginSet) -> Catalog:
+    """The agent's tools, and those of plugins that are the same in every session. A name belongs to one of them."""
+    catalog = Catalog(tools)
     owners = dict.fromkeys(catalog.names(), "the agent")
+    shared: list[Any] = []
     for plugin in plugins.plugins:
-        for name in Catalog(plugin.tools()).names():
+        offered, names = _offered(plugin)
+        for name in names:
             if name in owners:
                 raise PluginConflict(plugin.id, owners[name], f"a tool named {name!r}")
             owners[name] = plugin.id
+        if plugin in plugins.shared_tools:
+            shared += offered
+    return catalog.extended(shared) if shared else catalog
+
+
+def _offered(plugin: Plugin) -> tuple[list[Any], list[str]]:
+    """The tools of a plugin, and their names."""
+    try:
+        tools = list(plugin.tools())
+        return tools, Catalog(tools).names()
+    except Exception as error:  # its own code runs here, and its author is told whose it is
+        what = str(error) if isinstance(error, InvalidDefinition) else f"{type(error).__name__}: {error_text(error)}"
+        raise InvalidDefinition(f"plugin {plugin.id!r}: its tools cannot be used: {what}") from error
 
 
 def check_model(model: str) -> None:

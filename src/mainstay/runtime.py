@@ -18,6 +18,7 @@ from mainstay.errors import AlreadyAnswered, InvalidDefinition, RuntimeClosed, U
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.ids import check_session_id, mint
 from mainstay.model.session import Answer, SessionRow
+from mainstay.model.settings import load
 from mainstay.model.write import Delete, SessionFilter
 from mainstay.observe.feed import Feed
 from mainstay.ports.host import Clock, Random
@@ -123,15 +124,15 @@ class Runtime:
                 await self._supervisor.finish(grace)
 
     async def _cut_off(self) -> None:
-        for resident in self._turns.residents():
+        for resident in self._turns.residents.all():
             if resident.run is not None:
                 resident.run.gate.leave()
         await self._supervisor.finish(2.0)
 
     def _tell_all(self, desk: Desk) -> None:
-        for resident in self._turns.residents():
+        for resident in self._turns.residents.all():
             for turn in list(resident.waiters):
-                self._turns.tell(
+                self._turns.residents.tell(
                     resident.session_id, turn, RuntimeClosed("the Runtime was left while the turn is open")
                 )
         desk.feed.close()
@@ -185,7 +186,8 @@ class Runtime:
         name = pick_agent(self._definitions, agent) if row is None else row.agent
         session_id = session_id or desk.mint("s")
         if options is not None:
-            options = checked_options(self._definitions.get(name), session_id, options)
+            settings = load(b"" if row is None else row.settings)
+            options = checked_options(self._definitions.get(name), session_id, options, settings)
         return Session(desk, session_id, name, options)
 
     async def resolve(self, key: str, value: Any = None, *, error: str | None = None) -> None:
@@ -232,7 +234,7 @@ class Sessions:
     async def delete(self, session_id: str) -> bool:
         """Delete a session for good; its id is never used again. False when there was none."""
         deleted = await self._store.write(Delete(check_session_id(session_id), self._clock.now()))
-        self._desk.turns.deleted(session_id)
+        self._desk.turns.residents.deleted(session_id)
         return deleted
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from mainstay import Agent, Budget, Message, ModelRequest, ModelResponse, ToolCall, Usage, tool
+from mainstay import Agent, Budget, Message, ModelRequest, ModelResponse, Plugin, ToolCall, Usage, tool
 from mainstay.errors import ProviderError
+from mainstay.model.plugin import PluginSnapshot
+from mainstay.plugins import QueueTurn, Result, SessionContext, command, query, task
 from mainstay.testing import FunctionModel
 
 
@@ -83,10 +85,60 @@ def never_stops(request: ModelRequest) -> object:
     return [ToolCall("again", "look", {"item": "tea"})]
 
 
+class Notes(Plugin):
+    """Notes of a session, and what may be asked of them."""
+
+    id = "notes"
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def for_session(self, ctx: SessionContext) -> Plugin:
+        return Notes()
+
+    @property
+    def revision(self) -> int:
+        return len(self.texts)
+
+    def snapshot(self, writer: object) -> object:
+        return self.texts
+
+    def restore(self, snapshot: PluginSnapshot, reader: object) -> None:
+        self.texts = list(snapshot.state or [])
+
+    @query
+    def find(self, word: str = "") -> list[str]:
+        """The notes that have a word.
+
+        Args:
+            word: what to look for
+        """
+        return [text for text in self.texts if word in text]
+
+    @query(session="forbidden")
+    def about(self) -> str:
+        """What this is."""
+        return "notes \x1b[31mof a session"
+
+    @command
+    def add(self, text: str, tell: bool = False) -> Result[int]:
+        """Write something down, and perhaps tell the agent."""
+        if not text:
+            raise ValueError("nothing to write down")
+        self.texts.append(text)
+        turns = (QueueTurn(f"noted {text}", key=text),) if tell else ()
+        return Result(len(self.texts), ({"added": text},), turns)
+
+    @task
+    def tidy(self) -> None:
+        """Tidy up."""
+
+
 helper = Agent(FunctionModel(answers), name="helper", tools=[look, pay, wait, odd, risky])
 failing = Agent(FunctionModel(fails), name="failing")
 short = Agent(FunctionModel(stops_short), name="short")
 endless = Agent(FunctionModel(never_stops), name="endless", tools=[look], budget=Budget(steps=2))
 typed = Agent(FunctionModel(lambda _: '{"green": true}'), name="typed", output=Colour)
 elsewhere = Agent("anthropic:claude", name="elsewhere")
+noting = Agent(FunctionModel(answers), name="noting", plugins=[Notes()])
 not_an_agent = 7

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.shell import shell
 
 COMMANDS = ["demo", "run", "sessions", "show", "pending", "doctor", "fork", "delete"]
-COMMANDS += ["approve", "reject", "settle", "cancel"]
+COMMANDS += ["approve", "reject", "settle", "cancel", "operations", "call"]
 
 
 def test_help_lists_every_command() -> None:
@@ -51,6 +51,7 @@ def test_without_the_extra_it_says_in_one_line_what_to_install(missing: str) -> 
         ["settle", "chat.1.1.0", "done"],
         ["cancel", "chat"],
         ["delete", "chat", "--yes"],
+        ["call", "sample_agents:noting", "notes.find", "--session", "chat"],
     ],
     ids=" ".join,
 )

@@ -247,7 +247,9 @@ class Strict(Notes):
 )
 def test_a_snapshot_that_a_plugin_cannot_read_is_reported_and_kept(state: Any, why: str) -> None:
     assert restore(Strict(), PluginSnapshot("1", 1, state), {}) == Issue(
-        "plugin_snapshot_unreadable", f"its snapshot cannot be restored: {why}; the snapshot is kept", "notes"
+        "plugin_snapshot_unreadable",
+        f"its snapshot cannot be restored: {why}; the snapshot is kept: use a version of the plugin that can read it",
+        "notes",
     )
 
 

@@ -241,7 +241,7 @@ async def test_a_turn_is_steered_from_another_runtime(file: Place) -> None:
 
 async def noticed(runtime: Runtime) -> None:
     """Until the Runtime has seen the other one's write, which takes it a quarter of a second."""
-    (resident,) = runtime._turns.residents()
+    (resident,) = runtime._turns.residents.all()
     await until(lambda: resident.run is not None and resident.run.journal.mail)
 
 

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,22 @@ async def test_a_second_cancel_while_leaving_leaves_nothing_behind_either(file: 
     task.cancel()
     await asyncio.sleep(0)
     await ends(task)
+
+    await until(lambda: not ours() and not descriptors(file))
+
+
+async def test_a_leaving_that_is_cancelled_before_a_thread_is_free_still_closes_the_file(file: Place) -> None:
+    loop, gate = asyncio.get_running_loop(), threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    runtime = file.runtime(Agent("scripted"))
+    await runtime.__aenter__()
+    busy = loop.run_in_executor(None, gate.wait)
+    leaving = asyncio.create_task(runtime.__aexit__(None, None, None))
+    await passes(80)
+
+    await ends(leaving)
+    gate.set()
+    await busy
 
     await until(lambda: not ours() and not descriptors(file))
 

@@ -7,6 +7,7 @@ import typer
 from mainstay.cli.decide import approve, cancel, pending, reject, settle
 from mainstay.cli.demo import demo
 from mainstay.cli.doctor import doctor
+from mainstay.cli.operations import call, operations
 from mainstay.cli.run import run
 from mainstay.cli.sessions import delete, fork, sessions
 from mainstay.cli.show import show
@@ -30,10 +31,12 @@ app.command(rich_help_panel=WORK)(run)
 app.command(rich_help_panel=LOOK)(sessions)
 app.command(rich_help_panel=LOOK)(show)
 app.command(rich_help_panel=LOOK)(pending)
+app.command(rich_help_panel=LOOK)(operations)
 app.command(rich_help_panel=LOOK)(doctor)
 app.command(rich_help_panel=DECIDE)(approve)
 app.command(rich_help_panel=DECIDE)(reject)
 app.command(rich_help_panel=DECIDE)(settle)
+app.command(rich_help_panel=DECIDE)(call)
 app.command(rich_help_panel=DECIDE)(cancel)
 app.command(rich_help_panel=DECIDE)(fork)
 app.command(rich_help_panel=DECIDE)(delete)

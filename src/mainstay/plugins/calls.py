@@ -233,13 +233,13 @@ class Watch:
         loop = asyncio.get_running_loop()
         self._attended = True  # before the task: a host's loop may begin tasks eagerly
         woken = self._woken = loop.create_future()
-        task: asyncio.Task[T] = loop.create_task(chain)
+        task: asyncio.Task[T] = loop.create_task(self._waking(chain))
         self._task = task
-        task.add_done_callback(self._wake)
         try:
             await woken
         except asyncio.CancelledError:
             self._ending = True
+            task.add_done_callback(_look_at)
             task.cancel()
             await asyncio.wait({task}, timeout=GRACE)
             raise
@@ -253,6 +253,13 @@ class Watch:
             raise PluginFault(self._plugin.id, self._hook, CANCELLED_ITSELF)
         return task.result()
 
+    async def _waking(self, chain: Coroutine[Any, Any, T]) -> T:
+        """The last step of the chain wakes whoever waits: sooner by a pass of the event loop than a callback would."""
+        try:
+            return await chain
+        finally:
+            self._wake()
+
     def _overdue(self, plugin: Plugin, ended: bool) -> PluginFault:
         what = f"it did not end within {plugin.time_limit:g} s"
         if not ended:
@@ -260,9 +267,7 @@ class Watch:
             log.error("hook %s of plugin %s ignores its cancellation; it is left behind", self._hook, plugin.id)
         return PluginFault(plugin.id, self._hook, what)
 
-    def _wake(self, task: asyncio.Task[Any] | None = None) -> None:
-        if task is not None and not task.cancelled():
-            task.exception()  # looked at, so that asyncio does not complain about one that was left behind
+    def _wake(self) -> None:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
@@ -278,8 +283,15 @@ class Watch:
             self._timer = loop.call_later(left, self._look)
             return
         self._late, self._ending = self._plugin, True
+        self._task.add_done_callback(_look_at)
         self._task.cancel()
         self._timer = loop.call_later(GRACE, self._wake)
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    """Nobody waits for it any more; looked at, so that asyncio does not complain."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _something(plugin: Plugin, answer: Any) -> Any:

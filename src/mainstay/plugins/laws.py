@@ -167,11 +167,14 @@ async def before(
     fold = Fold("before_tool_call")
 
     async def chain(watch: Watch) -> dict[str, Any]:
-        current = args
+        current, ctx = args, told(_own(args), False)
         for index, (plugin, method) in enumerate(hooks.entries):
-            directives = await _heard(watch, fold, plugin, method, told(_own(current), False))
-            if not directives:
+            if ctx.args != current:
+                ctx = told(_own(current), False)  # replaced, or changed in place, which changes nothing
+            answer = await watch.over(plugin, method, (ctx,))
+            if answer is None:
                 continue
+            directives = _heard(fold, plugin, answer)
             fold.weigh(plugin, directives)
             replaced = [each.args for each in directives if isinstance(each, ReplaceArgs)]
             if len(replaced) > 1:
@@ -204,7 +207,8 @@ async def after(hooks: Hooks, told: Callable[[ToolOutcome, bool], ToolEndContext
     async def chain(watch: Watch) -> ToolOutcome:
         for index, (plugin, method) in enumerate(hooks.entries):
             now = fold.outcome() or ended
-            if fold.weigh(plugin, await _heard(watch, fold, plugin, method, context(now, False))):
+            answer = await watch.over(plugin, method, (context(now, False),))
+            if answer is not None and fold.weigh(plugin, _heard(fold, plugin, answer)):
                 now = fold.outcome() or ended
                 for earlier in hooks.entries[:index]:
                     await _look_again(watch, fold, plugin, earlier, context(now, True))
@@ -221,11 +225,9 @@ async def after(hooks: Hooks, told: Callable[[ToolOutcome, bool], ToolEndContext
     return Verdict(args, outcome, None, fold.decided(), tuple(fold.asides))
 
 
-async def _heard(
-    watch: Watch, fold: Fold, plugin: Plugin, method: Callable[..., Any], ctx: ToolCallContext | ToolEndContext
-) -> list[Directive]:
+def _heard(fold: Fold, plugin: Plugin, answer: object) -> list[Directive]:
     """What one plugin says."""
-    directives = read(plugin, fold.seam, await watch.over(plugin, method, (ctx,)))
+    directives = read(plugin, fold.seam, answer)
     for each in directives:
         whole = each.outcome.whole if isinstance(each, ShortCircuit) and isinstance(each.outcome, Ok) else None
         if whole is not None and whole != fold.whole:
@@ -244,7 +246,7 @@ async def _look_again(
     plugin, method = earlier
     before = encode(ctx.outcome if isinstance(ctx, ToolEndContext) else ctx.args)
     what, replacing = ("outcome", ShortCircuit) if isinstance(ctx, ToolEndContext) else ("arguments", ReplaceArgs)
-    for directive in await _heard(watch, fold, plugin, method, ctx):
+    for directive in _heard(fold, plugin, await watch.over(plugin, method, (ctx,))):
         if isinstance(directive, replacing):
             after = directive.outcome if isinstance(directive, ShortCircuit) else directive.args
             if encode(after) != before:

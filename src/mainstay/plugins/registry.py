@@ -17,6 +17,21 @@ if TYPE_CHECKING:
 
 GROUP = "mainstay.plugins"
 
+SESSION_HOOKS = (
+    "for_session",
+    "session_ready",
+    "restore",
+    "configure",
+    "tools",
+    "hidden_tools",
+    "session_restored",
+    "session_config_changed",
+    "trigger_events",
+    "engines",
+    "project_prose",
+)
+"""Hooks of a session rather than of a turn."""
+
 BY_PRIORITY = ("transform_view", "compact")
 """Hooks that run by descending priority; all others in the order of the plugins."""
 
@@ -48,6 +63,10 @@ class PluginSet:
                 self._owners[hook] = tuple(owners)
         self.trigger_events = self._triggers()
         self._shared = self._session(self.plugins)
+        # The tools of a plugin that makes no instances are the agent's own: they are the same in every session.
+        makers = {self.plugins[i].id for i in self._owners.get("for_session", ())}
+        self.shared_tools = [p for p in self.plugins if overrides(p, "tools") and p.id not in makers]
+        self.lean = not makers and not any(hook in self._owners for hook in SESSION_HOOKS if hook != "tools")
 
     def __bool__(self) -> bool:
         return bool(self.plugins)
@@ -79,6 +98,11 @@ class PluginSet:
         owners = self._owners.get(hook)
         return self.plugins[owners[0]] if owners else None
 
+    @property
+    def shared(self) -> PluginSession | None:
+        """What every session has of plugins that keep nothing for one (`lean`); None when they do nothing in turns."""
+        return self._shared if self._shared.acts else None
+
     def open(self, contexts: Mapping[str, SessionContext]) -> PluginSession:
         """What a session has of the plugins; the same for all when no plugin keeps anything per session."""
         if "for_session" not in self._owners:
@@ -101,14 +125,16 @@ class PluginSet:
 class PluginSession:
     """The plugins of one session: their instances, and the hooks that they have.
 
-    `absent` are plugins whose snapshot could not be read: their hooks are not called until it can.
+    `absent` are plugins whose snapshot could not be read: their hooks are not called until it can. `acts`: they have
+    something to do while a turn runs.
     """
 
-    __slots__ = ("_table", "absent", "plugins")
+    __slots__ = ("_table", "absent", "acts", "plugins")
 
     def __init__(self, plugins: tuple[Plugin, ...], table: dict[str, Hooks]) -> None:
         self.plugins, self._table = plugins, table
         self.absent: frozenset[str] = frozenset()
+        self.acts = any(hook not in SESSION_HOOKS for hook in table)
 
     def hooks(self, name: str) -> Hooks:
         """Who has this hook; empty when nobody does."""

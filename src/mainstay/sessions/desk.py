@@ -72,12 +72,12 @@ class Desk:
             result = await self.on_disk(session_id, turn)
             if result is not None:
                 return result
-        future = self.turns.expect(session_id, turn)
-        if self.turns.resident(session_id).task is None:
+        future = self.turns.residents.expect(session_id, turn)
+        if self.turns.residents.of(session_id).task is None:
             # Somebody else works on it, and may have ended it before we began to listen.
             result = await self.on_disk(session_id, turn)
             if result is not None:
-                self.turns.tell(session_id, turn, result)
+                self.turns.residents.tell(session_id, turn, result)
         return await future
 
     async def on_disk(self, session_id: str, turn: int) -> TurnResult[Any] | None:
@@ -87,14 +87,14 @@ class Desk:
             raise UnknownSession(session_id)
         if row.deleted:
             raise SessionDeleted(session_id)
-        turn = await self.turns.joined(row, turn)
-        result = await self.turns.read_result(row, turn)
+        turn = await self.turns.archive.joined(row, turn)
+        result = await self.turns.archive.result(row, turn)
         if result is None and row.turn == turn and row.state == "parked":
-            return await self.turns.read_parked(row)
+            return await self.turns.archive.parked(row, (await self.turns.view(row)).messages)
         if result is None and row.turn == turn and row.state == "stuck":
             # Nobody works on it until a person looks: whoever waits must hear why.
             raise TurnFailed(turn_id(session_id, turn), "stuck", {"reason": row.reason})
-        return result or await self.turns.read_refused(row, turn)
+        return result or await self.turns.archive.refused(row, turn)
 
     async def resolve(self, wait_id: str, answer: Answer | None) -> Resolved:
         """Resolve a wait, and see to it that its turn goes on."""
@@ -131,7 +131,7 @@ class Desk:
 
     def cancelled(self, row: SessionRow, request: CancelRequest, turn: int | None) -> None:
         """A cancel request is on disk: pass it to the running turn, or work on the turn it woke."""
-        resident = self.turns.resident(row.id)
+        resident = self.turns.residents.of(row.id)
         if resident.run is not None and resident.run.scope.turn == turn:
             resident.run.gate.cancel(request)
         elif resident.task is not None and turn is not None:
@@ -143,7 +143,7 @@ class Desk:
         """Something new is known of an open turn that is ours."""
         if row.owner != self._worker.id or row.turn is None:
             return
-        resident = self.turns.resident(row.id)
+        resident = self.turns.residents.of(row.id)
         if resident.run is not None:
             resident.run.gate.nudge()
         elif resident.task is None:

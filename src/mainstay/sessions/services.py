@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from mainstay.errors import (
     UnknownTurn,
 )
 from mainstay.model import ids
-from mainstay.model.codec import clean, clean_text, encode
+from mainstay.model.codec import clean, clean_text, encode, error_text
 from mainstay.model.llm import Completion, ModelRequest, ModelResponse, Usage
 from mainstay.model.message import Message, Text
 from mainstay.model.plugin import CreateSession
@@ -39,13 +40,12 @@ from mainstay.ports.services import TraceSink
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.desk import Desk
 from mainstay.sessions.inbox import pick_agent
-from mainstay.sessions.setup import Setup
+from mainstay.sessions.setup import Setup, checked_options
 from mainstay.tools.answer import output_codec
 from mainstay.tools.catalog import Catalog
 from mainstay.tools.membership import Membership
 
-EDITS = 8
-"""How often an edit of settings is tried again when others edit at the same time."""
+log = logging.getLogger("mainstay.sessions")
 
 
 class Services:
@@ -160,7 +160,7 @@ class Services:
             return self._edit_running(self._run, edits)
         row = await self._row_or_new(session_id)
         probe = await self._membership(row)
-        for _ in range(EDITS):
+        while True:  # an edit that is refused means that somebody else's went through
             settings = load(row.settings)
             if generation is not None and settings.tools.generation != generation:
                 raise StaleSettings(row.id)
@@ -173,7 +173,6 @@ class Services:
                 row = await self._row_or_new(row.id)
                 continue
             return load(row.settings).tools.generation
-        raise StaleSettings(row.id)
 
     def _edit_running(self, run: Run, edits: dict[str, bool | None]) -> int:
         """In a turn: at once for its next model call, on disk with its next record, for others with its commit."""
@@ -217,6 +216,9 @@ class Services:
         )
         existing = await self._desk.store.session(ids.check_session_id(child))
         if existing is None:
+            if settings.options:
+                bare = replace(settings, options={})
+                checked_options(self._desk.definition(agent), child, settings.options, bare)
             await self._configure(child, agent, dump(settings), b"")
         elif load(existing.settings).parent != self._id:
             raise Conflict(f"session {child!r} exists and is no child of {self._id!r}: choose another id")
@@ -228,7 +230,7 @@ class Services:
         if session_id == self._id:
             raise Conflict("a session cannot close itself")
         await self._row(session_id)
-        if not self._desk.turns.forget(session_id):
+        if not self._desk.turns.residents.forget(session_id):
             raise Conflict(f"session {session_id!r} has a running turn: cancel it, or wait for it")
 
     async def start_turn(self, session_id: str, said: str | Message, *, key: str) -> Any:
@@ -335,11 +337,12 @@ class Services:
 
     async def _count(self, label: str, usage: Usage | None) -> None:
         """Outside of turns the ledger of the session itself takes the cost."""
-        for _ in range(EDITS):
+        while True:  # somebody else's edit is all that can be in the way, and no cost may be lost
             row = await self._row(None)
             settings = load(row.settings)
             spent = settings.ledger.get(label, Usage()) + replace(usage or Usage(unknown=1), calls=1)
-            wanted = dump(replace(settings, ledger=settings.ledger | {label: spent}))
+            # A name of its own: whoever counts the same at the same time must not take our count for its.
+            wanted = dump(replace(settings, ledger=settings.ledger | {label: spent}, saved=self._desk.mint("o")))
             try:
                 await self._configure(row.id, row.agent, wanted, row.settings)
             except StaleSettings:
@@ -347,10 +350,13 @@ class Services:
             return
 
     def trace(self, name: str, payload: Any = None, context: Mapping[str, Any] | None = None) -> None:
-        if self._traces is not None:
-            self._traces.write(
-                name, {"session_id": self._id, "turn_id": self._turn, "payload": payload, "context": context or {}}
-            )
+        if self._traces is None:
+            return
+        told = {"session_id": self._id, "turn_id": self._turn, "payload": payload, "context": context or {}}
+        try:
+            self._traces.write(name, told)
+        except Exception as error:  # a sink of the host may raise anything: no turn and no plugin is to blame for it
+            log.warning("the trace did not take %s: %s: %s", name, type(error).__name__, error_text(error))
 
     async def frame(self, reason: str, summary: tuple[Message, ...]) -> None:
         assert self._run is not None

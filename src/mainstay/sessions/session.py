@@ -26,6 +26,7 @@ from mainstay.graph.tree import forkable, turns
 from mainstay.model import ids
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.event import AnyEvent, Gap, TurnCommitted, WaitingFor
+from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Text
 from mainstay.model.outcome import PendingCall
 from mainstay.model.record import Ended, InputKind
@@ -36,6 +37,7 @@ from mainstay.plugins.operations import OperationOutcome
 from mainstay.sessions.desk import Desk
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import shown
+from mainstay.sessions.spending import spent
 from mainstay.sessions.switchboard import Switchboard
 from mainstay.sessions.tooling import SessionTools
 
@@ -64,7 +66,7 @@ class Session:
 
     def __init__(self, desk: Desk, session_id: str, agent: str, options: Mapping[str, Any] | None = None) -> None:
         self._desk, self.id, self.agent = desk, session_id, agent
-        self._options = options  # written with the first thing that is said
+        self._options = options  # written before the first thing that is said or asked of plugins
 
     def __repr__(self) -> str:
         return f"Session({self.id!r}, agent={self.agent!r})"
@@ -108,10 +110,13 @@ class Session:
 
     async def accept(self, said: str | Message, kind: InputKind, key: str | None) -> Accepted:
         """Make an input durable; before it, the options that the session was opened with."""
+        await self._keep_options()
+        return await self._desk.inbox.accept(self.id, self.agent, said, kind, key)
+
+    async def _keep_options(self) -> None:
         if self._options is not None:
             await self._desk.set_options(self.id, self.agent, self._options)
             self._options = None
-        return await self._desk.inbox.accept(self.id, self.agent, said, kind, key)
 
     def _receipt(self, accepted: Accepted) -> Receipt:
         return Receipt(self, ids.turn_id(self.id, accepted.turn), accepted.known)
@@ -143,15 +148,26 @@ class Session:
         if row is None:
             return []
         self._usable(row)
-        return list(await self._desk.turns.pending(row))
+        return list(await self._desk.turns.archive.pending(row))
+
+    async def usage(self) -> dict[str, Usage]:
+        """What this session has asked of models so far: under "turns" its turns, under its label every other question.
+
+        A fork begins with nothing; a child session counts for itself.
+        """
+        self._desk.check()
+        row = await self._desk.store.session(self.id)
+        return {"turns": Usage()} if row is None else await spent(self._desk.store, self._usable(row))
 
     @property
     def tools(self) -> SessionTools:
         """What this session is shown, and switching single tools on and off."""
-        return SessionTools(self._desk, self.id, self.agent)
+        return SessionTools(self._desk, self.id, self.agent, self._keep_options)
 
     async def call(self, operation: str, args: Mapping[str, Any] | None = None) -> OperationOutcome:
         """Call an operation of this session's plugins."""
+        self._desk.check()
+        await self._keep_options()
         return await Switchboard(self._desk).call(operation, args, agent=self.agent, default=self.id)
 
     def observe(self, cursor: str | None = None) -> AsyncIterator[AnyEvent]:
@@ -218,12 +234,18 @@ class Session:
         return await self._annotate(call_id, answer)
 
     async def fork(self, at: str | None = None, *, session_id: str | None = None) -> Session:
-        """A new session that shares this one's history up to node `at` (its id, or a turn's), or to the end."""
+        """A new session that shares this one's history up to node `at` (its id, or a turn's), or to the end.
+
+        It begins with the same options, tools and overlay.
+        """
         self._desk.check()
         row = await self._row()
         turn, ordinal = await self._fork_point(row, at)
         name = ids.check_session_id(session_id) if session_id is not None else self._desk.mint("s")
         branch = await self._desk.store.write(Branch(name, self.agent, self.id, turn, ordinal, self._desk.clock.now()))
+        overlay = self._desk.turns.residents.of(self.id).overlay
+        if overlay is not None and self._desk.turns.residents.of(branch.id).overlay is None:
+            self._desk.turns.residents.lay_over(branch.id, overlay)
         return Session(self._desk, branch.id, branch.agent)
 
     # ------------------------------------------------------------------ parts

@@ -36,9 +36,6 @@ from mainstay.tools.membership import Membership
 
 log = logging.getLogger("mainstay.sessions")
 
-OTHER = ("for_session", "tools", "restore", "session_ready", "hidden_tools", "configure", "session_restored")
-"""Hooks that are over when a turn begins."""
-
 
 class Overlay(Plugin):
     """What a host lays over one session: tools beside, or in place of, its agent's, and pieces of prompt."""
@@ -47,8 +44,15 @@ class Overlay(Plugin):
 
     def __init__(self, tools: Iterable[Any] = (), prompts: Iterable[PromptPart | str] = (), base: bool = True) -> None:
         self.given, self.base = tuple(tools), base
-        self.prompts = tuple([PromptPart(part) if isinstance(part, str) else part for part in prompts])
-        Catalog(self.given)  # refused here, before anything changes
+        parts: list[Any] = [PromptPart(part) if isinstance(part, str) else part for part in prompts]
+        wrong = next((part for part in parts if not isinstance(part, PromptPart)), None)
+        if wrong is not None:
+            raise InvalidDefinition(f"a {type(wrong).__name__} is no piece of prompt: give text or a PromptPart")
+        self.prompts: tuple[PromptPart, ...] = tuple(parts)
+        try:
+            Catalog(self.given)  # refused here, before anything changes
+        except InvalidDefinition as error:
+            raise InvalidDefinition(f"failed to build session tool registry: {error}") from error
 
     def prompt(self, ctx: PromptContext) -> Sequence[PromptPart]:
         return self.prompts
@@ -97,7 +101,12 @@ class Setup(Struct):
     @property
     def acts(self) -> bool:
         """Whether plugins have anything to do while a turn runs."""
-        return self.plugins is not None and (any(hook not in OTHER for hook in self.plugins.names) or bool(self.issues))
+        return self.plugins is not None and (self.plugins.acts or bool(self.issues))
+
+
+def lean(definition: Definition) -> Setup:
+    """For a session nobody decided anything for, of an agent whose plugins keep nothing for one."""
+    return Setup(definition, definition.plugins.shared, Kept({}, ()))
 
 
 async def equip(
@@ -169,8 +178,10 @@ def contexts_of(definition: Definition, session_id: str, settings: Settings) -> 
     }
 
 
-def checked_options(definition: Definition | None, session_id: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as JSON, after the plugins they are for have had a look at them."""
+def checked_options(
+    definition: Definition | None, session_id: str, options: Mapping[str, Any], settings: Settings
+) -> dict[str, Any]:
+    """Options as JSON, after plugins have had a look at them beside what was decided for the session before."""
     if definition is None:
         raise InvalidInput("options are for plugins of an agent, and its agent is not part of this Runtime")
     known = definition.plugins.ids
@@ -181,7 +192,8 @@ def checked_options(definition: Definition | None, session_id: str, options: Map
             f"there is no plugin {unknown[0]!r} to give options to; agent {definition.name!r} has: {there}"
         )
     plain: dict[str, Any] = clean(dict(options))
-    definition.plugins.open(contexts_of(definition, session_id, Settings(options=plain)))
+    beside = structs.replace(settings, options=settings.options | plain)
+    definition.plugins.open(contexts_of(definition, session_id, beside))
     return plain
 
 
@@ -262,11 +274,14 @@ def _membership(
 ) -> Membership | Catalog:
     """The tools of the session; the agent's own where nothing makes a difference."""
     assert isinstance(definition.catalog, Catalog)
-    tools = [tool for plugin, method in session.hooks("tools").entries for tool in _tools(plugin, method)]
-    try:
-        base = definition.catalog.extended(tools) if tools else definition.catalog
-    except InvalidDefinition as error:
-        raise TurnAborted("", "plugin_session", str(error)) from error
+    makers = [each for each in session.hooks("tools").entries if overrides(each[0], "for_session")]
+    base = definition.catalog
+    for plugin, method in makers:
+        tools = _tools(plugin, method)
+        try:
+            base = base.extended(tools) if tools else base
+        except InvalidDefinition as error:
+            raise TurnAborted(plugin.id, "plugin_session", f"tools: {error}") from error
     hiding = session.hooks("hidden_tools")
     if not hiding and not settings.hidden and not settings.tools.members:
         return base

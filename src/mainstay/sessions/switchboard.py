@@ -25,7 +25,7 @@ from mainstay.plugins.operations import OperationDefinition, OperationOutcome
 from mainstay.plugins.registry import PluginSession
 from mainstay.sessions.desk import Desk
 from mainstay.sessions.operations import Operations, OperationSeams
-from mainstay.sessions.services import EDITS, Services
+from mainstay.sessions.services import Services
 from mainstay.sessions.setup import Setup
 
 
@@ -116,7 +116,7 @@ class Visit:
 
     async def instances(self, session_id: str) -> PluginSession:
         services = Services(self._desk, session_id, self._agent)
-        async with self._desk.turns.resident(session_id).saving:
+        async with self._desk.turns.residents.of(session_id).saving:
             self._setup = await services.setup(await self._row(session_id))
         assert self._setup.plugins is not None, "an agent with operations has plugins"
         return self._setup.plugins
@@ -126,7 +126,7 @@ class Visit:
         setup = self._setup
         assert setup is not None
         # Whoever saves later has what was changed before, and must not be overtaken.
-        async with self._desk.turns.resident(session_id).saving:
+        async with self._desk.turns.residents.of(session_id).saving:
             taken = [(each.id, state.take(each)) for each in _changed(setup, plugins)]
             blobs = {digest: data for _, each in taken for digest, data in each.blobs.items()}
             await self._save(session_id, setup, {name: each.snapshot for name, each in taken}, blobs)
@@ -136,7 +136,7 @@ class Visit:
     ) -> None:
         put, saved = functools.partial(self._put, blobs), self._desk.mint("o")
         await put()
-        for _ in range(EDITS):
+        while True:
             row = await self._row(session_id)
             settings = load(row.settings)
             self._check(row, settings, setup)
@@ -150,11 +150,10 @@ class Visit:
             if setup.settings == row.settings:
                 setup.settings = after.settings  # nothing else has changed: it still fits
             return
-        raise StaleSettings(session_id)
 
     def _check(self, row: SessionRow, settings: Settings, setup: Setup) -> None:
         """Refuse to write over what somebody else did to the same plugins since they were loaded here."""
-        resident = self._desk.turns.resident(row.id)
+        resident = self._desk.turns.residents.of(row.id)
         if resident.run is not None and resident.setup is setup:
             return  # the turn that runs is ours, and on the same plugins
         if row.owner is None and row.head == setup.head and settings.snapshots == setup.waiting:

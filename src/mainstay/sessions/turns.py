@@ -12,11 +12,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import msgspec
 from msgspec import Struct
 
 from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
@@ -27,66 +25,30 @@ from mainstay.engine.lease import Worker
 from mainstay.engine.supervisor import Supervisor
 from mainstay.errors import Fenced, InternalError, SessionDeleted, StoreDamaged, StoreUnavailable
 from mainstay.graph.commit import End, ledger
-from mainstay.graph.tree import stretches, turns
-from mainstay.graph.view import View, with_text
+from mainstay.graph.view import View
 from mainstay.model.effect import CallModel, CancelTurn, Checkpoint, Delivery, Effect, RunTools
 from mainstay.model.event import InputDelivered, TurnCommitted, TurnStarted
-from mainstay.model.ids import split, turn_id
-from mainstay.model.llm import Usage
+from mainstay.model.ids import turn_id
 from mainstay.model.message import Message
-from mainstay.model.outcome import Outcome, PendingCall, Waiting
+from mainstay.model.outcome import Outcome, Waiting
 from mainstay.model.plugin import Issue
-from mainstay.model.record import Closed, Delivered, Framed, Record, Replied, Said
-from mainstay.model.session import CancelRequest, SessionRow
-from mainstay.model.tool import Cancelled
+from mainstay.model.record import Closed, Delivered, Framed, Record, Said
+from mainstay.model.session import SessionRow
 from mainstay.model.write import CancelWon, Claim, Committed, Release, Scope, Write
 from mainstay.observe.feed import Feed, TurnEvents
 from mainstay.plugins.turn import TurnPlugins, plugins_of
 from mainstay.ports.services import TraceSink, TurnServices
+from mainstay.sessions.archive import Archive
 from mainstay.sessions.definition import Definition
+from mainstay.sessions.residents import Resident, Residents
 from mainstay.sessions.result import TurnResult
-from mainstay.sessions.setup import Overlay, Setup, changed, equip
+from mainstay.sessions.setup import Setup, changed, equip, lean
 from mainstay.tools.dispatch import Dispatcher
-from mainstay.turn.machine import Machine, usage_of
+from mainstay.turn.machine import Machine
 
 log = logging.getLogger("mainstay.sessions")
 
 R = TypeVar("R")
-
-decode_pending = msgspec.json.Decoder(PendingCall).decode
-
-PIECE = 64
-"""A long history is read so many turns at a time, and others get their turn in between."""
-
-KEEP_SESSIONS = 4096
-KEEP_MESSAGES = 400_000
-
-
-class Resident:
-    """What this process keeps of a session: its view, what it runs with, the running turn, and who waits for results.
-
-    `setup` is what plugins have in memory; it is as good as the view beside it. `saving` keeps operations from loading
-    plugins while another one puts theirs on disk.
-    """
-
-    __slots__ = ("cancel", "mail", "overlay", "run", "saving", "session_id", "setup", "task", "view", "waiters")
-
-    def __init__(self, session_id: str) -> None:
-        self.session_id = session_id
-        self.view: View | None = None
-        self.setup: Setup | None = None
-        self.overlay: Overlay | None = None
-        self.saving = asyncio.Lock()
-        self.run: Run | None = None
-        self.task: asyncio.Task[None] | None = None
-        # What came for the turn that is just being loaded: a cancel request, an input.
-        self.cancel: tuple[int, CancelRequest] | None = None
-        self.mail = False
-        self.waiters: dict[int, list[asyncio.Future[TurnResult[Any]]]] = {}
-
-    @property
-    def idle(self) -> bool:
-        return self.task is None and not self.waiters
 
 
 class Landed(Struct, frozen=True):
@@ -119,8 +81,8 @@ class Turns:
             RunTools: dispatcher.run,
             Checkpoint: self._checkpoint,
         }
-        self._residents: OrderedDict[str, Resident] = OrderedDict()
-        self._messages = 0
+        self.residents = Residents()
+        self.archive = Archive(self._store, definitions)
         self.leaving = False
         self.deps, self.traces = dispatcher.deps, traces
         self._services: Callable[[Run], TurnServices] = _no_services
@@ -128,111 +90,6 @@ class Turns:
     def serve(self, services: Callable[[Run], TurnServices]) -> None:
         """Who makes the services that plugins and tools of a turn are given: they need the sessions' side of us."""
         self._services = self._dispatcher.services = services
-
-    # ------------------------------------------------------------------ residents
-
-    def resident(self, session_id: str) -> Resident:
-        found = self._residents.get(session_id)
-        if found is None:
-            found = self._residents[session_id] = Resident(session_id)
-            self._evict()
-        return found
-
-    def residents(self) -> list[Resident]:
-        return list(self._residents.values())
-
-    def deleted(self, session_id: str) -> None:
-        """The session is gone: stop what runs of it, and tell who waits."""
-        found = self._residents.get(session_id)
-        if found is None:
-            return
-        found.view = None
-        if found.run is not None:
-            found.run.gate.leave()
-        for turn in list(found.waiters):
-            self.tell(session_id, turn, SessionDeleted(session_id))
-
-    def _evict(self) -> None:
-        """Drop what is idle longest; it is read again when needed."""
-        if len(self._residents) <= KEEP_SESSIONS:
-            return
-        for session_id, resident in self._residents.items():
-            if resident.idle and resident.overlay is None:
-                del self._residents[session_id]
-                return
-
-    # ------------------------------------------------------------------ results
-
-    def expect(self, session_id: str, turn: int) -> asyncio.Future[TurnResult[Any]]:
-        """A future for how a turn ends or parks."""
-        future: asyncio.Future[TurnResult[Any]] = asyncio.get_running_loop().create_future()
-        self.resident(session_id).waiters.setdefault(turn, []).append(future)
-        return future
-
-    def tell(self, session_id: str, turn: int, result: TurnResult[Any] | BaseException) -> None:
-        """Give a result, or why there is none, to everybody who waits for it."""
-        resident = self.resident(session_id)
-        for future in resident.waiters.pop(turn, ()):
-            if future.done():
-                continue
-            if isinstance(result, BaseException):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-
-    async def joined(self, row: SessionRow, turn: int) -> int:
-        """The turn that an input opened, or was delivered into."""
-        found = turns(await load(self._store, row.sid, turn, turn))
-        return turn if not found or found[0].joined is None else found[0].joined
-
-    async def read_refused(self, row: SessionRow, turn: int) -> TurnResult[Any] | None:
-        """How a queued input will end that was cancelled before its turn came: there is nothing to wait for."""
-        mail = next((m for m in await self._store.inbox(row.sid) if m.input == turn), None)
-        if mail is None or mail.cancel is None:
-            return None
-        request = decode_cancel(mail.cancel)
-        closed = Closed(Cancelled(request.by, request.reason), Usage())
-        records = [*await self._records(row, turn), closed]
-        past = (await self.view(row)).messages
-        return TurnResult(turn_id(row.id, turn), row.id, closed.outcome, closed.usage, records, past)
-
-    async def read_result(self, row: SessionRow, turn: int) -> TurnResult[Any] | None:
-        """How a turn ended, from disk; None when it has not."""
-        found = turns(await load(self._store, row.sid, turn, turn))
-        if not found:
-            return None
-        closed = found[0].closed
-        if closed is None:
-            return None
-        view = View()
-        await self._load_view(row, view, turn - 1)
-        definition = self._definitions.get(row.agent)
-        messages = View()
-        messages.extend(turn, found[0].records)
-        return TurnResult(
-            turn_id(row.id, turn),
-            row.id,
-            with_text(closed.outcome, messages.messages),
-            closed.usage,
-            found[0].records,
-            view.messages,
-            definition.revive if definition else None,
-        )
-
-    async def pending(self, row: SessionRow) -> tuple[PendingCall, ...]:
-        """What the open turn waits for, in the order in which it was asked for."""
-        waits = [decode_pending(w.body) for w in await self._store.waits(row.sid) if w.state == "open"]
-        return tuple(sorted(waits, key=lambda p: split(p.call_id, 3)[1]))
-
-    async def read_parked(self, row: SessionRow) -> TurnResult[Any]:
-        """A turn that waits, from disk."""
-        assert row.turn is not None
-        records = await self._records(row, row.turn)
-        outcome = Waiting(await self.pending(row))
-        usage = sum((usage_of(r) for r in records if isinstance(r, Replied)), Usage())
-        view = await self._view(self.resident(row.id), row)
-        closed = Closed(outcome, usage)
-        return TurnResult(turn_id(row.id, row.turn), row.id, outcome, usage, [*records, closed], view.messages)
 
     # ------------------------------------------------------------------ news
 
@@ -252,7 +109,7 @@ class Turns:
 
     def heed(self, row: SessionRow) -> None:
         """What is on disk may be news to the running turn; an open turn of ours that nobody works on is begun."""
-        resident = self.resident(row.id)
+        resident = self.residents.of(row.id)
         run, request = resident.run, None if row.cancel is None else decode_cancel(row.cancel)
         if run is not None:
             run.journal.mail = True
@@ -270,7 +127,7 @@ class Turns:
 
     def launch(self, row: SessionRow, opening: Said | None = None) -> None:
         """Work on the open turn of a session we own. `opening` spares reading an input that was just accepted."""
-        resident = self.resident(row.id)
+        resident = self.residents.of(row.id)
         if resident.task is not None:
             # The turn before is committed and its task has not heard of it yet (a lost reply): it goes on with this.
             return
@@ -284,7 +141,7 @@ class Turns:
         if not claimed.won or claimed.row is None:
             return False
         log.info("took over turn %s.%s, generation %d", row.id, row.turn, claimed.row.generation)
-        if self.resident(row.id).task is None:
+        if self.residents.of(row.id).task is None:
             self.launch(claimed.row)
         return True
 
@@ -303,12 +160,12 @@ class Turns:
             log.warning("%s", error)
             resident.view = None
             if isinstance(error, SessionDeleted):
-                self.tell(row.id, row.turn or 0, error)
+                self.residents.tell(row.id, row.turn or 0, error)
         except StoreUnavailable as error:
             # The turn is still ours: the watch finds it unattended and tries again.
             log.warning("turn %s.%s rests: %s", row.id, row.turn, error)
             resident.view = None
-            self.tell(row.id, row.turn or 0, error)
+            self.residents.tell(row.id, row.turn or 0, error)
         except Exception as error:  # whatever it was, it ends with this turn and is told, and harms no other
             log.exception("turn %s.%s failed", row.id, row.turn)
             resident.view = None
@@ -317,13 +174,12 @@ class Turns:
         finally:
             resident.task = None
             resident.run = None
-            if row.id in self._residents:
-                self._residents.move_to_end(row.id)
+            self.residents.rest(row.id)
 
     async def _turn(self, resident: Resident, row: SessionRow, scope: Scope, opening: Said | None) -> SessionRow | None:
         """One turn; the session's row after its commit, or None when it was parked or let go."""
-        records: list[Record] = [opening] if opening is not None else await self._records(row, scope.turn)
-        view = await self._view(resident, row)
+        records: list[Record] = [opening] if opening is not None else await self.archive.records(row, scope.turn)
+        view = await self.view(row)
         setup, refused = await self._equip(resident, row, view, records)
         run = resident.run = self._begin(setup, scope, view, records)
         if opening is None:
@@ -365,7 +221,7 @@ class Turns:
         definition.catalog.refresh()
         machine = Machine.begin(name, said.message, definition.budget, definition.output_rule)
         machine.replay(records[1:])
-        stalled = functools.partial(self.tell, scope.session_id, scope.turn)
+        stalled = functools.partial(self.residents.tell, scope.session_id, scope.turn)
         journal = Journal(self._store, scope, len(records), self._clock, stalled)
         events = TurnEvents(self._feed, scope.session_id, name, asyncio.get_running_loop())
         run = Run(scope, machine, journal, events, self._clock, definition)
@@ -381,8 +237,8 @@ class Turns:
     ) -> tuple[Setup, TurnAborted | None]:
         """What the session runs with; the agent's own definition when a plugin refuses it."""
         definition = self._definitions[row.agent]
-        if not definition.plugins and not row.settings and resident.overlay is None:
-            return Setup(definition), None
+        if definition.plugins.lean and not row.settings and resident.overlay is None and len(records) == 1:
+            return lean(definition), None
         before = resident.setup
         if before is not None and before.fits(row, resident.overlay) and len(records) == 1:
             return before, None
@@ -397,12 +253,12 @@ class Turns:
 
     async def setup(self, row: SessionRow) -> Setup:
         """What a session runs with, for readers and operations: that of its running turn, or a fresh one."""
-        resident = self.resident(row.id)
+        resident = self.residents.of(row.id)
         kept = resident.setup
         if kept is not None and (resident.run is not None or kept.fits(row, resident.overlay)):
             return kept
-        view = await self._view(resident, row)
-        records = await self._records(row, row.turn) if row.turn is not None else []
+        view = await self.view(row)
+        records = await self.archive.records(row, row.turn) if row.turn is not None else []
         definition = self._definitions[row.agent]
         made = await equip(definition, row, view, records, self._store.blobs, resident.overlay)
         kept = resident.setup
@@ -411,26 +267,6 @@ class Turns:
         if resident.run is None and made.plugins is not None and row.turn is None:
             resident.setup = made
         return made
-
-    def lay_over(self, session_id: str, overlay: Overlay) -> bool:
-        """Lay tools and prompts over a session from its next turn on; False when that changes nothing."""
-        resident = self.resident(session_id)
-        if overlay.same(resident.overlay):
-            return False
-        resident.overlay = overlay
-        if resident.run is None:
-            resident.setup = None
-        return True
-
-    def forget(self, session_id: str) -> bool:
-        """Drop what is in memory of a session; False while somebody works on it."""
-        resident = self._residents.get(session_id)
-        if resident is None:
-            return True
-        if not resident.idle:
-            return False
-        del self._residents[session_id]
-        return True
 
     async def _drive(self, run: Run, row: SessionRow) -> Parked | Landed:
         """Drive the turn and commit it. A cancel request that was there first turns the commit into a cancelled one."""
@@ -484,10 +320,10 @@ class Turns:
 
     def _tell_all(self, run: Run, result: TurnResult[Any]) -> None:
         """Answer who waits for the turn, and for inputs that were delivered into it."""
-        self.tell(run.scope.session_id, run.scope.turn, result)
+        self.residents.tell(run.scope.session_id, run.scope.turn, result)
         for record in result.records:
             for delivered in _delivered(record):
-                self.tell(run.scope.session_id, delivered.input, result)
+                self.residents.tell(run.scope.session_id, delivered.input, result)
 
     async def _let_go(self, scope: Scope) -> None:
         try:
@@ -497,12 +333,18 @@ class Turns:
 
     async def _get_stuck(self, resident: Resident, scope: Scope, error: Exception) -> None:
         """A fault of ours, or of the disk: park this one turn with its reason and harm nobody else."""
-        self.tell(resident.session_id, scope.turn, error)
+        self.residents.tell(resident.session_id, scope.turn, error)
         reason = f"{type(error).__name__}: {error}"
         try:
             await self._store.write(Release(scope, self._clock.now(), stuck=reason))
         except Exception as second:  # the first error is the one to tell; the turn stays ours and is found again
             log.error("turn %s.%s could not be parked: %s", scope.session_id, scope.turn, second)
+
+    async def view(self, row: SessionRow) -> View:
+        """Committed history of a session, remembered as long as it is in memory."""
+        resident = self.residents.of(row.id)
+        resident.view = view = await self.archive.view(row, resident.view)
+        return view
 
     # ------------------------------------------------------------------ parts of a turn
 
@@ -530,61 +372,6 @@ class Turns:
                 found.append(Delivered(row.input, said.message))
                 run.events.emit(InputDelivered, input_id=turn_id(run.scope.session_id, row.input))
         return tuple(found)
-
-    async def _records(self, row: SessionRow, turn: int) -> list[Record]:
-        records = [record for _, record in await load(self._store, row.sid, turn, turn)]
-        if not records:
-            raise StoreDamaged(f"session {row.id}", f"turn {turn} has no records")
-        return records
-
-    async def _view(self, resident: Resident, row: SessionRow) -> View:
-        """Committed history up to the head: what is remembered, and what others committed since."""
-        view = resident.view
-        if view is not None and view.head == row.head and (row.fork is None or view.head > 0):
-            return view
-        # A new object: somebody else may be loading the same history, or running on what is remembered.
-        fresh = View()
-        if view is not None and 0 < view.head < row.head:
-            fresh = View(view.head, list(view.messages), view.frame, view.summary, dict(view.snapshots))
-        await self._load_view(row, fresh, row.head)
-        resident.view = fresh
-        return fresh
-
-    async def view(self, row: SessionRow) -> View:
-        """Committed history of a session, for readers."""
-        return await self._view(self.resident(row.id), row)
-
-    async def _load_view(self, row: SessionRow, view: View, last: int) -> None:
-        if view.head == 0 and row.fork is not None:
-            await self._load_past(row, view)
-        view.head = await self._extend(row.sid, view, view.head + 1, last, None)
-
-    async def _load_past(self, row: SessionRow, view: View) -> None:
-        lineage = [row]
-        while (fork := lineage[-1].fork) is not None:
-            source = await self._store.session_by_sid(fork.sid)
-            if source is None:
-                raise StoreDamaged(f"session {row.id}", "the session it was forked from is gone")
-            lineage.append(source)
-        for stretch in stretches(lineage)[:-1]:
-            await self._extend(stretch.sid, view, 1, stretch.last, stretch.ordinal)
-        view.head = 0
-
-    async def _extend(self, sid: int, view: View, first: int, last: int, ordinal: int | None) -> int:
-        if last < first:
-            return last
-        for begin in range(first, last + 1, PIECE):
-            end = min(begin + PIECE - 1, last)
-            found = turns(await load(self._store, sid, begin, end))
-            if [turn.number for turn in found] != list(range(begin, end + 1)):
-                raise StoreDamaged(f"session number {sid}", f"a turn between {begin} and {end} is missing")
-            for turn in found:
-                if turn.joined is not None or turn.closed is None:
-                    continue  # an input that opened no turn, or a note that still waits for one
-                records = turn.records if turn.number != last or ordinal is None else turn.records[: ordinal + 1]
-                view.extend(turn.number, records)
-            await asyncio.sleep(0)
-        return last
 
 
 def _past(view: View, records: Sequence[Record]) -> list[Message]:

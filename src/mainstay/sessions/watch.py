@@ -15,8 +15,8 @@ from mainstay.errors import MainstayError, StoreError
 from mainstay.model.session import SessionRow, WaitRow
 from mainstay.model.write import Retire
 from mainstay.ports.host import Clock
+from mainstay.sessions.archive import decode_pending
 from mainstay.sessions.desk import Desk
-from mainstay.sessions.turns import decode_pending
 
 log = logging.getLogger("mainstay.sessions")
 
@@ -140,7 +140,7 @@ class Watch:
         because the store was in trouble.
         """
         ours = [r for r in rows if r.owner == self._worker.id and r.state == "open"]
-        found = {r.id: r for r in ours if self._desk.turns.resident(r.id).task is None}
+        found = {r.id: r for r in ours if self._desk.turns.residents.of(r.id).task is None}
         for session_id in self._unattended & found.keys():
             self._desk.goes_on(found.pop(session_id))
         self._unattended = set(found)
@@ -152,12 +152,12 @@ class Watch:
     async def _notice(self) -> None:
         """Another process wrote: cancel requests, answers and inputs for our turns, results for our waiters."""
         desk = self._desk
-        for resident in desk.turns.residents():
+        for resident in desk.turns.residents.all():
             if resident.run is None and not resident.waiters:
                 continue
             row = await desk.store.session(resident.session_id)
             if row is None or row.deleted:
-                desk.turns.deleted(resident.session_id)
+                desk.turns.residents.deleted(resident.session_id)
                 continue
             desk.turns.heed(row)
             if resident.run is None:
@@ -168,7 +168,7 @@ class Watch:
             try:
                 result = await self._desk.on_disk(session_id, turn)
             except MainstayError as error:
-                self._desk.turns.tell(session_id, turn, error)
+                self._desk.turns.residents.tell(session_id, turn, error)
             else:
                 if result is not None:
-                    self._desk.turns.tell(session_id, turn, result)
+                    self._desk.turns.residents.tell(session_id, turn, result)

@@ -106,8 +106,8 @@ class SqliteStore:
             return  # a forked child leaves its parent's connections alone
         parts, self._writer = (self._writer.stop, self._reader.close, self._file.close), None
         self._reader = self._file = None
-        # On a thread, which a cancelled caller does not stop half-way.
-        await asyncio.get_running_loop().run_in_executor(None, _each, parts)
+        # On a thread, and shielded: a cancelled caller stops it neither half-way nor before it has begun.
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _each, parts))
 
     def _live(self) -> sqlite3.Connection:
         if self._pid != os.getpid():
@@ -455,9 +455,14 @@ async def _whole(make: Callable[..., WriterFile], *arguments: Any) -> WriterFile
     try:
         return await asyncio.shield(made)
     except asyncio.CancelledError:
-        with contextlib.suppress(Exception):
-            (await made).close()
+        made.add_done_callback(_unmake)
+        await asyncio.wait({made})
         raise
+
+
+def _unmake(made: asyncio.Future[WriterFile]) -> None:
+    if not made.cancelled() and made.exception() is None:
+        made.result().close()
 
 
 def _each(parts: Iterable[Callable[[], None]]) -> None:

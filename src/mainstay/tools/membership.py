@@ -49,7 +49,8 @@ class Membership:
 
     def current(self) -> Catalog:
         """The catalogue as it is now; composed once for as long as nothing changes."""
-        key = (self._with_base, self._revision, self._base.generation, self._plugins(), self.state.generation)
+        laid = 0 if self._overlay is None else self._overlay.generation
+        key = (self._with_base, self._revision, self._base.generation, laid, self._plugins(), self.state.generation)
         found = self._cache.get(key)
         if found is None:
             found = self._cache[key] = self._compose()

@@ -25,24 +25,19 @@ import msgspec
 from mainstay.engine.driver import Parked, Run
 from mainstay.engine.gate import CANCEL_GRACE, Leaving
 from mainstay.engine.retry import RetryPolicy
-from mainstay.engine.waits import sign, wait_id
 from mainstay.errors import Fenced, InternalError
-from mainstay.model.codec import clean
 from mainstay.model.effect import AskedCall, RunTools
-from mainstay.model.event import ToolFinished, ToolProgress, ToolStarted, WaitingFor
-from mainstay.model.message import Message
-from mainstay.model.plugin import Decision
-from mainstay.model.record import Ended, Faltered, Slot, Started
+from mainstay.model.event import ToolFinished, ToolStarted, WaitingFor
+from mainstay.model.record import Ended, Faltered, Started
 from mainstay.model.session import Answer, WaitRow
 from mainstay.model.tool import Artifact, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
-from mainstay.plugins.turn import plugins_of
-from mainstay.ports.services import ToolHost
-from mainstay.tools.attempt import Again, Asking, Attempted, Interrupted, Outlet, attempt, returned
+from mainstay.tools.attempt import Again, Attempted, Interrupted, attempt, returned
 from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready, consult, inspect
 from mainstay.tools.questions import Questions
 from mainstay.tools.shelf import SessionShelf
 from mainstay.tools.slots import Slots
+from mainstay.tools.vetting import Vetting
 from mainstay.tools.workshop import Workshop
 
 log = logging.getLogger("mainstay.tools")
@@ -59,8 +54,7 @@ class Round:
 
     `tasks` are bodies (or the way to them) by call, `late` those that did not end in time, `contexts` what the newest
     attempts were given; `put` are artifacts of deferred calls, whose bodies were over before. All of it lives on the
-    event loop. `decided` and `said` are what plugins decided about calls and said beside them: their next records
-    carry it.
+    event loop.
     """
 
     def __init__(self, home: Workshop, run: Run, effect: RunTools) -> None:
@@ -72,9 +66,7 @@ class Round:
         self.put: dict[str, tuple[Artifact, ...]] = {}
         self.began: dict[str, float] = {}
         self.late: set[str] = set()
-        self.plugins = plugins_of(run)
-        self.decided: dict[str, tuple[Decision, ...]] = {}
-        self.said: dict[str, tuple[Message, ...]] = {}
+        self.vetting = Vetting(run)
 
     async def go(self) -> Parked | None:
         waits = await self._known_waits()
@@ -120,7 +112,7 @@ class Round:
         if not call.attempts and self.questions.wait_id(call.call, "approval") in waits:
             # Somebody was asked: that counts, whatever has become of the plugin or the definition that asked.
             return self._ask(call, "approval", waits, "")
-        if self.plugins is not None and self.plugins.vets and not call.attempts and _can_be_vetted(ready):
+        if self.vetting.concerns(call, ready):
             return functools.partial(self._spawn, call, functools.partial(self._vetted, call))
         if isinstance(ready, Failed):
             self._end(call, ready, attempts=call.attempts)
@@ -134,20 +126,8 @@ class Round:
         """Ask the plugins, then go on with the arguments as they left them."""
         spec = self._spec(call)
         assert spec is not None
-        assert self.plugins is not None
-        verdict = await self.plugins.before_call(self._call_id(call), spec, call.args)
-        self.decided[call.call] = verdict.decisions
-        if verdict.outcome is not None:
-            return Attempted(verdict.outcome)
-        if verdict.args is not call.args:
-            call = msgspec.structs.replace(call, args=verdict.args, raw=None)
-        ready = inspect(self.run.agent.catalog, call, self._call_id(call))
-        if isinstance(ready, Failed):
-            return Attempted(ready)
-        if verdict.ask is not None or spec.approval == "ask":
-            reason = "the tool asks for approval" if verdict.ask is None else verdict.ask
-            return Attempted(Denied(), asks=Asking(call, reason))
-        return await self._queued(call, ready, None)
+        vetted = await self.vetting.before(call, spec)
+        return vetted if isinstance(vetted, Attempted) else await self._queued(*vetted, None)
 
     def _recover(self, call: AskedCall, ready: Ready | Failed, waits: dict[str, WaitRow]) -> Callable[[], None] | None:
         """The window in which the process died: the tool's contract decides, never a guess."""
@@ -182,7 +162,7 @@ class Round:
             case "done" | "value":
                 # It comes from outside like any output, and has the same budget.
                 self.cut[call.call] = Interrupted(over=True)
-                work = functools.partial(returned, answer.value, self._outlet(self._spec(call), call, call.args))
+                work = functools.partial(returned, answer.value, self.vetting.outlet(call, self._spec(call), call.args))
                 return functools.partial(self._spawn, call, work)
             case "failed" | "error":
                 message = answer.reason or "settled as failed"
@@ -191,7 +171,7 @@ class Round:
                 self.put.pop(call.call)
                 if answer.verdict == "approved":
                     shown = self.questions.shown(wait)
-                    self.decided[call.call] = shown.decisions
+                    self.vetting.remember(call, shown.decisions)
                     call = msgspec.structs.replace(call, args=shown.args, raw=None)
                 ready = inspect(self.run.agent.catalog, call, self._call_id(call))
                 if isinstance(ready, Failed):
@@ -219,9 +199,11 @@ class Round:
         wait = call.due - self.home.clock.now()
         if call.due and wait > 0:
             await self.home.clock.sleep(wait / 1000)
-        context = self._context(call, ready, call.attempts + 1)
-        context.close()  # preparation has no effects
-        prepared = await consult(ready, context)
+        prepared: Ready | ToolOutcome = ready
+        if ready.entry.provider is not None:
+            context = self.home.context(self.run, ready, call.attempts + 1, self.shelf)
+            context.close()  # preparation has no effects
+            prepared = await consult(ready, context)
         if not isinstance(prepared, Ready):
             return Attempted(prepared)
         spec = prepared.entry.spec
@@ -238,7 +220,7 @@ class Round:
                 spec.deferred,
                 call.repeated + repeat,
                 self.home.clock.now(),
-                self._slot(call),
+                self.vetting.slot(call),
             )
             self.run.record(started)
             await self._flush(*([self.questions.reserve(call)] if spec.deferred else []))
@@ -254,7 +236,7 @@ class Round:
             home.slots.give(spec)
             raise Fenced(self.run.turn_id, self.run.scope.generation)
         self.run.held.pop(call.call, None)
-        context = self.contexts[call.call] = self._context(call, ready, number)
+        context = self.contexts[call.call] = self.home.context(self.run, ready, number, self.shelf)
         interrupted = self.cut[call.call] = Interrupted()
         call_id = context.call_id
         home.running[call_id] = call.name
@@ -267,7 +249,7 @@ class Round:
         on_thread = ready.entry.tool is not None and not ready.entry.tool.is_async
         ended = functools.partial(_give_back, asyncio.get_running_loop(), home.slots, spec) if on_thread else None
         try:
-            outlet = self._outlet(spec, call, ready.call.args)
+            outlet = self.vetting.outlet(call, spec, ready.call.args)
             attempted = await attempt(ready, context, home.threads, outlet, interrupted, ended)
         finally:
             if timer is not None:
@@ -277,25 +259,7 @@ class Round:
                 home.slots.give(spec)
         if context.deferred and isinstance(attempted.end, Ok):
             return Attempted(attempted.end, deferred=True, due=context.defer_timeout)
-        return await self._seen(call, ready, attempted)
-
-    async def _seen(self, call: AskedCall, ready: Ready, attempted: Attempted) -> Attempted:
-        """Let plugins look at a call that did not return a value; one that did has passed them already."""
-        end, spec = attempted.end, ready.entry.spec
-        if self.plugins is None or not self.plugins.looks or self.run.gate.shut or isinstance(end, Ok):
-            return attempted
-        if isinstance(end, Again):
-            if self.run.machine.state.calls[call.call].attempts <= spec.retries:
-                return attempted
-            end = end.otherwise
-        return Attempted(await self._look(call, spec, ready.call.args, end), attempted.blobs)
-
-    async def _look(self, call: AskedCall, spec: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:
-        assert self.plugins is not None
-        verdict, said = await self.plugins.after_call(self._call_id(call), spec, args, outcome)
-        self.decided[call.call] = verdict.decisions
-        self.said[call.call] = said
-        return outcome if verdict.outcome is None else verdict.outcome
+        return await self.vetting.after(call, ready, attempted)
 
     def _expire(self, call: AskedCall, seconds: float) -> None:
         self._cut_off(call.call, f"it did not end within {seconds:g} s", timed_out=True)
@@ -321,51 +285,6 @@ class Round:
         if key in self.contexts:
             self.contexts[key].mark_cancelled()
         task.cancel()
-
-    def _context(self, call: AskedCall, ready: Ready, number: int) -> ToolContext[Any]:
-        run, home, call_id = self.run, self.home, self._call_id(call)
-        loop = asyncio.get_running_loop()
-
-        def progress(value: Any) -> None:
-            shown = clean(value)
-            fields = {"call_id": call_id, "tool": call.name, "value": shown}
-            loop.call_soon_threadsafe(functools.partial(run.events.emit, ToolProgress, **fields))
-
-        key = sign(home.store.secret(), wait_id(call_id, "deferred")) if ready.entry.spec.deferred else None
-        return ToolContext(
-            session_id=run.scope.session_id,
-            turn_id=run.turn_id,
-            call_id=call_id,
-            tool=call.name,
-            attempt=number,
-            generation=run.scope.generation,
-            deps=home.deps,
-            payload=ready.call.payload,
-            progress=progress,
-            key=key,
-            shelf=self.shelf,
-            host=None if home.services is None else functools.partial(self._host, call_id),
-        )
-
-    def _host(self, call_id: str) -> ToolHost:
-        assert self.home.services is not None
-        return self.home.services(self.run).for_call(call_id)
-
-    def _outlet(self, spec: ToolSpec | None, call: AskedCall | None = None, args: Any = None) -> Outlet:
-        budget = (None if spec is None else spec.output_budget) or self.run.agent.output_budget
-        if self.plugins is None or not self.plugins.looks or call is None or spec is None:
-            return Outlet(self.run.journal.keep, budget)
-        look = functools.partial(self._look, call, spec, args)
-        project = functools.partial(self.plugins.project, self._call_id(call), spec, args)
-        return Outlet(self.run.journal.keep, budget, look, project)
-
-    def _slot(self, call: AskedCall) -> Slot | None:
-        """What a record of this call carries: with it, what plugins decided about it."""
-        slot = self.run.slot()
-        decisions, said = self.decided.pop(call.call, ()), self.said.pop(call.call, ())
-        if not decisions and not said:
-            return slot
-        return msgspec.structs.replace(slot or Slot(), decisions=decisions, queued=said)
 
     def _spec(self, call: AskedCall) -> ToolSpec | None:
         entry = self.run.agent.catalog.get(call.name)
@@ -396,7 +315,7 @@ class Round:
     def _attempted(self, call: AskedCall, attempted: Attempted) -> None:
         if attempted.asks is not None:
             asks = attempted.asks
-            answered = self.questions.ask(asks.call, "approval", {}, asks.reason, self.decided.pop(call.call, ()))
+            answered = self.questions.ask(asks.call, "approval", {}, asks.reason, self.vetting.take(call))
             assert answered is None
             return
         if attempted.deferred:
@@ -449,7 +368,7 @@ class Round:
         spent = 0 if began is None else int((self.home.clock.monotonic() - began) * 1000)
         put = self._left_by(call)
         self.run.record(
-            Ended(call.call, outcome, attempts, repeated, spent, self.home.clock.now(), self._slot(call), put),
+            Ended(call.call, outcome, attempts, repeated, spent, self.home.clock.now(), self.vetting.slot(call), put),
             (*blobs, *(artifact.digest for artifact in put)),
         )
         self.run.events.emit(ToolFinished, call_id=self._call_id(call), tool=call.name, outcome=outcome)
@@ -467,8 +386,8 @@ class Round:
     def _opened(self) -> tuple[WaitRow, ...]:
         """The waits that the next write brings; with them goes what plugins changed on the way there."""
         opened = self.questions.take_opened()
-        if opened and self.plugins is not None:
-            self.plugins.note()
+        if opened:
+            self.vetting.note()
         return opened
 
     async def _flush_waits(self) -> None:
@@ -555,11 +474,6 @@ class Round:
 
     def _call_id(self, call: AskedCall) -> str:
         return f"{self.run.turn_id}.{call.call}"
-
-
-def _can_be_vetted(ready: Ready | Failed) -> bool:
-    """Plugins are asked about tools that are there, before anything is said about the arguments."""
-    return isinstance(ready, Ready) or ready.code not in ("tool_unavailable", "tool_contract_unavailable")
 
 
 def _give_back(loop: asyncio.AbstractEventLoop, slots: Slots, spec: ToolSpec) -> None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from mainstay.engine.driver import Run
 from mainstay.engine.lease import Worker
 from mainstay.engine.threads import Threads
+from mainstay.engine.waits import sign, wait_id
+from mainstay.model.codec import clean
+from mainstay.model.event import ToolProgress
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TurnServices
 from mainstay.ports.store import Store
+from mainstay.tools.artifacts import Shelf
+from mainstay.tools.context import ToolContext
+from mainstay.tools.prepare import Ready
 from mainstay.tools.slots import Slots
 
 
@@ -26,6 +33,30 @@ class Workshop:
         self.running: dict[str, str] = {}
         self.services: Callable[[Run], TurnServices] | None = None
         self._left: set[asyncio.Task[Any]] = set()
+
+    def context(self, run: Run, ready: Ready, attempt: int, shelf: Shelf) -> ToolContext[Any]:
+        """What one attempt of a call is given."""
+        call_id, name, services = ready.call.call_id, ready.call.name, self.services
+        loop = asyncio.get_running_loop()
+
+        def progress(value: Any) -> None:
+            fields = {"call_id": call_id, "tool": name, "value": clean(value)}
+            loop.call_soon_threadsafe(functools.partial(run.events.emit, ToolProgress, **fields))
+
+        return ToolContext(
+            session_id=run.scope.session_id,
+            turn_id=run.turn_id,
+            call_id=call_id,
+            tool=name,
+            attempt=attempt,
+            generation=run.scope.generation,
+            deps=self.deps,
+            payload=ready.call.payload,
+            progress=progress,
+            key=sign(self.store.secret(), wait_id(call_id, "deferred")) if ready.entry.spec.deferred else None,
+            shelf=shelf,
+            host=None if services is None else lambda: services(run).for_call(call_id),
+        )
 
     def left_behind(self, task: asyncio.Task[Any]) -> None:
         """Keep a body that does not listen until it ends by itself: nobody waits for it any more."""

@@ -1,0 +1,141 @@
+"""What is on disk of sessions, read as histories and results."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from mainstay.engine.driver import decode_cancel
+from mainstay.engine.journal import load
+from mainstay.errors import StoreDamaged
+from mainstay.graph.tree import stretches, turns
+from mainstay.graph.view import View, with_text
+from mainstay.model.ids import split, turn_id
+from mainstay.model.llm import Usage
+from mainstay.model.message import Message
+from mainstay.model.outcome import PendingCall, Waiting
+from mainstay.model.record import Closed, Record, Replied
+from mainstay.model.session import SessionRow
+from mainstay.model.tool import Cancelled
+from mainstay.ports.store import Store
+from mainstay.sessions.definition import Definition
+from mainstay.sessions.result import TurnResult
+from mainstay.turn.machine import usage_of
+
+decode_pending = msgspec.json.Decoder(PendingCall).decode
+
+PIECE = 64
+"""A long history is read so many turns at a time, and others get their turn in between."""
+
+
+class Archive:
+    """Reads a store. Keeps nothing."""
+
+    def __init__(self, store: Store, definitions: Mapping[str, Definition]) -> None:
+        self._store, self._definitions = store, definitions
+
+    # ------------------------------------------------------------------ one turn
+
+    async def records(self, row: SessionRow, turn: int) -> list[Record]:
+        records = [record for _, record in await load(self._store, row.sid, turn, turn)]
+        if not records:
+            raise StoreDamaged(f"session {row.id}", f"turn {turn} has no records")
+        return records
+
+    async def joined(self, row: SessionRow, turn: int) -> int:
+        """The turn that an input opened, or was delivered into."""
+        found = turns(await load(self._store, row.sid, turn, turn))
+        return turn if not found or found[0].joined is None else found[0].joined
+
+    async def result(self, row: SessionRow, turn: int) -> TurnResult[Any] | None:
+        """How a turn ended; None when it has not."""
+        found = turns(await load(self._store, row.sid, turn, turn))
+        closed = found[0].closed if found else None
+        if closed is None:
+            return None
+        past, own = View(), View()
+        await self._load(row, past, turn - 1)
+        own.extend(turn, found[0].records)
+        definition = self._definitions.get(row.agent)
+        return TurnResult(
+            turn_id(row.id, turn),
+            row.id,
+            with_text(closed.outcome, own.messages),
+            closed.usage,
+            found[0].records,
+            past.messages,
+            definition.revive if definition else None,
+        )
+
+    async def refused(self, row: SessionRow, turn: int) -> TurnResult[Any] | None:
+        """How a queued input will end that was cancelled before its turn came: there is nothing to wait for."""
+        mail = next((m for m in await self._store.inbox(row.sid) if m.input == turn), None)
+        if mail is None or mail.cancel is None:
+            return None
+        request = decode_cancel(mail.cancel)
+        closed = Closed(Cancelled(request.by, request.reason), Usage())
+        records = [*await self.records(row, turn), closed]
+        past = (await self.view(row, None)).messages
+        return TurnResult(turn_id(row.id, turn), row.id, closed.outcome, closed.usage, records, past)
+
+    async def parked(self, row: SessionRow, past: list[Message]) -> TurnResult[Any]:
+        """A turn that waits."""
+        assert row.turn is not None
+        records = await self.records(row, row.turn)
+        outcome = Waiting(await self.pending(row))
+        usage = sum((usage_of(r) for r in records if isinstance(r, Replied)), Usage())
+        closed = Closed(outcome, usage)
+        return TurnResult(turn_id(row.id, row.turn), row.id, outcome, usage, [*records, closed], past)
+
+    async def pending(self, row: SessionRow) -> tuple[PendingCall, ...]:
+        """What the open turn waits for, in the order in which it was asked for."""
+        waits = [decode_pending(w.body) for w in await self._store.waits(row.sid) if w.state == "open"]
+        return tuple(sorted(waits, key=lambda p: split(p.call_id, 3)[1]))
+
+    # ------------------------------------------------------------------ a history
+
+    async def view(self, row: SessionRow, known: View | None) -> View:
+        """Committed history up to the head: what is known of it, and what was committed since."""
+        if known is not None and known.head == row.head and (row.fork is None or known.head > 0):
+            return known
+        # A new object: somebody else may be loading the same history, or running on what is remembered.
+        fresh = View()
+        if known is not None and 0 < known.head < row.head:
+            fresh = View(known.head, list(known.messages), known.frame, known.summary, dict(known.snapshots))
+        await self._load(row, fresh, row.head)
+        return fresh
+
+    async def _load(self, row: SessionRow, view: View, last: int) -> None:
+        if view.head == 0 and row.fork is not None:
+            await self._load_past(row, view)
+        view.head = await self._extend(row.sid, view, view.head + 1, last, None)
+
+    async def _load_past(self, row: SessionRow, view: View) -> None:
+        lineage = [row]
+        while (fork := lineage[-1].fork) is not None:
+            source = await self._store.session_by_sid(fork.sid)
+            if source is None:
+                raise StoreDamaged(f"session {row.id}", "the session it was forked from is gone")
+            lineage.append(source)
+        for stretch in stretches(lineage)[:-1]:
+            await self._extend(stretch.sid, view, 1, stretch.last, stretch.ordinal)
+        view.head = 0
+
+    async def _extend(self, sid: int, view: View, first: int, last: int, ordinal: int | None) -> int:
+        if last < first:
+            return last
+        for begin in range(first, last + 1, PIECE):
+            end = min(begin + PIECE - 1, last)
+            found = turns(await load(self._store, sid, begin, end))
+            if [turn.number for turn in found] != list(range(begin, end + 1)):
+                raise StoreDamaged(f"session number {sid}", f"a turn between {begin} and {end} is missing")
+            for turn in found:
+                if turn.joined is not None or turn.closed is None:
+                    continue  # an input that opened no turn, or a note that still waits for one
+                records = turn.records if turn.number != last or ordinal is None else turn.records[: ordinal + 1]
+                view.extend(turn.number, records)
+            await asyncio.sleep(0)
+        return last

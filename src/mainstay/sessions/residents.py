@@ -1,0 +1,129 @@
+"""What this process has in memory of sessions. All of it is on disk too, and is dropped when it is idle longest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from typing import Any
+
+from mainstay.engine.driver import Run
+from mainstay.errors import SessionDeleted
+from mainstay.graph.view import View
+from mainstay.model.session import CancelRequest
+from mainstay.sessions.result import TurnResult
+from mainstay.sessions.setup import Overlay, Setup
+
+KEEP = 4096
+"""Sessions in memory; running ones, and those with an overlay, are kept beyond that."""
+
+
+class Resident:
+    """What is kept of a session: its view, what it runs with, the running turn, and who waits for results by turn.
+
+    `setup` is what plugins have in memory; it is as good as the view beside it.
+    """
+
+    __slots__ = ("_saving", "cancel", "mail", "overlay", "run", "session_id", "setup", "task", "view", "waiters")
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        self.view: View | None = None
+        self.setup: Setup | None = None
+        self.overlay: Overlay | None = None
+        self.run: Run | None = None
+        self.task: asyncio.Task[None] | None = None
+        # What came for the turn that is just being loaded: a cancel request, an input.
+        self.cancel: tuple[int, CancelRequest] | None = None
+        self.mail = False
+        self.waiters: dict[int, list[asyncio.Future[TurnResult[Any]]]] = {}
+        self._saving: asyncio.Lock | None = None
+
+    @property
+    def saving(self) -> asyncio.Lock:
+        """Keeps operations from loading plugins while another one puts theirs on disk. Few sessions ever need it."""
+        if self._saving is None:
+            self._saving = asyncio.Lock()
+        return self._saving
+
+    @property
+    def idle(self) -> bool:
+        return self.task is None and not self.waiters
+
+
+class Residents:
+    """The sessions in memory, the one idle longest first."""
+
+    def __init__(self) -> None:
+        self._by_id: OrderedDict[str, Resident] = OrderedDict()
+
+    def of(self, session_id: str) -> Resident:
+        found = self._by_id.get(session_id)
+        if found is None:
+            found = self._by_id[session_id] = Resident(session_id)
+            self._evict()
+        return found
+
+    def all(self) -> list[Resident]:
+        return list(self._by_id.values())
+
+    def rest(self, session_id: str) -> None:
+        """A session has become idle just now."""
+        if session_id in self._by_id:
+            self._by_id.move_to_end(session_id)
+
+    def _evict(self) -> None:
+        if len(self._by_id) <= KEEP:
+            return
+        for session_id, resident in self._by_id.items():
+            if resident.idle and resident.overlay is None:
+                del self._by_id[session_id]
+                return
+
+    def forget(self, session_id: str) -> bool:
+        """Drop what is in memory of a session; False while somebody works on it."""
+        resident = self._by_id.get(session_id)
+        if resident is None:
+            return True
+        if not resident.idle:
+            return False
+        del self._by_id[session_id]
+        return True
+
+    def deleted(self, session_id: str) -> None:
+        """The session is gone: stop what runs of it, and tell who waits."""
+        found = self._by_id.get(session_id)
+        if found is None:
+            return
+        found.view = None
+        if found.run is not None:
+            found.run.gate.leave()
+        for turn in list(found.waiters):
+            self.tell(session_id, turn, SessionDeleted(session_id))
+
+    def lay_over(self, session_id: str, overlay: Overlay) -> bool:
+        """Lay tools and prompts over a session from its next turn on; False when that changes nothing."""
+        resident = self.of(session_id)
+        if overlay.same(resident.overlay):
+            return False
+        resident.overlay = overlay
+        if resident.run is None:
+            resident.setup = None
+        return True
+
+    # ------------------------------------------------------------------ who waits
+
+    def expect(self, session_id: str, turn: int) -> asyncio.Future[TurnResult[Any]]:
+        """A future for how a turn ends or parks."""
+        future: asyncio.Future[TurnResult[Any]] = asyncio.get_running_loop().create_future()
+        self.of(session_id).waiters.setdefault(turn, []).append(future)
+        return future
+
+    def tell(self, session_id: str, turn: int, result: TurnResult[Any] | BaseException) -> None:
+        """Give a result, or why there is none, to everybody who waits for it."""
+        for future in self.of(session_id).waiters.pop(turn, ()):
+            if future.done():
+                continue
+            if isinstance(result, BaseException):
+                future.set_exception(result)
+            else:
+                future.set_result(result)

@@ -1,0 +1,107 @@
+"""What plugins have to say about the calls of a round: before one begins, and when it has ended.
+
+What they decide about a call and say beside it waits here until a record of that call carries it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from msgspec.structs import replace
+
+from mainstay.engine.driver import Run
+from mainstay.model.effect import AskedCall
+from mainstay.model.message import Message
+from mainstay.model.plugin import Decision
+from mainstay.model.record import Slot
+from mainstay.model.tool import Denied, Failed, Ok, ToolOutcome, ToolSpec
+from mainstay.plugins.turn import plugins_of
+from mainstay.tools.attempt import Again, Asking, Attempted, Outlet
+from mainstay.tools.prepare import Ready, inspect
+
+
+class Vetting:
+    """The plugins' side of a round. A turn without plugins passes through."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._plugins = run, plugins_of(run)
+        self._decided: dict[str, tuple[Decision, ...]] = {}
+        self._said: dict[str, tuple[Message, ...]] = {}
+
+    @property
+    def acts(self) -> bool:
+        """Whether plugins are asked about calls before they begin."""
+        return self._plugins is not None and self._plugins.vets
+
+    def concerns(self, call: AskedCall, ready: Ready | Failed) -> bool:
+        """Plugins are asked once, about tools that are there, before anything is said about the arguments."""
+        there = isinstance(ready, Ready) or ready.code not in ("tool_unavailable", "tool_contract_unavailable")
+        return self.acts and not call.attempts and there
+
+    async def before(self, call: AskedCall, spec: ToolSpec) -> Attempted | tuple[AskedCall, Ready]:
+        """How a call ends, or waits for a person, that plugins do not let begin; else the call as they left it."""
+        assert self._plugins is not None
+        call_id = f"{self._run.turn_id}.{call.call}"
+        verdict = await self._plugins.before_call(call_id, spec, call.args)
+        self._decided[call.call] = verdict.decisions
+        if verdict.outcome is not None:
+            return Attempted(verdict.outcome)
+        if verdict.args is not call.args:
+            call = replace(call, args=verdict.args, raw=None)
+        ready = inspect(self._run.agent.catalog, call, call_id)
+        if isinstance(ready, Failed):
+            return Attempted(ready)
+        if verdict.ask is not None or spec.approval == "ask":
+            reason = "the tool asks for approval" if verdict.ask is None else verdict.ask
+            return Attempted(Denied(), asks=Asking(call, reason))
+        return call, ready
+
+    async def after(self, call: AskedCall, ready: Ready, attempted: Attempted) -> Attempted:
+        """Let plugins look at a call that did not return a value; one that did has passed them already."""
+        end, spec = attempted.end, ready.entry.spec
+        if self._plugins is None or not self._plugins.looks or self._run.gate.shut or isinstance(end, Ok):
+            return attempted
+        if isinstance(end, Again):
+            if self._run.machine.state.calls[call.call].attempts <= spec.retries:
+                return attempted
+            end = end.otherwise
+        return Attempted(await self._look(call, spec, ready.call.args, end), attempted.blobs)
+
+    async def _look(self, call: AskedCall, spec: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:
+        assert self._plugins is not None
+        verdict, said = await self._plugins.after_call(f"{self._run.turn_id}.{call.call}", spec, args, outcome)
+        self._decided[call.call] = verdict.decisions
+        self._said[call.call] = said
+        return outcome if verdict.outcome is None else verdict.outcome
+
+    def outlet(self, call: AskedCall, spec: ToolSpec | None, args: dict[str, Any]) -> Outlet:
+        """Where what a call returns goes: past the plugins first."""
+        budget = (None if spec is None else spec.output_budget) or self._run.agent.output_budget
+        if self._plugins is None or not self._plugins.looks or spec is None:
+            return Outlet(self._run.journal.keep, budget)
+        look = functools.partial(self._look, call, spec, args)
+        project = functools.partial(self._plugins.project, f"{self._run.turn_id}.{call.call}", spec, args)
+        return Outlet(self._run.journal.keep, budget, look, project)
+
+    # ------------------------------------------------------------------ until a record carries it
+
+    def remember(self, call: AskedCall, decisions: tuple[Decision, ...]) -> None:
+        """What was decided about a call before it waited for a person."""
+        self._decided[call.call] = decisions
+
+    def take(self, call: AskedCall) -> tuple[Decision, ...]:
+        return self._decided.pop(call.call, ())
+
+    def slot(self, call: AskedCall) -> Slot | None:
+        """What a record of this call carries: with it, what plugins decided about it."""
+        slot = self._run.slot()
+        decisions, said = self._decided.pop(call.call, ()), self._said.pop(call.call, ())
+        if not decisions and not said:
+            return slot
+        return replace(slot or Slot(), decisions=decisions, queued=said)
+
+    def note(self) -> None:
+        """The turn is about to wait: what plugins changed on the way there goes to disk with the waits."""
+        if self._plugins is not None:
+            self._plugins.note()
