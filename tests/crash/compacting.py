@@ -1,4 +1,4 @@
-"""A conversation that outgrows its context: the turn after the fourth goes on from a summary.
+"""A conversation that outgrows its context: its fifth turn goes on from a summary of the first three.
 
 Every start leaves a line with what is on disk of the history, before anything goes on.
 """
@@ -36,8 +36,8 @@ def answer(request: ModelRequest) -> Any:
 
 
 def agent() -> Agent[str]:
-    # 1,600 and more begin it: after two turns of 800 each, and what is kept is the newest turn.
-    compaction = Compaction(3_400, buffer=200, keep=800, estimate=length)
+    # It begins above 3,100, with the four turns of 800 that stand before the fifth; the newest one is kept.
+    compaction = Compaction(3_300, buffer=200, keep=800, estimate=length)
     return Agent(FunctionModel(answer), name="talker", plugins=[compaction])
 
 

@@ -100,6 +100,17 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
         "model/test_codec.py::test_every_value_has_one_form_for_all_stores",
         "sessions/test_accepting.py::test_odd_characters_are_the_same_on_every_store",
     ),
+    "E20 plugins": (
+        "plugins/test_turns.py::test_broken_hook_that_a_turn_cannot_do_without_ends_it",
+        "plugins/test_turns.py::test_broken_plain_hook_that_a_turn_cannot_do_without_ends_it",
+        "plugins/test_turns.py::test_broken_hook_of_a_call_fails_that_call",
+        "plugins/test_turns.py::test_broken_hook_that_a_turn_can_do_without_is_reported",
+        "plugins/test_calls.py::test_a_hook_that_swallows_its_cancellation_is_left_behind",
+        "plugins/test_state_in_turns.py::test_session_opens_without_a_plugin_that_cannot_read_its_state",
+        "plugins/test_state_in_turns.py::test_required_plugin_that_cannot_read_its_state_stops_turns",
+        "plugins/test_state_in_turns.py::test_snapshot_that_cannot_be_taken_is_reported_and_the_one_before_stays",
+        "plugins/test_contract.py::test_every_hook_is_disturbed_in_every_way_it_can_be",
+    ),
 }
 
 BAD_INPUT: dict[str, tuple[str, ...]] = {
@@ -134,6 +145,25 @@ BAD_INPUT: dict[str, tuple[str, ...]] = {
         "sessions/test_results.py::test_a_model_that_never_stops_gets_a_last_word_and_no_more",
     ),
     "a stream that breaks off": ("sessions/test_providers.py::test_a_stream_that_breaks_off_takes_its_text_back",),
+    "plugins that conflict": (
+        "plugins/test_bad_input.py::test_conflict_names_both_says_what_to_do_and_registers_nothing",
+        "plugins/test_bad_input.py::test_plugin_that_cannot_be_registered_is_named",
+    ),
+    "a directive at the wrong seam": (
+        "plugins/test_turns_directives.py::test_directive_that_means_nothing_at_its_seam_is_a_fault",
+        "plugins/test_bad_input.py::test_wrong_directive_names_its_plugin_and_those_that_are_right",
+    ),
+    "operations called wrongly": (
+        "plugins/test_bad_input.py::test_call_of_an_operation_that_makes_no_sense_is_refused",
+        "cli/test_operations.py::test_call_that_cannot_be_made_is_explained",
+    ),
+    "snapshots that do not decode": (
+        "plugins/test_bad_input.py::test_snapshot_that_does_not_decode_is_an_issue_that_names_its_plugin_and_what_to_do",
+    ),
+    "options that make no sense": (
+        "plugins/test_options.py::test_options_that_make_no_sense_are_refused_at_once",
+        "plugins/test_options.py::test_child_with_options_that_make_no_sense_is_an_issue_of_the_turn",
+    ),
     "a session of another agent": (
         "sessions/test_directory.py::test_a_session_belongs_to_its_agent",
         "sessions/test_directory.py::test_two_handles_that_race_for_a_new_session_with_different_agents",
@@ -186,5 +216,4 @@ OWED = {
     "E7 Postgres connection lost": "unknown commits read back by operation id: comes with the Postgres store",
     "E8 Postgres crash and failover": "comes with the Postgres store",
     "E15, E16 over HTTP": "a faulty server, every prefix of recorded streams: comes with the providers",
-    "E20 plugins": "hooks that raise, hang or return nonsense, unreadable snapshots: comes with plugins",
 }

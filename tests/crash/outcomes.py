@@ -130,7 +130,7 @@ RULINGS = [
 ELSEWHERE = {
     "T14": "test_plugins.py: killed at every point around hooks that deny, replace and ask",
     "T19": "test_turns.py: an observer of a killed process is told of the gap and reads on",
-    "T20": "test_turns.py: fork and delete, killed at every point",
+    "T20": "test_turns.py, test_compaction.py: fork, delete and compaction, killed at every point",
     "T21": "test_again.py: killed a second time at every point of the recovery",
     "T22": "test_turns.py: the tool is gone, its schema or the budget is another one",
 }
@@ -140,7 +140,6 @@ OWED = {
     "T1, T2, T19 over HTTP": "a client that retries its POST, a stream that is resumed: comes with the server",
     "T6 over HTTP": "a provider that counts requests on a socket: comes with the providers",
     "T17 on Postgres": "the wire cut between COMMIT and its answer: comes with the Postgres store",
-    "T20 compaction": "comes with the plugin that compacts",
     "T22 across releases": "journals of every release, replayed by every later one: comes with the first release",
 }
 """What cannot be tested yet, and what it waits for. Printed at the end of every run."""

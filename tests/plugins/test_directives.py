@@ -181,10 +181,10 @@ def test_what_a_plugin_keeps_of_its_answer_cannot_change_it_later() -> None:
 
 
 def test_a_child_is_asked_for_in_plain_values() -> None:
-    asked = CreateSession("critic", "child-1", Message("user", "look\0"), {"plan": Row(1)}, ("rm",), "review")
+    asked = CreateSession("critic", "child-1", Message("user", "look\0"), {"plan": Row(1)}, ("rm",), "review", ("ls",))
 
     assert read(P, "before_turn", asked) == [
-        CreateSession("critic", "child-1", Message("user", "look�"), {"plan": {"n": 1}}, ("rm",), "review")
+        CreateSession("critic", "child-1", Message("user", "look�"), {"plan": {"n": 1}}, ("rm",), "review", ("ls",))
     ]
 
 
@@ -233,6 +233,7 @@ def wrong(value: object) -> Any:
         ("before_turn", CreateSession(options=wrong([1])), "Expected `object`, got `array`"),
         ("before_turn", CreateSession(hidden=wrong("rm")), "Expected `array`, got `str`"),
         ("before_turn", CreateSession(label=wrong(5)), "Expected `str`, got `int`"),
+        ("before_turn", CreateSession(only=wrong("ls")), "Expected `array | null`, got `str`"),
     ],
 )
 def test_a_directive_that_no_store_could_hold_is_a_fault(seam: Seam, directive: Directive, why: str) -> None:

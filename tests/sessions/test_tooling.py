@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -198,10 +200,10 @@ async def test_catalogue_of_an_agent_that_is_not_here_cannot_be_told(place: Plac
             await (await runtime.session("s")).tools.list()
 
 
+ROOT = Path(__file__).parents[2]
 CHILD = """
 import asyncio, sys
-from mainstay import Agent, Runtime
-from mainstay.testing import FunctionModel
+from mainstay import Runtime
 from tests.sessions.test_tooling import agent
 
 async def main():
@@ -218,8 +220,8 @@ async def test_decision_of_another_process_counts_from_the_next_turn_on(file: Pl
         session = await runtime.session("s")
         await session.tools.enable("add")
         before = await seen(session)
-        line = [sys.executable, "-c", CHILD, str(file.path)]
-        done = await asyncio.to_thread(subprocess.run, line, capture_output=True, text=True, timeout=60, check=False)
+        child = functools.partial(subprocess.run, [sys.executable, "-c", CHILD, str(file.path)], cwd=ROOT)
+        done = await asyncio.to_thread(child, capture_output=True, text=True, timeout=60, check=False)
         after, state = await seen(session), await session.tools.state()
 
     assert (done.stdout, done.stderr) == ("1 2\n", "")
@@ -324,17 +326,50 @@ async def test_providers_are_asked_again_when_the_host_asks(place: Place) -> Non
         assert await listed(session) == ["add", "swim"]
 
 
-async def test_providers_of_an_overlay_and_plugins_that_hide_are_asked_again_too(place: Place) -> None:
-    laid, fickle = Offering("fly"), Fickle()
-    async with place.runtime(agent(plugins=[fickle])) as runtime:
+async def test_providers_of_an_overlay_are_asked_again_too(place: Place) -> None:
+    laid = Offering("fly")
+    async with place.runtime(agent()) as runtime:
         session = await runtime.session("s")
         session.tools.overlay([laid])
         assert await listed(session) == ["add", "drop", "fly"]
 
-        laid.names, fickle.hidden = ("swim",), ("drop",)
+        laid.names = ("swim",)
         session.tools.refresh()
-        assert await listed(session) == ["add", "swim"]
-        assert await seen(session) == "add, swim"
+        assert await listed(session) == ["add", "drop", "swim"]
+
+
+async def test_plugins_that_hide_are_asked_again_too(place: Place) -> None:
+    fickle = Fickle()
+    async with place.runtime(agent(plugins=[fickle])) as runtime:
+        session = await runtime.session("s")
+        assert await seen(session) == "add, drop"
+
+        fickle.hidden = ("drop",)
+        assert await seen(session) == "add, drop", "it did not say that anything changed"
+        session.tools.refresh()
+        assert (await listed(session), await seen(session)) == (["add"], "add")
+
+
+async def test_refresh_while_a_turn_runs_counts_from_the_next_one_on(place: Place) -> None:
+    telling, offering = TellingModel(), Offering("fly")
+    async with place.runtime(Agent(telling, name="agent", tools=[add, offering])) as runtime, asyncio.timeout(SOON):
+        session = await runtime.session("s")
+        await session.tools.enable("add")
+        requests = []
+        for answers in ([[ToolCall("c", "add", {"n": 1})], "done"], ["done"]):
+            receipt = await session.send("go")
+            for answer in answers:
+                requests.append(await telling.next())
+                offering.names = ("swim",)
+                session.tools.refresh()
+                telling.say(answer)
+            await receipt.result()
+
+    assert [[each.name for each in request.tools] for request in requests] == [
+        ["add", "fly"],
+        ["add", "fly"],
+        ["add", "swim"],
+    ]
 
 
 class Counter(Plugin):
@@ -380,16 +415,16 @@ async def test_refresh_while_a_turn_runs_disturbs_no_command(place: Place) -> No
     assert counted == [1, 2, 3]
 
 
-async def test_projection_is_the_same_object_until_something_changes(place: Place) -> None:
+async def test_catalogue_that_a_caller_changes_is_his_own(place: Place) -> None:
     async with place.runtime(agent()) as runtime:
-        session = await runtime.session("s")
-        await session.tools.enable("add")
-        await session.run("hello")
-        first = await session.tools.list()
-        assert await session.tools.list() is first
+        session, other = await runtime.session("s"), await runtime.session("other")
+        mine: Any = await session.tools.list()
+        mine[0]["contract"]["input_schema"].clear()
+        mine.clear()
 
-        await session.tools.disable("drop")
-        assert await session.tools.list() is not first
+        assert (await listed(session), await listed(other)) == (["add", "drop"], ["add", "drop"])
+        entry = (await session.tools.list())[0]
+        assert entry["contract"]["input_schema"]["properties"]["n"] == {"type": "integer"}
 
 
 # ---------------------------------------------------------------------- children and forks
@@ -431,6 +466,58 @@ async def test_what_a_parent_hides_is_hidden_down_the_line_and_nobody_switches_i
     assert (first, told) == ("add, drop, say", ["add, say", "add"])
     assert stays == (["add"], "add")
     assert (forked, after) == ("add", "add")
+
+
+async def test_child_begins_with_the_decisions_of_its_parent_and_goes_its_own_way(place: Place) -> None:
+    made = agent(add, drop, say, plugins=[Delegating({"s": CreateSession(session_id="child")})])
+    async with place.runtime(made) as runtime:
+        session = await runtime.session("s")
+        await session.tools.disable("drop")
+        await session.run("go")
+        child = await runtime.session("child")
+        before = await seen(child)
+        await child.tools.enable("drop")
+
+        assert (before, await seen(child), await seen(session)) == ("add, say", "add, drop, say", "add, say")
+
+
+async def test_child_begins_with_what_its_parents_turn_has_switched_until_then(place: Place) -> None:
+    class Switching(Plugin):
+        id = "switching"
+
+        async def before_turn(self, ctx: TurnContext) -> None:
+            if ctx.session_id == "s":
+                await ctx.host.set_tools(["drop"], False)
+                await ctx.host.create_session(CreateSession(session_id="child"))
+
+    async with place.runtime(agent(plugins=[Switching()])) as runtime:
+        await (await runtime.session("s")).run("go")
+
+        assert await seen(await runtime.session("child")) == "add"
+
+
+GRANTED = {
+    "s": CreateSession(session_id="child", only=("add", "say", "fly"), said=Message("user", "what can you do?")),
+    "child": CreateSession(session_id="grandchild", only=("drop", "say"), said=Message("user", "and you?")),
+    "grandchild": CreateSession(session_id="last", hidden=("say",), said=Message("user", "and you?")),
+}
+
+
+async def test_child_sees_only_what_its_parent_grants_of_what_it_may_see_itself(place: Place) -> None:
+    made = agent(add, drop, say, plugins=[Delegating(GRANTED)])
+    async with place.runtime(made) as runtime, asyncio.timeout(SOON):
+        first = await seen(await runtime.session("s"))
+        assert await runtime.wait_idle(SOON)
+    async with place.runtime(agent(add, drop, say)) as runtime:
+        family = [await runtime.session(name) for name in ("child", "grandchild", "last")]
+        told = [(await each.history())[-1].text for each in family]
+        await family[1].tools.enable("add", "drop")
+        family[1].tools.overlay([add, drop])
+        stays = await seen(family[1])
+        forked = await seen(await family[1].fork(session_id="fork"))
+
+    assert (first, told) == ("add, drop, say", ["add, say", "say", ""])
+    assert (stays, forked) == ("say", "say")
 
 
 async def test_fork_begins_with_the_decisions_of_its_source_and_goes_its_own_way(place: Place) -> None:

@@ -142,6 +142,22 @@ async def test_usage_that_a_provider_does_not_tell_is_unknown_and_not_zero(place
         assert await session.usage() == {"turns": Usage(calls=2, unknown=2)}, "also under a label that is taken"
 
 
+async def test_two_questions_that_cost_the_same_at_the_same_time_are_both_counted(place: Place) -> None:
+    class Reviews(Plugin):
+        id = "reviews"
+
+        async def turn_persisted(self, ctx: Any) -> None:
+            await asyncio.gather(*[ctx.host.complete("hm?", label="review") for _ in range(5)])
+
+    model = FunctionModel(lambda request: ModelResponse("done", usage=Usage(2, 1)))
+    async with place.runtime(Agent(model, plugins=[Reviews()])) as runtime:
+        session = await runtime.session("s")
+        await session.run("go")
+        assert await runtime.wait_idle(SOON)
+
+        assert (await session.usage())["review"] == Usage(10, 5, calls=5)
+
+
 async def test_fork_begins_with_nothing_and_its_source_keeps_what_it_spent(place: Place) -> None:
     books = Books()
     async with place.runtime(Agent(FunctionModel(books), tools=[look], plugins=[Asking()])) as runtime:

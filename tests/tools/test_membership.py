@@ -132,6 +132,18 @@ def test_nobody_switches_on_what_a_parent_hid() -> None:
     assert membership.get("say") is None
 
 
+def test_nobody_adds_to_what_a_parent_granted() -> None:
+    membership = Membership(Catalog([add, drop]), hidden=["say"], only=["add", "say", "fly"])
+    assert names(membership) == ["add"]
+
+    membership.edit({"drop": True})
+    membership.overlay([say, drop, other_add])
+
+    assert names(membership) == ["add"]
+    assert names(membership.copy()) == ["add"]
+    assert names(Membership(Catalog([add]), only=[])) == []
+
+
 def test_plugin_hides_what_was_switched_on_and_what_was_laid_over() -> None:
     membership = Counted("drop", "say").membership()
 
@@ -209,9 +221,21 @@ def test_catalogue_and_its_projection_are_made_once_for_as_long_as_nothing_chang
 
     for _ in range(3):
         assert membership.current() is first
-        assert membership.current().as_json() is first.as_json()
+        assert membership.current().projection() is first.projection()
     assert counted.asked == 1
     assert [entry["name"] for entry in first.as_json()] == ["add"]
+
+
+def test_projection_that_somebody_changes_is_his_own() -> None:
+    membership = Membership(Catalog([add]))
+    before = add.spec.input_schema["properties"]["n"]["type"]
+
+    [entry] = membership.current().as_json()
+    entry["contract"]["input_schema"]["properties"]["n"]["type"] = "string"
+
+    [again] = membership.current().as_json()
+    assert (again["contract"]["input_schema"]["properties"]["n"]["type"], before) == ("integer", "integer")
+    assert add.spec.input_schema["properties"]["n"]["type"] == "integer"
 
 
 def test_entry_of_the_projection_tells_everything_about_a_tool() -> None:

@@ -33,10 +33,12 @@ class View(Struct):
 
     def extend(self, number: int, records: Iterable[Record]) -> None:
         """Take in one committed turn."""
-        transcript, begin = Transcript(self.messages), len(self.messages)
+        add, begin = Transcript(self.messages).add, len(self.messages)
         for record in records:
-            transcript.add(record)
-            self._note(record, begin)
+            add(record)
+            kind = type(record)
+            if kind is Closed or kind is Framed or getattr(record, "slot", None) is not None:
+                self._note(record, begin)
         self.head = number
 
     def add(self, number: int, messages: Iterable[Message], records: Iterable[Record] = ()) -> None:

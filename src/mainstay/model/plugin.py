@@ -29,7 +29,7 @@ class CreateSession(Struct, frozen=True, gc=False, tag_field="kind", tag="create
     """Begin a child session. Asked for again after a crash, it is the same one.
 
     `session_id` None derives an id from where the directive was given. `said` is its first input. `hidden` are tools
-    it must not see, beyond those its parent may not.
+    it must not see, beyond those its parent may not; `only` are all that it may see, of those its parent may.
     """
 
     agent: str | None = None
@@ -38,6 +38,7 @@ class CreateSession(Struct, frozen=True, gc=False, tag_field="kind", tag="create
     options: dict[str, Any] = {}
     hidden: tuple[str, ...] = ()
     label: str = "child"
+    only: tuple[str, ...] | None = None
 
 
 class ReplaceArgs(Struct, frozen=True, gc=False, tag_field="kind", tag="replace_tool_args"):

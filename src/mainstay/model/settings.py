@@ -17,10 +17,10 @@ from mainstay.model.session import ToolState
 class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
     """Kept in the session's row. `options` are keyed by plugin.
 
-    `hidden` are tools that nobody can switch on here: a parent's decision. `snapshots` are states of plugins that were
-    changed between turns; the next turn records them and its commit takes them out. `saved` names the save that wrote
-    them: two that write the same must not take each other's for their own. `ledger` is what direct completions outside
-    of turns have cost, by label.
+    `hidden` are tools that nobody can switch on here, `only` all that anybody can: a parent's decision. `snapshots` are
+    states of plugins that were changed between turns; the next turn records them and its commit takes them out. `saved`
+    names the save that wrote last: two that write the same must not take each other's for their own. `ledger` is what
+    direct completions outside of turns have cost, by label.
     """
 
     options: dict[str, Any] = {}
@@ -31,6 +31,7 @@ class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
     snapshots: dict[str, PluginSnapshot] = {}
     saved: str = ""
     ledger: dict[str, Usage] = {}
+    only: tuple[str, ...] | None = None
 
 
 _DECODER = msgspec.json.Decoder(Settings)

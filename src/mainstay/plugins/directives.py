@@ -125,7 +125,7 @@ def _outcome(outcome: object) -> ToolOutcome:
 
 
 def _child(asked: CreateSession) -> CreateSession:
-    fields = {"agent": asked.agent, "options": asked.options, "hidden": asked.hidden, "label": asked.label}
+    fields = {name: getattr(asked, name) for name in ("agent", "options", "hidden", "label", "only")}
     sound = convert({"kind": "create_session", **clean(fields)}, CreateSession)
     session_id = None if asked.session_id is None else check_session_id(asked.session_id)
     return replace(sound, session_id=session_id, said=None if asked.said is None else clean_message(asked.said))

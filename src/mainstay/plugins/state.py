@@ -74,8 +74,8 @@ def restore(plugin: Plugin, snapshot: PluginSnapshot | None, blobs: Mapping[str,
     except BaseException as error:  # the session opens without it, and its snapshot stays where it is
         return Issue(
             "plugin_snapshot_unreadable",
-            f"its snapshot cannot be restored: {type(error).__name__}: {error_text(error)}; the snapshot is kept: use a "
-            "version of the plugin that can read it",
+            f"its snapshot cannot be restored: {type(error).__name__}: {error_text(error)}; the snapshot is kept: use "
+            "a version of the plugin that can read it",
             plugin.id,
         )
     return None

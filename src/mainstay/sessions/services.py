@@ -207,12 +207,14 @@ class Services:
 
     async def _create(self, request: CreateSession, child: str) -> str:
         agent = pick_agent(self._desk.definitions, request.agent or self._agent)
-        parent = load((await self._row(None)).settings)
+        parent = load((await self._row_or_new(None)).settings)
         settings = Settings(
             options=clean(request.options),
+            tools=await self.tool_state(),  # what is switched off here is not to be had through a child
             parent=self._id,
             hidden=tuple(sorted({*parent.hidden, *request.hidden})),
             label=clean_text(request.label),
+            only=_narrowed(parent.only, request.only),
         )
         existing = await self._desk.store.session(ids.check_session_id(child))
         if existing is None:
@@ -308,6 +310,8 @@ class Services:
         return next((r for r in self._run.records if type(r) is Completed and r.key == key), None) or key
 
     async def _ask(self, messages: list[Message], schema: dict[str, Any] | None, label: str, key: str) -> Completed:
+        if self._run is None:
+            await self._row_or_new(None)  # nobody is asked whose cost could not be counted
         response = await self._answer(ModelRequest(messages, (), schema, f"{self._id}:{key}", 1, self._id))
         text = clean_text("".join([p.text for p in response.all_parts() if isinstance(p, Text)]))
         now = self._desk.clock.now()
@@ -338,7 +342,7 @@ class Services:
     async def _count(self, label: str, usage: Usage | None) -> None:
         """Outside of turns the ledger of the session itself takes the cost."""
         while True:  # somebody else's edit is all that can be in the way, and no cost may be lost
-            row = await self._row(None)
+            row = await self._row_or_new(None)
             settings = load(row.settings)
             spent = settings.ledger.get(label, Usage()) + replace(usage or Usage(unknown=1), calls=1)
             # A name of its own: whoever counts the same at the same time must not take our count for its.
@@ -362,6 +366,14 @@ class Services:
         assert self._run is not None
         self._run.note(Framed(reason, summary, self._desk.clock.now()))
         self._run.history = list(summary)
+
+
+def _narrowed(parent: Sequence[str] | None, child: Sequence[str] | None) -> tuple[str, ...] | None:
+    """All that a child may see: nothing that its parent may not."""
+    if parent is None or child is None:
+        given = parent if child is None else child
+        return None if given is None else tuple(sorted(set(given)))
+    return tuple(sorted({*parent} & {*child}))
 
 
 async def _whole(definition: Definition, request: ModelRequest) -> ModelResponse:

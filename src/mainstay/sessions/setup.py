@@ -86,6 +86,7 @@ class Setup(Struct):
     issues: list[Issue] = []
     overlay: Overlay | None = None
     waiting: dict[str, PluginSnapshot] = {}
+    shared: bool = False
 
     def move_on(self, row: SessionRow, end: End) -> None:
         """A turn of this setup is committed. Where anybody changed the settings meanwhile, it does not fit any more."""
@@ -105,8 +106,8 @@ class Setup(Struct):
 
 
 def lean(definition: Definition) -> Setup:
-    """For a session nobody decided anything for, of an agent whose plugins keep nothing for one."""
-    return Setup(definition, definition.plugins.shared, Kept({}, ()))
+    """For every session nobody decided anything for, of an agent whose plugins keep nothing for one."""
+    return Setup(definition, definition.plugins.shared, Kept({}, ()), shared=True)
 
 
 async def equip(
@@ -283,7 +284,7 @@ def _membership(
         except InvalidDefinition as error:
             raise TurnAborted(plugin.id, "plugin_session", f"tools: {error}") from error
     hiding = session.hooks("hidden_tools")
-    if not hiding and not settings.hidden and not settings.tools.members:
+    if not hiding and not settings.hidden and settings.only is None and not settings.tools.members:
         return base
 
     def removals(specs: Sequence[ToolSpec]) -> set[str]:
@@ -303,7 +304,7 @@ def _membership(
             raise TurnAborted(fault.plugin, "plugin_session", str(fault)) from fault
 
     counted = [plugin for plugin, _ in hiding.entries]
-    return Membership(base, settings.tools, settings.hidden, removals, version)
+    return Membership(base, settings.tools, settings.hidden, removals, version, settings.only)
 
 
 def _tools(plugin: Plugin, method: Callable[[], Iterable[object]]) -> list[object]:

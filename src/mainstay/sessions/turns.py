@@ -82,6 +82,7 @@ class Turns:
             Checkpoint: self._checkpoint,
         }
         self.residents = Residents()
+        self._lean: dict[str, Setup] = {}
         self.archive = Archive(self._store, definitions)
         self.leaving = False
         self.deps, self.traces = dispatcher.deps, traces
@@ -208,8 +209,9 @@ class Turns:
             self._dispatcher.release(run)
         late: list[Issue] = []
         if not isinstance(end, Parked) and setup.plugins is not None:
-            setup.move_on(end.row, end.end)
-            resident.setup = setup
+            if not setup.shared:
+                setup.move_on(end.row, end.end)
+                resident.setup = setup
             late = await self._persisted(run, end.end.outcome)
         return self._ended(resident, run, view, end, late)
 
@@ -238,7 +240,9 @@ class Turns:
         """What the session runs with; the agent's own definition when a plugin refuses it."""
         definition = self._definitions[row.agent]
         if definition.plugins.lean and not row.settings and resident.overlay is None and len(records) == 1:
-            return lean(definition), None
+            if row.agent not in self._lean:
+                self._lean[row.agent] = lean(definition)
+            return self._lean[row.agent], None
         before = resident.setup
         if before is not None and before.fits(row, resident.overlay) and len(records) == 1:
             return before, None

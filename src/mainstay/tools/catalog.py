@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from mainstay.errors import InvalidDefinition
+from mainstay.model.codec import clean, decode, encode
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.tool import ToolProvider
 from mainstay.tools.check import contract_fault
@@ -43,7 +44,7 @@ class Catalog:
                 self._add(self._fixed, Entry(tool.spec, tool=tool))
         self._entries = self._fixed
         self._specs: tuple[ToolSpec, ...] = tuple(e.spec for e in self._fixed.values())
-        self._json: list[dict[str, Any]] | None = None
+        self._json: bytes | None = None
         self.generation = 0
         self.refresh()
 
@@ -123,9 +124,14 @@ class Catalog:
         return [name for name, entry in self._entries.items() if entry.fault is None]
 
     def as_json(self) -> list[dict[str, Any]]:
-        """The catalogue as people and other programs read it; made once."""
+        """The catalogue as people and other programs read it: for each its own, of a projection that is made once."""
+        found: list[dict[str, Any]] = decode(self.projection())
+        return found
+
+    def projection(self) -> bytes:
+        """The same as bytes."""
         if self._json is None:
-            self._json = [_projected(spec) for spec in self._specs]
+            self._json = encode(clean([_projected(spec) for spec in self._specs]))
         return self._json
 
 

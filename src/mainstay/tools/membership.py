@@ -2,8 +2,8 @@
 
 Membership is the only availability fact. It is decided by, in this order: the agent's tools and its plugins' (unless
 the overlay leaves them out), the overlay, which replaces what has the same name, and then what takes tools away: the
-session's own state, plugins, and last what a parent hid, which nobody can undo. A name in the state whose tool is not
-there now is kept: it counts again when the tool comes back.
+session's own state, plugins, and last what a parent hid or did not grant, which nobody can undo. A name in the state
+whose tool is not there now is kept: it counts again when the tool comes back.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ class Membership:
         hidden: Iterable[str] = (),
         removals: Removals | None = None,
         plugins: Callable[[], int] = lambda: 0,
+        only: Iterable[str] | None = None,
     ) -> None:
         self._base, self.state, self._hidden = base, state, frozenset(hidden)
+        self._only = None if only is None else frozenset(only)
         self._removals, self._plugins = removals, plugins
         self._overlay: Catalog | None = None
         self._given: tuple[Any, ...] = ()
@@ -105,7 +107,7 @@ class Membership:
 
     def copy(self) -> Membership:
         """Another one of the same parts, to try an edit on."""
-        made = Membership(self._base, self.state, self._hidden, self._removals, self._plugins)
+        made = Membership(self._base, self.state, self._hidden, self._removals, self._plugins, self._only)
         made._overlay, made._given, made._with_base = self._overlay, self._given, self._with_base
         return made
 
@@ -127,4 +129,6 @@ class Membership:
         if self._removals is not None:
             gone |= set(self._removals([e.spec for e in entries.values() if e.fault is None]))
         gone |= self._hidden
+        if self._only is not None:
+            gone |= entries.keys() - self._only
         return Catalog.of({name: entry for name, entry in entries.items() if name not in gone})
