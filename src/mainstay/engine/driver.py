@@ -29,7 +29,7 @@ from mainstay.turn.machine import Machine
 decode_cancel = msgspec.json.Decoder(CancelRequest).decode
 
 
-class Parked(Struct, frozen=True):
+class Parked(Struct, frozen=True, gc=False):
     """The turn waits on disk for these; nobody owns it any more."""
 
     calls: tuple[PendingCall, ...]

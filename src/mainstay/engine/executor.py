@@ -20,7 +20,7 @@ from mainstay.model.effect import CallModel, GaveUp, TimeIsUp
 from mainstay.model.event import ReasoningDelta, Retracted
 from mainstay.model.ids import call_id
 from mainstay.model.llm import Delta, ModelRequest, ModelResponse, Stop, Usage
-from mainstay.model.message import Part, Reasoning, Text, ToolCall, ToolResult
+from mainstay.model.message import Part, Reasoning, Text, ToolCall
 from mainstay.model.record import INTERRUPTED, Faltered, Replied
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.hooks import StreamEnd
@@ -206,14 +206,19 @@ def _sound_parts(response: ModelResponse) -> tuple[Part, ...]:
         raise InvalidInput(f"the provider reported a usage of {usage!r:.200}")
     if response.stop not in STOPS or not isinstance(response.model, str):
         raise InvalidInput(f"the provider stopped with {response.stop!r:.80}, as model {response.model!r:.80}")
-    parts = tuple([clean_part(p) for p in response.all_parts()])
-    if any(isinstance(p, ToolResult) for p in parts):
-        raise InvalidInput("the provider answered with a tool result: those are the runtime's to say")
-    size = sum([len(p.text) for p in parts if isinstance(p, Text | Reasoning)])
-    size += sum([len(p.raw or "") + len(p.id) + len(p.name) for p in parts if isinstance(p, ToolCall)])
+    parts, size = [], 0
+    for given in response.all_parts():
+        part = clean_part(given)
+        if type(part) is ToolCall:
+            size += len(part.raw or "") + len(part.id) + len(part.name)
+        elif type(part) is Text or type(part) is Reasoning:
+            size += len(part.text)
+        else:
+            raise InvalidInput("the provider answered with a tool result: those are the runtime's to say")
+        parts.append(part)
     if size > MAX_VALUE:
         raise InvalidInput(f"the answer has {size:,} characters, the limit is {MAX_VALUE:,}")
-    return parts
+    return tuple(parts)
 
 
 def _countable(usage: Usage) -> bool:

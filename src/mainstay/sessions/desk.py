@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +29,7 @@ from mainstay.sessions.definition import Definition
 from mainstay.sessions.inbox import Inbox
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.turns import Turns
+from mainstay.stores import forks
 
 
 class Desk:
@@ -44,15 +44,15 @@ class Desk:
         self.clock: Clock = turns.clock
         self._random: Random = turns.random
         self._loop = asyncio.get_running_loop()
-        self._pid = os.getpid()
+        self._pid = forks.pid()
         self.closed = False
 
     def check(self) -> None:
         """Refuse use after the end, from another loop, or in a forked child."""
         if self.closed:
             raise RuntimeClosed
-        if self._pid != os.getpid():
-            raise StoreInherited(self._pid, os.getpid())
+        if self._pid != forks.pid():
+            raise StoreInherited(self._pid, forks.pid())
         if asyncio.get_running_loop() is not self._loop:
             raise WrongLoop
 

@@ -51,7 +51,7 @@ log = logging.getLogger("mainstay.sessions")
 R = TypeVar("R")
 
 
-class Landed(Struct, frozen=True):
+class Landed(Struct, frozen=True, gc=False):
     """A turn that is committed: how it ended, and the session after it."""
 
     row: SessionRow

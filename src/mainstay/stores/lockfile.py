@@ -84,7 +84,8 @@ class LockFile:
             self._descriptor = open_lock(path)
         except OSError as error:
             raise StoreUnavailable(f"cannot open {path}: {error.strerror}") from None
-        parent = _inherited.get(_identity(self._descriptor))
+        self._identity = _identity(self._descriptor)
+        parent = _inherited.get(self._identity)
         if parent is not None:
             # SQLite believes that the parent's locks are this process's own, and takes none: a parent that leaves
             # would remove the WAL under the child.
@@ -115,7 +116,7 @@ class LockFile:
             found = os.stat(self._path)
         except OSError:
             return False
-        return (found.st_dev, found.st_ino) == _identity(self._descriptor)
+        return (found.st_dev, found.st_ino) == self._identity
 
     def free(self) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)

@@ -34,7 +34,7 @@ from mainstay.errors import (
 from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import SessionFilter, StoreFacts, Write
 from mainstay.ports.store import SWEEP_GRACE
-from mainstay.stores import rules, schema, sql
+from mainstay.stores import forks, rules, schema, sql
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.connection import (
     bad_nodes,
@@ -77,7 +77,7 @@ class SqliteStore:
         # Whole, and without links: a host may change its folder, and a file has one lock whatever it is called.
         self.path = Path(os.path.realpath(path))
         self.blobs = FileBlobs(Path(f"{self.path}-blobs"))
-        self._pid = os.getpid()
+        self._pid = forks.pid()
         self._file: WriterFile | None = None
         self._writer: GroupWriter | None = None
         self._reader: sqlite3.Connection | None = None
@@ -87,7 +87,7 @@ class SqliteStore:
     # ------------------------------------------------------------------ life
 
     async def open(self) -> None:
-        self._pid = os.getpid()
+        self._pid = forks.pid()
         self._file = await _whole(WriterFile, self.path, self.blobs)
         self._secret = self._file.secret
         try:
@@ -102,7 +102,7 @@ class SqliteStore:
         self._others = self._file.others()
 
     async def close(self) -> None:
-        if self._writer is None or self._file is None or self._reader is None or self._pid != os.getpid():
+        if self._writer is None or self._file is None or self._reader is None or self._pid != forks.pid():
             return  # a forked child leaves its parent's connections alone
         parts, self._writer = (self._writer.stop, self._reader.close, self._file.close), None
         self._reader = self._file = None
@@ -110,8 +110,8 @@ class SqliteStore:
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _each, parts))
 
     def _live(self) -> sqlite3.Connection:
-        if self._pid != os.getpid():
-            raise StoreInherited(self._pid, os.getpid())
+        if self._pid != forks.pid():
+            raise StoreInherited(self._pid, forks.pid())
         if self._reader is None:
             raise StoreUnavailable(f"the store {self.path} is not open")
         return self._reader
@@ -124,8 +124,8 @@ class SqliteStore:
         return cast(R, await self._writer.write(write))
 
     def submit(self, write: Write[Any], done: Done) -> None:
-        if self._pid != os.getpid():
-            done(None, StoreInherited(self._pid, os.getpid()))
+        if self._pid != forks.pid():
+            done(None, StoreInherited(self._pid, forks.pid()))
         elif self._writer is None:
             done(None, StoreUnavailable(f"the store {self.path} is not open"))
         else:

@@ -33,7 +33,7 @@ Project: TypeAlias = Callable[[ToolOutcome], tuple[bool, Any]]
 """What a plugin lets the model see of an outcome; False where none decides that."""
 
 
-class Outlet(Struct, frozen=True):
+class Outlet(Struct, frozen=True, gc=False):
     """Where what a call returns goes: past `look`, to the model as far as `budget` allows, and whole to `keep`."""
 
     keep: Keep
@@ -42,7 +42,7 @@ class Outlet(Struct, frozen=True):
     project: Project | None = None
 
 
-class Again(Struct, frozen=True):
+class Again(Struct, frozen=True, gc=False):
     """The tool said that running it again is safe, or its contract allows it after a timeout."""
 
     failed: Failed
@@ -50,14 +50,14 @@ class Again(Struct, frozen=True):
     otherwise: ToolOutcome
 
 
-class Asking(Struct, frozen=True):
+class Asking(Struct, frozen=True, gc=False):
     """A call that may run with these arguments once a person has said so."""
 
     call: AskedCall
     reason: str
 
 
-class Attempted(Struct, frozen=True):
+class Attempted(Struct, frozen=True, gc=False):
     """How an attempt ended, what it refers to, and whether the tool deferred its completion.
 
     `asks`: it did not begin, and waits for a person; `end` says nothing then.

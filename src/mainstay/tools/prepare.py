@@ -27,7 +27,7 @@ from mainstay.tools.check import check
 MAX_ARGS = 1024 * 1024
 
 
-class Ready(Struct, frozen=True):
+class Ready(Struct, frozen=True, gc=False):
     """A call that may run. `kwargs` are a function's own arguments, converted to its types."""
 
     entry: Entry
