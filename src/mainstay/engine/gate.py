@@ -51,16 +51,16 @@ class Guarded(Generic[R]):
     """Work that runs in the task that awaits it, and that can be left there when it does not listen.
 
     A plain `await` waits for whatever the work makes of its cancellation. This hands its steps on one by one, and
-    `GUARD_GRACE` after it was told to stop the next step is not the work's any more: the task goes on without it.
+    `grace` after it was told to stop the next step is not the work's any more: the task goes on without it.
     """
 
-    __slots__ = ("_left", "_timer", "_work", "cuts", "task")
+    __slots__ = ("_grace", "_timer", "_work", "cuts", "left", "task")
 
-    def __init__(self, work: Coroutine[Any, Any, R], seconds: float | None) -> None:
+    def __init__(self, work: Coroutine[Any, Any, R], seconds: float | None, grace: float = GUARD_GRACE) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self.task, self._work = task, work
-        self.cuts, self._left = 0, False
+        self.task, self._work, self._grace = task, work, grace
+        self.cuts, self.left = 0, False
         self._timer = None if seconds is None else task.get_loop().call_later(seconds, self.cut)
 
     def __await__(self) -> Generator[Any, Any, R]:
@@ -71,7 +71,7 @@ class Guarded(Generic[R]):
                 try:
                     yield step
                 except BaseException as error:  # it is the work's to handle, as in any `await`
-                    if self._left:
+                    if self.left:
                         self._close()
                         raise
                     step = work.throw(error)
@@ -85,7 +85,7 @@ class Guarded(Generic[R]):
         """Tell the work to stop; once is enough."""
         if not self.cuts:
             self.stop_timer()
-            self._timer = self.task.get_loop().call_later(GUARD_GRACE, self._leave)
+            self._timer = self.task.get_loop().call_later(self._grace, self._leave)
             self._cancel()
 
     def took_back(self) -> bool:
@@ -99,7 +99,7 @@ class Guarded(Generic[R]):
             self._timer.cancel()
 
     def _leave(self) -> None:
-        self._left = True
+        self.left = True
         self._cancel()
 
     def _cancel(self) -> None:

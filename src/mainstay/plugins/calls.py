@@ -16,10 +16,13 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from math import inf
+from types import CoroutineType
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from mainstay.engine.gate import Guarded
 from mainstay.errors import PluginFault
 from mainstay.model.codec import error_text
 from mainstay.model.plugin import Issue
@@ -146,10 +149,15 @@ def _probing(method: Callable[..., Any], phase: str, probe: Probe) -> Callable[.
     return begin
 
 
-async def limited(hooks: Hooks, chain: Callable[[Watch], Coroutine[Any, Any, T]]) -> T:
-    """Run a chain, with a task and a timer only where something could wait."""
+async def limited(hooks: Hooks, chain: Callable[[Watch], Coroutine[Any, Any, T]], alone: bool = False) -> T:
+    """Run a chain, with a task and a timer only where something could wait.
+
+    `alone`: the task at hand is there for this chain's sake, and so needs no other.
+    """
     watch = Watch(hooks.name)
-    return await (watch.attend(chain(watch)) if hooks.waits else chain(watch))
+    if not hooks.waits:
+        return await chain(watch)
+    return await (watch.stay(chain(watch)) if alone else watch.attend(chain(watch)))
 
 
 class Watch:
@@ -158,14 +166,29 @@ class Watch:
     `_late` is the plugin whose time was up. `_ending`: nobody waits for the chain any more, whatever it makes of it.
     """
 
-    __slots__ = ("_attended", "_ending", "_hook", "_late", "_plugin", "_since", "_task", "_timer", "_woken")
+    __slots__ = (
+        "_attended",
+        "_due",
+        "_ending",
+        "_guarded",
+        "_hook",
+        "_late",
+        "_loop",
+        "_plugin",
+        "_since",
+        "_task",
+        "_timer",
+        "_woken",
+    )
 
     def __init__(self, hook: str) -> None:
         self._hook = hook
         self._plugin: Plugin | None = None
-        self._since = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._since, self._due = 0.0, inf
         self._attended = self._ending = False
         self._task: asyncio.Task[Any] | None = None
+        self._guarded: Guarded[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._woken: asyncio.Future[None] | None = None
         self._late: Plugin | None = None
@@ -179,7 +202,7 @@ class Watch:
             answer = method(*args)
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a plugin are its own trouble too
             raise self._fault(plugin, error) from error
-        if answer is not None and inspect.isawaitable(answer):
+        if answer is not None and (type(answer) is CoroutineType or inspect.isawaitable(answer)):
             answer = await (self._timed(plugin, answer) if self._attended else self._alone(plugin, answer))
         return answer if read is None else self._read(plugin, answer, read)
 
@@ -203,7 +226,7 @@ class Watch:
         except GeneratorExit:
             raise  # left behind, and now destroyed with its loop
         except asyncio.CancelledError as error:
-            if self._ending:
+            if self._ending or (self._guarded is not None and self._guarded.task.cancelling()):
                 raise
             raise self._fault(plugin, error) from None
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a plugin are its own trouble too
@@ -220,13 +243,13 @@ class Watch:
 
     def _clock(self, plugin: Plugin) -> None:
         """One timer serves the chain: it is set anew only when this hook's time is up before it would go off."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         self._plugin, self._since = plugin, loop.time()
         due = self._since + plugin.time_limit
-        if self._timer is None or due < self._timer.when():
+        if due < self._due:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = loop.call_at(due, self._look)
+            self._due, self._timer = due, loop.call_at(due, self._look)
 
     async def attend(self, chain: Coroutine[Any, Any, T]) -> T:
         """Wait for a chain in a task of its own: until it ends, or shortly after it was cut off."""
@@ -253,6 +276,23 @@ class Watch:
             raise PluginFault(self._plugin.id, self._hook, CANCELLED_ITSELF)
         return task.result()
 
+    async def stay(self, chain: Coroutine[Any, Any, T]) -> T:
+        """Wait for a chain in the task at hand, handing its steps on so that a hook that hangs can be left there."""
+        self._attended = True
+        guarded: Guarded[T] = Guarded(chain, None, GRACE)
+        self._guarded = guarded
+        try:
+            result = await guarded
+        except BaseException as error:
+            if self._late is not None and guarded.took_back():
+                raise self._overdue(self._late, not guarded.left) from error
+            raise
+        finally:
+            guarded.stop_timer()
+            if self._timer is not None:
+                self._timer.cancel()
+        return result
+
     async def _waking(self, chain: Coroutine[Any, Any, T]) -> T:
         """The last step of the chain wakes whoever waits: sooner by a pass of the event loop than a callback would."""
         try:
@@ -274,15 +314,18 @@ class Watch:
     def _look(self) -> None:
         """The timer went off: for the hook at work, for one that has long ended, or just after the last one."""
         assert self._plugin is not None
-        assert self._task is not None
-        if self._task.done() or self._ending:
+        if self._ending or (self._task is not None and self._task.done()):
             return
         loop = asyncio.get_running_loop()
-        left = self._since + self._plugin.time_limit - loop.time()
-        if left > 0:
-            self._timer = loop.call_later(left, self._look)
+        self._due = self._since + self._plugin.time_limit
+        if self._due > loop.time():
+            self._timer = loop.call_at(self._due, self._look)
             return
         self._late, self._ending = self._plugin, True
+        if self._guarded is not None:
+            self._guarded.cut()
+            return
+        assert self._task is not None
         self._task.add_done_callback(_look_at)
         self._task.cancel()
         self._timer = loop.call_later(GRACE, self._wake)

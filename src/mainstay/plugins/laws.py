@@ -187,7 +187,7 @@ async def before(
         return current
 
     try:
-        final = await limited(hooks, chain)
+        final = await limited(hooks, chain, alone=True)
     except PluginFault as fault:
         return Verdict(args, Failed("before_tool_call_failed", str(fault)))
     except Conflict as conflict:
@@ -216,7 +216,7 @@ async def after(hooks: Hooks, told: Callable[[ToolOutcome, bool], ToolEndContext
 
     args = told(ended, False).args
     try:
-        outcome = await limited(hooks, chain)
+        outcome = await limited(hooks, chain, alone=True)
     except PluginFault as fault:
         return Verdict(args, Failed("after_tool_call_failed", f"{WITHHELD}: {fault}"))
     except Conflict as conflict:

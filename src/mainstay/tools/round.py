@@ -106,14 +106,15 @@ class Round:
         held = self.run.held.get(call.call)
         if held is not None and call.started:
             return functools.partial(self._spawn, call, functools.partial(self._body, call, held, call.attempts))
+        if not call.started and not call.attempts:
+            if waits and self.questions.wait_id(call.call, "approval") in waits:
+                # Somebody was asked: that counts, whatever has become of the plugin or the definition that asked.
+                return self._ask(call, "approval", waits, "")
+            if self.vetting.concerns(call):
+                return functools.partial(self._spawn, call, functools.partial(self._vetted, call))
         ready = inspect(self.run.agent.catalog, call, self._call_id(call))
         if call.started:
             return self._recover(call, ready, waits)
-        if not call.attempts and self.questions.wait_id(call.call, "approval") in waits:
-            # Somebody was asked: that counts, whatever has become of the plugin or the definition that asked.
-            return self._ask(call, "approval", waits, "")
-        if self.vetting.concerns(call, ready):
-            return functools.partial(self._spawn, call, functools.partial(self._vetted, call))
         if isinstance(ready, Failed):
             self._end(call, ready, attempts=call.attempts)
             return None

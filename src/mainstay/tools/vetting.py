@@ -34,10 +34,12 @@ class Vetting:
         """Whether plugins are asked about calls before they begin."""
         return self._plugins is not None and self._plugins.vets
 
-    def concerns(self, call: AskedCall, ready: Ready | Failed) -> bool:
-        """Plugins are asked once, about tools that are there, before anything is said about the arguments."""
-        there = isinstance(ready, Ready) or ready.code not in ("tool_unavailable", "tool_contract_unavailable")
-        return self.acts and not call.attempts and there
+    def concerns(self, call: AskedCall) -> bool:
+        """Plugins are asked about tools that are there, before anything is said about the arguments."""
+        if not self.acts:
+            return False
+        entry = self._run.agent.catalog.get(call.name)
+        return entry is not None and entry.fault is None
 
     async def before(self, call: AskedCall, spec: ToolSpec) -> Attempted | tuple[AskedCall, Ready]:
         """How a call ends, or waits for a person, that plugins do not let begin; else the call as they left it."""
