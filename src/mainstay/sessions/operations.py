@@ -10,7 +10,6 @@ If the process dies in between, the caller has none, and may call again.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -125,6 +124,8 @@ class OperationTable:
     def find(self, name: str, kind: OperationKind | None = None) -> Operation:
         operation = self._operations.get(name)
         if operation is None:
+            import difflib  # noqa: PLC0415  # for a mistake only
+
             near = difflib.get_close_matches(str(name), list(self._operations), 3, 0.5)
             raise UnknownOperation(name, f"no plugin offers it; near: {', '.join(near)}" if near else "no such name")
         if kind is not None and operation.definition.kind != kind:
