@@ -283,7 +283,7 @@ class Watch:
         self._guarded = guarded
         try:
             result = await guarded
-        except BaseException as error:
+        except BaseException as error:  # whatever it was, a hook whose time was up is what caused it
             if self._late is not None and guarded.took_back():
                 raise self._overdue(self._late, not guarded.left) from error
             raise
