@@ -204,7 +204,9 @@ async def test_hook_creates_runs_and_closes_another_session(place: Place) -> Non
     seen: list[Any] = []
 
     async def delegate(ctx: Any) -> None:
-        child = await ctx.host.create_session(CreateSession(session_id="child", hidden=("drop",)))
+        child = await ctx.host.create_session(CreateSession(session_id="child", hidden=("drop",), label="side job"))
+        made = await ctx.host.snapshot(child)
+        assert (made.parent, made.label) == ("s", "side job")
         result = await ctx.host.start_turn(child, "work", key="k")
         again = await ctx.host.start_turn(child, "work", key="k")
         seen.extend([child, result.outcome, again.turn_id])

@@ -30,6 +30,7 @@ class CreateSession(Struct, frozen=True, gc=False, tag_field="kind", tag="create
 
     `session_id` None derives an id from where the directive was given. `said` is its first input. `hidden` are tools
     it must not see, beyond those its parent may not; `only` are all that it may see, of those its parent may.
+    `label` says what it is for, to whoever reads its snapshot.
     """
 
     agent: str | None = None

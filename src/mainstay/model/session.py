@@ -115,7 +115,10 @@ class ToolState(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class SessionSnapshot(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What is committed of a session, for those who may read it. `turn` is the one that is open, if any."""
+    """What is committed of a session, for those who may read it. `turn` is the one that is open, if any.
+
+    `label` is what a child session was created for.
+    """
 
     session_id: str
     agent: str
@@ -124,6 +127,7 @@ class SessionSnapshot(Struct, frozen=True, gc=False, omit_defaults=True):
     turn: int | None = None
     parent: str | None = None
     tools: ToolState = ToolState()
+    label: str = ""
 
 
 class Appending(Struct, frozen=True, gc=False, tag_field="status", tag="appended"):

@@ -310,6 +310,8 @@ class Plugin:
         """
 
     # ------------------------------------------------------------------ exclusive slots: one plugin each
+    # Without an owner the runtime does this itself, so there is no default to fall back on: these, and `snapshot`
+    # below, are called only where they are overridden.
 
     def project_result(self, ctx: ToolEndContext) -> Any:
         """What the model sees of an outcome, as JSON; the whole of it is kept. An exception shows it as it is."""

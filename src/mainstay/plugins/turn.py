@@ -70,15 +70,11 @@ CODES = {
 
 
 class Kept:
-    """What of the plugins' state is recorded: the newest snapshot of each, and the revision it is of.
+    """The revision of each plugin's state that is recorded. Lives as long as the session is in memory."""
 
-    Lives as long as the session is in memory; `record` moves it on.
-    """
+    __slots__ = ("revisions",)
 
-    __slots__ = ("revisions", "snapshots")
-
-    def __init__(self, snapshots: dict[str, PluginSnapshot], plugins: Sequence[Plugin]) -> None:
-        self.snapshots = snapshots
+    def __init__(self, plugins: Sequence[Plugin]) -> None:
         self.revisions = {plugin.id: state.revision(plugin) for plugin in plugins if overrides(plugin, "snapshot")}
 
 
@@ -294,7 +290,7 @@ class TurnPlugins:
                     self._report(fault)
                 continue
             self._kept.revisions[plugin.id] = taken.snapshot.revision
-            self._kept.snapshots[plugin.id] = changed[plugin.id] = taken.snapshot
+            changed[plugin.id] = taken.snapshot
             self._run.journal.stage(taken.blobs)
         if not changed and not self.issues and not self._edits:
             return slot

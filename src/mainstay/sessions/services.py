@@ -101,7 +101,7 @@ class Services:
         row = await self._row(session_id)
         view, settings = await self._desk.turns.view(row), load(row.settings)
         return SessionSnapshot(
-            row.id, row.agent, row.head, tuple(view.messages), row.turn, settings.parent, settings.tools
+            row.id, row.agent, row.head, tuple(view.messages), row.turn, settings.parent, settings.tools, settings.label
         )
 
     async def tool_catalog(self, session_id: str | None = None) -> Sequence[Mapping[str, Any]]:

@@ -107,7 +107,7 @@ class Setup(Struct):
 
 def lean(definition: Definition) -> Setup:
     """For every session nobody decided anything for, of an agent whose plugins keep nothing for one."""
-    return Setup(definition, definition.plugins.shared, Kept({}, ()), shared=True)
+    return Setup(definition, definition.plugins.shared, Kept(()), shared=True)
 
 
 async def equip(
@@ -133,7 +133,7 @@ async def equip(
     waiting = {n: each for n, each in settings.snapshots.items() if each.revision >= _revision(snapshots.get(n))}
     snapshots.update(waiting)
     session, issues = await _restored(session, snapshots, blobs)
-    kept = _kept(snapshots, session)
+    kept = _kept(session)
     for name in waiting:
         kept.revisions.pop(name, None)  # changed between turns: the next record carries it
     config = await _configured(definition, session, contexts, issues)
@@ -149,9 +149,9 @@ async def equip(
     return Setup(own, session, kept, config, contexts, row.settings, row.head, issues, overlay, known)
 
 
-def _kept(snapshots: dict[str, PluginSnapshot], session: PluginSession) -> Kept:
+def _kept(session: PluginSession) -> Kept:
     try:
-        return Kept(snapshots, session.plugins)
+        return Kept(session.plugins)
     except PluginFault as fault:
         raise TurnAborted(fault.plugin, "plugin_session", str(fault)) from fault
 

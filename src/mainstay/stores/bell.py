@@ -61,5 +61,5 @@ def hung(loop: asyncio.AbstractEventLoop, hear: Callable[[Any], None]) -> Bell |
         return None
     try:
         return Bell(loop, hear)
-    except (OSError, NotImplementedError):
+    except (OSError, NotImplementedError):  # no descriptor to be had, or a loop that watches none
         return None
