@@ -353,6 +353,16 @@ async def _lengthen(path: str, session_id: str, turns: int) -> None:
         await store.close()
 
 
+# ---------------------------------------------------------------------- processes
+
+
+async def w4(params: Sample) -> Sample:
+    """Durable processes. Imported when they are measured: a cold start must not pay for them."""
+    import process_workloads
+
+    return await process_workloads.w4(params)
+
+
 # ---------------------------------------------------------------------- many sessions, cold start, streaming
 
 
@@ -489,4 +499,4 @@ async def _check_recovered(runtime: Runtime, units: int) -> None:
 
 
 if __name__ == "__main__":
-    workload.main({"w1": w1, "w2": w2, "w3": w3, "w5": w5, "w7": w7, "w8": w8, "wp": wp}, cold_start)
+    workload.main({"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5, "w7": w7, "w8": w8, "wp": wp}, cold_start)

@@ -45,13 +45,18 @@ PEERS = Path(os.environ.get("BENCH_PEERS", ROOT.parent / "shared" / "bench"))
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line-up of a workload: ours, or the floor's. `disk`: it gets an empty folder."""
+    """One line-up of a workload: ours, or the floor's. `disk`: it gets an empty folder. `killed`: once, in the middle.
+
+    `quick` stands in for parameters in a short run.
+    """
 
     name: str
     params: dict[str, Any] = field(default_factory=dict)
     disk: bool = False
     floor: dict[str, Any] | None = None
     rounds: int = 3
+    killed: bool = False
+    quick: dict[str, Any] = field(default_factory=dict)
 
     @property
     def workload(self) -> str:
@@ -59,17 +64,25 @@ class Row:
 
 
 SHAPES = ["t1", "t10", "p4"]
+UNITS = {"units": 1000, "at_once": 50}
 ROWS = (
     Row("w1", {"shapes": SHAPES, "seconds": 0.8}, floor={}, rounds=5),
     Row("w2", {"shapes": SHAPES, "seconds": 1.0}, disk=True, floor={"store": "sqlite"}, rounds=5),
     Row("w2x64", {"at_once": 64, "seconds": 1.2}, disk=True, rounds=5),
     Row("w3", {"marks": [10, 100, 1000], "repeats": 20, "deep": 10_000}, disk=True, floor={"store": "sqlite"}),
+    Row("w4", UNITS, disk=True, floor={"store": "sqlite", "variant": "group"}, rounds=5),
+    Row("w4r", UNITS | {"recovery": "rerun"}, disk=True, rounds=5),
+    Row("w4s", UNITS | {"units": 500}, disk=True, floor={"store": "sqlite"}, rounds=5),
+    Row("w4p", {"what": "parked", "processes": 10_000}, disk=True, rounds=2, quick={"processes": 1000}),
+    Row("w4l", {"what": "long", "steps": 10_000}, disk=True, rounds=3, killed=True, quick={"steps": 1000}),
+    Row("w4i", {"what": "interrupted", "units": 200}, disk=True, rounds=5, killed=True),
+    Row("w4m", {"what": "interrupted", "units": 2000}, disk=True, rounds=3, killed=True, quick={"units": 500}),
     Row("w5", {"sessions": 1000, "delay": 0.05}, floor={}, rounds=5),
     Row("w5s", {"sessions": 1000, "delay": 0.05}, disk=True, rounds=5),
     Row("w6", floor={}, rounds=7),
     Row("w7", {"repeats": 3}, floor={}),
     Row("w7a", {"repeats": 3, "apart": True}),
-    Row("w8", {"units": 200}, disk=True, rounds=5),
+    Row("w8", {"units": 200}, disk=True, rounds=5, killed=True),
     Row("wp", {"turns": 40, "rounds": 12}, rounds=5),
     Row("wps", {"turns": 20, "rounds": 8}, disk=True, rounds=3),
 )
@@ -94,6 +107,8 @@ class Sampler:
         params = dict(row.params) | ((row.floor or {}) if floor else {})
         if self._quick and "seconds" in params:
             params |= {"seconds": params["seconds"] / 4, "turns": 256}
+        if self._quick:
+            params |= row.quick
         if row.disk:
             params["dir"] = str(work)
         script = PEERS / "adapters" / "floor.py" if floor else HERE / "mainstay_adapter.py"
@@ -104,7 +119,7 @@ class Sampler:
 
     def _timed(self, row: Row, params: Sample, script: Path, work: Path) -> Sample:
         before = [yardstick() for _ in range(3)]
-        sample = self._crash(row, params, script, work) if row.name == "w8" else self._once(row, params, script, work)
+        sample = (self._crash if row.killed else self._once)(row, params, script, work)
         if "yard_ms" not in sample:  # a cold start cannot take the yardstick itself
             sample["yard_ms"] = statistics.mean(before + [yardstick() for _ in range(3)])
         return sample
@@ -133,18 +148,20 @@ class Sampler:
         return sample
 
     def _crash(self, row: Row, params: Sample, script: Path, work: Path) -> Sample:
-        """Start, wait until every turn is in its second tool, kill -9, start again."""
+        """Start, wait until everything is in flight, kill -9, start again. What the first process measured is kept."""
         ready, end = work / "ready", time.monotonic() + self._timeout
         first = self._start(row, params | {"phase": "start", "ready": str(ready)}, script, work)
         while not ready.exists():
             if first.poll() is not None or time.monotonic() > end:
                 first.kill()
                 first.wait()
-                return {"error": f"the turns were never all in flight: {(work / 'log').read_text()[-400:]}"}
+                return {"error": f"they were never all in flight: {(work / 'log').read_text()[-400:]}"}
             time.sleep(0.02)
         first.kill()
         first.wait()
-        return self._once(row, params | {"phase": "recover"}, script, work)
+        told = ready.read_text()
+        before: Sample = json.loads(told) if told.startswith("{") else {}
+        return before | self._once(row, params | {"phase": "recover"}, script, work)
 
 
 def lean_environment(folder: Path) -> Path:

@@ -19,6 +19,9 @@ PUBLIC = [
     "ModelRequest",
     "ModelResponse",
     "Plugin",
+    "Process",
+    "ProcessContext",
+    "ProcessHandle",
     "Receipt",
     "Retry",
     "Runtime",
@@ -32,6 +35,7 @@ PUBLIC = [
     "TurnFailed",
     "TurnResult",
     "Usage",
+    "process",
     "tool",
 ]
 

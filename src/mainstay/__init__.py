@@ -12,6 +12,9 @@ from mainstay.model.llm import ModelRequest, ModelResponse, Usage
 from mainstay.model.message import Message, ToolCall, ToolResult
 from mainstay.plugins.hooks import Plugin
 from mainstay.ports.tool import ToolProvider
+from mainstay.processes.context import ProcessContext
+from mainstay.processes.define import Process, process
+from mainstay.processes.handle import ProcessHandle
 from mainstay.runtime import Runtime
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.session import Receipt, Session
@@ -28,6 +31,9 @@ __all__ = [
     "ModelRequest",
     "ModelResponse",
     "Plugin",
+    "Process",
+    "ProcessContext",
+    "ProcessHandle",
     "Receipt",
     "Retry",
     "Runtime",
@@ -41,5 +47,6 @@ __all__ = [
     "TurnFailed",
     "TurnResult",
     "Usage",
+    "process",
     "tool",
 ]

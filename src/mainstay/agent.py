@@ -16,7 +16,8 @@ from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.registry import PluginSet, overrides
 from mainstay.ports.provider import Provider
 from mainstay.runtime import Runtime
-from mainstay.sessions.definition import Definition
+from mainstay.sessions.definition import Defined, Definition
+from mainstay.sessions.delegating import AgentTool, agent_tool
 from mainstay.sessions.operations import OperationTable
 from mainstay.sessions.result import TurnResult
 from mainstay.tools.answer import output_codec
@@ -130,6 +131,26 @@ class Agent(Generic[T]):
             self._operations,
         )
 
+    @property
+    def subagents(self) -> tuple[Defined, ...]:
+        """The agents that this one may give work to: a Runtime that has this one has them too."""
+        found = [tool.agent for tool in self.tools if isinstance(tool, AgentTool)]
+        for plugin in self._plugins.plugins:
+            found += getattr(plugin, "agents", ())
+        return tuple(found)
+
+    def as_tool(
+        self, name: str | None = None, description: str | None = None, *, background: bool = False
+    ) -> AgentTool:
+        """This agent as a tool of another one: it works on a task in a session of its own, and answers.
+
+            Agent(model, tools=[researcher.as_tool(description="Finds sources.")])
+
+        Several calls in one reply run at the same time. With `background` the call returns a handle at once, and the
+        session is woken when the agent has answered.
+        """
+        return agent_tool(self, str if self.output is None else self.output, name, description, background)
+
     async def run(self, said: str | Message, *, deps: Any = None, timeout: float | None = None) -> TurnResult[T]:
         """One turn in memory. Cancelling it cancels the turn. Use a Runtime for what must last."""
         async with Runtime("memory", agents=[self], deps=deps) as runtime:
@@ -169,7 +190,18 @@ def catalog_of(tools: Iterable[Any], plugins: PluginSet) -> Catalog:
             owners[name] = plugin.id
         if plugin in plugins.shared_tools:
             shared += offered
-    return catalog.extended(shared) if shared else catalog
+    catalog = catalog.extended(shared) if shared else catalog
+    if not any(spec.background for spec in catalog.specs()) and not _starts_agents(tools, plugins):
+        return catalog
+    from mainstay.builtin.processes import with_process_tools  # noqa: PLC0415  # most agents need none of these
+
+    return with_process_tools(catalog)
+
+
+def _starts_agents(tools: Iterable[Any], plugins: PluginSet) -> bool:
+    """Whether a model gets handles of agents that work in the background."""
+    called = any(isinstance(tool, AgentTool) and tool.in_background for tool in tools)
+    return called or any(getattr(plugin, "starts_agents", False) for plugin in plugins.plugins)
 
 
 def _offered(plugin: Plugin) -> tuple[list[Any], list[str]]:

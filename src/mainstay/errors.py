@@ -5,12 +5,19 @@
     │   ├── InvalidSessionId
     │   ├── InvalidCursor
     │   ├── InvalidDefinition   an agent, tool or runtime is put together wrongly
+    │   ├── InvalidProcess      a process cannot be registered, or told, like this
+    │   │   ├── InvalidHandle     this is no handle of a process
+    │   │   └── UndeclaredEvent   it has no such event or signal
     │   └── TooLarge
     ├── Conflict              the request disagrees with what is already durable
     │   ├── KeyConflict         a key was used before with other content
     │   ├── WrongAgent          the session belongs to another agent
     │   ├── AlreadyAnswered     an approval or wait has its answer
     │   ├── StaleSettings       the settings of a session have changed since they were read
+    │   ├── TooDeep             a session has too many parents above it to begin another
+    │   ├── ProcessConflict     the id of a process was used before for something else
+    │   ├── ProcessEnded        it is over: it takes no signal and needs no cancel
+    │   ├── WrongAuthority      who says how it ended may not
     │   └── HeadMoved           another writer committed first
     ├── NotFound
     │   ├── UnknownSession
@@ -19,8 +26,20 @@
     │   ├── UnknownNode
     │   ├── UnknownTool
     │   ├── UnknownWait
+    │   ├── UnknownProcess
+    │   │   ├── ProcessPruned     it ended, and what it left was pruned
+    │   │   └── ProcessNotVisible it is not this session's to see
     │   └── SessionDeleted      the id is spent for good
     ├── TurnFailed            a turn ended without finishing; `outcome` says how
+    ├── ProcessFailed         a process ended without a value; `outcome` says how
+    │   ├── ProcessCancelled    it was asked to end
+    │   ├── ProcessAbandoned    it was given up: what it did is not known
+    │   └── ProcessStuck        it cannot go on until a person looks
+    ├── StepFailed            a step of a durable function failed for good
+    │   └── OutcomeUnknown      nobody saw how it ended
+    ├── TimedOut              a wait ended because its caller had set a limit
+    ├── Diverged              a durable function asks for something else than its journal tells
+    ├── ForeignTask           a durable context was used from a task that is no branch of it
     ├── Fenced                this owner was relieved; reload and stop writing
     ├── StoreError
     │   ├── StoreDamaged        refused to open: the file is not whole
@@ -111,6 +130,59 @@ class Conflict(MainstayError):
     code = "conflict"
 
 
+class InvalidProcess(InvalidInput):
+    """A process cannot be registered, or told something, like this."""
+
+    code = "invalid_process"
+
+
+class InvalidHandle(InvalidProcess):
+    """This is no handle of a process."""
+
+    code = "invalid_handle"
+
+
+class UndeclaredEvent(InvalidProcess):
+    """The process declared no such event, or signal."""
+
+    code = "undeclared_event"
+
+    def __init__(self, process_id: str, event_type: str, declared: list[str]) -> None:
+        self.process_id, self.event_type, self.declared = process_id, event_type, declared
+        known = ", ".join(declared) or "none"
+        super().__init__(f"process {process_id!r} declares no event {event_type!r}; it declares: {known}")
+
+
+class ProcessConflict(Conflict):
+    """The id of a process was used before for something else."""
+
+    code = "process_conflict"
+
+    def __init__(self, process_id: str) -> None:
+        self.process_id = process_id
+        super().__init__(f"process {process_id!r} was registered before as something else: choose another id")
+
+
+class ProcessEnded(Conflict):
+    """The process is over."""
+
+    code = "process_already_terminal"
+
+    def __init__(self, process_id: str, status: str) -> None:
+        self.process_id, self.status = process_id, status
+        super().__init__(f"process {process_id!r} is {status}: nothing more can happen to it")
+
+
+class WrongAuthority(Conflict):
+    """Whoever says how the process ended may not say so."""
+
+    code = "wrong_authority"
+
+    def __init__(self, process_id: str, authority: str, contract: str) -> None:
+        self.process_id, self.authority, self.contract = process_id, authority, contract
+        super().__init__(f"{authority} may not end process {process_id!r}: its contract is {contract}")
+
+
 class KeyConflict(Conflict):
     """The same key was used before with other content."""
 
@@ -154,6 +226,16 @@ class StaleSettings(Conflict):
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         super().__init__(f"the settings of session {session_id!r} have changed meanwhile: read them again, then edit")
+
+
+class TooDeep(Conflict):
+    """A session that was begun by a session, and so on, may not begin another one."""
+
+    code = "too_deep"
+
+    def __init__(self, session_id: str, limit: int) -> None:
+        self.session_id = session_id
+        super().__init__(f"session {session_id!r} is {limit} sessions deep: it must do its work by itself")
 
 
 class HeadMoved(Conflict):
@@ -222,6 +304,34 @@ class UnknownWait(NotFound):
         super().__init__("this completion key is unknown or revoked: it works only in the store that issued it")
 
 
+class UnknownProcess(NotFound):
+    code = "unknown_process"
+
+    def __init__(self, process_id: str, why: str = "there is no such process in this store") -> None:
+        self.process_id = process_id
+        super().__init__(f"process {process_id!r}: {why}; `runtime.processes.list()` shows what is")
+
+
+class ProcessPruned(UnknownProcess):
+    """The process ended, and what it left was pruned. Its id is spent for good."""
+
+    code = "process_no_longer_retained"
+
+    def __init__(self, process_id: str, status: str, at: int) -> None:
+        self.status, self.at = status, at
+        super().__init__(process_id, f"it was {status}, and is no longer retained")
+
+
+class ProcessNotVisible(UnknownProcess):
+    """The process is not this session's to see: a grant would make it so."""
+
+    code = "process_not_visible"
+
+    def __init__(self, process_id: str, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(process_id, f"it is neither live nor visible in session {session_id!r}")
+
+
 class SessionDeleted(NotFound):
     """The session was deleted; its id is spent for good."""
 
@@ -240,6 +350,92 @@ class TurnFailed(MainstayError):
     def __init__(self, turn_id: str, kind: str, outcome: Any) -> None:
         self.turn_id, self.kind, self.outcome = turn_id, kind, outcome
         super().__init__(f"turn {turn_id} did not finish: {kind} {outcome!r}")
+
+
+class ProcessFailed(MainstayError):
+    """A process ended without a value. `outcome` is how, as JSON."""
+
+    code = "process_failed"
+
+    def __init__(self, process_id: str, what: str, outcome: Any) -> None:
+        self.process_id, self.outcome = process_id, outcome
+        super().__init__(f"process {process_id!r} {what}")
+
+
+class ProcessCancelled(ProcessFailed):
+    """The process was asked to end, and did."""
+
+    code = "process_cancelled"
+
+
+class ProcessAbandoned(ProcessFailed):
+    """The process was given up: whether its last effect happened is not known."""
+
+    code = "process_abandoned"
+
+
+class ProcessStuck(ProcessFailed):
+    """The process cannot go on until a person looks: `outcome` says why. It has not ended."""
+
+    code = "process_stuck"
+
+
+class StepFailed(MainstayError):
+    """A step of a durable function failed for good. Raised at its line, on the first run and on every replay."""
+
+    code = "step_failed"
+
+    def __init__(self, step: str, fault: str, message: str, data: Any = None) -> None:
+        self.step, self.fault, self.message, self.data = step, fault, message, data
+        super().__init__(f"step {step}: {fault}: {message}" if message else f"step {step}: {fault}")
+
+
+class OutcomeUnknown(StepFailed):
+    """A step started and nobody saw it end: its effect may or may not have happened."""
+
+    code = "outcome_unknown"
+
+    def __init__(self, step: str, why: str) -> None:
+        super().__init__(step, "outcome_unknown", why)
+
+
+class TimedOut(MainstayError, TimeoutError):
+    """A wait ended because its caller had set a limit. What was waited for is unharmed."""
+
+    code = "timed_out"
+
+    def __init__(self, what: str, seconds: float | None = None) -> None:
+        self.what, self.seconds = what, seconds
+        super().__init__(f"{what} within {seconds:g} s" if seconds is not None else what)
+
+
+class Diverged(MainstayError):
+    """A durable function asks for something else than its journal tells: its code has changed, or is not deterministic.
+
+    Both sides are shown. Nothing was done; the process is stuck until the code that began it is back.
+    """
+
+    code = "diverged"
+
+    def __init__(self, process_id: str, key: str, recorded: str, asked: str) -> None:
+        self.process_id, self.key, self.recorded, self.asked = process_id, key, recorded, asked
+        super().__init__(
+            f"process {process_id!r} at {key}: its journal says {recorded}, its code asks for {asked}: run the code "
+            "that began it (register that version beside the new one), then resume it"
+        )
+
+
+class ForeignTask(MainstayError):
+    """A durable context was used from a task that is no branch of it: replay could not tell whose call it was."""
+
+    code = "foreign_task"
+
+    def __init__(self, process_id: str) -> None:
+        self.process_id = process_id
+        super().__init__(
+            f"the context of process {process_id!r} was used from another task: run branches with "
+            "`ctx.gather(…)`, `ctx.any(…)` or `ctx.all(…)` instead of asyncio's own"
+        )
 
 
 class Fenced(MainstayError):

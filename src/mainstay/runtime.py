@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -14,25 +14,34 @@ from mainstay.engine.host import SystemClock, SystemRandom
 from mainstay.engine.lease import LeaseTerms, Pulse, Worker
 from mainstay.engine.supervisor import Supervisor
 from mainstay.engine.waits import ending, verify
-from mainstay.errors import AlreadyAnswered, InvalidDefinition, RuntimeClosed, UnknownWait, WrongAgent
+from mainstay.errors import AlreadyAnswered, RuntimeClosed, UnknownWait, WrongAgent
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.ids import check_session_id, mint
-from mainstay.model.session import Answer, SessionRow
+from mainstay.model.session import Answer
 from mainstay.model.settings import load
-from mainstay.model.write import Delete, SessionFilter
 from mainstay.observe.feed import Feed
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import Store
-from mainstay.sessions.definition import Defined, Definition
+from mainstay.processes.define import Process
+from mainstay.processes.function import FunctionEngine
+from mainstay.processes.handle import ProcessHandle
+from mainstay.processes.recovery import ProcessWatch
+from mainstay.processes.service import ProcessService, Start
+from mainstay.processes.worker import ProcessWorker
+from mainstay.sessions.definition import Defined, Definition, by_name
 from mainstay.sessions.desk import Desk
+from mainstay.sessions.environment import serve_tools
 from mainstay.sessions.inbox import Inbox, pick_agent
+from mainstay.sessions.roster import Sessions
 from mainstay.sessions.services import services_of
 from mainstay.sessions.session import Session
 from mainstay.sessions.setup import checked_options
-from mainstay.sessions.switchboard import Switchboard
+from mainstay.sessions.subagents import TurnEngine
+from mainstay.sessions.switchboard import Switchboard, task_engine
 from mainstay.sessions.turns import Turns
 from mainstay.sessions.watch import Watch
+from mainstay.stores.choice import open_store
 from mainstay.tools.dispatch import Dispatcher
 
 DEFAULT_STORE = ".mainstay/runtime.db"
@@ -52,6 +61,7 @@ class Runtime:
         store: str | os.PathLike[str] | Store = DEFAULT_STORE,
         *,
         agents: Iterable[Defined] = (),
+        processes: Iterable[Process[..., Any]] = (),
         deps: Any = None,
         recover: bool = True,
         grace: float = GRACE,
@@ -62,7 +72,7 @@ class Runtime:
     ) -> None:
         self._clock: Clock = clock or SystemClock()
         self._store = open_store(store, self._clock)
-        self._agents = _by_name(agents)
+        self._agents, self._functions = by_name(agents), tuple(processes)
         self._deps, self._recover, self._grace = deps, recover, grace
         self._terms = lease or LeaseTerms()
         self._random: Random = random or SystemRandom()
@@ -96,7 +106,11 @@ class Runtime:
         self._definitions: dict[str, Definition] = definitions
         desk = Desk(self._worker, feed, self._turns, definitions, inbox, bool(definitions))
         self._turns.serve(functools.partial(services_of, desk))
-        watch = Watch(desk, self._worker, self._recover and bool(definitions))
+        self._work = self._employ(desk)
+        desk.employ(self._processes, self._work, self._supervisor)
+        watch = Watch(
+            desk, self._worker, ProcessWatch(self._work, self._clock), self._recover and not self._work.passive
+        )
         self._pulse = Pulse(self._worker, asyncio.get_running_loop(), self._busy_with)
         self._pulse.start()
         opened.callback(self._tell_all, desk)
@@ -108,6 +122,15 @@ class Runtime:
         self._watching = self._background.spawn(watch.watch(), "mainstay watch")
         self._desk = desk
 
+    def _employ(self, desk: Desk) -> ProcessWorker:
+        """Who works on processes here, and with what."""
+        work = ProcessWorker(self._dispatcher, self._supervisor)
+        work.passive = not self._agents and not self._functions
+        work.serve([FunctionEngine(self._functions, work), TurnEngine(desk, work), task_engine(desk)])
+        self._processes = ProcessService(work)
+        serve_tools(desk, self._dispatcher, work, self._processes)
+        return work
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -118,7 +141,7 @@ class Runtime:
         if desk is None:
             return
         desk.closed = True
-        self._turns.leaving = True
+        self._turns.leaving = self._work.leaving = True
         async with self._opened:
             if grace > 0:
                 await self._supervisor.finish(grace)
@@ -127,6 +150,7 @@ class Runtime:
         for resident in self._turns.residents.all():
             if resident.run is not None:
                 resident.run.gate.leave()
+        self._work.leave()
         await self._supervisor.finish(2.0)
 
     def _tell_all(self, desk: Desk) -> None:
@@ -138,13 +162,13 @@ class Runtime:
         desk.feed.close()
 
     async def drain(self, timeout: float | None = None) -> bool:
-        """For servers about to stop: claim nothing new, and wait until running turns have ended or parked."""
+        """For servers about to stop: claim nothing new, and wait until what runs has ended or parked."""
         self._open()
-        self._turns.leaving = True
+        self._turns.leaving = self._work.leaving = True
         return await self._supervisor.finish(timeout)
 
     async def wait_idle(self, timeout: float | None = None) -> bool:
-        """Wait until no turn of this store is open that this Runtime could work on; False when time ran out."""
+        """Wait until this store holds nothing that this Runtime could work on now; False when time ran out."""
         self._open()
         try:
             async with asyncio.timeout(timeout):
@@ -158,7 +182,8 @@ class Runtime:
         return True
 
     async def _could_work(self) -> bool:
-        return any(r.state == "open" and r.agent in self._definitions for r in await self._store.open_sessions())
+        turns = any(r.state == "open" and r.agent in self._definitions for r in await self._store.open_sessions())
+        return turns or any(self._work.can(r.registration) for r in await self._store.active_processes())
 
     def _busy_with(self) -> str:
         running = ", ".join(f"tool {tool} ({call})" for call, tool in list(self._dispatcher.running.items())[:3])
@@ -204,6 +229,27 @@ class Runtime:
             assert resolved.wait is not None
             raise AlreadyAnswered("this completion", ending(resolved.wait))
 
+    async def start(
+        self, what: Any, args: Mapping[str, Any] | None = None, *, id: str | None = None, label: str = ""
+    ) -> ProcessHandle:
+        """Begin a process: a durable function, a tool or an agent. On disk when this returns; it never waits for it.
+
+        The same `id` with the same content is the same process, started once.
+        """
+        self._open()
+        return await self._processes.start(what, args, Start(id, label))
+
+    def handle(self, process: Any) -> ProcessHandle:
+        """The handle of a process, from its JSON or its id."""
+        self._open()
+        return self._processes.handle(process)
+
+    @property
+    def processes(self) -> ProcessService:
+        """List processes, and everything else that a host may do with them."""
+        self._open()
+        return self._processes
+
     @property
     def operations(self) -> Switchboard:
         """What may be asked of the agents' plugins."""
@@ -212,55 +258,8 @@ class Runtime:
     @property
     def sessions(self) -> Sessions:
         """List and delete sessions."""
-        return Sessions(self._open(), self._store, self._clock)
+        return Sessions(self._open())
 
     @property
     def store(self) -> Store:
         return self._store
-
-
-class Sessions:
-    """The sessions of a store."""
-
-    def __init__(self, desk: Desk, store: Store, clock: Clock) -> None:
-        self._desk, self._store, self._clock = desk, store, clock
-
-    async def list(
-        self, *, agent: str | None = None, state: str | None = None, prefix: str = "", limit: int = 100
-    ) -> Sequence[SessionRow]:
-        """Sessions, the most recently changed first."""
-        return await self._store.sessions(SessionFilter(agent, state, prefix, limit))
-
-    async def delete(self, session_id: str) -> bool:
-        """Delete a session for good; its id is never used again. False when there was none."""
-        deleted = await self._store.write(Delete(check_session_id(session_id), self._clock.now()))
-        self._desk.turns.residents.deleted(session_id)
-        return deleted
-
-
-def open_store(where: str | os.PathLike[str] | Store, clock: Clock | None = None) -> Store:
-    """A store from what a user writes: a path, a `sqlite:///` URL, "memory", or a Store."""
-    # Stores are imported when they are chosen: a Runtime in memory needs no driver.
-    if not isinstance(where, str | os.PathLike):
-        return where
-    text = os.fspath(where)
-    if text in ("memory", ":memory:"):
-        from mainstay.stores.memory import MemoryStore  # noqa: PLC0415  # chosen at run time
-
-        return MemoryStore(clock=clock)
-    if text.startswith(("postgresql://", "postgres://")):
-        raise InvalidDefinition("the Postgres store is not part of this version: use a file path or 'memory'")
-    if "://" in text and not text.startswith("sqlite:///"):
-        raise InvalidDefinition(f"{text!r} is not a store: use a path, sqlite:///path or 'memory'")
-    from mainstay.stores.sqlite import SqliteStore  # noqa: PLC0415  # chosen at run time
-
-    return SqliteStore(text.removeprefix("sqlite:///"))
-
-
-def _by_name(agents: Iterable[Defined]) -> dict[str, Defined]:
-    found: dict[str, Defined] = {}
-    for agent in agents:
-        if agent.name in found:
-            raise InvalidDefinition(f"two agents are named {agent.name!r}: give each a name of its own")
-        found[agent.name] = agent
-    return found

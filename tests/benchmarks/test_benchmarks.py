@@ -71,12 +71,30 @@ def test_w7_sees_every_character(tmp_path: Path) -> None:
     assert together["chunks_seen"] < apart["chunks_seen"]
 
 
-@pytest.mark.kill
-def test_w8_finishes_killed_turns_without_repeating_what_was_recorded(tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    params = {"units": 5, "dir": str(tmp_path), "ready": str(ready), "phase": "start"}
-    command = [sys.executable, str(BENCHMARKS / "mainstay_adapter.py"), "w8", json.dumps(params)]
-    with subprocess.Popen(command, env=environment(tmp_path / "first.json")) as first:
+@pytest.mark.parametrize("recovery", ["once", "rerun"])
+def test_w4_shares_transactions_between_units(tmp_path: Path, recovery: str) -> None:
+    found = sample(tmp_path, "w4", {"units": 60, "at_once": 20, "recovery": recovery, "dir": str(tmp_path)})
+    assert 0 < found["commits"] < 2
+    assert found["seq_p50_ms"] > 0
+
+
+def test_w4_wakes_all_that_wait(tmp_path: Path) -> None:
+    found = sample(tmp_path, "w4", {"what": "parked", "processes": 30, "dir": str(tmp_path)})
+    assert (found["processes"], found["tasks"]) == (30, 0)
+    assert found["due_s"] > 0
+
+
+def killed(folder: Path, workload: str, params: dict[str, Any]) -> tuple[str, Any]:
+    """What an adapter process said that was killed when all was in flight, and what the next one left behind."""
+    ready = folder / "ready"
+    params |= {"dir": str(folder), "ready": str(ready)}
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "mainstay_adapter.py"),
+        workload,
+        json.dumps(params | {"phase": "start"}),
+    ]
+    with subprocess.Popen(command, env=environment(folder / "first.json")) as first:
         try:
             end = time.monotonic() + 30
             while not ready.exists() and first.poll() is None and time.monotonic() < end:
@@ -84,8 +102,27 @@ def test_w8_finishes_killed_turns_without_repeating_what_was_recorded(tmp_path: 
             assert ready.exists()
         finally:
             first.kill()
-    found = sample(tmp_path, "w8", params | {"phase": "recover", "t0": time.time()})
+    return ready.read_text(), sample(folder, workload, params | {"phase": "recover", "t0": time.time()})
+
+
+@pytest.mark.kill
+def test_w8_finishes_killed_turns_without_repeating_what_was_recorded(tmp_path: Path) -> None:
+    _, found = killed(tmp_path, "w8", {"units": 5})
     assert found["units"] == 5
+
+
+@pytest.mark.kill
+def test_w4_finishes_interrupted_processes_without_repeating_what_was_recorded(tmp_path: Path) -> None:
+    said, found = killed(tmp_path, "w4", {"what": "interrupted", "units": 70})
+    assert json.loads(said) == {"runtimes": 2}
+    assert found["units"] == 70
+
+
+@pytest.mark.kill
+def test_w4_finishes_a_long_process_and_tells_what_its_steps_cost(tmp_path: Path) -> None:
+    said, found = killed(tmp_path, "w4", {"what": "long", "steps": 50})
+    assert len(json.loads(said)["cpu_ms_by_tenth"]) == 10
+    assert found["steps"] == 50
 
 
 # ---------------------------------------------------------------------- the report
@@ -152,6 +189,17 @@ def test_a_target_is_judged_by_the_floor_of_the_same_run_too(tmp_path: Path) -> 
     text = shown(tmp_path, result_of(rows))
     assert line(text, "CPU ms") == "CPU ms 0.25 0.8 3.2× – ≤ 0.9 met by ratio ≤ 2.57×: MISSED by 24 %"
     assert line(text, "wall ms") == "wall ms 1.6 3.2 2× – ≤ 1.6 MISSED by 100 % by ratio ≤ 2.35×: met"
+
+
+def test_a_target_that_wants_more_is_judged_by_the_floor_too(tmp_path: Path) -> None:
+    """4,000 units/s were set beside a floor of 23,195: 0.172 of it, on whatever machine."""
+    rows = {
+        "w4": [{"units_per_s": 2000, "yard_ms": 17.84}],
+        "w4 floor": [{"units_per_s": 10_000, "yard_ms": 17.84}],
+    }
+    text = shown(tmp_path, result_of(rows))
+    assert line(text, "units/s") == ("units/s 10,000 2,000 0.2× – ≥ 4,000 MISSED by 100 % by ratio ≥ 0.172×: met")
+    assert line(text, "the same") == "the same at the targets’ speed 20,000 4,000 0.2× –"
 
 
 def test_the_chart_is_a_picture_with_ours_first(tmp_path: Path) -> None:

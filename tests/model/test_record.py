@@ -25,6 +25,7 @@ from mainstay.model.outcome import (
 )
 from mainstay.model.plugin import Decision, Issue, PluginSnapshot
 from mainstay.model.record import (
+    Asking,
     Closed,
     Completed,
     Delivered,
@@ -139,9 +140,19 @@ GOLDEN: list[tuple[str, Row, str]] = [
     ),
     (
         "completed",
-        Completed("opening.1:0", "ab", "compaction", "in short", Usage(3, 2), "m", 9),
-        '{"type":"completed.1","key":"opening.1:0","asked":"ab","label":"compaction","text":"in short",'
-        '"usage":{"input":3,"output":2},"model":"m","at":9}',
+        Completed("opening.1:ab:0", "compaction", "in short", Usage(3, 2), "m", 9, interrupted=1),
+        '{"type":"completed.1","key":"opening.1:ab:0","label":"compaction","text":"in short",'
+        '"usage":{"input":3,"output":2},"model":"m","at":9,"interrupted":1}',
+    ),
+    (
+        "completed without an answer",
+        Completed("opening.1:ab:0", "compaction", "", Usage(), error="overloaded"),
+        '{"type":"completed.1","key":"opening.1:ab:0","label":"compaction","text":"","usage":{},"error":"overloaded"}',
+    ),
+    (
+        "asking",
+        Asking("opening.1:ab:0", "compaction", 9),
+        '{"type":"asking.1","key":"opening.1:ab:0","label":"compaction","at":9}',
     ),
     (
         "framed",
@@ -160,6 +171,13 @@ GOLDEN: list[tuple[str, Row, str]] = [
         '{"type":"closed.1","outcome":{"type":"finished","value":{"n":1}},"usage":{"calls":1},'
         '"reply":{"type":"replied.1","step":1,"parts":[{"type":"text","text":"hi"}]},"at":9}',
     ),
+    (
+        "closed, the first of a child",
+        Closed(Finished(), Usage(), prelude=(HI,)),
+        '{"type":"closed.1","outcome":{"type":"finished"},"usage":{},'
+        '"prelude":[{"role":"user","parts":[{"type":"text","text":"hi"}]}]}',
+    ),
+    ("noted child", Noted(Slot(children=("c",))), '{"type":"noted.1","slot":{"children":["c"]}}'),
     ("spilled", Spilled("ab", 70000), '{"type":"spilled.1","digest":"ab","size":70000}'),
 ]
 
@@ -185,8 +203,9 @@ def test_the_order_of_stored_fields_does_not_matter(record: Row, stored: str) ->
 def test_every_kind_of_row_has_a_golden_form_and_a_versioned_tag() -> None:
     kinds = {type(record) for _, record, _ in GOLDEN}
 
-    assert kinds == {Said, Joined, Replied, Started, Faltered, Ended, Completed, Framed, Noted, Closed, Spilled}
+    assert kinds == {Said, Joined, Replied, Started, Faltered, Ended, Asking, Completed, Framed, Noted, Closed, Spilled}
     assert sorted(str(k.__struct_config__.tag) for k in kinds) == [
+        "asking.1",
         "closed.1",
         "completed.1",
         "ended.1",

@@ -188,6 +188,14 @@ def test_a_child_is_asked_for_in_plain_values() -> None:
     ]
 
 
+def test_what_a_child_begins_with_is_asked_for_in_plain_values() -> None:
+    prelude: Any = [Message("user", "look\0"), Message("assistant", "seen")]
+
+    assert read(P, "after_turn", CreateSession(start="fork", prelude=prelude)) == [
+        CreateSession(start="fork", prelude=(Message("user", "look\ufffd"), Message("assistant", "seen")))
+    ]
+
+
 class Angry:
     def __iter__(self) -> Iterator[Any]:
         raise RuntimeError("no")
@@ -234,6 +242,8 @@ def wrong(value: object) -> Any:
         ("before_turn", CreateSession(hidden=wrong("rm")), "Expected `array`, got `str`"),
         ("before_turn", CreateSession(label=wrong(5)), "Expected `str`, got `int`"),
         ("before_turn", CreateSession(only=wrong("ls")), "Expected `array | null`, got `str`"),
+        ("before_turn", CreateSession(start=wrong("end")), "Invalid enum value 'end'"),
+        ("before_turn", CreateSession(prelude=(Message("user", ""),)), "a message of the prelude is empty"),
     ],
 )
 def test_a_directive_that_no_store_could_hold_is_a_fault(seam: Seam, directive: Directive, why: str) -> None:

@@ -300,13 +300,13 @@ async def test_operations_are_listed() -> None:
     ]
 
 
-async def test_tasks_wait_for_durable_processes() -> None:
+async def test_tasks_need_somebody_who_works_on_them() -> None:
     operations = Desk(Counter()).operations
 
-    with pytest.raises(Unavailable, match=r"'counter\.count_all': tasks come with durable processes"):
+    with pytest.raises(Unavailable, match=r"'counter\.count_all': nobody here works on tasks"):
         await operations.task("counter.count_all", {}, "a")
-    with pytest.raises(Unavailable, match="tasks come with durable processes"):
-        await operations.call("counter.count_all", {}, "a")
+    with pytest.raises(MissingSession):
+        await operations.call("counter.count_all", {})
 
 
 # ---------------------------------------------------------------------- arguments

@@ -9,7 +9,7 @@ import pytest
 
 from mainstay import Agent, ModelRequest, ToolCall, tool
 from mainstay.model.outcome import Finished, PluginAborted
-from mainstay.plugins.hooks import Plugin
+from mainstay.plugins.hooks import Plugin, SessionConfig, SessionContext
 from mainstay.testing import FunctionModel
 from tests.sessions.places import Place
 
@@ -120,6 +120,55 @@ async def test_end_is_told_also_when_the_hook_failed(place: Place, hook: str, ki
     told = [line for line in kept.lines if line[0] == f"plugin_hook.{kind}.busy"]
     assert told == both(kind) * (len(told) // 2)
     assert told
+
+
+class Settling(Plugin):
+    """Is told when a session is loaded and when it runs differently; its tone decides how it runs."""
+
+    id = "busy"
+
+    def __init__(self, tone: str, failing: str = "") -> None:
+        self.tone, self.failing = tone, failing
+
+    def for_session(self, ctx: SessionContext) -> Plugin:
+        return Settling(ctx.options or self.tone, self.failing)
+
+    def configure(self, ctx: SessionContext, config: SessionConfig) -> SessionConfig:
+        return SessionConfig(self.tone, config.budget)
+
+    async def session_restored(self, ctx: SessionContext) -> None:
+        if self.failing == "session_restored":
+            raise ValueError("oh")
+
+    def session_config_changed(self, ctx: SessionContext, before: SessionConfig, after: SessionConfig) -> None:
+        if self.failing == "session_config_changed":
+            raise ValueError("oh")
+
+
+@pytest.mark.parametrize("failing", ["", "session_restored", "session_config_changed"])
+async def test_loading_a_session_and_changing_how_it_runs_are_told_with_the_turn_that_does(
+    place: Place, failing: str
+) -> None:
+    kept, agent = Kept(), Agent(FunctionModel(model), tools=[add], plugins=[Settling("kind", failing)])
+    async with place.runtime(agent, trace=kept) as runtime:
+        await (await runtime.session("s")).run("go")
+        assert kept.lines == [], "it was neither loaded from disk nor changed"
+        result = await (await runtime.session("s", options={"busy": "stern"})).run("again")
+
+    assert result.outcome == Finished("done")
+    assert kept.lines == [*both("session_restored"), *both("session_config_changed")]
+    assert set(kept.context) == {("s", "s.2")}
+    assert [issue.code for issue in result.issues] == ["lifecycle_hook_failed"] * bool(failing)
+
+
+async def test_loading_a_session_for_somebody_who_reads_it_is_told_without_a_turn(place: Place) -> None:
+    kept, agent = Kept(), Agent(FunctionModel(model), tools=[add], plugins=[Settling("kind")])
+    async with place.runtime(agent) as runtime:
+        await (await runtime.session("s")).run("go")
+    async with place.runtime(agent, trace=kept) as runtime:
+        await (await runtime.session("s")).tools.list()
+
+    assert (kept.lines, set(kept.context)) == (both("session_restored"), {("s", None)})
 
 
 async def test_trace_that_breaks_harms_no_turn(place: Place) -> None:

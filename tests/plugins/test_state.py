@@ -11,7 +11,7 @@ from mainstay.model.codec import convert, decode, encode
 from mainstay.model.plugin import Issue, PluginSnapshot
 from mainstay.model.tool import BlobRef
 from mainstay.plugins.hooks import Plugin, SnapshotReader, SnapshotWriter
-from mainstay.plugins.state import fingerprint, is_current, newer, restore, revision, take
+from mainstay.plugins.state import fingerprint, newer, restore, revision, take
 
 # echo -n hello | sha256sum, and of nothing
 HELLO = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
@@ -77,44 +77,9 @@ def test_the_fingerprint_tells_apart(other: list[Plugin]) -> None:
     assert fingerprint(other) != fingerprint([at("audit", "1", 3), at("plan", "2", 0)])
 
 
-# ---------------------------------------------------------------------- is it current?
-
-BOTH = {"a": PluginSnapshot("1", 3), "b": PluginSnapshot("2", 0)}
-
-
-@pytest.mark.parametrize(
-    ("previous", "current"),
-    [
-        (BOTH, True),
-        ({**BOTH, "a": PluginSnapshot("1", 3, {"any": "state"})}, True),
-        (None, False),
-        ({}, False),
-        ({"a": PluginSnapshot("1", 3)}, False),
-        ({**BOTH, "c": PluginSnapshot("1", 0)}, False),
-        ({"a": PluginSnapshot("1", 3), "c": PluginSnapshot("2", 0)}, False),
-        ({**BOTH, "a": PluginSnapshot("1", 2)}, False),
-        ({**BOTH, "a": PluginSnapshot("1", 4)}, False),
-        ({**BOTH, "b": PluginSnapshot("2.0", 0)}, False),
-    ],
-    ids=["same", "state", "none", "empty", "fewer", "more", "missing", "behind", "ahead", "version"],
-)
-def test_snapshots_are_current_when_everybody_is_at_the_version_and_revision_they_tell(
-    previous: dict[str, PluginSnapshot] | None, current: bool
-) -> None:
-    assert is_current([at("a", "1", 3), at("b", "2", 0)], previous) is current
-
-
-def test_nobody_is_current_with_nothing_saved() -> None:
-    assert is_current([], {})
-    assert not is_current([], None)
-
-
-def test_asking_whether_it_is_current_serialises_nothing() -> None:
+def test_the_fingerprint_serialises_nothing() -> None:
     notes = Notes(["x"])
 
-    assert is_current([notes], {"notes": PluginSnapshot("1", 0)})
-    notes.revision = 1
-    assert not is_current([notes], {"notes": PluginSnapshot("1", 0)})
     assert fingerprint([notes])
     assert notes.serialised == 0
 
@@ -225,8 +190,6 @@ def test_a_revision_that_raises_is_a_fault_wherever_it_is_asked() -> None:
         take(Moody())
     with pytest.raises(PluginFault, match="not now"):
         fingerprint([Moody()])
-    with pytest.raises(PluginFault, match="not now"):
-        is_current([Moody()], {"moody": PluginSnapshot("1", 0)})
 
 
 # ---------------------------------------------------------------------- what cannot be read

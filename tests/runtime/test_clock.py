@@ -12,6 +12,7 @@ from mainstay.engine.lease import LeaseTerms
 from mainstay.model.outcome import BudgetSpent
 from mainstay.model.tool import Ok, OutcomeUnknown
 from mainstay.ports.host import Clock
+from mainstay.processes.recovery import ProcessWatch
 from mainstay.sessions.watch import Watch
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
 from tests.sessions.places import SOON, Place, TellingModel, overloaded
@@ -189,7 +190,7 @@ async def test_a_jump_neither_ends_nor_prolongs_a_deferred_call(place: Place, ju
 
 def looking(runtime: Any) -> Callable[[], Awaitable[None]]:
     """Have the Runtime look at its store now, instead of within a quarter of a second."""
-    watch = Watch(runtime._desk, runtime._worker, True)
+    watch = Watch(runtime._desk, runtime._worker, ProcessWatch(runtime._work, runtime._clock), True)
     return lambda: watch._look(False)
 
 
@@ -211,7 +212,7 @@ async def test_a_jump_costs_no_ownership(file: Place, jump: int) -> None:
         rows, gone = await two._worker.claimable()
         model.say("mine")
 
-        assert (rows, gone) == ([], set())
+        assert (rows, gone) == ([], {})
         assert (await receipt.result(SOON)).text == "mine"
 
 
@@ -225,12 +226,12 @@ async def test_a_silent_owner_is_relieved_only_after_its_term(file: Place) -> No
         async with file.runtime(Agent(ScriptedModel(["relieved"])), clock=there, lease=terms) as two:
             await two._worker.claimable()
             there.advance(29_999)
-            assert await two._worker.claimable() == ([], set())
+            assert await two._worker.claimable() == ([], {})
             there.advance(2)
             rows, gone = await two._worker.claimable()
 
             assert [row.id for row in rows] == ["chat"]
-            assert gone == {one._worker.id}
+            assert set(gone) == {one._worker.id}
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])

@@ -9,12 +9,14 @@ import msgspec
 import pydantic
 import pytest
 
-from mainstay import Agent, Budget, ModelRequest, ModelResponse, ToolCall, TurnFailed, Usage, tool
+from mainstay import Agent, Budget, ModelRequest, ModelResponse, Runtime, ToolCall, TurnFailed, Usage, tool
 from mainstay.errors import UnknownSession, UnknownTurn
 from mainstay.model.outcome import BudgetSpent, Finished, Incomplete
+from mainstay.model.session import InboxRow
 from mainstay.model.tool import Cancelled, Ok
+from mainstay.stores.memory import MemoryStore
 from mainstay.testing import FunctionModel, ScriptedModel
-from tests.sessions.places import Place, TellingModel, crash, texts
+from tests.sessions.places import SOON, Place, TellingModel, crash, texts
 
 
 @dataclass
@@ -267,3 +269,39 @@ async def test_a_long_history_read_by_many_at_once_is_the_same_for_all(place: Pl
         assert texts(first)[:140] == texts(second)[:140] == texts(result.messages)[:140]
         assert len(result.messages) == 142
         assert len(await session.history()) == 142
+
+
+class SlowInbox(MemoryStore):
+    """A store whose inbox is read slowly when somebody says so: the last thing that is read of an open turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading, self.go_on = asyncio.Event(), asyncio.Event()
+        self.slow = False
+
+    async def inbox(self, sid: int) -> list[InboxRow]:
+        found = await super().inbox(sid)
+        if self.slow:
+            self.reading.set()
+            await self.go_on.wait()
+        return found
+
+
+async def test_turn_that_ends_while_its_result_is_looked_up_is_told_although_the_next_one_runs() -> None:
+    model, store = TellingModel(), SlowInbox()
+    async with Runtime(store, agents=[Agent(model)]) as runtime, asyncio.timeout(SOON):
+        session = await runtime.session("s")
+        first = await session.send("one")
+        await model.next()
+        second = await session.send("two")
+        store.slow = True
+        looking = asyncio.create_task(first.result())
+        await store.reading.wait()
+        store.slow = False
+        model.say("first")
+        await model.next()  # the first turn has ended, the second one is under way
+        store.go_on.set()
+
+        assert (await looking).text == "first"
+        model.say("second")
+        assert (await second.result()).text == "second"

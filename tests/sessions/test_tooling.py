@@ -6,7 +6,7 @@ import asyncio
 import functools
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,53 +16,12 @@ from mainstay import Agent, Message, ModelRequest, Session, ToolCall, tool
 from mainstay.errors import InvalidDefinition, SessionDeleted, StaleSettings, Unavailable, UnknownSession, UnknownTool
 from mainstay.model.plugin import CreateSession, PromptPart
 from mainstay.model.session import ToolState
-from mainstay.model.tool import Failed, PreparedCall, ToolOutcome, ToolSpec
+from mainstay.model.tool import Failed
 from mainstay.plugins.hooks import CatalogContext, Plugin, TurnContext
 from mainstay.plugins.operations import CommandContext, command
-from mainstay.ports.tool import CallContext
 from mainstay.testing import FunctionModel
 from tests.sessions.places import SOON, Place, TellingModel
-
-
-@tool
-def add(n: int) -> int:
-    """Add one."""
-    return n + 1
-
-
-@tool
-def drop() -> str:
-    """Drop everything."""
-    return "dropped"
-
-
-@tool
-def say() -> str:
-    """Say something."""
-    return "hello"
-
-
-@tool(name="add")
-def other_add(n: int) -> int:
-    """Add two."""
-    return n + 2
-
-
-class Offering:
-    """A set of tools that changes."""
-
-    def __init__(self, *names: str) -> None:
-        self.names, self.asked = names, 0
-
-    def specs(self) -> Sequence[ToolSpec]:
-        self.asked += 1
-        return [ToolSpec(name) for name in self.names]
-
-    async def prepare(self, call: PreparedCall, ctx: CallContext) -> PreparedCall | ToolOutcome:
-        return call
-
-    async def execute(self, call: PreparedCall, ctx: CallContext) -> Any:
-        return call.args
+from tests.tools.samples import Offering, add, drop, other_add, say
 
 
 def shown(request: ModelRequest) -> str:
@@ -254,6 +213,20 @@ async def test_overlay_that_changes_nothing_says_so(place: Place) -> None:
 
         assert not session.tools.overlay([say], prompts=[PromptPart("Be kind.", priority=2)])
         assert session.tools.overlay([say], prompts=["Be kind."])
+
+
+@pytest.mark.parametrize(
+    ("tools", "base"),
+    [((say, drop), True), ((drop,), True), ((drop, say), False), ((drop, tool(name="say")(lambda: "hello")), True)],
+    ids=["another order", "fewer", "without the agent's own", "an equal one"],
+)
+async def test_overlay_that_differs_is_laid_anew(place: Place, tools: tuple[Any, ...], base: bool) -> None:
+    async with place.runtime(agent(add)) as runtime:
+        session = await runtime.session("s")
+        session.tools.overlay([drop, say])
+
+        assert not session.tools.overlay([drop, say])
+        assert session.tools.overlay(tools, include_base=base)
 
 
 async def test_overlay_that_cannot_be_composed_leaves_the_one_before(place: Place) -> None:

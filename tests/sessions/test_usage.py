@@ -6,11 +6,15 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from mainstay import Agent, ModelRequest, ModelResponse, ToolCall, ToolContext, Usage, tool
-from mainstay.errors import SessionDeleted
+from mainstay import Agent, Message, ModelRequest, ModelResponse, ToolCall, ToolContext, Usage, tool
+from mainstay.errors import InvalidInput, ProviderError, SessionDeleted, TurnFailed
 from mainstay.model.outcome import Finished
-from mainstay.plugins.hooks import Plugin
+from mainstay.model.plugin import CreateSession
+from mainstay.model.settings import Settings, dump
+from mainstay.model.write import Configure
+from mainstay.plugins.hooks import Plugin, TurnContext
 from mainstay.plugins.operations import CommandContext, command
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Lab, kill_everywhere
@@ -191,7 +195,298 @@ async def test_long_session_is_added_up_over_many_pieces(place: Place) -> None:
         assert await session.usage() == {"turns": Usage(260, 130, calls=130)}
 
 
+# ---------------------------------------------------------------------- by model
+
+
+async def test_usage_by_model_adds_up_to_the_same(place: Place) -> None:
+    def model(request: ModelRequest) -> Any:
+        if not request.turn_id:
+            return ModelResponse("in short", usage=Usage(3, 1), model="small")
+        if request.messages[-1].role == "tool":
+            return ModelResponse("done", usage=Usage(5, 2))  # it does not say which it was
+        return ModelResponse("", [ToolCall("c", "look")], usage=Usage(7, 2), stop="tool_calls", model="large")
+
+    async with place.runtime(Agent(FunctionModel(model), tools=[look], plugins=[Asking()])) as runtime:
+        session = await runtime.session("s")
+        await session.run("go")
+        await session.call("asking.check")
+        by_label, by_model = await session.usage(), await session.usage(by="model")
+
+    assert by_model == {"large": Usage(7, 2, calls=1), "": Usage(5, 2, calls=1), "small": Usage(18, 6, calls=6)}
+    assert added(by_model) == added(by_label)
+
+
+async def test_usage_by_anything_else_is_refused_in_words(place: Place) -> None:
+    wrong: Any = "day"
+    async with place.runtime(Agent(FunctionModel(Books()))) as runtime:
+        session = await runtime.session("s")
+        assert await session.usage(by="model") == {}
+        with pytest.raises(InvalidInput, match="by 'label' or 'model', not 'day'"):
+            await session.usage(by=wrong)
+
+
+# ---------------------------------------------------------------------- children
+
+
+class Delegating(Plugin):
+    """Begins children with its first turns, and one by command; a child begins one of its own."""
+
+    id = "delegating"
+
+    def before_turn(self, ctx: TurnContext) -> Any:
+        said = Message("user", "go")
+        match ctx.turn_id:
+            case "s.1":
+                return [CreateSession(session_id=name, said=said, label="research") for name in ("a", "b")]
+            case "a.1":
+                return CreateSession(session_id="a2", said=said, label="deeper")
+            case "s.2":
+                return CreateSession(session_id="c", start="fork", said=said)
+            case _:
+                return None
+
+    @command
+    async def more(self, ctx: CommandContext) -> str:
+        """Begin another one between two turns."""
+        return await ctx.host.create_session(CreateSession(session_id="d", said=Message("user", "go"), label="more"))
+
+
+async def test_children_count_in_their_parent_under_their_labels_with_all_they_led_to(place: Place) -> None:
+    model = FunctionModel(lambda request: ModelResponse("done", usage=Usage(2, 1), model="m"))
+    async with place.runtime(Agent(model, plugins=[Delegating()])) as runtime:
+        session = await runtime.session("s")
+        await session.run("one")
+        await session.run("two")
+        await session.call("delegating.more")
+        assert await runtime.wait_idle(SOON)
+        usage, by_model = await session.usage(), await session.usage(by="model")
+        family = {name: await (await runtime.session(name)).usage() for name in ("a", "a2", "b", "c", "d")}
+        await runtime.sessions.delete("a")
+        without = await session.usage()
+
+    one = Usage(2, 1, calls=1)
+    assert usage == {"turns": one + one, "research": one + one + one, "child": one, "more": one}
+    assert by_model == {"m": Usage(14, 7, calls=7)}
+    assert family["a"] == {"turns": one, "deeper": one}
+    assert [family[name] for name in ("a2", "b", "c", "d")] == [{"turns": one}] * 4
+    assert without["research"] == one, "what is deleted is gone with what it led to"
+
+
+async def test_fork_does_not_count_the_children_of_its_source(place: Place) -> None:
+    model = FunctionModel(lambda request: ModelResponse("done", usage=Usage(2, 1)))
+    async with place.runtime(Agent(model, plugins=[Delegating()])) as runtime:
+        session = await runtime.session("s")
+        await session.run("one")
+        await session.call("delegating.more")
+        assert await runtime.wait_idle(SOON)
+        fork = await session.fork(session_id="fork")
+
+        assert await fork.usage() == {"turns": Usage()}
+
+
+async def test_long_line_of_descendants_is_added_up(place: Place) -> None:
+    """Deeper than Python would let a function call itself."""
+    deep = 1200
+    one = FunctionModel(lambda request: ModelResponse("done", usage=Usage(1)))
+    async with place.runtime(Agent(one, name="agent")) as runtime:
+        store, child = runtime.store, Settings(parent="g0", children=("g2",), ledger={"x": Usage(1)})
+        await store.write(Configure("g0", "agent", dump(Settings(children=("g1",))), 0))
+        for n in range(1, deep):
+            settings = replace(child, parent=f"g{n - 1}", children=(f"g{n + 1}",), label=f"l{n}")
+            await store.write(Configure(f"g{n}", "agent", dump(settings), 0))
+
+        assert await (await runtime.session("g0")).usage() == {"turns": Usage(), "l1": Usage(deep - 1)}
+
+
 # ---------------------------------------------------------------------- crashes
+
+
+class Once(Plugin):
+    """Asks in one hook, unless it is told not to. The next life of its turn then does not ask."""
+
+    id = "once"
+
+    def __init__(self, hook: str) -> None:
+        self.hook = hook
+
+    async def _ask(self, ctx: Any, hook: str) -> None:
+        if self.hook == hook:
+            await ctx.host.complete("hm?", label="aside")
+
+    async def before_tool_call(self, ctx: Any) -> None:
+        await self._ask(ctx, "before_tool_call")
+
+    async def compact(self, ctx: Any) -> None:
+        await self._ask(ctx, "compact")
+
+    async def prompt(self, ctx: Any) -> str:
+        await self._ask(ctx, "prompt")
+        return ""
+
+
+def answering(request: ModelRequest) -> Any:
+    """The same as the first model, for a life after its death: what it is asked costs something else."""
+    usage = Usage(10, 1)
+    if not request.turn_id or request.messages[-1].role == "tool":
+        return ModelResponse("done", usage=usage)
+    return ModelResponse("", [ToolCall("c", "plain")], usage=usage, stop="tool_calls")
+
+
+@tool(recovery="rerun")
+def plain() -> str:
+    """Nothing special."""
+    return "seen"
+
+
+@pytest.mark.parametrize("hook", ["before_tool_call", "compact", "prompt"])
+@pytest.mark.parametrize("again", [True, False])
+async def test_completion_in_flight_at_a_crash_is_one_unknown_call_whether_or_not_it_is_asked_again(
+    place: Place, hook: str, again: bool
+) -> None:
+    died = TellingModel()
+    runtime = await place.runtime(Agent(died, name="agent", tools=[plain], plugins=[Once(hook)])).__aenter__()
+    receipt = await (await runtime.session("s")).send("go")
+    if hook == "before_tool_call":
+        await died.next()
+        died.say(answering(ModelRequest([Message("user", "go")], turn_id="s.1")))
+    assert not (await died.next()).turn_id, "a completion is in flight"
+    await crash(runtime)
+    agent = Agent(FunctionModel(answering), name="agent", tools=[plain], plugins=[Once(hook if again else "")])
+    async with place.runtime(agent) as runtime, asyncio.timeout(SOON):
+        session = await runtime.session("s")
+        result = await session.result(receipt.turn_id)
+        usage = await session.usage()
+
+    asked = (2 if hook == "prompt" else 1) if again else 0
+    assert isinstance(result.outcome, Finished)
+    assert usage["aside"] == Usage(10 * asked, asked, calls=asked, unknown=1)
+    assert usage["turns"] == Usage(20, 2, calls=2), "no question of the turn itself was lost"
+
+
+async def test_each_crash_in_the_same_completion_is_counted(place: Place) -> None:
+    for _ in range(2):
+        died = TellingModel()
+        runtime = await place.runtime(Agent(died, name="agent", plugins=[Once("compact")])).__aenter__()
+        session = await runtime.session("s")
+        await session.send("go", key="go")
+        assert not (await died.next()).turn_id
+        await crash(runtime)
+    async with place.runtime(Agent(FunctionModel(answering), name="agent", plugins=[Once("compact")])) as runtime:
+        session = await runtime.session("s")
+        async with asyncio.timeout(SOON):
+            await session.result("s.1")
+
+        assert (await session.usage())["aside"] == Usage(10, 1, calls=1, unknown=2)
+
+
+async def test_completion_that_kills_again_and_again_leaves_the_turn_stuck(place: Place) -> None:
+    """That it is asked is on record; that it is asked again is no new record that would prove progress."""
+    for _ in range(4):
+        died = TellingModel()
+        runtime = await place.runtime(Agent(died, name="agent", plugins=[Once("compact")])).__aenter__()
+        await (await runtime.session("s")).send("go", key="go")
+        await died.next()
+        await crash(runtime)
+    async with place.runtime(Agent(FunctionModel(answering), name="agent", plugins=[Once("compact")])) as runtime:
+        session = await runtime.session("s")
+        with pytest.raises(TurnFailed, match="stuck"):
+            async with asyncio.timeout(SOON):
+                await session.result("s.1")
+
+
+async def test_completion_outside_of_turns_that_a_crash_cuts_off_is_unknown(place: Place) -> None:
+    died = TellingModel()
+    runtime = await place.runtime(Agent(died, name="agent", plugins=[Asking()])).__aenter__()
+    call = asyncio.create_task((await runtime.session("s")).call("asking.check"))
+    await died.next()
+    await crash(runtime)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    async with place.runtime(Agent(FunctionModel(answering), name="agent", plugins=[Asking()])) as runtime:
+        session = await runtime.session("s")
+        before = await session.usage()
+        await session.call("asking.check")
+
+        assert before == {"turns": Usage(), "check": Usage(unknown=1)}
+        assert await session.usage() == {"turns": Usage(), "check": Usage(10, 1, calls=1, unknown=1)}
+        assert await session.usage(by="model") == {"": Usage(10, 1, calls=1, unknown=1)}
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["in a turn", "outside"])
+async def test_completion_that_is_refused_has_cost_nothing(place: Place, inside: bool) -> None:
+    class Patient(Plugin):
+        id = "patient"
+
+        async def prompt(self, ctx: Any) -> str:
+            with pytest.raises(ProviderError, match="no credit"):
+                await ctx.host.complete("hm?", label="aside")
+            return ""
+
+        @command
+        async def ask(self, ctx: CommandContext) -> None:
+            """Ask."""
+            with pytest.raises(ProviderError, match="no credit"):
+                await ctx.host.complete("hm?", label="aside")
+
+    def model(request: ModelRequest) -> Any:
+        if not request.turn_id:
+            raise ProviderError("no credit", code="no_credit")
+        return ModelResponse("done", usage=Usage(2, 1))
+
+    async with place.runtime(Agent(FunctionModel(model), plugins=[Patient()])) as runtime:
+        session = await runtime.session("s")
+        await (session.run("go") if inside else session.call("patient.ask"))
+        usage = added(await session.usage())
+
+    assert usage == (Usage(2, 1, calls=1) if inside else Usage())
+
+
+async def test_completion_that_its_hook_gave_up_may_have_cost_something(place: Place) -> None:
+    class Hasty(Plugin):
+        id = "hasty"
+
+        async def prompt(self, ctx: Any) -> str:
+            asked = asyncio.ensure_future(ctx.host.complete("hm?", label="aside"))
+            await model.next()
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+            gave_up.set()
+            return ""
+
+    model, gave_up = TellingModel(), asyncio.Event()
+    runtime = await place.runtime(Agent(model, name="agent", plugins=[Hasty()])).__aenter__()
+    receipt = await (await runtime.session("s")).send("go")
+    async with asyncio.timeout(SOON):
+        await gave_up.wait()
+    assert (await model.next()).turn_id
+    await crash(runtime)  # the turn's own question is in flight, and counts for itself
+    async with place.runtime(Agent(FunctionModel(answering), name="agent", tools=[plain])) as runtime:
+        session = await runtime.session("s")
+        async with asyncio.timeout(SOON):
+            await session.result(receipt.turn_id)
+
+        assert await session.usage() == {"turns": Usage(20, 2, calls=2, unknown=1), "aside": Usage(unknown=1)}
+
+
+async def test_usage_that_makes_no_sense_is_refused_before_it_is_written(place: Place) -> None:
+    odd: Any = Usage(-1)
+
+    class Odd(Plugin):
+        id = "odd"
+
+        async def prompt(self, ctx: Any) -> str:
+            with pytest.raises(ProviderError, match="the provider reported a usage of"):
+                await ctx.host.complete("hm?", label="aside")
+            return ""
+
+    def model(request: ModelRequest) -> Any:
+        return ModelResponse("done", usage=Usage(2, 1) if request.turn_id else odd)
+
+    async with place.runtime(Agent(FunctionModel(model), plugins=[Odd()])) as runtime:
+        session = await runtime.session("s")
+        await session.run("go")
+
+        assert await session.usage() == {"turns": Usage(2, 1, calls=1), "aside": Usage()}
 
 
 async def test_what_was_recorded_before_a_crash_is_counted_once_and_what_was_lost_is_unknown(place: Place) -> None:
@@ -224,7 +519,8 @@ async def spending(lab: Lab) -> None:
         await lab.effect("counted", "s", [usage.calls, usage.unknown])
 
 
-def test_nothing_is_counted_twice_wherever_it_is_killed_and_only_what_was_in_flight_is_missing() -> None:
+def test_nothing_is_counted_twice_wherever_it_is_killed_and_what_was_in_flight_is_unknown() -> None:
+    """One more than was asked may be unknown: killed just before, nobody can tell that it was not asked."""
     report = kill_everywhere(spending)
 
     assert (report.lost, report.problems) == (0, [])
@@ -232,7 +528,7 @@ def test_nothing_is_counted_twice_wherever_it_is_killed_and_only_what_was_in_fli
         asked = sum(1 for line in row.played.ledger if line.name == "model")
         calls, unknown = next(line.data for line in reversed(row.played.ledger) if line.name == "counted")
         assert calls <= asked, f"{row.crash}: something is counted twice"
-        # A question inside the tool and one of the hook after it may both wait for the record that was never written.
-        assert calls + unknown >= asked - 2, f"{row.crash}: {asked} were asked, {calls} counted, {unknown} unknown"
+        assert calls + unknown >= asked, f"{row.crash}: {asked} were asked, {calls} counted, {unknown} unknown"
+        assert calls + unknown <= asked + 1, f"{row.crash}: {asked} were asked, {calls} counted, {unknown} unknown"
     plain = [line.data for line in report.plain.ledger if line.name == "counted"]
     assert plain == [[7, 0]]

@@ -14,6 +14,8 @@ import sys
 import threading
 
 from mainstay.errors import MainstayError
+from mainstay.model.process import Registration, Success, WakeTarget
+from mainstay.model.process_write import Advance, ProcessScope, Register, Take
 from mainstay.model.session import Node, WorkerRow
 from mainstay.model.write import Accept, Commit, Scope
 from mainstay.stores.sqlite import SqliteStore
@@ -150,6 +152,41 @@ async def dies_with_the_lock(path: str) -> None:
     fcntl.flock(store._file._lock._descriptor, fcntl.LOCK_EX)
     say(child)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def takes(path: str, worker: str) -> None:
+    """Claim every process that nobody has, as a sweep does: from a list that is old by the time it is used."""
+    store = SqliteStore(path)
+    await store.open()
+    rows = await store.active_processes()
+    say("ready")
+    sys.stdin.readline()
+    while rows:
+        for at in range(0, len(rows), 50):
+            claims = [store.write(Take(row.id, worker, row.generation, 2)) for row in rows[at : at + 50]]
+            for taken in await asyncio.gather(*claims):
+                if taken.won and taken.row is not None:
+                    say(taken.row.id)
+        rows = [row for row in await store.active_processes() if row.owner is None]
+    await store.close()
+
+
+async def units(path: str) -> None:
+    """Processes without end, ten at a time: each registered, begun and completed, and said when it is."""
+    store = SqliteStore(path)
+    await store.open()
+    numbers = itertools.count()
+
+    async def one_after_the_other() -> None:
+        for number in numbers:
+            asked = Registration(f"p{number}", "function", "rerunnable", wake=WakeTarget("chat"))
+            row = (await store.write(Register(asked, 1, "w1"))).row
+            scope = ProcessScope(row.id, row.pid, "w1", 1)
+            await store.write(Advance(scope, 2, (Node(0, b"begun"),), first=True, seen=1))
+            await store.write(Advance(scope, 3, (Node(1, b"done"),), outcome=Success(number)))
+            say(row.id)
+
+    await asyncio.gather(*(one_after_the_other() for _ in range(10)))
 
 
 async def sweeps(path: str, grace: str) -> None:

@@ -5,6 +5,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from mainstay.model.process import Registration, Success, WaitOn, WakeTarget
+from mainstay.model.process_write import Advance, ProcessFilter, ProcessScope, Register, Tell
 from mainstay.model.session import Node, WaitRow, WorkerRow
 from mainstay.model.write import Accept, Append, Beat, Commit, Scope, SessionFilter
 from mainstay.ports.store import Store
@@ -33,6 +35,24 @@ async def fill(store: Store, first: int, last: int) -> None:
                 wait = WaitRow(f"wait-{number}", scope.sid, turn, "1.0", "approval", due=99, body=b'{"asked":1}')
                 await store.write(Append(scope, (Node(2, b"asks"),), turn, waits=(wait,)))
                 await store.write(Accept(session_id, "clerk", b"later", f"{key}-later", turn))
+        await fill_process(store, number)
+
+
+async def fill_process(store: Store, number: int) -> None:
+    """A process with a signal, and then, by its number: one that ended, that is parked, or that is worked on."""
+    asked = Registration(
+        f"process-{number}", "function", "rerunnable", input="x" * 40 * number, wake=WakeTarget(f"session-{number}"),
+        open_signals=True,
+    )  # fmt: skip
+    row = (await store.write(Register(asked, 1, "w1", (f"session-{number}",)))).row
+    scope = ProcessScope(row.id, row.pid, "w1", 1)
+    records = tuple(Node(n, b"record %d " % n * 9) for n in range(8))
+    await store.write(Advance(scope, 2, records, first=True, seen=1))
+    await store.write(Tell(row.id, "go", "y" * 30 * number, "k", 3))
+    if number % 3 == 0:
+        await store.write(Advance(scope, 4, outcome=Success(number)))
+    elif number % 3 == 1:
+        await store.write(Advance(scope, 4, park=(WaitOn("1", "time", due=9), WaitOn("2", "process", row.id)), seen=3))
 
 
 async def served(store: Store) -> list[object]:
@@ -46,6 +66,17 @@ async def served(store: Store) -> list[object]:
             continue
         found += [row, await store.session_by_sid(row.sid), await store.nodes(row.sid, 1, row.next)]
         found += [await store.inbox(row.sid), await store.waits(row.sid)]
+    return [*found, *await served_processes(store)]
+
+
+async def served_processes(store: Store) -> list[object]:
+    found: list[object] = [await store.active_processes(), await store.due_processes(10), await store.wakes()]
+    found += [await store.processes(ProcessFilter(live=True)), await store.changes(), await store.last_change()]
+    for number in range(SESSIONS):
+        row = await store.process(f"process-{number}")
+        if row is not None:
+            found += [row, await store.events(row.pid), await store.steps(row.pid)]
+        found.append(await store.is_granted(f"session-{number}", f"process-{number}"))
     return found
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import MainstayError
 from mainstay.model.session import Answer, CancelRequest, Node, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import (
     Accept,
@@ -37,6 +36,7 @@ from mainstay.stores.sqlite import SqliteStore
 from mainstay.testing.store_contract import store_contract
 from mainstay.testing.store_model import StoreModel
 from tests.stores.places import InMemory, InOneFile
+from tests.stores.process_tape import ProcessTape, all_of, answer
 
 
 @pytest.fixture(autouse=True)
@@ -117,14 +117,6 @@ class Tape:
         )
 
 
-async def answer(store: Store, write: Write[Any]) -> object:
-    """The receipt, or what kind of refusal it was and why."""
-    try:
-        return await store.write(write)
-    except MainstayError as refusal:
-        return type(refusal), str(refusal)
-
-
 async def whole(store: Store) -> object:
     """Everything that can be read."""
     rows = [await store.session(name) for name in IDS]
@@ -157,15 +149,33 @@ async def test_one_tape_of_writes_gets_equal_receipts_from_both_stores(tmp_path:
         await sqlite.close()
 
 
+@pytest.mark.parametrize("seed", range(8))
+async def test_one_tape_about_processes_gets_equal_receipts_from_both_stores(tmp_path: Path, seed: int) -> None:
+    tape = await ProcessTape(seed).record(200)
+    memory, sqlite = MemoryStore(), SqliteStore(tmp_path / "agent.db")
+    await sqlite.open()
+
+    try:
+        for number, write in enumerate(tape):
+            expected = await answer(memory, write)
+            assert await answer(sqlite, write) == expected, f"write {number} of the tape"
+            assert await all_of(sqlite) == await all_of(memory), f"after write {number} of the tape"
+    finally:
+        await sqlite.close()
+
+
 async def test_the_tapes_reach_every_kind_of_write_accepted_and_refused() -> None:
     seen: set[tuple[str, bool]] = set()
     for seed in range(8):
         memory = MemoryStore()
-        for write in await Tape(seed).record(200):
-            seen.add((type(write).__name__, isinstance(await answer(memory, write), tuple)))
+        for write in [*await Tape(seed).record(200), *await ProcessTape(seed).record(200)]:
+            receipt = await answer(memory, write)
+            refused = isinstance(receipt, tuple) and bool(receipt) and isinstance(receipt[0], type)
+            seen.add((type(write).__name__, refused))
 
     assert {name for name, refused in seen if not refused} == {write.__name__ for write in RULES}
     refusable = {"Accept", "Append", "Commit", "Configure", "Release", "Branch"}
+    refusable |= {"Register", "Advance", "LetGo", "Tell", "Mark", "Stop", "Complete", "Revive", "Share"}
     assert {name for name, refused in seen if refused} >= refusable
 
 

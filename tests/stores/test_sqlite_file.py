@@ -73,7 +73,7 @@ async def test_a_file_of_a_newer_mainstay_is_refused(tmp_path: Path) -> None:
     error = await refused(tmp_path / "agent.db")
 
     assert isinstance(error, StoreTooNew)
-    assert (error.found, error.known) == (99, 2)
+    assert (error.found, error.known) == (99, 3)
 
 
 async def test_a_database_of_some_other_program_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -180,11 +180,12 @@ async def test_a_session_id_that_its_index_spells_otherwise_is_noticed(tmp_path:
     assert isinstance(await refused(tmp_path / "agent.db"), StoreDamaged)
 
 
-async def test_a_record_damaged_behind_an_open_store_is_not_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize("body", ["x'00'", "'text'", "7"])
+async def test_a_record_damaged_behind_an_open_store_is_not_served(tmp_path: Path, body: str) -> None:
     async with opened(tmp_path / "agent.db") as store:
         await turn(store, "a", b"said", 1)
         with contextlib.closing(sqlite3.connect(store.path)) as connection:
-            connection.execute("UPDATE nodes SET body = x'00'")
+            connection.execute(f"UPDATE nodes SET body = {body}")
             connection.commit()
 
         with pytest.raises(StoreDamaged, match="does not match its checksum"):

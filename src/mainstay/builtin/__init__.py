@@ -6,5 +6,6 @@ from mainstay.builtin.output_budget import OutputBudget
 from mainstay.builtin.permissions import Permissions, Rule
 from mainstay.builtin.plan import Plan
 from mainstay.builtin.redaction import Redaction
+from mainstay.builtin.subagents import Subagents
 
-__all__ = ["Compaction", "OutputBudget", "Permissions", "Plan", "Redaction", "RollingHistory", "Rule"]
+__all__ = ["Compaction", "OutputBudget", "Permissions", "Plan", "Redaction", "RollingHistory", "Rule", "Subagents"]

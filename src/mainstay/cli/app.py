@@ -7,7 +7,10 @@ import typer
 from mainstay.cli.decide import approve, cancel, pending, reject, settle
 from mainstay.cli.demo import demo
 from mainstay.cli.doctor import doctor
+from mainstay.cli.logs import logs
 from mainstay.cli.operations import call, operations
+from mainstay.cli.processes import processes, signal
+from mainstay.cli.ps import ps
 from mainstay.cli.run import run
 from mainstay.cli.sessions import delete, fork, sessions
 from mainstay.cli.show import show
@@ -31,12 +34,16 @@ app.command(rich_help_panel=WORK)(run)
 app.command(rich_help_panel=LOOK)(sessions)
 app.command(rich_help_panel=LOOK)(show)
 app.command(rich_help_panel=LOOK)(pending)
+app.command(rich_help_panel=LOOK)(ps)
+app.command(rich_help_panel=LOOK)(logs)
 app.command(rich_help_panel=LOOK)(operations)
 app.command(rich_help_panel=LOOK)(doctor)
 app.command(rich_help_panel=DECIDE)(approve)
 app.command(rich_help_panel=DECIDE)(reject)
 app.command(rich_help_panel=DECIDE)(settle)
 app.command(rich_help_panel=DECIDE)(call)
+app.command(rich_help_panel=DECIDE)(signal)
 app.command(rich_help_panel=DECIDE)(cancel)
 app.command(rich_help_panel=DECIDE)(fork)
 app.command(rich_help_panel=DECIDE)(delete)
+app.add_typer(processes, name="processes", rich_help_panel=DECIDE)

@@ -16,19 +16,22 @@ from mainstay.cli.host import (
     JsonOption,
     Refused,
     StoreOption,
-    dead_workers,
     deciding,
     find,
+    is_helped,
     perform,
+    process_id,
     reading,
+    say_when,
     whoever,
 )
+from mainstay.cli.processes import cancel_process
 from mainstay.cli.render import ago, call_text, console, print_json, table, text_line
-from mainstay.cli.sessions import SessionArgument
 from mainstay.cli.wire import pending_json
-from mainstay.errors import UnknownCall, UnknownTurn
+from mainstay.errors import SessionDeleted, UnknownCall, UnknownTurn
 from mainstay.model import ids
 from mainstay.model.outcome import PendingCall
+from mainstay.ports.store import Store
 from mainstay.runtime import Runtime
 from mainstay.sessions.session import Session
 
@@ -120,12 +123,12 @@ def _answer(call: str, store: str | None, json: bool, word: str, answer: Callabl
             if row is None or row.deleted:
                 raise UnknownCall(call, f"there is no session {session_id!r} in this store")
             await answer(await runtime.session(session_id))
-            helped = await _works(runtime, row.owner)
+            helped = await is_helped(runtime, row.owner)
         if json:
             print_json({"call_id": call, "session_id": session_id, "answer": word})
         else:
             text_line(console(), f"{word} {call}", "green")
-            _say_when(row.agent, helped)
+            say_when(f"agent {row.agent!r}", helped)
         return 0
 
     perform(work, json)
@@ -138,45 +141,60 @@ def _session_of(call: str) -> str:
         raise Refused(f"{call!r} is not a call id: it looks like session.turn.step.index") from None
 
 
-async def _works(runtime: Runtime, owner: str | None) -> bool:
-    """Whether anybody alive could go on with a turn: its owner, or any other Runtime on this store."""
-    dead = await dead_workers(runtime.store)
-    if owner is not None and not dead.get(owner, True):
-        return True
-    return sum(1 for gone in dead.values() if not gone) > 1  # one of them is this command
-
-
-def _say_when(agent: str, helped: bool) -> None:
-    if not helped:
-        text_line(console(), f"it goes on when a Runtime with agent {agent!r} opens this store", "dim")
-
-
 def cancel(
-    session: SessionArgument,
+    target: Annotated[str, typer.Argument(metavar="ID", help="A session's id; or a process's id or handle JSON.")],
     turn: Annotated[str | None, typer.Option(help="This turn (its id or number), not the open one.")] = None,
+    process: Annotated[
+        bool | None, typer.Option("--process/--session", help="Which of the two it is, where both have this id.")
+    ] = None,
     reason: ReasonOption = "",
     by: ByOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Ask a turn to stop: the open one, or a queued one."""
+    """Ask a turn of a session, or a process, to stop."""
 
     async def work() -> int:
-        name = ids.turn_id(session, int(turn)) if turn is not None and turn.isdecimal() else turn
         async with deciding(store) as runtime:
-            row = await find(runtime.store, session)
-            asked = name or (None if row.turn is None else ids.turn_id(session, row.turn))
-            status = await (await runtime.session(session)).cancel(reason, by=whoever(by), turn_id=name)
-            helped = await _works(runtime, row.owner)
-        if json:
-            print_json({"session_id": session, "turn_id": asked, "status": status})
-        else:
-            text_line(console(), CANCELLED[status].format(turn=asked or f"of {session}"))
-            if status == "requested":
-                _say_when(row.agent, helped)
-        return 0 if status in ("requested", "already_requested") else FAILED
+            if await _is_process(runtime.store, target, False if turn is not None else process):
+                return await cancel_process(runtime, process_id(target), reason, whoever(by), json)
+            return await _cancel_turn(runtime, target, turn, reason, whoever(by), json)
 
     perform(work, json)
+
+
+async def _is_process(store: Store, target: str, said: bool | None) -> bool:
+    """Whether a process is meant. What may be either is refused: the wrong one must not be stopped."""
+    if said is not None or target.lstrip().startswith("{"):
+        return said is not False
+    a_session = (row := await store.session(target)) is not None and not row.deleted
+    a_process = await store.process(target) is not None
+    if a_session and a_process:
+        raise Refused(f"{target!r} is a session and a process: say --session or --process")
+    if not a_session and not a_process:
+        if row is not None:
+            raise SessionDeleted(target)
+        raise Refused(
+            f"there is no session {target!r} in this store: `mainstay sessions` shows what is; nor a process: "
+            "`mainstay ps` shows those",
+            code="not_found",
+        )
+    return a_process
+
+
+async def _cancel_turn(runtime: Runtime, session: str, turn: str | None, reason: str, by: str, json: bool) -> int:
+    name = ids.turn_id(session, int(turn)) if turn is not None and turn.isdecimal() else turn
+    row = await find(runtime.store, session)
+    asked = name or (None if row.turn is None else ids.turn_id(session, row.turn))
+    status = await (await runtime.session(session)).cancel(reason, by=by, turn_id=name)
+    helped = await is_helped(runtime, row.owner)
+    if json:
+        print_json({"session_id": session, "turn_id": asked, "status": status})
+    else:
+        text_line(console(), CANCELLED[status].format(turn=asked or f"of {session}"))
+        if status == "requested":
+            say_when(f"agent {row.agent!r}", helped)
+    return 0 if status in ("requested", "already_requested") else FAILED
 
 
 CANCELLED = {

@@ -12,6 +12,7 @@ import msgspec
 import typer
 from msgspec import Struct
 
+from mainstay.cli.doctor_processes import PATIENCE_MS, Need, Processes, examine_processes, read_processes
 from mainstay.cli.host import (
     FAILED,
     OK,
@@ -40,16 +41,6 @@ _PENDING = msgspec.json.Decoder(PendingCall).decode
 EVERY = 1_000_000
 CHUNK = 256
 """Turns read at a time, so that a long session does not fill the memory."""
-PATIENCE_MS = 60_000
-"""Two lease terms: an open turn that nobody took up for so long says why, and that is here."""
-
-
-class Need(Struct, frozen=True):
-    """Something a person should do."""
-
-    about: str
-    problem: str
-    advice: str
 
 
 class OpenTurn(Struct, frozen=True):
@@ -74,6 +65,7 @@ class Health(Struct):
     wal_bytes: int
     workers: list[dict[str, Any]]
     open: list[OpenTurn]
+    processes: Processes
     needs: list[Need]
     checked: int | None = None
 
@@ -83,7 +75,7 @@ def doctor(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Check a store: its health, its workers, its open turns, and what needs a person.
+    """Check a store: its health, its workers, its open turns and processes, and what needs a person.
 
     Exit codes: 0 all is well, 1 something needs a person, 2 there is no such store.
     """
@@ -118,7 +110,8 @@ async def examine(store: Store, where: str, deep: bool) -> Health:
     facts = await store.facts(deep)
     dead = await dead_workers(store)
     workers = [_worker(w, dead[w.id], now) for w in await store.workers()]
-    health = Health(facts, _wal_bytes(where), workers, [], [])
+    processes = await examine_processes(store, dead, now)
+    health = Health(facts, _wal_bytes(where), workers, [], processes, [])
     for check in facts.checks:
         if check != "ok":
             advice = "restore the file from a backup, or save what is readable with `sqlite3 FILE .recover`"
@@ -126,6 +119,7 @@ async def examine(store: Store, where: str, deep: bool) -> Health:
     alive = [w for w in workers if w["alive"]]
     for row in await store.open_sessions():
         await _examine_turn(store, row, dead, bool(alive), now, health)
+    health.needs += processes.needs
     if deep:
         health.checked = await _read_everything(store, health)
     return health
@@ -218,7 +212,7 @@ async def _read_everything(store: Store, health: Health) -> int:
             rows[source.sid] = source
             fork = source.fork
     count = 0
-    with _progress(sum(row.next for row in rows.values())) as advance:
+    with _progress(sum(row.next for row in rows.values()) + health.facts.processes) as advance:
         for row in rows.values():
             for first in range(1, row.next, CHUNK):
                 last = min(first + CHUNK, row.next) - 1
@@ -227,6 +221,7 @@ async def _read_everything(store: Store, health: Health) -> int:
                 except (StoreError, BlobMissing) as error:
                     health.needs.append(Need(turn_id(row.id, first), str(error), "restore the store from a backup"))
                 advance(last - first + 1)
+        count += await read_processes(store, health.needs, advance)
     return count
 
 
@@ -246,7 +241,7 @@ def _progress(total: int) -> Generator[Any, None, None]:
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("reading every turn"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
+    columns = (TextColumn("reading everything"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
     with Progress(*columns, TimeRemainingColumn(), console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("reading", total=total)
         yield lambda turns: progress.advance(task, turns)
@@ -265,6 +260,9 @@ def _as_json(health: Health) -> dict[str, Any]:
         "bytes": facts.bytes,
         "wal_bytes": health.wal_bytes,
         "sessions": facts.sessions,
+        "processes": facts.processes,
+        "live_processes": health.processes.states,
+        "wakes": health.processes.wakes,
         "nodes": facts.nodes,
         "blobs": facts.blobs,
         "checks": list(facts.checks),
@@ -280,8 +278,11 @@ def _print(health: Health) -> None:
     now = int(time.time() * 1000)
     text_line(out, f"{facts.location}", "bold")
     text_line(out, f"  {facts.kind}, schema {facts.schema}, {size(facts.bytes)} of which WAL {size(health.wal_bytes)}")
-    counts = (plural(facts.sessions, "session"), plural(facts.nodes, "record"), plural(facts.blobs, "blob"))
+    counts = [plural(facts.sessions, "session"), plural(facts.nodes, "record"), plural(facts.blobs, "blob")]
+    if facts.processes:
+        counts.append(plural(facts.processes, "process", "processes"))
     text_line(out, f"  {', '.join(counts)}")
+    _print_processes(out, health.processes)
     if health.checked is not None:
         text_line(out, f"  checked: every page, {plural(health.checked, 'record')} and the blobs they refer to")
     _print_workers(out, health, now)
@@ -296,6 +297,14 @@ def _print(health: Health) -> None:
     for need in health.needs:
         text_line(out, f"  {need.about}: {need.problem}", "yellow")
         text_line(out, f"    → {need.advice}")
+
+
+def _print_processes(out: Any, found: Processes) -> None:
+    """How many live, and how; and what sessions have not been told of them."""
+    if found.states:
+        text_line(out, f"  live processes: {', '.join(f'{count:,} {state}' for state, count in found.states.items())}")
+    if any(found.wakes.values()):
+        text_line(out, f"  wakes: {', '.join(f'{count:,} {state}' for state, count in found.wakes.items() if count)}")
 
 
 def _print_workers(out: Any, health: Health, now: int) -> None:

@@ -12,13 +12,26 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 import typer
 
-from mainstay.cli.render import as_json, complain
-from mainstay.errors import InvalidInput, MainstayError, NotFound, SessionDeleted, UnknownCall, UnknownSession
+from mainstay.cli.render import as_json, complain, console, text_line
+from mainstay.errors import (
+    InvalidInput,
+    MainstayError,
+    NotFound,
+    SessionDeleted,
+    UnknownCall,
+    UnknownProcess,
+    UnknownSession,
+)
+from mainstay.lifecycle.decide import known
+from mainstay.model.process import ProcessRow
 from mainstay.model.session import SessionRow
 from mainstay.ports.store import Store
-from mainstay.runtime import DEFAULT_STORE, Runtime, open_store
+from mainstay.processes.handle import handle_id
+from mainstay.runtime import DEFAULT_STORE, Runtime
+from mainstay.stores.choice import open_store
 
 R = TypeVar("R")
 
@@ -30,6 +43,9 @@ StoreOption = Annotated[
     typer.Option("--store", envvar="MAINSTAY_STORE", help="The store's file.", show_default=DEFAULT_STORE),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+ProcessArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="The process's id, or its handle as JSON; `mainstay ps` lists them.")
+]
 ByOption = Annotated[str | None, typer.Option("--by", help="Who decides.", show_default="your login name")]
 
 
@@ -70,6 +86,8 @@ def _in_words_of_the_shell(error: MainstayError) -> str:
         return text.replace("`session.pending()` lists", "`mainstay pending` lists")
     if isinstance(error, UnknownSession):
         return text.replace("`runtime.sessions.list()` shows", "`mainstay sessions` shows")
+    if isinstance(error, UnknownProcess):
+        return text.replace("`runtime.processes.list()` shows", "`mainstay ps --all` shows")
     return text
 
 
@@ -166,6 +184,26 @@ async def find(store: Store, session_id: str) -> SessionRow:
     return row
 
 
+def process_id(given: str) -> str:
+    """The id of a process from what a person has of it: the id, or its handle as JSON."""
+    if not given.lstrip().startswith("{"):
+        return handle_id(given)
+    try:
+        found = msgspec.json.decode(given.encode())
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise Refused(
+            f"{given!r} looks like a handle, but is not JSON ({error}): put it in single quotes, for example "
+            '\'{"__handle__": "process", "id": "nightly-1"}\''
+        ) from None
+    return handle_id(found)
+
+
+async def find_process(store: Store, given: str) -> ProcessRow:
+    """A process that is still there, or the typed error."""
+    name = process_id(given)
+    return known(await store.process(name), name)
+
+
 async def dead_workers(store: Store) -> dict[str, bool]:
     """Every known worker, and whether it is proven dead."""
     return {w.id: store.lease(w.id).proven_dead(w) for w in await store.workers()}
@@ -178,6 +216,20 @@ def condition(row: SessionRow, dead: dict[str, bool]) -> str:
     if row.owner is None or dead.get(row.owner, True):
         return "interrupted"
     return "running"
+
+
+async def is_helped(runtime: Runtime, owner: str | None) -> bool:
+    """Whether anybody alive could go on with the work: its owner, or any other Runtime on this store."""
+    dead = await dead_workers(runtime.store)
+    if owner is not None and not dead.get(owner, True):
+        return True
+    return sum(1 for gone in dead.values() if not gone) > 1  # one of them is this command
+
+
+def say_when(what: str, helped: bool) -> None:
+    """When nobody is there to do it: what has to come."""
+    if not helped:
+        text_line(console(), f"it goes on when a Runtime with {what} opens this store", "dim")
 
 
 def is_terminal() -> bool:

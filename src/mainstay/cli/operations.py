@@ -10,7 +10,7 @@ import typer
 
 from mainstay.cli.host import JsonOption, Refused, StoreOption, existing, is_there, perform, store_path
 from mainstay.cli.loading import load_agent
-from mainstay.cli.render import brief, complain, console, print_json, safe, table, text_line
+from mainstay.cli.render import brief, complain, console, print_json, print_value, table, text_line
 from mainstay.cli.run import EXIT_CODES
 from mainstay.cli.wire import result_json
 from mainstay.errors import MissingSession
@@ -69,7 +69,7 @@ def call(
             except MissingSession as error:
                 raise Refused(f"operation {error.operation!r} works on a session: name it with --session") from None
             if not json:
-                _print(outcome.output)
+                print_value(outcome.output)
             results = [await _ended(runtime, turn) for turn in outcome.accepted]
         if json:
             print_json(_as_json(outcome, results))
@@ -106,14 +106,6 @@ async def _ended(runtime: Runtime, turn: str) -> TurnResult[Any]:
 
 def _as_json(outcome: OperationOutcome, results: list[TurnResult[Any]]) -> dict[str, Any]:
     return outcome.to_json() | {"turns": [result_json(result) for result in results]}
-
-
-def _print(output: Any) -> None:
-    """Text as it is, everything else as JSON; nothing for an operation that returns nothing."""
-    if isinstance(output, str):
-        sys.stdout.write(safe(output) + ("" if output.endswith("\n") else "\n"))
-    elif output is not None:
-        print_json(output)
 
 
 def _parameters(definition: OperationDefinition) -> str:

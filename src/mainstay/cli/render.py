@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,10 @@ STYLES = {
     "parked": "yellow",
     "waiting": "yellow",
     "interrupted": "yellow",
+    "queued": "yellow",
+    "completed": "green",
+    "abandoned": "yellow",
+    "caller_departed": "yellow",
     "outcome_unknown": "yellow",
     "budget_spent": "yellow",
     "incomplete": "yellow",
@@ -57,6 +62,14 @@ def print_json(value: Any) -> None:
     sys.stdout.write(as_json(value))
 
 
+def print_value(value: Any) -> None:
+    """Text as it is, everything else as JSON; nothing where there is nothing."""
+    if isinstance(value, str):
+        sys.stdout.write(safe(value) + ("" if value.endswith("\n") else "\n"))
+    elif value is not None:
+        print_json(value)
+
+
 def safe(text: str) -> str:
     """Text that cannot move the cursor: what models and tools say is not trusted with a terminal."""
     return text.translate(_CONTROL)
@@ -88,6 +101,11 @@ def span(millis: int) -> str:
         if seconds < limit:
             return f"{seconds / unit:.0f} {name}"
     return f"{seconds / 86400:.0f} d"
+
+
+def moment(at: int) -> str:
+    """A time of the store, on this machine's clock, to the millisecond."""
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at / 1000))}.{at % 1000:03}"
 
 
 def size(count: int) -> str:

@@ -31,9 +31,10 @@ from mainstay.model.event import AnyEvent, TurnCommitted, WaitingFor
 from mainstay.model.ids import check_session_id, turn_id
 from mainstay.model.outcome import Waiting, kind_of
 from mainstay.ports.store import Store
-from mainstay.runtime import Runtime, open_store
+from mainstay.runtime import Runtime
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.session import Session
+from mainstay.stores.choice import open_store
 
 EXIT_CODES = {
     "finished": 0,

@@ -9,7 +9,9 @@ import msgspec
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Reasoning, Text, ToolCall, ToolResult
 from mainstay.model.outcome import Finished, Outcome, PendingCall, Waiting
+from mainstay.model.process import ProcessEvent, ProcessRow
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolRecord
+from mainstay.processes.handle import handle_json
 from mainstay.sessions.result import TurnResult
 
 
@@ -85,3 +87,40 @@ def result_json(result: TurnResult[Any]) -> dict[str, Any]:
         "usage": usage_json(result.usage),
         "tool_calls": [call_json(c) for c in result.tool_calls if c.call_id not in waiting],
     }
+
+
+def process_json(row: ProcessRow, state: str) -> dict[str, Any]:
+    """A process: its handle, what it was asked to be, and how it is. `state` is its status as people say it."""
+    asked, record = row.registration, row.record
+    return {
+        **handle_json(row.id),
+        "kind": asked.kind,
+        "name": asked.name,
+        "definition": asked.definition,
+        "label": asked.label,
+        "recovery": asked.recovery,
+        "input": asked.input,
+        "origin": msgspec.to_builtins(asked.origin),
+        "cause": msgspec.to_builtins(asked.cause),
+        "parent": asked.parent,
+        "status": record.status,
+        "state": state,
+        "stuck": row.stuck,
+        "created": row.created,
+        "updated": record.updated,
+        "owner": row.owner,
+        "generation": row.generation,
+        "attempts": row.attempts,
+        "takeovers": row.takeovers,
+        "progress": record.progress,
+        "external_ref": record.external_ref,
+        "waits": [{name: getattr(wait, name) for name in wait.__struct_fields__} for wait in record.waits],
+        "due": row.due,
+        "cancel": msgspec.to_builtins(record.cancel),
+        "abandon": msgspec.to_builtins(record.abandon),
+        "outcome": msgspec.to_builtins(record.outcome),
+    }
+
+
+def process_event_json(event: ProcessEvent) -> dict[str, Any]:
+    return {name: msgspec.to_builtins(getattr(event, name)) for name in event.__struct_fields__}

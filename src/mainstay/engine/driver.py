@@ -17,7 +17,7 @@ from mainstay.engine.gate import Gate, TurnAborted, TurnCancelled
 from mainstay.engine.journal import Journal
 from mainstay.model.effect import Aborted, CancelTurn, Effect, Finish
 from mainstay.model.outcome import Outcome, PendingCall
-from mainstay.model.record import Completed, Ended, Faltered, Framed, Noted, Record, Replied, Slot, Started
+from mainstay.model.record import Asking, Completed, Ended, Faltered, Framed, Noted, Record, Replied, Slot, Started
 from mainstay.model.session import CancelRequest
 from mainstay.model.tool import OutcomeUnknown
 from mainstay.model.write import Scope
@@ -41,14 +41,17 @@ class Run:
     `resumed`: the turn began before this run of it; `noted`: it has records beside its own course. `interrupted` counts
     takeovers since the newest record: a model call then in flight was asked before. `held` belongs to the tools: what
     was prepared and reserved for calls whose start is recorded. `records` are the turn's records so far, for its
-    result. `hooks` is what plugins do to the turn, if they do anything.
+    result; the first `found` of them were there when this run began. `hooks` is what plugins do to the turn, if they do
+    anything. `children`: it has started processes that end with it.
     """
 
     __slots__ = (
         "_began",
         "agent",
+        "children",
         "clock",
         "events",
+        "found",
         "gate",
         "held",
         "history",
@@ -74,8 +77,8 @@ class Run:
         self.held: dict[str, Any] = {}
         self.records: list[Record] = []
         self.hooks: TurnHooks | None = None
-        self.interrupted = 0
-        self.resumed = self.noted = False
+        self.interrupted = self.found = 0
+        self.resumed = self.noted = self.children = False
         self._began = clock.monotonic() - machine.state.elapsed_ms / 1000
 
     def record(self, record: Replied | Started | Faltered | Ended, blobs: tuple[str, ...] = ()) -> None:
@@ -86,7 +89,7 @@ class Run:
         if type(record) is Started or type(record) is Ended:
             self.interrupted = 0  # the crash met a tool: no model call was in flight
 
-    def note(self, record: Completed | Framed | Noted) -> None:
+    def note(self, record: Asking | Completed | Framed | Noted) -> None:
         """Something beside the turn's own course: kept, and nothing the machine waits for."""
         self.journal.record(record)
         self.records.append(record)

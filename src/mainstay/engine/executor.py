@@ -83,6 +83,7 @@ class ModelCaller:
         instructions, messages = agent.instructions, [*run.history, *run.machine.messages()]
         if run.hooks is not None:
             instructions, messages = await run.hooks.shape(effect.step, tools, instructions, messages)
+            await run.journal.flush()  # hooks may have noted something
         return ModelRequest(
             prompt.request_messages(instructions, messages),
             tools,
@@ -126,7 +127,7 @@ class ModelCaller:
 
     def _answered(self, run: Run, effect: CallModel, response: ModelResponse) -> None:
         try:
-            parts = _sound_parts(response)
+            parts = sound_parts(response)
         except (Exception, SystemExit) as error:  # what the provider gave may raise anything when it is looked at
             self._failed(run, effect, ProviderError(error_text(error), code="provider_nonsense"))
             return
@@ -199,7 +200,7 @@ def _time_left(run: Run) -> float | None:
     return None if seconds is None else max(seconds - run.elapsed_ms / 1000, 0)
 
 
-def _sound_parts(response: ModelResponse) -> tuple[Part, ...]:
+def sound_parts(response: ModelResponse) -> tuple[Part, ...]:
     """The parts of an answer, normalised. Refuses what no store could give back."""
     usage: object = response.usage
     if usage is not None and not (isinstance(usage, Usage) and _countable(usage)):

@@ -13,7 +13,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from mainstay.errors import BlobMissing, StoreDamaged, StoreError, StoreInherited, StoreUnavailable
+from mainstay.engine.patience import Patience
+from mainstay.errors import BlobMissing, StoreDamaged, StoreError
 from mainstay.graph import commit as commits
 from mainstay.model.codec import decode_row, encode
 from mainstay.model.record import Record, Replied, Spilled
@@ -28,15 +29,12 @@ T = TypeVar("T")
 log = logging.getLogger("mainstay.engine")
 
 SPILL_BYTES = 64 * 1024
-PAUSES = (0.1, 0.3, 1.0, 3.0)
-"""Seconds between tries while the store is unavailable; the last one repeats."""
 
 
 class Journal:
     """The unwritten tail of a turn's records, and the scope under which they are written.
 
     Every append brings news back: `cancel` is a cancel request that somebody left, `mail` says that inputs wait.
-    `stalled` is why the store does not take writes just now.
     """
 
     __slots__ = (
@@ -44,8 +42,8 @@ class Journal:
         "_clock",
         "_doubtful",
         "_kept",
-        "_on_stall",
         "_ordinal",
+        "_patience",
         "_pending",
         "_staged",
         "_store",
@@ -53,7 +51,6 @@ class Journal:
         "cancel",
         "mail",
         "scope",
-        "stalled",
     )
 
     def __init__(
@@ -64,7 +61,8 @@ class Journal:
         clock: Clock,
         on_stall: Callable[[StoreError], None] | None = None,
     ) -> None:
-        self._store, self.scope, self._clock, self._on_stall = store, scope, clock, on_stall
+        self._store, self.scope, self._clock = store, scope, clock
+        self._patience = Patience(f"turn {scope.session_id}.{scope.turn}", clock, on_stall)
         self._ordinal = ordinal
         self._pending: list[Record] = []
         self._blobs: list[str] = []
@@ -76,9 +74,13 @@ class Journal:
         # An append whose end nobody saw, because its caller was cancelled or it was refused. It is sent again before
         # anything else, so that nobody goes on as if his record were durable.
         self._doubtful: Append | None = None
-        self.stalled: StoreError | None = None
         self.cancel: bytes | None = None
         self.mail = False
+
+    @property
+    def stalled(self) -> StoreError | None:
+        """Why the store does not take writes just now."""
+        return self._patience.stalled
 
     def record(self, record: Record, blobs: Sequence[str] = ()) -> None:
         self._pending.append(record)
@@ -144,8 +146,8 @@ class Journal:
 
     def _send(self, write: Write[R], blobs: tuple[str, ...]) -> Awaitable[R]:
         if not blobs:
-            return self._until_done(self._store.write, write)
-        send = functools.partial(self._until_done, self._store.write, write)
+            return self._patience.until_done(self._store.write, write)
+        send = functools.partial(self._patience.until_done, self._store.write, write)
         return write_referring(send, functools.partial(self._keep_again, blobs))
 
     async def _keep_again(self, blobs: tuple[str, ...]) -> None:
@@ -156,33 +158,13 @@ class Journal:
 
     async def keep(self, data: bytes) -> str:
         """Put a blob, however long the disk takes: what it holds has happened."""
-        digest = await self._until_done(self._store.blobs.put, data)
+        digest = await self._patience.until_done(self._store.blobs.put, data)
         self._kept[digest] = data
         return digest
 
     async def patiently(self, work: Callable[[T], Awaitable[R]], subject: T) -> R:
         """Do something beside the records that this turn must not go on without; it may be done more than once."""
-        return await self._until_done(work, subject)
-
-    async def _until_done(self, work: Callable[[T], Awaitable[R]], subject: T) -> R:
-        """A full or locked disk stalls the turn; it does not lose what has happened."""
-        tries = 0
-        while True:
-            try:
-                receipt = await work(subject)
-            except StoreInherited:
-                raise
-            except StoreUnavailable as error:
-                if self.stalled is None:
-                    log.warning("turn %s.%s stalls: %s", self.scope.session_id, self.scope.turn, error)
-                    if self._on_stall is not None:
-                        self._on_stall(error)
-                self.stalled = error
-                await self._clock.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
-                tries += 1
-            else:
-                self.stalled = None
-                return receipt
+        return await self._patience.until_done(work, subject)
 
     async def _encode(self, records: Sequence[Record]) -> tuple[list[bytes], tuple[str, ...]]:
         """Bytes for rows; what is too large for one goes to a blob first."""

@@ -68,6 +68,8 @@ class Worker:
         self._lease = store.lease(worker_id)
         self._renewed = clock.monotonic()
         self._seen: dict[str, tuple[int, float]] = {}
+        self.known: set[str] = set()
+        self.alive: set[str] | None = None  # nobody has looked yet
 
     async def start(self) -> None:
         self._lease.hold()
@@ -76,7 +78,7 @@ class Worker:
 
     async def stop(self) -> None:
         try:
-            await self._store.write(Retire(self.id))
+            await self._store.write(Retire(self.id, at=self._clock.now()))
         except StoreError as error:
             # The freed lock says the same to whoever looks.
             log.warning("worker %s leaves without a word: %s", self.id, error)
@@ -119,10 +121,10 @@ class Worker:
 
     # ------------------------------------------------------------------ judging others
 
-    async def gone(self) -> set[str]:
-        """Workers that are dead, or silent for their whole term as far as we have watched."""
+    async def gone(self) -> dict[str, str | None]:
+        """Workers that are dead, with what proves it, or silent for a whole term as far as we have watched (None)."""
         now = self._clock.monotonic()
-        found, rows = set(), await self._store.workers()
+        found, rows = dict[str, str | None](), await self._store.workers()
         for row in rows:
             if row.id == self.id:
                 continue
@@ -130,18 +132,20 @@ class Worker:
             if beat != row.beat:
                 since = now
                 self._seen[row.id] = (row.beat, now)
-            if self._lease.proven_dead(row) or now - since > row.term_ms / 1000:
-                found.add(row.id)
-        known = {row.id for row in rows}
-        self._seen = {k: v for k, v in self._seen.items() if k in known}
+            if self._lease.proven_dead(row):
+                found[row.id] = f"worker {row.id} (pid {row.pid} on {row.host}) holds its lease no more"
+            elif now - since > row.term_ms / 1000:
+                found[row.id] = None
+        self.known = {row.id for row in rows}
+        self.alive = {row.id for row in rows if row.id not in found}
+        self._seen = {k: v for k, v in self._seen.items() if k in self.known}
         return found
 
-    async def claimable(self) -> tuple[list[SessionRow], set[str]]:
+    async def claimable(self) -> tuple[list[SessionRow], dict[str, str | None]]:
         """Open turns that nobody alive works on, and the workers found gone."""
         rows = [r for r in await self._store.open_sessions() if r.state == "open" and r.owner != self.id]
         gone = await self.gone()
-        known = {w.id for w in await self._store.workers()}
-        return [r for r in rows if r.owner is None or r.owner in gone or r.owner not in known], gone
+        return [r for r in rows if r.owner is None or r.owner in gone or r.owner not in self.known], gone
 
 
 class Pulse:
@@ -201,10 +205,12 @@ class Pulse:
         self._complained = True
         frame = sys._current_frames().get(self._loop_thread)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else "(no stack)"
+        task = asyncio.current_task(self._loop)
         log.error(
-            "the event loop has been blocked for %.1f s by %s: make it async or let it run in a thread\n%s",
+            "the event loop has been blocked for %.1f s by %s, in task %r: make it async or let it run in a thread\n%s",
             seconds,
             self._busy_with(),
+            None if task is None else task.get_name(),
             stack,
         )
 

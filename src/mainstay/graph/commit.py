@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.graph.view import without_text
 from mainstay.model.llm import Usage
+from mainstay.model.message import Message
 from mainstay.model.outcome import Outcome
-from mainstay.model.record import Closed, Completed, Record, Replied, Slot
+from mainstay.model.record import Asking, Closed, Completed, Record, Replied, Slot
 from mainstay.model.session import Node
 from mainstay.model.tool import Cancelled
 from mainstay.model.write import Commit, Scope
@@ -29,7 +30,8 @@ class End(Struct, frozen=True, gc=False):
     """How a turn ends: its outcome, what it cost, and what was gathered last.
 
     `ledger` is what was asked of models beside the turn, by label; `tools` what was decided for single tools;
-    `recorded` the newest revisions of plugins in its records.
+    `recorded` the newest revisions of plugins in its records; `prelude` what a session began with, at its first turn.
+    `children`: it may have started processes that end with it.
     """
 
     outcome: Outcome
@@ -38,26 +40,44 @@ class End(Struct, frozen=True, gc=False):
     ledger: dict[str, Usage] | None = None
     tools: dict[str, bool | None] | None = None
     recorded: dict[str, int] | None = None
+    prelude: tuple[Message, ...] = ()
+    children: bool = False
 
 
 def ledger(records: Iterable[Record]) -> dict[str, Usage] | None:
     """What was asked of models beside a turn, by label."""
     found: dict[str, Usage] = {}
-    for record in records:
-        if type(record) is Completed:
-            usage = record.usage or Usage(unknown=1)
-            found[record.label] = found.get(record.label, Usage()) + replace(usage, calls=1)
+    for label, _, usage in completions(records):
+        found[label] = found.get(label, Usage()) + usage
     return found or None
+
+
+def completions(records: Iterable[Record]) -> Iterator[tuple[str, str, Usage]]:
+    """What each direct completion of a turn has cost: its label, the model that answered, and the usage.
+
+    One that was cut off is unknown, whether or not it was asked again.
+    """
+    cut_off: dict[str, str] = {}
+    for record in records:
+        if type(record) is Asking:
+            cut_off[record.key] = record.label
+        elif type(record) is Completed:
+            cut_off.pop(record.key, None)
+            seen = record.usage or Usage(unknown=1)
+            calls = 0 if record.error else 1
+            yield record.label, record.model, replace(seen, calls=calls, unknown=seen.unknown + record.interrupted)
+    for label in cut_off.values():
+        yield label, "", Usage(unknown=1)
 
 
 def close(end: End, reply: Replied | None, at: int) -> Closed:
     """The turn's last record. A reply that was not recorded yet rides in it."""
-    return Closed(without_text(end.outcome), end.usage, reply, at, end.slot, end.ledger)
+    return Closed(without_text(end.outcome), end.usage, reply, at, end.slot, end.ledger, end.prelude)
 
 
 def plan(scope: Scope, head: int, tail: Tail, closed: Closed, end: End | None = None) -> Commit:
     """The commit of an owned turn: its unwritten records, the last of which is `closed`, move the head to it."""
     nodes = tuple([Node(tail.first + i, body) for i, body in enumerate(tail.bodies)])
     cancelled = isinstance(closed.outcome, Cancelled)
-    tools, recorded = (None, None) if end is None else (end.tools, end.recorded)
-    return Commit(scope, nodes, head, closed.at, tail.taken, cancelled, tail.blobs, tools, recorded)
+    tools, recorded, children = (None, None, False) if end is None else (end.tools, end.recorded, end.children)
+    return Commit(scope, nodes, head, closed.at, tail.taken, cancelled, tail.blobs, tools, recorded, children)

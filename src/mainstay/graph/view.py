@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -31,8 +31,9 @@ class View(Struct):
     summary: tuple[Message, ...] = ()
     snapshots: dict[str, PluginSnapshot] = field(default_factory=dict)
 
-    def extend(self, number: int, records: Iterable[Record]) -> None:
-        """Take in one committed turn."""
+    def extend(self, number: int, records: Sequence[Record], prelude: tuple[Message, ...] = ()) -> None:
+        """Take in one committed turn, or as much of it as a fork has; `prelude` stands before it."""
+        self.messages.extend(prelude)
         add, begin = Transcript(self.messages).add, len(self.messages)
         for record in records:
             add(record)

@@ -51,6 +51,7 @@ class AskedCall(Struct, frozen=True, gc=False, omit_defaults=True):
     repeated: int = 0
     due: int = 0
     payload: Any = None
+    background: bool = False
 
 
 class RunTools(Struct, frozen=True, gc=False, tag="run_tools"):

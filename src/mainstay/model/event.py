@@ -88,8 +88,12 @@ class PluginEvent(Event, frozen=True, gc=False, tag="plugin_event"):
 
 
 class ProcessChanged(Event, frozen=True, gc=False, tag="process_changed"):
+    """A process that this session asked for, or may see, has changed: begun, waits, goes on, tells something, ended."""
+
     process_id: str = ""
     status: str = ""
+    name: str = ""
+    label: str = ""
 
 
 class Gap(Event, frozen=True, gc=False, tag="gap"):

@@ -28,9 +28,11 @@ class EnqueueMessages(Struct, frozen=True, gc=False, tag_field="kind", tag="enqu
 class CreateSession(Struct, frozen=True, gc=False, tag_field="kind", tag="create_session", omit_defaults=True):
     """Begin a child session. Asked for again after a crash, it is the same one.
 
-    `session_id` None derives an id from where the directive was given. `said` is its first input. `hidden` are tools
-    it must not see, beyond those its parent may not; `only` are all that it may see, of those its parent may.
-    `label` says what it is for, to whoever reads its snapshot.
+    `session_id` None derives an id from where it is asked for. It begins with no history, or (`start="fork"`) with that
+    of its parent up to the last committed turn; then comes `prelude`, messages it finds as if they had been said, and
+    `said` is its first input. `hidden` are tools it must not see, beyond those its parent may not; `only` are all that
+    it may see, of those its parent may. `label` says what it is for, to whoever reads its snapshot or its parent's
+    usage. With `output`, a JSON schema, its turns answer with JSON that fits it.
     """
 
     agent: str | None = None
@@ -40,6 +42,9 @@ class CreateSession(Struct, frozen=True, gc=False, tag_field="kind", tag="create
     hidden: tuple[str, ...] = ()
     label: str = "child"
     only: tuple[str, ...] | None = None
+    start: Literal["empty", "fork"] = "empty"
+    prelude: tuple[Message, ...] = ()
+    output: dict[str, Any] | None = None
 
 
 class ReplaceArgs(Struct, frozen=True, gc=False, tag_field="kind", tag="replace_tool_args"):

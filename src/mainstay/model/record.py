@@ -34,7 +34,8 @@ class Slot(Struct, frozen=True, gc=False, omit_defaults=True):
     `messages` are said here; `queued` are said by plugins once the calls of the reply in hand have their results.
     `decisions` are what plugins decided about this record's call or turn, `snapshots` the state of plugins that has
     changed since the record before, `tool_state` what was decided for single tools (None: nothing any more). `last`
-    marks the records of the step that a spent step limit granted.
+    marks the records of the step that a spent step limit granted. `children` are sessions about to be begun: their
+    cost is part of this one's.
     """
 
     delivered: tuple[Delivered, ...] = ()
@@ -46,16 +47,21 @@ class Slot(Struct, frozen=True, gc=False, omit_defaults=True):
     last: bool = False
     queued: tuple[Message, ...] = ()
     issues: tuple[Issue, ...] = ()
+    children: tuple[str, ...] = ()
 
 
 class Said(Struct, frozen=True, gc=False, tag="said.1", omit_defaults=True):
-    """An accepted input. `op` names the acceptance, so that a lost reply can be read back."""
+    """An accepted input. `op` names the acceptance, so that a lost reply can be read back.
+
+    `wakes` are the processes that it tells of: then nobody spoke, and the runtime put it into words.
+    """
 
     message: Message
     at: int = 0
     op: str = ""
     kind: InputKind = "queue"
     key: str | None = None
+    wakes: tuple[str, ...] = ()
 
 
 class Joined(Struct, frozen=True, gc=False, tag="joined.1"):
@@ -83,7 +89,10 @@ class Replied(Struct, frozen=True, gc=False, tag="replied.1", omit_defaults=True
 
 
 class Started(Struct, frozen=True, gc=False, tag="started.1", omit_defaults=True):
-    """A call is about to run that did not start with its model reply. `call` is `<step>.<index>`."""
+    """A call is about to run that did not start with its model reply. `call` is `<step>.<index>`.
+
+    `background`: it runs as a process, whose id is the call's.
+    """
 
     call: str
     args: dict[str, Any]
@@ -94,6 +103,7 @@ class Started(Struct, frozen=True, gc=False, tag="started.1", omit_defaults=True
     repeated: int = 0
     at: int = 0
     slot: Slot | None = None
+    background: bool = False
 
 
 INTERRUPTED = "interrupted"
@@ -129,20 +139,31 @@ class Ended(Struct, frozen=True, gc=False, tag="ended.1", omit_defaults=True):
     artifacts: tuple[Artifact, ...] = ()
 
 
-class Completed(Struct, frozen=True, gc=False, tag="completed.1", omit_defaults=True):
-    """A direct completion: the model was asked once, outside of the conversation, by whom `key` says.
+class Asking(Struct, frozen=True, gc=False, tag="asking.1", omit_defaults=True):
+    """A direct completion is about to be asked. One that no `Completed` follows was cut off: its usage is unknown."""
 
-    `asked` is a digest of the question: a hook that runs again after a crash and asks the same is answered from here.
+    key: str
+    label: str
+    at: int = 0
+
+
+class Completed(Struct, frozen=True, gc=False, tag="completed.1", omit_defaults=True):
+    """A direct completion: the model was asked once, outside of the conversation.
+
+    `key` says where in the turn and what: a hook that runs again after a crash and asks the same is answered from here.
+    `interrupted` counts earlier asks of the same that a crash cut off. `error` is the code of what came in place of an
+    answer; nobody is answered from that, and `usage` is then None where something may have been spent.
     """
 
     key: str
-    asked: str
     label: str
     text: str
     usage: Usage | None = None
     model: str = ""
     at: int = 0
     slot: Slot | None = None
+    interrupted: int = 0
+    error: str = ""
 
 
 class Framed(Struct, frozen=True, gc=False, tag="framed.1", omit_defaults=True):
@@ -155,7 +176,7 @@ class Framed(Struct, frozen=True, gc=False, tag="framed.1", omit_defaults=True):
 
 
 class Noted(Struct, frozen=True, gc=False, tag="noted.1", omit_defaults=True):
-    """A call is about to wait for somebody outside, and what plugins changed on the way there cannot wait with it."""
+    """Something is about to happen that what was gathered cannot wait for: a call that parks, a child session."""
 
     slot: Slot | None = None
     at: int = 0
@@ -164,7 +185,8 @@ class Noted(Struct, frozen=True, gc=False, tag="noted.1", omit_defaults=True):
 class Closed(Struct, frozen=True, gc=False, tag="closed.1", omit_defaults=True):
     """The commit's own node. A finished turn's text is that of the last reply and is not written again.
 
-    `usage` is what the turn's own model calls cost, `ledger` what else was asked for it, by label.
+    `usage` is what the turn's own model calls cost, `ledger` what else was asked for it, by label. `prelude` stands
+    before the first turn of a child session that was begun with messages.
     """
 
     outcome: Outcome
@@ -173,6 +195,7 @@ class Closed(Struct, frozen=True, gc=False, tag="closed.1", omit_defaults=True):
     at: int = 0
     slot: Slot | None = None
     ledger: dict[str, Usage] | None = None
+    prelude: tuple[Message, ...] = ()
 
 
 class Spilled(Struct, frozen=True, gc=False, tag="spilled.1"):
@@ -182,7 +205,7 @@ class Spilled(Struct, frozen=True, gc=False, tag="spilled.1"):
     size: int
 
 
-Record: TypeAlias = Said | Joined | Replied | Started | Faltered | Ended | Completed | Framed | Noted | Closed
+Record: TypeAlias = Said | Joined | Replied | Started | Faltered | Ended | Asking | Completed | Framed | Noted | Closed
 Row: TypeAlias = Record | Spilled
 """What a node's row may hold."""
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.model.llm import Usage
+from mainstay.model.message import Message
 from mainstay.model.plugin import PluginSnapshot
 from mainstay.model.session import ToolState
 
@@ -20,7 +21,10 @@ class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
     `hidden` are tools that nobody can switch on here, `only` all that anybody can: a parent's decision. `snapshots` are
     states of plugins that were changed between turns; the next turn records them and its commit takes them out. `saved`
     names the save that wrote last: two that write the same must not take each other's for their own. `ledger` is what
-    direct completions outside of turns have cost, by label.
+    direct completions outside of turns have cost, by label, and `models` the same by model. `children` are sessions
+    that were begun outside of turns. `prelude` is what a child begins with; its first commit records it and takes it
+    out. `output` is the schema of what turns answer with, in place of the agent's own;
+    `depth` counts the parents above it.
     """
 
     options: dict[str, Any] = {}
@@ -32,6 +36,11 @@ class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
     saved: str = ""
     ledger: dict[str, Usage] = {}
     only: tuple[str, ...] | None = None
+    models: dict[str, Usage] = {}
+    children: tuple[str, ...] = ()
+    prelude: tuple[Message, ...] = ()
+    output: dict[str, Any] | None = None
+    depth: int = 0
 
 
 _DECODER = msgspec.json.Decoder(Settings)
@@ -58,9 +67,13 @@ def committed(data: bytes, edits: Mapping[str, bool | None] | None, recorded: Ma
     settings, recorded = load(data), recorded or {}
     tools = edited(settings.tools, edits) if edits else settings.tools
     waiting = {name: each for name, each in settings.snapshots.items() if each.revision > recorded.get(name, -1)}
-    return dump(replace(settings, tools=tools, snapshots=waiting, saved=settings.saved if waiting else ""))
+    saved = settings.saved if waiting else ""
+    return dump(replace(settings, tools=tools, snapshots=waiting, saved=saved, prelude=()))
 
 
 def forked(data: bytes) -> bytes:
-    """The settings of a fork: what waits for a turn is the state of another history."""
-    return dump(replace(load(data), snapshots={}, saved="", ledger={}))
+    """The settings of a fork: what waits for a turn is the state of another history, and what was spent is the other's.
+
+    A prelude that is there still belongs to the history that both share.
+    """
+    return dump(replace(load(data), snapshots={}, saved="", ledger={}, models={}, children=()))

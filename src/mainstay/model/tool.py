@@ -33,7 +33,7 @@ class ToolSpec(Struct, frozen=True, gc=False, omit_defaults=True):
 
     `id` stays the same when the name changes. `recovery` is the contract for a call that was in flight when its
     process died: never repeat (`once`), repeat under the same idempotency key (`rerun`), or ask a person (`ask`).
-    `output_budget` goes before the agent's.
+    `output_budget` goes before the agent's. A call of a `background` tool starts a process and returns its handle.
     """
 
     name: str
@@ -49,6 +49,7 @@ class ToolSpec(Struct, frozen=True, gc=False, omit_defaults=True):
     limit: int | None = None
     resource: str | None = None
     output_budget: OutputBudget | None = None
+    background: bool = False
 
     @property
     def tool_id(self) -> str:

@@ -10,6 +10,7 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from mainstay.model.process import ProcessRow
 from mainstay.model.record import InputKind
 from mainstay.model.session import Answer, CancelRequest, Node, SessionRow, WaitRow, WorkerRow
 
@@ -95,9 +96,13 @@ class Append(Write[Appended], frozen=True, gc=False):
 
 
 class Committed(Struct, frozen=True, gc=False):
-    """The commit landed. `row` is the session after it: its next turn is open when an input waited."""
+    """The commit landed. `row` is the session after it: its next turn is open when an input waited.
+
+    `woken` are processes that were asked to stop because their turn has ended.
+    """
 
     row: SessionRow
+    woken: tuple[ProcessRow, ...] = ()
 
 
 class CancelWon(Struct, frozen=True, gc=False):
@@ -110,7 +115,7 @@ class Commit(Write["Committed | CancelWon"], frozen=True, gc=False):
     """End a turn: the last records, the head moved from `head` to the turn, waits closed, the next input opened.
 
     `tools` are what the turn decided for single tools of its session, `recorded` the revisions of plugins that its
-    records hold.
+    records hold. `children`: it may have started processes that end with it.
     """
 
     scope: Scope
@@ -122,6 +127,7 @@ class Commit(Write["Committed | CancelWon"], frozen=True, gc=False):
     blobs: tuple[str, ...] = ()
     tools: dict[str, bool | None] | None = None
     recorded: dict[str, int] | None = None
+    children: bool = False
 
 
 CancelStatus: TypeAlias = Literal["requested", "already_requested", "completion_won", "unknown"]
@@ -199,10 +205,11 @@ class Retire(Write[None], frozen=True, gc=False):
 
     worker_id: str
     dead: bool = False
+    at: int = 0
 
 
 class Branch(Write[SessionRow], frozen=True, gc=False):
-    """A new session over shared history."""
+    """A new session over shared history. `grants` are processes that it may see, as its source does."""
 
     session_id: str
     agent: str
@@ -210,6 +217,7 @@ class Branch(Write[SessionRow], frozen=True, gc=False):
     turn: int
     ordinal: int
     at: int
+    grants: tuple[str, ...] = ()
 
 
 class Delete(Write[bool], frozen=True, gc=False):
@@ -240,3 +248,4 @@ class StoreFacts(Struct, frozen=True, gc=False):
     blobs: int
     bytes: int
     checks: tuple[str, ...] = ()
+    processes: int = 0

@@ -131,6 +131,11 @@ class Feed:
                 self._channels[session_id] = channel
         return channel
 
+    @property
+    def sessions(self) -> list[str]:
+        """The sessions that somebody reads, or did not long ago."""
+        return [*self._channels, *self._quiet] if self._channels or self._quiet else []
+
     def cursor(self, session_id: str, position: int) -> str:
         return f"{self.incarnation}:{position}:{session_id}"
 

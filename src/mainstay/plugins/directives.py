@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, get_args
 
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from mainstay.errors import InvalidInput, PluginFault
 from mainstay.model.codec import clean, clean_message, clean_part, clean_text, convert, error_text
 from mainstay.model.ids import check_session_id
-from mainstay.model.message import Message, Text
+from mainstay.model.message import Message, Role, Text, unanswered
 from mainstay.model.plugin import (
     LEGAL,
     AbortTurn,
@@ -34,6 +34,7 @@ MOST = 1000
 """Directives in one answer. An iterator without an end would hold up every session."""
 
 _KINDS = get_args(Directive)
+_ROLES = get_args(Role)
 
 
 def read(plugin: Plugin, seam: Seam, answer: object) -> list[Directive]:
@@ -89,7 +90,7 @@ def _sound(directive: Directive) -> Directive:
         case EmitTrace(name=name, payload=payload, context=context):
             return EmitTrace(clean_text(name), clean(payload), convert(clean(context), dict[str, Any]))
         case CreateSession():
-            return _child(directive)
+            return sound_child(directive)
 
 
 def _several(values: object) -> Iterable[Any]:
@@ -124,8 +125,46 @@ def _outcome(outcome: object) -> ToolOutcome:
     return sound
 
 
-def _child(asked: CreateSession) -> CreateSession:
-    fields = {name: getattr(asked, name) for name in ("agent", "options", "hidden", "label", "only")}
-    sound = convert({"kind": "create_session", **clean(fields)}, CreateSession)
-    session_id = None if asked.session_id is None else check_session_id(asked.session_id)
-    return replace(sound, session_id=session_id, said=None if asked.said is None else clean_message(asked.said))
+def sound_child(asked: CreateSession) -> CreateSession:
+    """A request for a child session as a store would give it back. Raises InvalidInput."""
+    fields = {name: getattr(asked, name) for name in ("agent", "options", "hidden", "label", "only", "start", "output")}
+    try:
+        sound = convert({"kind": "create_session", **clean(fields)}, CreateSession)
+    except ValidationError as error:
+        raise InvalidInput(str(error)) from None
+    return replace(
+        sound,
+        session_id=None if asked.session_id is None else check_session_id(asked.session_id),
+        said=None if asked.said is None else clean_message(asked.said),
+        prelude=_prelude(asked.prelude),
+    )
+
+
+def _prelude(messages: object) -> tuple[Message, ...]:
+    sound = sound_history([_message(message) for message in _several(messages)])
+    if any(not message.tool_calls and not message.tool_results and not message.text.strip() for message in sound):
+        raise InvalidInput("a message of the prelude is empty: leave it out")
+    return sound
+
+
+def _message(given: object) -> Message:
+    if not isinstance(given, Message):
+        raise InvalidInput(f"a {type(given).__name__} is no message")
+    return given
+
+
+def sound_history(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Messages that a history may be made of: each call with its result. Others would be shown for ever, and
+    providers refuse them."""
+    sound = tuple([Message(m.role, tuple([clean_part(part) for part in m.parts])) for m in messages])
+    asked: set[str] = set()
+    for message in sound:
+        asked |= {call.id for call in message.tool_calls}
+        calls, results = bool(message.tool_calls), bool(message.tool_results)
+        if message.role not in _ROLES or (calls and message.role != "assistant") or results != (message.role == "tool"):
+            raise InvalidInput(f"one of its messages cannot be said by {message.role!r}")
+        if any(result.call_id not in asked for result in message.tool_results):
+            raise InvalidInput("it has a result without its call")
+    if unanswered(sound):
+        raise InvalidInput("it has a call without its result")
+    return sound

@@ -41,7 +41,8 @@ DEFAULT_LIMIT = 30.0
 class SessionContext(Struct, frozen=True):
     """The session an instance is made for. `options` are this plugin's own, as given when the session was opened.
 
-    `parent` is set for a child session. `hidden` are tools it may not see, whatever anybody enables.
+    `parent` is set for a child session, and `depth` counts the parents above it. `hidden` are tools it may not see,
+    whatever anybody enables.
     """
 
     session_id: str
@@ -49,6 +50,7 @@ class SessionContext(Struct, frozen=True):
     options: Any = None
     parent: str | None = None
     hidden: frozenset[str] = frozenset()
+    depth: int = 0
 
 
 class SessionConfig(Struct, frozen=True):

@@ -41,6 +41,8 @@ KINDS: tuple[OperationKind, ...] = ("query", "command", "task")
 
 SessionParam: TypeAlias = Literal["required", "optional", "forbidden"]
 
+TaskRecovery: TypeAlias = Literal["once", "rerun"]
+
 MAX_NAME = 200
 
 
@@ -49,6 +51,10 @@ MAX_NAME = 200
 
 class QueryHost(Snapshots, CatalogReads, Protocol):
     """For queries: reading."""
+
+
+def _nobody(value: Any) -> None:
+    """Nobody listens."""
 
 
 class OperationContext(Struct, frozen=True):
@@ -68,7 +74,12 @@ class CommandContext(OperationContext, frozen=True):
 
 
 class TaskContext(OperationContext, frozen=True):
+    """What a task knows besides: the process that it is, how often that was begun, and whom to tell how far it is."""
+
     host: ToolHost
+    process_id: str = ""
+    attempt: int = 1
+    progress: Callable[[Any], None] = _nobody
 
 
 CONTEXTS: dict[OperationKind, type[OperationContext]] = {
@@ -139,6 +150,7 @@ class Mark(Struct, frozen=True):
     name: str | None = None
     description: str | None = None
     session: SessionParam = "required"
+    recovery: TaskRecovery = "once"
 
 
 _MARK = "__mainstay_operation__"
@@ -148,7 +160,8 @@ class Marker:
     """A decorator for methods of plugins: they stay what they are, and may be called by name too.
 
     `session` says whether the operation works on a session: "required" (the default), "optional" or "forbidden". `name`
-    is `<plugin id>.<method>` unless given, `description` the docstring.
+    is `<plugin id>.<method>` unless given, `description` the docstring. `recovery` says what becomes of a task whose
+    Runtime died: "once" (the default) is not repeated and reads as unknown, "rerun" is called again.
     """
 
     __slots__ = ("_kind",)
@@ -160,7 +173,13 @@ class Marker:
     def __call__(self, fn: F, /) -> F: ...
     @overload
     def __call__(
-        self, /, *, name: str | None = None, description: str | None = None, session: SessionParam = "required"
+        self,
+        /,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        session: SessionParam = "required",
+        recovery: TaskRecovery = "once",
     ) -> Callable[[F], F]: ...
     def __call__(
         self,
@@ -170,8 +189,9 @@ class Marker:
         name: str | None = None,
         description: str | None = None,
         session: SessionParam = "required",
+        recovery: TaskRecovery = "once",
     ) -> Any:
-        mark = Mark(self._kind, name, description, session)
+        mark = Mark(self._kind, name, description, session, recovery)
         return _marked(fn, mark) if fn is not None else lambda each: _marked(each, mark)
 
     def __repr__(self) -> str:
@@ -193,6 +213,8 @@ def _marked(fn: F, mark: Mark) -> F:
         raise InvalidDefinition(f"{owner} is a generator: return a list")
     if mark.session not in get_args(SessionParam):
         raise InvalidDefinition(f'{owner}: session={mark.session!r} is not "required", "optional" or "forbidden"')
+    if mark.recovery not in get_args(TaskRecovery) or (mark.kind != "task" and mark.recovery != "once"):
+        raise InvalidDefinition(f'{owner}: recovery={mark.recovery!r}: a task is "once" or "rerun", others have none')
     if mark.description is not None and not isinstance(mark.description, str):
         raise InvalidDefinition(f"{owner}: description={mark.description!r} is not a string")
     if mark.name is not None:

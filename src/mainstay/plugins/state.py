@@ -98,18 +98,6 @@ def _numbers(version: str) -> list[int] | None:
     return numbers
 
 
-def is_current(plugins: Iterable[Plugin], previous: Mapping[str, PluginSnapshot] | None) -> bool:
-    """Whether these snapshots say what the plugins would say now. Serialises nothing."""
-    instances = list(plugins)
-    if previous is None or len(previous) != len(instances):
-        return False
-    for plugin in instances:
-        entry = previous.get(plugin.id)
-        if entry is None or entry.version != plugin.version or entry.revision != revision(plugin):
-            return False
-    return True
-
-
 def fingerprint(plugins: Iterable[Plugin]) -> int:
     """One number for who is there, in which version, at which revision."""
     digest = hashlib.sha256()

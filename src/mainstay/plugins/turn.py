@@ -13,11 +13,11 @@ from mainstay.engine.driver import Run
 from mainstay.engine.gate import Leaving, TurnAborted, TurnCancelled
 from mainstay.errors import InvalidInput, PluginFault
 from mainstay.graph.commit import End, ledger
-from mainstay.model.codec import clean, clean_part, clean_text, convert, error_text
+from mainstay.model.codec import clean, clean_text, convert, error_text
 from mainstay.model.effect import Boundary
 from mainstay.model.event import PluginEvent
 from mainstay.model.llm import ModelResponse
-from mainstay.model.message import Message, Part, Text, unanswered
+from mainstay.model.message import Message, Part, Text
 from mainstay.model.outcome import Outcome
 from mainstay.model.plugin import (
     AbortTurn,
@@ -35,7 +35,7 @@ from mainstay.model.record import Framed, Noted, Said, Slot
 from mainstay.model.tool import ToolOutcome, ToolSpec
 from mainstay.plugins import laws, state
 from mainstay.plugins.calls import Hooks, collect, first, notify, pipe, probed
-from mainstay.plugins.directives import read
+from mainstay.plugins.directives import read, sound_history
 from mainstay.plugins.hooks import (
     CheckpointContext,
     CompactContext,
@@ -203,20 +203,20 @@ class TurnPlugins:
         return self._session.has("after_tool_call") or self._session.has("project_result")
 
     async def before_call(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> laws.Verdict:
-        base, host = self._base(), self._host
+        base, host = self._base(), self._host.at(f"{call_id}.before")
         verdict = await laws.before(
             self._session.hooks("before_tool_call"),
             lambda current, again: ToolCallContext(*base, host, call_id, tool, current, again),
             args,
         )
-        await self._asides("before_tool_call", verdict.asides, call_id)
+        await self._asides("before_tool_call", verdict.asides, f"{call_id}.before")
         return verdict
 
     async def after_call(
         self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome
     ) -> tuple[laws.Verdict, tuple[Message, ...]]:
         """What is recorded of a call that has ended, and what is said after its round."""
-        base, host = self._base(), self._host
+        base, host = self._base(), self._host.at(f"{call_id}.after")
         verdict = laws.Verdict(args, outcome)
         if hooks := self._session.hooks("after_tool_call"):
             verdict = await laws.after(
@@ -224,7 +224,7 @@ class TurnPlugins:
                 lambda current, again: ToolEndContext(*base, host, call_id, tool, args, current, again),
                 outcome,
             )
-        return verdict, await self._asides("after_tool_call", verdict.asides, call_id)
+        return verdict, await self._asides("after_tool_call", verdict.asides, f"{call_id}.after")
 
     def project(self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> tuple[bool, Any]:
         """What the model sees of an outcome, if a plugin decides that."""
@@ -352,7 +352,8 @@ class TurnPlugins:
         except PluginFault as fault:
             raise self._fault(fault) from fault
         aborts = [(plugin, each) for plugin, each in given if isinstance(each, AbortTurn)]
-        messages = await self._asides(seam, tuple(given), seam)
+        state = self._run.machine.state
+        messages = await self._asides(seam, tuple(given), f"{seam}.{state.phase.value}.{state.step}")
         if aborts:
             plugin, abort = aborts[-1]
             raise TurnAborted(plugin, abort.code, abort.message)
@@ -390,21 +391,10 @@ def _frame(plugin: Plugin, answer: object) -> Compaction | None:
     if not isinstance(answer, Compaction):
         raise PluginFault(plugin.id, "compact", f"it returned a {type(answer).__name__}")
     try:
-        summary = tuple([Message(m.role, tuple([clean_part(p) for p in m.parts])) for m in answer.summary])
+        summary = sound_history(answer.summary)
     except (InvalidInput, AttributeError, TypeError) as error:
         raise PluginFault(plugin.id, "compact", f"its summary cannot be stored: {error}") from None
-    if _unpaired(summary):  # it would be shown for ever, and providers refuse it
-        raise PluginFault(plugin.id, "compact", "its summary has a call without its result, or a result without a call")
     return Compaction(summary, clean_text(answer.reason)) if summary else None
-
-
-def _unpaired(messages: Sequence[Message]) -> bool:
-    asked: set[str] = set()
-    for message in messages:
-        asked |= {call.id for call in message.tool_calls}
-        if any(result.call_id not in asked for result in message.tool_results):
-            return True
-    return bool(unanswered(messages))
 
 
 def _parts(plugin: Plugin, answer: object) -> list[PromptPart]:

@@ -6,14 +6,15 @@ do raises Unavailable with its own words; nothing is silently ignored. `session_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from mainstay.model.event import Event
+from mainstay.model.event import AnyEvent, Event
 from mainstay.model.llm import Completion
 from mainstay.model.message import Message
 from mainstay.model.plugin import CreateSession
 from mainstay.model.session import Appending, SessionSnapshot, StaleBranch, ToolState
+from mainstay.ports.tasks import Tasks
 
 
 class EventSink(Protocol):
@@ -56,7 +57,7 @@ class ToolStates(Protocol):
 
 class Lifecycle(Protocol):
     async def create_session(self, request: CreateSession) -> str:
-        """Begin a child session; returns its id. The same request from the same place is the same child."""
+        """Begin a child session; returns its id. In a turn the same request from the same place is the same child."""
         ...
 
     async def close_session(self, session_id: str) -> None:
@@ -64,12 +65,34 @@ class Lifecycle(Protocol):
         ...
 
 
-class TurnStarts(Protocol):
-    async def start_turn(self, session_id: str, said: str | Message, *, key: str) -> Any:
-        """Run a turn of another session and wait for its result; the same key is the same turn."""
+class StartedTurn(Protocol):
+    """A turn of another session that runs, whether or not anybody listens."""
+
+    @property
+    def turn_id(self) -> str: ...
+
+    @property
+    def events(self) -> AsyncIterator[AnyEvent]:
+        """What it tells from its start on, until it commits or parks. Who reads too slowly finds a Gap."""
         ...
 
-    async def cancel_turn(self, session_id: str, reason: str = "") -> str: ...
+
+class TurnStarts(Protocol):
+    async def start_turn_stream(self, session_id: str, said: str | Message, *, key: str) -> StartedTurn:
+        """Start a turn of another session and return once that is durable; the same key is the same turn."""
+        ...
+
+    async def await_turn(self, turn_id: str) -> Any:
+        """The result of a turn, once it ends or parks. A turn that would wait for its own session is told Conflict."""
+        ...
+
+    async def start_turn(self, session_id: str, said: str | Message, *, key: str) -> Any:
+        """Start a turn of another session and wait for its result."""
+        ...
+
+    async def cancel_turn(self, session_id: str, reason: str = "", *, turn_id: str | None = None) -> str:
+        """Ask the running turn of a session to stop, or the given one, which may be queued still."""
+        ...
 
 
 class GraphAppends(Protocol):
@@ -95,7 +118,7 @@ class Traces(Protocol):
     def trace(self, name: str, payload: Any = None, context: Mapping[str, Any] | None = None) -> None: ...
 
 
-class PromptHost(Snapshots, CatalogReads, Completions, Protocol):
+class PromptHost(Snapshots, CatalogReads, Completions, Tasks, Protocol):
     """For prompts and views."""
 
 
@@ -107,11 +130,13 @@ class ResultHost(Lifecycle, Traces, Protocol):
     """For checkpoints and the end of a turn."""
 
 
-class HistoryHost(Snapshots, Lifecycle, TurnStarts, GraphAppends, Completions, Protocol):
+class HistoryHost(Snapshots, Lifecycle, TurnStarts, GraphAppends, Completions, Tasks, Protocol):
     """For compactors."""
 
 
-class ToolHost(Snapshots, CatalogReads, ToolStates, Lifecycle, TurnStarts, GraphAppends, Completions, Traces, Protocol):
+class ToolHost(
+    Snapshots, CatalogReads, ToolStates, Lifecycle, TurnStarts, GraphAppends, Completions, Traces, Tasks, Protocol
+):
     """For tool hooks and operations: everything there is."""
 
 
@@ -132,6 +157,10 @@ class TurnServices(ToolHost, Protocol):
 
     def for_call(self, call_id: str) -> ToolHost:
         """The same for a tool: what it asks of models is part of its attempt, and only counted."""
+        ...
+
+    def at(self, place: str) -> ToolHost:
+        """The same for hooks that run beside others: what they ask for is told apart by its place."""
         ...
 
     def outside(self) -> TurnServices:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from mainstay.model.process import Event, ProcessRow, WakeRow
+from mainstay.model.process_write import ProcessFilter
 from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import SessionFilter, StoreFacts, Write
 
@@ -44,6 +46,46 @@ class SessionReads(Protocol):
     async def wait(self, wait_id: str) -> WaitRow | None: ...
 
 
+class ProcessReads(Protocol):
+    """The same of processes."""
+
+    async def process(self, process_id: str) -> ProcessRow | None:
+        """A process, or the tombstone of one."""
+        ...
+
+    async def processes(self, wanted: ProcessFilter) -> list[ProcessRow]: ...
+
+    async def active_processes(self) -> list[ProcessRow]:
+        """Processes that somebody works on, or should: what recovery looks at. Parked ones are not."""
+        ...
+
+    async def unowned_processes(self, after: int, limit: int) -> list[ProcessRow]:
+        """Active processes in nobody's hands, by number."""
+        ...
+
+    async def due_processes(self, now: int, limit: int = 1000) -> list[ProcessRow]:
+        """Parked processes whose time has come, the longest overdue first."""
+        ...
+
+    async def events(self, pid: int, after: int = 0, limit: int = 1000) -> list[tuple[int, int, Event]]:
+        """(cursor, sequence, event) of one process, after a sequence."""
+        ...
+
+    async def changes(self, after: int = 0, limit: int = 1000) -> list[tuple[int, ProcessRow]]:
+        """Processes with events after a cursor, each once and as it is now; of `limit` events at most."""
+        ...
+
+    async def last_change(self) -> int: ...
+
+    async def steps(self, pid: int) -> list[tuple[int, bytes]]:
+        """(ordinal, bytes) of a process's journal, in order."""
+        ...
+
+    async def is_granted(self, session_id: str, process_id: str) -> bool: ...
+
+    async def wakes(self, session_id: str | None = None, state: str = "pending") -> list[WakeRow]: ...
+
+
 class WorkerLease(Protocol):
     """Proof that a worker lives, beyond its row. On one file it is a lock that the kernel frees when it dies."""
 
@@ -62,7 +104,7 @@ class BlobStore(Protocol):
     async def get(self, digest: str) -> bytes: ...
 
 
-class Store(SessionReads, Protocol):
+class Store(SessionReads, ProcessReads, Protocol):
     """Durable rows. One instance belongs to one Runtime and one event loop."""
 
     @property

@@ -1,11 +1,17 @@
-"""What a set of tools must offer. A decorated function is the usual one; a provider is a whole set."""
+"""What a set of tools must offer, and what one call may do with processes.
+
+A decorated function is the usual tool; a provider is a whole set.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from mainstay.model.tool import PreparedCall, ToolOutcome, ToolSpec
+from msgspec import Struct
+
+from mainstay.model.process import WakePolicy
+from mainstay.model.tool import PreparedCall, ToolOutcome, ToolRecord, ToolSpec
 
 
 class CallContext(Protocol):
@@ -39,3 +45,51 @@ class ToolProvider(Protocol):
     async def prepare(self, call: PreparedCall, ctx: CallContext) -> PreparedCall | ToolOutcome: ...
 
     async def execute(self, call: PreparedCall, ctx: CallContext) -> Any: ...
+
+
+class Handle(Protocol):
+    """A process as whoever started it holds it; `mainstay.ProcessHandle` is the whole of it."""
+
+    @property
+    def id(self) -> str: ...
+
+    def to_json(self) -> dict[str, str]: ...
+
+    async def result(self, timeout: float | None = None) -> Any: ...
+
+    async def signal(self, name: str, payload: Any = None, *, key: str | None = None) -> int: ...
+
+    async def cancel(self, reason: str = "", *, by: str = "host") -> str: ...
+
+    async def status(self) -> str: ...
+
+
+class StartOptions(Struct, frozen=True, gc=False):
+    """How a call starts a process: `key` tells it from others that the same call starts, and "" is the call itself."""
+
+    key: str | None = None
+    label: str = ""
+    wake: WakePolicy = "none"
+    grant: bool = True
+
+
+class Handles(Protocol):
+    """What one call may do with processes, on behalf of its session.
+
+    `begin` is the call itself as a process; `known` is the handle of that, when it exists already. The verbs answer
+    every question, also a malformed one, with the record of it.
+    """
+
+    async def known(self) -> dict[str, str] | None: ...
+
+    async def begin(self, call: PreparedCall, spec: ToolSpec, label: str = "") -> dict[str, str]: ...
+
+    async def start(self, what: Any, args: Mapping[str, Any], options: StartOptions) -> Handle: ...
+
+    async def await_process(self, handle: Any, timeout: float | None = None) -> ToolRecord: ...
+
+    async def signal_process(self, handle: Any, signal_name: str, payload: Any = None) -> ToolRecord: ...
+
+    async def cancel_process(self, handle: Any, reason: str = "") -> ToolRecord: ...
+
+    async def list_processes(self, live: bool = True, limit: int = 50) -> list[dict[str, Any]]: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -19,9 +19,10 @@ from mainstay.model.message import Message
 from mainstay.model.outcome import PendingCall, Waiting
 from mainstay.model.record import Closed, Record, Replied
 from mainstay.model.session import SessionRow
+from mainstay.model.settings import load as settings_of
 from mainstay.model.tool import Cancelled
 from mainstay.ports.store import Store
-from mainstay.sessions.definition import Definition
+from mainstay.sessions.definition import Definition, plainly
 from mainstay.sessions.result import TurnResult
 from mainstay.turn.machine import usage_of
 
@@ -58,8 +59,8 @@ class Archive:
             return None
         past, own = View(), View()
         await self._load(row, past, turn - 1)
+        past.messages.extend(closed.prelude)
         own.extend(turn, found[0].records)
-        definition = self._definitions.get(row.agent)
         return TurnResult(
             turn_id(row.id, turn),
             row.id,
@@ -67,8 +68,14 @@ class Archive:
             closed.usage,
             found[0].records,
             past.messages,
-            definition.revive if definition else None,
+            self._revive(row),
         )
+
+    def _revive(self, row: SessionRow) -> Callable[[Any], Any] | None:
+        if row.settings and settings_of(row.settings).output is not None:
+            return plainly
+        definition = self._definitions.get(row.agent)
+        return None if definition is None else definition.revive
 
     async def refused(self, row: SessionRow, turn: int) -> TurnResult[Any] | None:
         """How a queued input will end that was cancelled before its turn came: there is nothing to wait for."""
@@ -99,13 +106,15 @@ class Archive:
 
     async def view(self, row: SessionRow, known: View | None) -> View:
         """Committed history up to the head: what is known of it, and what was committed since."""
-        if known is not None and known.head == row.head and (row.fork is None or known.head > 0):
+        if known is not None and known.head == row.head and (known.head > 0 or (row.fork is None and not row.settings)):
             return known
         # A new object: somebody else may be loading the same history, or running on what is remembered.
         fresh = View()
         if known is not None and 0 < known.head < row.head:
             fresh = View(known.head, list(known.messages), known.frame, known.summary, dict(known.snapshots))
         await self._load(row, fresh, row.head)
+        if row.head == 0:
+            fresh.messages.extend(settings_of(row.settings).prelude)
         return fresh
 
     async def _load(self, row: SessionRow, view: View, last: int) -> None:
@@ -136,6 +145,6 @@ class Archive:
                 if turn.joined is not None or turn.closed is None:
                     continue  # an input that opened no turn, or a note that still waits for one
                 records = turn.records if turn.number != last or ordinal is None else turn.records[: ordinal + 1]
-                view.extend(turn.number, records)
+                view.extend(turn.number, records, turn.closed.prelude)
             await asyncio.sleep(0)
         return last

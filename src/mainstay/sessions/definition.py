@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from mainstay.errors import InvalidDefinition
 from mainstay.model.agent import AgentSpec, Budget
 from mainstay.model.tool import OutputBudget, ToolSpec
 from mainstay.plugins.registry import PluginSet
 from mainstay.ports.provider import Provider
 from mainstay.sessions.operations import OperationTable
+from mainstay.tools.answer import schema_codec
 from mainstay.tools.catalog import Catalog
 from mainstay.tools.membership import Membership
 
@@ -35,6 +37,17 @@ class Definition:
         return self.catalog.specs()
 
 
+def answering(definition: Definition, schema: dict[str, Any]) -> Definition:
+    """The definition with another output: JSON that fits a schema."""
+    codec = schema_codec(schema)
+    return replace(definition, output_schema=schema, output_rule=codec.validate, revive=plainly)
+
+
+def plainly(value: Any) -> Any:
+    """The typed output of a schema without a type: the JSON itself."""
+    return value
+
+
 class Defined(Protocol):
     """What a Runtime takes as an agent."""
 
@@ -45,3 +58,25 @@ class Defined(Protocol):
     def spec(self) -> AgentSpec: ...
 
     def definition(self) -> Definition: ...
+
+
+def by_name(agents: Iterable[Defined]) -> dict[str, Defined]:
+    """Agents by name, and after them those that they give work to. Each name is one agent's."""
+    found: dict[str, Defined] = {}
+    for agent in agents:
+        if agent.name in found:
+            raise _two(agent.name)
+        found[agent.name] = agent
+    given, waiting = frozenset(found), list(found.values())
+    while waiting:
+        for agent in getattr(waiting.pop(), "subagents", ()):
+            if agent.name not in found:
+                found[agent.name] = agent
+                waiting.append(agent)
+            elif agent.name not in given and found[agent.name] != agent:
+                raise _two(agent.name)
+    return found
+
+
+def _two(name: str) -> InvalidDefinition:
+    return InvalidDefinition(f"two agents are named {name!r}: give each a name of its own")

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from mainstay.engine.lease import Worker
+from mainstay.engine.supervisor import Supervisor
 from mainstay.errors import (
     RuntimeClosed,
     SessionDeleted,
@@ -19,16 +20,23 @@ from mainstay.errors import (
     WrongLoop,
 )
 from mainstay.model.ids import mint, split, turn_id
+from mainstay.model.process import ProcessRow
 from mainstay.model.session import Answer, CancelRequest, SessionRow
 from mainstay.model.settings import dump, load
 from mainstay.model.write import Cancel, CancelReceipt, CancelStatus, Configure, Resolve, Resolved
 from mainstay.observe.feed import Feed
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.store import Store
+from mainstay.processes.local import LocalEngine
+from mainstay.processes.service import ProcessService
+from mainstay.processes.worker import ProcessWorker
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.inbox import Inbox
+from mainstay.sessions.keeper import TaskKeeper
+from mainstay.sessions.news import News
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.turns import Turns
+from mainstay.sessions.wakes import Wakes
 from mainstay.stores import forks
 
 
@@ -46,6 +54,25 @@ class Desk:
         self._loop = asyncio.get_running_loop()
         self._pid = forks.pid()
         self.closed = False
+
+    def employ(self, processes: ProcessService, work: ProcessWorker, supervisor: Supervisor) -> None:
+        """Who works on processes here: sessions start them, and hear of them."""
+        self.processes = processes
+        self.news = News(self.feed, self.store, supervisor)
+        self.wakes = Wakes(self.turns, supervisor, self.definitions, self.worker_for)
+        local = LocalEngine(self.store, self._worker.id, lambda: self._worker.alive)
+        self.tasks = TaskKeeper(local, processes, supervisor)
+        work.serve([local])
+        work.on_news, work.on_wake, self.turns.on_woken = self._changed, self.wakes.call, work.woken
+
+    def _changed(self, row: ProcessRow) -> None:
+        self.wakes.of(row)
+        self.news.of(row)
+        self.tasks.of(row)
+
+    @property
+    def worker_id(self) -> str:
+        return self._worker.id
 
     def check(self) -> None:
         """Refuse use after the end, from another loop, or in a forked child."""
@@ -68,17 +95,19 @@ class Desk:
 
     async def outcome(self, session_id: str, turn: int, known: bool) -> TurnResult[Any]:
         """How a turn ends or parks. `known`: it may have done so already."""
-        if known:
+        residents = self.turns.residents
+        future = residents.expect(session_id, turn)  # before looking: it may end meanwhile, and is told only once
+        if not known and residents.of(session_id).task is not None:
+            return await future
+        try:
             result = await self.on_disk(session_id, turn)
-            if result is not None:
-                return result
-        future = self.turns.residents.expect(session_id, turn)
-        if self.turns.residents.of(session_id).task is None:
-            # Somebody else works on it, and may have ended it before we began to listen.
-            result = await self.on_disk(session_id, turn)
-            if result is not None:
-                self.turns.residents.tell(session_id, turn, result)
-        return await future
+        except BaseException:  # nobody waits any more
+            residents.withdraw(session_id, turn, future)
+            raise
+        if result is None:
+            return await future
+        residents.withdraw(session_id, turn, future)
+        return result
 
     async def on_disk(self, session_id: str, turn: int) -> TurnResult[Any] | None:
         """How a turn ended or parked as far as the store knows; None while it is under way."""

@@ -57,11 +57,7 @@ class Inbox:
         if accepted.opened and worker is not None:
             self._turns.launch(accepted.row, record)
         elif kind != "queue":
-            resident = self._turns.residents.of(session_id)
-            if resident.run is not None:
-                resident.run.journal.mail = True
-            else:
-                resident.mail = True
+            self._turns.has_mail(session_id)
         return accepted
 
 

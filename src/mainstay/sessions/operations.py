@@ -19,6 +19,8 @@ from operator import or_
 from types import UnionType
 from typing import Any, TypeAlias, Union, get_args, get_origin
 
+from msgspec import Struct
+
 from mainstay.errors import (
     Conflict,
     InvalidArguments,
@@ -47,6 +49,8 @@ from mainstay.plugins.operations import (
     QueryHost,
     QueueTurn,
     Result,
+    TaskContext,
+    TaskRecovery,
     collect,
 )
 from mainstay.plugins.registry import PluginSession
@@ -60,6 +64,7 @@ from mainstay.tools.define import Signature, read_signature, resolve
 log = logging.getLogger("mainstay.plugins")
 
 Args: TypeAlias = Mapping[str, Any] | None
+StartTask: TypeAlias = "Callable[[Operation, Mapping[str, Any], str | None], Awaitable[dict[str, str]]]"
 
 
 # ---------------------------------------------------------------------- what an agent offers
@@ -75,6 +80,7 @@ class Operation:
     context: str | None
     arguments: Arguments
     codec: OutputCodec
+    recovery: TaskRecovery = "once"
 
     def bind(self, args: Args) -> dict[str, Any]:
         """JSON as keyword arguments."""
@@ -154,7 +160,7 @@ def _ready(offer: Offer) -> Operation:
         codec.schema,
     )
     context = None if signature.context is None else signature.context.name
-    return Operation(definition, offer.plugin, offer.method, context, arguments, codec)
+    return Operation(definition, offer.plugin, offer.method, context, arguments, codec, offer.mark.recovery)
 
 
 def _check_context(owner: str, kind: OperationKind, annotation: Any) -> None:
@@ -190,7 +196,8 @@ class OperationSeams:
 
     `instances` gives what a session has of the plugins, restored; `host` the services for a session, or for none;
     `persist` makes durable what has changed in those instances; `queue` accepts an input durably and gives
-    the id of its turn; `emit` tells those who observe the session what a plugin has to say.
+    the id of its turn; `emit` tells those who observe the session what a plugin has to say; `start` makes a task a
+    process and gives its handle.
     """
 
     agent: str
@@ -200,6 +207,15 @@ class OperationSeams:
     queue: Callable[[str, Message, str | None], Awaitable[str]]
     emit: Callable[[str, str, tuple[Any, ...]], None]
     deps: Any = None
+    start: StartTask | None = None
+
+
+class TaskRun(Struct, frozen=True):
+    """The process that a task is."""
+
+    process_id: str
+    attempt: int
+    progress: Callable[[Any], None]
 
 
 class Operations:
@@ -231,7 +247,7 @@ class Operations:
     async def task(
         self, name: str, args: Args = None, session_id: str | None = None, *, default: str | None = None
     ) -> OperationOutcome:
-        """Raises Unavailable: tasks need durable processes."""
+        """Begin long work. The output is the handle of a process, which is on disk when this returns."""
         return await self._perform(self._table.find(name, "task"), args, session_id, default)
 
     async def call(
@@ -244,22 +260,54 @@ class Operations:
         self, operation: Operation, args: Args, session_id: str | None, default: str | None
     ) -> OperationOutcome:
         kind = operation.definition.kind
-        if kind == "task":
-            raise Unavailable(
-                f"operation {operation.definition.name!r}: tasks come with durable processes, in a later version"
-            )
         session = effective_session(operation.definition, session_id, default)
         kwargs = operation.bind(args)
+        if kind == "task":
+            return await self._start(operation, args, session)
         plugins = None if session is None else await self._seams.instances(session)
         plugin = operation.plugin if plugins is None else _instance(operation, plugins)
         host = self._seams.host(session)
         if kind == "query":
             ctx = QueryContext(session, self._seams.agent, self._seams.deps, ReadOnly(host))
             return _read_query(operation, await operation.invoke(plugin, kwargs, ctx))
+        told = CommandContext(session, self._seams.agent, self._seams.deps, host)
+        return await self._act(operation, session, plugins, operation.invoke(plugin, kwargs, told))
+
+    async def _start(self, operation: Operation, args: Args, session: str | None) -> OperationOutcome:
+        name, plugin = operation.definition.name, operation.definition.plugin
+        if self._seams.start is None:
+            raise Unavailable(f"operation {name!r}: nobody here works on tasks")
+        handle = await self._seams.start(operation, clean({} if args is None else dict(args)), session)
+        return OperationOutcome(plugin, handle)
+
+    async def run_task(self, name: str, args: Args, session: str | None, task: TaskRun) -> OperationOutcome:
+        """Do what a task is there for: what its process runs."""
+        operation = self._table.find(name, "task")
+        kwargs = operation.bind(args)
+        plugins = None if session is None else await self._seams.instances(session)
+        plugin = operation.plugin if plugins is None else _instance(operation, plugins)
+        told = TaskContext(
+            session,
+            self._seams.agent,
+            self._seams.deps,
+            self._seams.host(session),
+            task.process_id,
+            task.attempt,
+            task.progress,
+        )
+        return await self._act(operation, session, plugins, operation.invoke(plugin, kwargs, told), task.process_id)
+
+    async def _act(
+        self,
+        operation: Operation,
+        session: str | None,
+        plugins: PluginSession | None,
+        work: Awaitable[Any],
+        process_id: str = "",
+    ) -> OperationOutcome:
         before = _revisions(plugins)
         try:
-            told = CommandContext(session, self._seams.agent, self._seams.deps, host)
-            outcome = _read_command(operation, session, await operation.invoke(plugin, kwargs, told))
+            outcome = _read_command(operation, session, await work, process_id)
         finally:
             # Also when it failed: what later hooks see of its state and what a restart would show them stay the same.
             if session is not None and plugins is not None and _revisions(plugins) != before:
@@ -319,7 +367,7 @@ def _read_query(operation: Operation, answer: object) -> OperationOutcome:
     return OperationOutcome(operation.definition.plugin, _output(operation, answer))
 
 
-def _read_command(operation: Operation, session: str | None, answer: object) -> OperationOutcome:
+def _read_command(operation: Operation, session: str | None, answer: object, process_id: str = "") -> OperationOutcome:
     plugin = operation.definition.plugin
     if not isinstance(answer, Result):
         return OperationOutcome(plugin, _output(operation, answer))
@@ -331,6 +379,10 @@ def _read_command(operation: Operation, session: str | None, answer: object) -> 
     try:
         events = tuple([clean(event) for event in answer.events])
         directives = tuple([_directive(each) for each in answer.directives])
+        if process_id:  # a task that is called again after a crash queues the same turns
+            directives = tuple(
+                [QueueTurn(each.input, each.key or f"{process_id} {n}") for n, each in enumerate(directives)]
+            )
     except InvalidInput as error:
         raise operation.failed(f"what it returned cannot be used: {error}") from None
     return OperationOutcome(plugin, _output(operation, answer.output), events, directives)

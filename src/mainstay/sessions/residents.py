@@ -9,7 +9,7 @@ from typing import Any
 from mainstay.engine.driver import Run
 from mainstay.errors import SessionDeleted
 from mainstay.graph.view import View
-from mainstay.model.session import CancelRequest
+from mainstay.model.session import CancelRequest, SessionRow
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Overlay, Setup
 
@@ -23,7 +23,19 @@ class Resident:
     `setup` is what plugins have in memory; it is as good as the view beside it.
     """
 
-    __slots__ = ("_saving", "cancel", "mail", "overlay", "run", "session_id", "setup", "task", "view", "waiters")
+    __slots__ = (
+        "_saving",
+        "cancel",
+        "following",
+        "mail",
+        "overlay",
+        "run",
+        "session_id",
+        "setup",
+        "task",
+        "view",
+        "waiters",
+    )
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
@@ -32,6 +44,7 @@ class Resident:
         self.overlay: Overlay | None = None
         self.run: Run | None = None
         self.task: asyncio.Task[None] | None = None
+        self.following: SessionRow | None = None  # what the task finds open when it is done
         # What came for the turn that is just being loaded: a cancel request, an input.
         self.cancel: tuple[int, CancelRequest] | None = None
         self.mail = False
@@ -62,6 +75,10 @@ class Residents:
             found = self._by_id[session_id] = Resident(session_id)
             self._evict()
         return found
+
+    def get(self, session_id: str) -> Resident | None:
+        """What is kept of a session; None, and nothing new, when nothing is."""
+        return self._by_id.get(session_id)
 
     def all(self) -> list[Resident]:
         return list(self._by_id.values())
@@ -117,6 +134,15 @@ class Residents:
         future: asyncio.Future[TurnResult[Any]] = asyncio.get_running_loop().create_future()
         self.of(session_id).waiters.setdefault(turn, []).append(future)
         return future
+
+    def withdraw(self, session_id: str, turn: int, future: asyncio.Future[TurnResult[Any]]) -> None:
+        """Nobody waits for this one any more."""
+        waiters = self.of(session_id).waiters
+        if future.done() and not future.cancelled():
+            future.exception()  # looked at, so that asyncio does not complain
+        rest = [each for each in waiters.pop(turn, ()) if each is not future]
+        if rest:
+            waiters[turn] = rest
 
     def tell(self, session_id: str, turn: int, result: TurnResult[Any] | BaseException) -> None:
         """Give a result, or why there is none, to everybody who waits for it."""

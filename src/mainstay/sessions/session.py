@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -25,16 +25,21 @@ from mainstay.errors import (
 from mainstay.graph.tree import forkable, turns
 from mainstay.model import ids
 from mainstay.model.codec import clean, clean_text, encode_checked
-from mainstay.model.event import AnyEvent, Gap, TurnCommitted, WaitingFor
+from mainstay.model.event import AnyEvent
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Text
 from mainstay.model.outcome import PendingCall
+from mainstay.model.process import ProcessRow, WakePolicy
 from mainstay.model.record import Ended, InputKind
 from mainstay.model.session import Answer, CancelRequest, SessionRow
 from mainstay.model.tool import OutcomeUnknown
 from mainstay.model.write import Accepted, Branch, CancelStatus, Resolved, Resume
 from mainstay.plugins.operations import OperationOutcome
+from mainstay.processes.handle import ProcessHandle
+from mainstay.processes.service import Start
 from mainstay.sessions.desk import Desk
+from mainstay.sessions.listening import Listener
+from mainstay.sessions.owned import SessionProcesses
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import shown
 from mainstay.sessions.spending import spent
@@ -150,14 +155,18 @@ class Session:
         self._usable(row)
         return list(await self._desk.turns.archive.pending(row))
 
-    async def usage(self) -> dict[str, Usage]:
+    async def usage(self, by: Literal["label", "model"] = "label") -> dict[str, Usage]:
         """What this session has asked of models so far: under "turns" its turns, under its label every other question.
 
-        A fork begins with nothing; a child session counts for itself.
+        A child session counts under its label, with all that it has led to. By model, "" is what no answer was seen
+        of, or what came without a name. A fork begins with nothing.
         """
         self._desk.check()
+        if by not in ("label", "model"):
+            raise InvalidInput(f"usage is told by 'label' or 'model', not {by!r:.80}")
         row = await self._desk.store.session(self.id)
-        return {"turns": Usage()} if row is None else await spent(self._desk.store, self._usable(row))
+        row = SessionRow(0, self.id, self.agent) if row is None else self._usable(row)
+        return await spent(self._desk.store, row, by)
 
     @property
     def tools(self) -> SessionTools:
@@ -174,6 +183,35 @@ class Session:
         """Live events after `cursor`, or from now on, for ever. A gap is an event."""
         self._desk.check()
         return self._desk.feed.read(self.id, cursor)
+
+    # ------------------------------------------------------------------ processes
+
+    async def start(
+        self,
+        what: Any,
+        args: Mapping[str, Any] | None = None,
+        *,
+        wake: WakePolicy = "turn",
+        id: str | None = None,
+        label: str = "",
+    ) -> ProcessHandle:
+        """Begin a process for this session: a durable function, a tool or an agent. On disk when this returns.
+
+        `wake` says how the session hears of its end: "turn" runs one when the session is idle, "notify" tells it with
+        its next turn, "none" tells nobody. The same `id` with the same content is the same process, started once.
+        """
+        self._desk.check()
+        await self._keep_options()
+        return await self._processes.start(what, args, wake, Start(id, label))
+
+    async def processes(self, status: str | Sequence[str] | None = None, **wanted: Any) -> Sequence[ProcessRow]:
+        """The processes that this session may see, newest first; filters as for `runtime.processes.list`."""
+        self._desk.check()
+        return await self._desk.processes.list(status, session_id=self.id, **wanted)
+
+    @property
+    def _processes(self) -> SessionProcesses:
+        return SessionProcesses(self._desk.processes, self._desk.store, self.id, self.agent)
 
     # ------------------------------------------------------------------ deciding
 
@@ -233,16 +271,24 @@ class Session:
                 continue
         return await self._annotate(call_id, answer)
 
-    async def fork(self, at: str | None = None, *, session_id: str | None = None) -> Session:
+    async def fork(
+        self,
+        at: str | None = None,
+        *,
+        session_id: str | None = None,
+        grants: Literal["none", "all"] | Sequence[Any] = "none",
+    ) -> Session:
         """A new session that shares this one's history up to node `at` (its id, or a turn's), or to the end.
 
-        It begins with the same options, tools and overlay.
+        It begins with the same options, tools and overlay. Of the processes that this one may see it sees those that
+        `grants` names: "none", "all", or a list of handles.
         """
         self._desk.check()
         row = await self._row()
         turn, ordinal = await self._fork_point(row, at)
         name = ids.check_session_id(session_id) if session_id is not None else self._desk.mint("s")
-        branch = await self._desk.store.write(Branch(name, self.agent, self.id, turn, ordinal, self._desk.clock.now()))
+        shared, now = await self._processes.chosen(grants), self._desk.clock.now()
+        branch = await self._desk.store.write(Branch(name, self.agent, self.id, turn, ordinal, now, shared))
         overlay = self._desk.turns.residents.of(self.id).overlay
         if overlay is not None and self._desk.turns.residents.of(branch.id).overlay is None:
             self._desk.turns.residents.lay_over(branch.id, overlay)
@@ -335,15 +381,14 @@ class TurnStream:
 
     def __init__(self, session: Session, said: str | Message, key: str | None) -> None:
         self._session, self._said, self._key = session, said, key
-        self._channel = session._desk.feed.channel(session.id)
-        self._position = 0
+        self._listener = Listener(session._desk.feed, session.id)
         self._done: asyncio.Task[TurnResult[Any]] | None = None
         self._left = False
         self.turn_id = ""
 
     async def __aenter__(self) -> TurnStream:
         desk, session = self._session._desk, self._session
-        self._position = self._channel.next
+        self._listener.skip()
         accepted = await session.accept(self._said, "queue", self._key)
         self.turn_id = ids.turn_id(session.id, accepted.turn)
         self._done = asyncio.create_task(desk.outcome(session.id, accepted.turn, accepted.known))
@@ -364,34 +409,8 @@ class TurnStream:
             return await self._session.result(self.turn_id)
         return await asyncio.shield(self._task())
 
-    async def __aiter__(self) -> AsyncIterator[AnyEvent]:
-        done, channel = self._task(), self._channel
-        while True:
-            taken = channel.take(self._position)
-            if taken is not None:
-                event, self._position = taken
-                if event.turn_id == self.turn_id or isinstance(event, Gap):
-                    yield event
-                    if isinstance(event, TurnCommitted | WaitingFor):
-                        return
-            elif done.done():
-                return  # it ended in another process, whose events we do not see
-            else:
-                await self._next(done)
-
-    async def _next(self, done: asyncio.Task[TurnResult[Any]]) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def wake(_: object) -> None:
-            if not waiter.done():
-                waiter.set_result(None)
-
-        self._channel.wake_next(waiter)
-        done.add_done_callback(wake)
-        try:
-            await waiter
-        finally:
-            done.remove_done_callback(wake)
+    def __aiter__(self) -> AsyncIterator[AnyEvent]:
+        return self._listener.events(self.turn_id, self._task())
 
     def _task(self) -> asyncio.Task[TurnResult[Any]]:
         if self._done is None:

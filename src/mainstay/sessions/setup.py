@@ -30,7 +30,7 @@ from mainstay.plugins.hooks import CatalogContext, Plugin, PromptContext, Sessio
 from mainstay.plugins.registry import PluginSession, overrides
 from mainstay.plugins.turn import Kept
 from mainstay.ports.store import BlobStore
-from mainstay.sessions.definition import Definition
+from mainstay.sessions.definition import Definition, answering
 from mainstay.tools.catalog import Catalog
 from mainstay.tools.membership import Membership
 
@@ -50,7 +50,7 @@ class Overlay(Plugin):
             raise InvalidDefinition(f"a {type(wrong).__name__} is no piece of prompt: give text or a PromptPart")
         self.prompts: tuple[PromptPart, ...] = tuple(parts)
         try:
-            Catalog(self.given)  # refused here, before anything changes
+            self.catalog = Catalog(self.given)  # refused here, before anything changes
         except InvalidDefinition as error:
             raise InvalidDefinition(f"failed to build session tool registry: {error}") from error
 
@@ -110,13 +110,14 @@ def lean(definition: Definition) -> Setup:
     return Setup(definition, definition.plugins.shared, Kept(()), shared=True)
 
 
-async def equip(
+async def equip(  # noqa: PLR0913  # everything that a session is made of
     definition: Definition,
     row: SessionRow,
     view: View,
     records: Sequence[Record],
     blobs: BlobStore,
     overlay: Overlay | None = None,
+    probe: calls.Probe | None = None,
 ) -> Setup:
     """Make a session ready. Raises TurnAborted where a plugin refuses it."""
     settings = load(row.settings)
@@ -138,13 +139,16 @@ async def equip(
         kept.revisions.pop(name, None)  # changed between turns: the next record carries it
     config = await _configured(definition, session, contexts, issues)
     if view.head or len(records) > 1:
-        issues += await calls.notify(session.hooks("session_restored"), lambda plugin: (contexts[plugin.id],))
+        hooks = calls.probed(session.hooks("session_restored"), probe)
+        issues += await calls.notify(hooks, lambda plugin: (contexts[plugin.id],))
     catalog = _membership(definition, session, structs.replace(settings, tools=tools), row.id)
     if overlay is not None:
         session = session.and_also(overlay)
         catalog = catalog if isinstance(catalog, Membership) else Membership(catalog)
-        catalog.overlay(overlay.given, overlay.base)
+        catalog.overlay(overlay.catalog, overlay.base)
     own = replace(definition, instructions=config.instructions, budget=config.budget, catalog=catalog)
+    if settings.output is not None:
+        own = answering(own, settings.output)
     known = settings.snapshots
     return Setup(own, session, kept, config, contexts, row.settings, row.head, issues, overlay, known)
 
@@ -160,21 +164,22 @@ def _revision(snapshot: PluginSnapshot | None) -> int:
     return -1 if snapshot is None else snapshot.revision
 
 
-async def changed(before: Setup, after: Setup) -> list[Issue]:
+async def changed(before: Setup, after: Setup, probe: calls.Probe | None = None) -> list[Issue]:
     """Tell plugins when a session runs differently from the turn before."""
     old, new, session = before.config, after.config, after.plugins
     if old is None or new is None or old == new or session is None:
         return []
-    return await calls.notify(
-        session.hooks("session_config_changed"), lambda plugin: (after.contexts[plugin.id], old, new)
-    )
+    hooks = calls.probed(session.hooks("session_config_changed"), probe)
+    return await calls.notify(hooks, lambda plugin: (after.contexts[plugin.id], old, new))
 
 
 def contexts_of(definition: Definition, session_id: str, settings: Settings) -> dict[str, SessionContext]:
     """What each plugin is told of a session."""
     hidden = frozenset(settings.hidden)
     return {
-        plugin.id: SessionContext(session_id, definition.name, settings.options.get(plugin.id), settings.parent, hidden)
+        plugin.id: SessionContext(
+            session_id, definition.name, settings.options.get(plugin.id), settings.parent, hidden, settings.depth
+        )
         for plugin in definition.plugins.plugins
     }
 

@@ -23,8 +23,10 @@ from mainstay.plugins import state
 from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.operations import OperationDefinition, OperationOutcome
 from mainstay.plugins.registry import PluginSession
+from mainstay.sessions.chores import OperationEngine, TaskCall
 from mainstay.sessions.desk import Desk
-from mainstay.sessions.operations import Operations, OperationSeams
+from mainstay.sessions.operations import Operation, Operations, OperationSeams
+from mainstay.sessions.owned import SessionProcesses
 from mainstay.sessions.services import Services
 from mainstay.sessions.setup import Setup
 
@@ -43,7 +45,7 @@ class Switchboard:
     def list(self, agent: str | None = None) -> Sequence[OperationDefinition]:
         """The operations of one agent, or of all."""
         names = list(self._desk.definitions) if agent is None else [agent]
-        return [each for name in names for each in self._of(name).list()]
+        return [each for name in names for each in self.of(name).list()]
 
     async def call(
         self,
@@ -65,7 +67,7 @@ class Switchboard:
             if row is None and agent is None and where == session:
                 raise UnknownSession(where)
             agent = agent if row is None else row.agent
-        return await self._of(agent or self._owner(name)).call(name, args, session, default=default)
+        return await self.of(agent or self._owner(name)).call(name, args, session, default=default)
 
     def _owner(self, name: str) -> str:
         """The agent whose plugins offer it; without one, the first: it says what there is."""
@@ -74,7 +76,7 @@ class Switchboard:
             raise UnknownOperation(name, "this Runtime has no agents")
         return next(iter(offering or self._desk.definitions))
 
-    def _of(self, agent: str) -> Operations:
+    def of(self, agent: str) -> Operations:
         definition = self._desk.definitions.get(agent)
         if definition is None:
             raise Unavailable(f"agent {agent!r} is not part of this Runtime")
@@ -89,6 +91,7 @@ class Switchboard:
                 functools.partial(self._queue, agent),
                 self._emit,
                 self._desk.turns.deps,
+                functools.partial(self._start, agent),
             ),
         )
 
@@ -101,10 +104,24 @@ class Switchboard:
         accepted = await self._desk.inbox.accept(session_id, agent, said, "queue", key)
         return turn_id(session_id, accepted.turn)
 
+    async def _start(
+        self, agent: str, operation: Operation, args: Mapping[str, Any], session_id: str | None
+    ) -> dict[str, str]:
+        call = TaskCall(agent, operation.definition.name, operation.recovery, session_id)
+        if session_id is None:
+            return (await self._desk.processes.start(call, args)).to_json()
+        owned = SessionProcesses(self._desk.processes, self._desk.store, session_id, agent)
+        return (await owned.start(call, args, "none")).to_json()
+
     def _emit(self, session_id: str, plugin: str, events: tuple[Any, ...]) -> None:
         sink = TurnEvents(self._desk.feed, session_id, "", asyncio.get_running_loop())
         for value in events:
             sink.emit(PluginEvent, plugin=plugin, value=value)
+
+
+def task_engine(desk: Desk) -> OperationEngine:
+    """Runs the tasks of the agents' plugins."""
+    return OperationEngine(desk.definitions, lambda agent: Switchboard(desk).of(agent))
 
 
 class Visit:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
 from mainstay.engine.executor import ModelCaller
@@ -23,7 +24,7 @@ from mainstay.engine.gate import Leaving, TurnAborted
 from mainstay.engine.journal import Journal, load
 from mainstay.engine.lease import Worker
 from mainstay.engine.supervisor import Supervisor
-from mainstay.errors import Fenced, InternalError, SessionDeleted, StoreDamaged, StoreUnavailable
+from mainstay.errors import Fenced, InternalError, SessionDeleted, StoreDamaged, StoreUnavailable, TurnFailed
 from mainstay.graph.commit import End, ledger
 from mainstay.graph.view import View
 from mainstay.model.effect import CallModel, CancelTurn, Checkpoint, Delivery, Effect, RunTools
@@ -32,8 +33,10 @@ from mainstay.model.ids import turn_id
 from mainstay.model.message import Message
 from mainstay.model.outcome import Outcome, Waiting
 from mainstay.model.plugin import Issue
-from mainstay.model.record import Closed, Delivered, Framed, Record, Said
+from mainstay.model.process import ProcessRow
+from mainstay.model.record import Asking, Closed, Delivered, Framed, Record, Said
 from mainstay.model.session import SessionRow
+from mainstay.model.settings import load as load_settings
 from mainstay.model.write import CancelWon, Claim, Committed, Release, Scope, Write
 from mainstay.observe.feed import Feed, TurnEvents
 from mainstay.plugins.turn import TurnPlugins, plugins_of
@@ -43,6 +46,7 @@ from mainstay.sessions.definition import Definition
 from mainstay.sessions.residents import Resident, Residents
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Setup, changed, equip, lean
+from mainstay.sessions.traces import probe_of
 from mainstay.tools.dispatch import Dispatcher
 from mainstay.turn.machine import Machine
 
@@ -87,6 +91,9 @@ class Turns:
         self.leaving = False
         self.deps, self.traces = dispatcher.deps, traces
         self._services: Callable[[Run], TurnServices] = _no_services
+        self.on_resume: Callable[[SessionRow], None] | None = None
+        self.between: Callable[[SessionRow], Awaitable[SessionRow]] | None = None
+        self.on_woken: Callable[[tuple[ProcessRow, ...]], None] | None = None
 
     def serve(self, services: Callable[[Run], TurnServices]) -> None:
         """Who makes the services that plugins and tools of a turn are given: they need the sessions' side of us."""
@@ -128,11 +135,22 @@ class Turns:
 
     def launch(self, row: SessionRow, opening: Said | None = None) -> None:
         """Work on the open turn of a session we own. `opening` spares reading an input that was just accepted."""
+        if opening is None and self.on_resume is not None:
+            self.on_resume(row)
         resident = self.residents.of(row.id)
         if resident.task is not None:
-            # The turn before is committed and its task has not heard of it yet (a lost reply): it goes on with this.
+            # The turn before is committed, and its task has not heard of it yet or has still to tell plugins so.
+            resident.following = row
             return
         resident.task = self._supervisor.spawn(self._work(resident, row, opening), f"session {row.id}")
+
+    def has_mail(self, session_id: str) -> None:
+        """An input waits that is no turn of its own: the running turn hears of it at its next boundary."""
+        resident = self.residents.of(session_id)
+        if resident.run is not None:
+            resident.run.journal.mail = True
+        else:
+            resident.mail = True
 
     async def claim(self, row: SessionRow) -> bool:
         """Take over an open turn and work on it."""
@@ -140,6 +158,9 @@ class Turns:
             return False
         claimed = await self._store.write(Claim(row.id, self._worker.id, row.generation, self._clock.now(), row.agent))
         if not claimed.won or claimed.row is None:
+            if claimed.row is not None and claimed.row.state == "stuck" and row.turn is not None:
+                stuck = TurnFailed(turn_id(row.id, row.turn), "stuck", {"reason": claimed.row.reason})
+                self.residents.tell(row.id, row.turn, stuck)  # nobody else will: this claim was the last one
             return False
         log.info("took over turn %s.%s, generation %d", row.id, row.turn, claimed.row.generation)
         if self.residents.of(row.id).task is None:
@@ -154,7 +175,7 @@ class Turns:
                 after = await self._turn(resident, row, scope, opening)
                 if after is None:
                     return
-                row, opening = after, None
+                row, opening = after if self.between is None else await self.between(after), None
             if row.turn is not None and row.owner == self._worker.id:
                 await self._let_go(Scope(row.id, row.sid, row.turn, self._worker.id, row.generation))
         except (Fenced, SessionDeleted) as error:
@@ -175,6 +196,9 @@ class Turns:
         finally:
             resident.task = None
             resident.run = None
+            following, resident.following = resident.following, None
+            if following is not None and following.turn is not None and following.turn > (scope.turn if scope else 0):
+                self.launch(following)
             self.residents.rest(row.id)
 
     async def _turn(self, resident: Resident, row: SessionRow, scope: Scope, opening: Said | None) -> SessionRow | None:
@@ -185,7 +209,8 @@ class Turns:
         run = resident.run = self._begin(setup, scope, view, records)
         if opening is None:
             self._feed.channel(row.id)  # whoever watched it before a restart may come back with an old cursor
-        run.interrupted = row.takeovers
+        # With a direct completion in flight nobody had asked the turn's own question; what was lost is told there.
+        run.interrupted = 0 if type(records[-1]) is Asking else row.takeovers
         run.journal.mail = opening is None or scope.turn > 1 or resident.mail
         resident.mail = False
         if row.cancel is not None:
@@ -227,8 +252,8 @@ class Turns:
         journal = Journal(self._store, scope, len(records), self._clock, stalled)
         events = TurnEvents(self._feed, scope.session_id, name, asyncio.get_running_loop())
         run = Run(scope, machine, journal, events, self._clock, definition)
-        run.history, run.records, run.resumed = _past(view, records), records, len(records) > 1
-        run.noted = run.resumed
+        run.history, run.records, run.found = _past(view, records), records, len(records)
+        run.resumed = run.noted = len(records) > 1
         if setup.plugins is not None and setup.kept is not None and setup.acts:
             run.hooks = TurnPlugins(run, setup.plugins, setup.kept, self._services(run), setup.issues)
             setup.issues = []
@@ -246,12 +271,13 @@ class Turns:
         before = resident.setup
         if before is not None and before.fits(row, resident.overlay) and len(records) == 1:
             return before, None
+        probe = probe_of(self.traces, row.id, None if row.turn is None else turn_id(row.id, row.turn))
         try:
-            made = await equip(definition, row, view, records, self._store.blobs, resident.overlay)
+            made = await equip(definition, row, view, records, self._store.blobs, resident.overlay, probe)
         except TurnAborted as refused:
             return Setup(definition), refused
         if before is not None:
-            made.issues += await changed(before, made)
+            made.issues += await changed(before, made, probe)
         resident.setup = made
         return made, None
 
@@ -264,7 +290,8 @@ class Turns:
         view = await self.view(row)
         records = await self.archive.records(row, row.turn) if row.turn is not None else []
         definition = self._definitions[row.agent]
-        made = await equip(definition, row, view, records, self._store.blobs, resident.overlay)
+        probe = probe_of(self.traces, row.id)
+        made = await equip(definition, row, view, records, self._store.blobs, resident.overlay, probe)
         kept = resident.setup
         if kept is not None and (resident.run is not None or kept.fits(row, resident.overlay)):
             return kept  # somebody was faster: all use one, or what one changes the other would undo
@@ -288,8 +315,14 @@ class Turns:
                 end = End(outcome, run.machine.state.usage, slot, ledger(run.records) if run.noted else None)
             else:
                 end = plugins.end(outcome, slot)
+            if row.head == 0 and row.settings:
+                end = replace(end, prelude=load_settings(row.settings).prelude)
+            if run.children or run.resumed:
+                end = replace(end, children=True)
             receipt = await run.journal.commit(row.head, end)
             if isinstance(receipt, Committed):
+                if receipt.woken and self.on_woken is not None:
+                    self.on_woken(receipt.woken)
                 return Landed(receipt.row, end)
             assert isinstance(receipt, CancelWon)
             request = decode_cancel(receipt.cancel)
@@ -309,7 +342,8 @@ class Turns:
         """After the commit, or the parking: adopt it, announce it, answer who waits."""
         scope, machine, past = run.scope, run.machine, view.messages
         end = End(Waiting(ended.calls), machine.state.usage, machine.slot()) if isinstance(ended, Parked) else ended.end
-        records = [*run.records, Closed(end.outcome, end.usage, slot=end.slot, ledger=end.ledger)]
+        closed = Closed(end.outcome, end.usage, slot=end.slot, ledger=end.ledger, prelude=end.prelude)
+        records = [*run.records, closed]
         result = TurnResult[Any](
             run.turn_id, scope.session_id, end.outcome, end.usage, records, past, run.agent.revive, late
         )

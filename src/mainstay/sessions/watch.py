@@ -15,6 +15,7 @@ from mainstay.errors import MainstayError, StoreError
 from mainstay.model.session import SessionRow, WaitRow
 from mainstay.model.write import Retire
 from mainstay.ports.host import Clock
+from mainstay.processes.recovery import ProcessWatch
 from mainstay.sessions.archive import decode_pending
 from mainstay.sessions.desk import Desk
 
@@ -61,8 +62,8 @@ class Steps:
 class Watch:
     """The Runtime's eyes. `runs`: it takes over turns whose owners are gone."""
 
-    def __init__(self, desk: Desk, worker: Worker, runs: bool) -> None:
-        self._desk, self._worker, self._runs = desk, worker, runs
+    def __init__(self, desk: Desk, worker: Worker, processes: ProcessWatch, runs: bool) -> None:
+        self._desk, self._worker, self._processes, self._runs = desk, worker, processes, runs
         self._recovering = asyncio.Semaphore(RECOVER_AT_ONCE)
         self._judged = self._trimmed = self._swept = desk.clock.monotonic()
         self._steps = Steps(desk.clock)
@@ -98,8 +99,15 @@ class Watch:
             await self._take_over()
         if changed:
             await self._notice()
+            await self._processes.notice()
+        if first or changed:
+            await desk.news.look()
+            await desk.tasks.look()
+        if self._runs and (first or changed or due):
+            await desk.wakes.look()
         if self._runs:
             await self._expire()
+            await self._processes.wake(clock.now())
         if clock.monotonic() - self._trimmed >= TRIM_SECONDS:
             self._trimmed = clock.monotonic()
             desk.feed.trim()
@@ -129,6 +137,7 @@ class Watch:
         rows, gone = await self._worker.claimable()
         if rows:
             await asyncio.gather(*(self._claim(row) for row in rows))
+        await self._processes.take_over(gone, self._worker.known)
         for worker_id in gone:
             await self._desk.store.write(Retire(worker_id, dead=True))
         self._attend(await self._desk.store.open_sessions())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mainstay.errors import MainstayError, StoreDamaged, StoreTooNew, StoreUnavailable
 from mainstay.stores import schema, sql
+from mainstay.stores.process_sql import bad_rows
 from mainstay.stores.sql import node_crc
 
 PAGE_SIZE = 1024
@@ -79,7 +80,8 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreDamaged(str(path), "it is a SQLite database of some other program")
     if version == schema.VERSION:
         if _is_small(path):
-            problems = [str(r[0]) for r in connection.execute("PRAGMA integrity_check(1)")] + bad_nodes(connection)
+            problems = [str(r[0]) for r in connection.execute("PRAGMA integrity_check(1)")]
+            problems += bad_nodes(connection) + bad_rows(connection)
             if problems != ["ok"]:
                 raise StoreDamaged(str(path), "; ".join(problems))
         return

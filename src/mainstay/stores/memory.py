@@ -19,6 +19,7 @@ from mainstay.model.write import SessionFilter, StoreFacts, Write
 from mainstay.ports.host import Clock
 from mainstay.ports.store import SWEEP_GRACE
 from mainstay.stores import rules
+from mainstay.stores.memory_processes import MemoryProcessReads, MemoryProcessRows
 
 R = TypeVar("R")
 
@@ -27,10 +28,11 @@ def _system_time() -> int:
     return time.time_ns() // 1_000_000
 
 
-class MemoryRows:
+class MemoryRows(MemoryProcessRows):
     """Tables as dictionaries."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.by_id: dict[str, int] = {}
         self.by_sid: dict[int, SessionRow] = {}
         self.open_sids: dict[int, None] = {}
@@ -102,8 +104,11 @@ class MemoryRows:
         self.bodies.pop(sid, None)
         self.letters.pop(sid, None)
         self.keys = {k: v for k, v in self.keys.items() if k[0] != sid}
+        self.drop_references(sid)
+
+    def drop_references(self, number: int) -> None:
         for refs in self.blob_refs.values():
-            refs.discard(sid)
+            refs.discard(number)
 
     def add_blobs(self, sid: int, digests: Iterable[str]) -> None:
         for digest in digests:
@@ -151,11 +156,12 @@ class MemoryRows:
         self.workers.pop(worker_id, None)
 
 
-class MemoryStore:
+class MemoryStore(MemoryProcessReads):
     """A store whose rows live as long as their object. `clock` tells the age of blobs; without one, the system does."""
 
     def __init__(self, rows: MemoryRows | None = None, clock: Clock | None = None) -> None:
         self.rows = rows or MemoryRows()
+        super().__init__(self.rows)
         self._now = clock.now if clock is not None else _system_time
         self._ours = 0
         self._others = 0
@@ -225,7 +231,9 @@ class MemoryStore:
         rows = self.rows
         bodies = [b for turns in rows.bodies.values() for t in turns.values() for b in t]
         live = sum(1 for r in rows.by_sid.values() if not r.deleted)
-        return StoreFacts("memory", "memory", 0, live, len(bodies), len(rows.blobs), sum(map(len, bodies)))
+        processes = sum(1 for r in rows.by_pid.values() if r.pruned is None)
+        size = sum(map(len, bodies))
+        return StoreFacts("memory", "memory", 0, live, len(bodies), len(rows.blobs), size, processes=processes)
 
     async def sweep(self, grace: float = SWEEP_GRACE) -> int:
         rows, before = self.rows, self._now() - round(grace * 1000)

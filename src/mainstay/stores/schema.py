@@ -99,6 +99,78 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         # Beside the sessions, because few have any. The body begins with its own checksum (`sql.sealed`).
         "CREATE TABLE settings (sid INTEGER PRIMARY KEY, body BLOB NOT NULL)",
     ),
+    3: (
+        # `active`: a worker has, or should have, its hands on it. A parked process is live and costs nothing.
+        """
+        CREATE TABLE processes (
+            pid INTEGER PRIMARY KEY,
+            id TEXT NOT NULL UNIQUE,
+            live INTEGER NOT NULL,
+            active INTEGER NOT NULL,
+            due INTEGER,
+            parent TEXT,
+            updated INTEGER NOT NULL,
+            created INTEGER NOT NULL,
+            owner TEXT,
+            generation INTEGER NOT NULL,
+            attempts INTEGER NOT NULL,
+            takeovers INTEGER NOT NULL,
+            stuck TEXT,
+            pruned INTEGER,
+            crc INTEGER NOT NULL,
+            record BLOB NOT NULL
+        )
+        """,
+        "CREATE INDEX processes_live ON processes (active, pid) WHERE live = 1",
+        "CREATE INDEX processes_due ON processes (due) WHERE due IS NOT NULL",
+        "CREATE INDEX processes_children ON processes (parent, live) WHERE parent IS NOT NULL",
+        "CREATE INDEX processes_over ON processes (updated) WHERE live = 0 AND pruned IS NULL",
+        # Beside the processes: it never changes, and a row that does is written whole. Sealed as settings are.
+        "CREATE TABLE registrations (pid INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+        # `place` grows with every event of any process: it is the cursor of the change feed.
+        """
+        CREATE TABLE events (
+            place INTEGER PRIMARY KEY,
+            pid INTEGER NOT NULL,
+            sequence INTEGER NOT NULL,
+            key TEXT,
+            crc INTEGER NOT NULL,
+            body BLOB NOT NULL
+        )
+        """,
+        "CREATE UNIQUE INDEX events_of_process ON events (pid, sequence)",
+        "CREATE UNIQUE INDEX events_by_key ON events (pid, key) WHERE key IS NOT NULL",
+        # `place` is process and ordinal in one integer (`process_sql.step_place`), for the same reasons as in `nodes`.
+        "CREATE TABLE steps (place INTEGER PRIMARY KEY, crc INTEGER NOT NULL, body BLOB NOT NULL)",
+        "CREATE TABLE awaits (target TEXT NOT NULL, pid INTEGER NOT NULL, PRIMARY KEY (target, pid)) WITHOUT ROWID",
+        "CREATE INDEX awaits_of_process ON awaits (pid)",
+        """
+        CREATE TABLE grants (
+            session_id TEXT NOT NULL,
+            pid INTEGER NOT NULL,
+            PRIMARY KEY (session_id, pid)
+        ) WITHOUT ROWID
+        """,
+        "CREATE INDEX grants_of_process ON grants (pid)",
+        # `number` is the place of the event that it tells of.
+        """
+        CREATE TABLE wakes (
+            number INTEGER PRIMARY KEY,
+            session_id TEXT NOT NULL,
+            pid INTEGER NOT NULL,
+            sequence INTEGER NOT NULL,
+            policy TEXT NOT NULL,
+            body BLOB NOT NULL,
+            at INTEGER NOT NULL,
+            state TEXT NOT NULL,
+            turn INTEGER,
+            reason TEXT,
+            crc INTEGER NOT NULL
+        )
+        """,
+        "CREATE INDEX wakes_pending ON wakes (session_id) WHERE state = 'pending'",
+        "CREATE INDEX wakes_of_process ON wakes (pid)",
+    ),
 }
 
 VERSION = max(MIGRATIONS)

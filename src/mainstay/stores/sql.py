@@ -11,6 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.model.session import Fork, InboxRow, Node, SessionRow, WaitRow, WorkerRow
+from mainstay.stores.process_sql import SqlProcessRows
+from mainstay.stores.seal import opened, seal, sealed, unsealed
 
 SESSION = (
     "sid, id, agent, head, next, turn, state, owner, generation, takeovers, cancel, reason, "
@@ -63,33 +65,11 @@ def placed(place: int) -> tuple[int, int, int]:
     return place >> 36, (place >> 16) & MAX_TURN, place & MAX_ORDINAL
 
 
-def seal(values: tuple[Any, ...]) -> int:
-    """A checksum of a row's values, kept beside them."""
-    return zlib.crc32(repr(values).encode())
-
-
 def node_crc(place: int, body: bytes) -> int:
-    """A checksum of a record at its place: one that turns up elsewhere does not match."""
+    """A checksum of a record at its place: one that turns up elsewhere does not match, nor one that became text."""
+    if type(body) is not bytes or type(place) is not int:
+        return -1
     return zlib.crc32(body, (place ^ place >> 32) & 0xFFFFFFFF)
-
-
-def unsealed(table: str, found: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The values of a row; refused when they are not those that were written."""
-    if seal(found[:-1]) != found[-1]:
-        raise sqlite3.DatabaseError(f"malformed row of {table}: it does not match its checksum")
-    return found[:-1]
-
-
-def sealed(sid: int, settings: bytes) -> bytes:
-    """Settings as they are stored: after a checksum that belongs to their session."""
-    return zlib.crc32(settings, sid & 0xFFFFFFFF).to_bytes(4, "big") + settings
-
-
-def opened(sid: int, body: bytes) -> bytes:
-    """Settings as they were stored; refused when they are not those that were written."""
-    if sealed(sid, body[4:]) != body:
-        raise sqlite3.DatabaseError("malformed row of settings: it does not match its checksum")
-    return body[4:]
 
 
 def session_row(found: tuple[Any, ...]) -> SessionRow:
@@ -100,7 +80,7 @@ def session_row(found: tuple[Any, ...]) -> SessionRow:
     fork = None if fork_sid is None else Fork(fork_sid, fork_turn, fork_ordinal)
     return SessionRow(
         sid, id_, agent, head, next_, turn, state, owner, generation, takeovers, cancel, reason, fork,
-        created, updated, bool(deleted), b"" if settings is None else opened(sid, settings),
+        created, updated, bool(deleted), b"" if settings is None else opened("settings", sid, settings),
     )  # fmt: skip
 
 
@@ -130,7 +110,7 @@ class Known(Struct):
     waits: bool = True
 
 
-class SqlRows:
+class SqlRows(SqlProcessRows):
     """A transaction of a SQLite connection, seen as rows.
 
     The owner of a turn writes to it again and again, and every write begins with the session's row. What this
@@ -138,7 +118,7 @@ class SqlRows:
     """
 
     def __init__(self, connection: sqlite3.Connection, has_blob: Callable[[str], bool]) -> None:
-        self._do = connection.execute
+        super().__init__(connection)
         self._known: dict[int, Known] = {}
         self._version = -1
         self._many = connection.executemany
@@ -150,12 +130,13 @@ class SqlRows:
         """In a new transaction: is what is remembered still so?"""
         self.last = None
         version = self._do("PRAGMA data_version").fetchone()[0]
-        if version != self._version or len(self._known) > REMEMBERED:
+        if version != self._version or max(len(self._known), self.remembered) > REMEMBERED:
             self.forget()
             self._version = version
 
     def forget(self) -> None:
         self._known.clear()
+        self.forget_processes()
 
     def _remember(self, row: SessionRow, new: bool = False) -> None:
         if row.owner is None:

@@ -48,6 +48,8 @@ from mainstay.stores.connection import (
     reading,
 )
 from mainstay.stores.lockfile import LockFile, Noted, close_lock, open_lock
+from mainstay.stores.process_reads import SqliteProcessReads
+from mainstay.stores.process_sql import bad_rows
 from mainstay.stores.sql import SqlRows, mail_row, session_row, wait_row
 from mainstay.stores.writer import Done, GroupWriter
 
@@ -70,7 +72,7 @@ class Sweep(Write[int], frozen=True):
     before: int
 
 
-class SqliteStore:
+class SqliteStore(SqliteProcessReads):
     """A store in one file, which several processes may have open."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -231,16 +233,17 @@ class SqliteStore:
     def _facts_aside(self, deep: bool) -> StoreFacts:
         with contextlib.closing(connect(self.path)) as connection, reading(self.path):
             checks = [str(r[0]) for r in connection.execute("PRAGMA integrity_check(20)")] if deep else []
-            sessions, nodes = (
+            sessions, nodes, processes = (
                 connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-                for table in ("sessions WHERE deleted = 0", "nodes")
+                for table in ("sessions WHERE deleted = 0", "nodes", "processes WHERE pruned IS NULL")
             )
             if deep:
-                checks += bad_nodes(connection)
+                checks += bad_nodes(connection) + bad_rows(connection)
         files = [self.path, Path(f"{self.path}-wal")]
         size = sum(f.stat().st_size for f in files if f.exists())
         blobs = sum(1 for _ in self.blobs.all())
-        return StoreFacts("sqlite", str(self.path), schema.VERSION, sessions, nodes, blobs, size, tuple(checks))
+        counts = (sessions, nodes, blobs, size)
+        return StoreFacts("sqlite", str(self.path), schema.VERSION, *counts, tuple(checks), processes)
 
     # ------------------------------------------------------------------ who is alive, what is signed
 
@@ -261,7 +264,8 @@ class WriterFile:
         except OSError as error:
             raise StoreUnavailable(f"cannot make the folder {path.parent}: {error.strerror}") from None
         self._lock = LockFile(Path(f"{path}-lock"))
-        self._ours = 0
+        # Transactions of others, and of anybody, as of our last one. One tuple: the event loop reads it while we write.
+        self._counted = (0, 0)
         self._tip = 0
         self._unfolded = 0
         try:
@@ -315,7 +319,9 @@ class WriterFile:
 
     def others(self) -> int:
         """How many transactions other processes have made: it moves when one of them writes."""
-        return self._lock.noted().writes - self._ours
+        noted = self._lock.noted().writes
+        others, last = self._counted
+        return others + max(0, noted - last)
 
     # ------------------------------------------------------------------ the writer's backend
 
@@ -346,8 +352,10 @@ class WriterFile:
         # Under the lock still: whoever refers to one of these later finds it gone.
         while self._doomed:
             self._blobs.remove(*self._doomed.popitem())
-        self._ours += 1
         before = self._lock.noted()
+        # Before it is noted: counted a moment late, our own would pass for somebody else's.
+        others, last = self._counted
+        self._counted = (others + max(0, before.writes - last), before.writes + 1)
         place, crc = self._rows.last or (before.place, before.crc)
         self._lock.note(Noted(before.writes + 1, max(self._tip, before.tip), place, crc))
         self._lock.free()

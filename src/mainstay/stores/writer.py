@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from mainstay.errors import InternalError, MainstayError
+from mainstay.model.process_write import Advance, LetGo
 from mainstay.model.write import Append, Commit, Release, Write
 from mainstay.stores import bell
 
@@ -223,6 +224,8 @@ def scope_of(write: Write[Any]) -> object:
     """What a write belongs to: the owned turn whose order matters, or nothing."""
     if isinstance(write, Append | Commit | Release):
         return (write.scope.sid, write.scope.turn, write.scope.generation)
+    if isinstance(write, Advance | LetGo):
+        return (write.scope.id, write.scope.generation)
     return None
 
 

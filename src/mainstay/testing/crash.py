@@ -38,7 +38,7 @@ from msgspec import Struct
 from mainstay.ports.store import Store
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing.ending import Ending, capture
+from mainstay.testing.ending import Ending, ProcessEnding, capture
 from mainstay.testing.faults import MODES, Crash, Ledger, Mode, Point, Seams
 from mainstay.testing.forks import Forks
 from mainstay.testing.lab import Lab, Played, Scenario, scratch
@@ -334,7 +334,8 @@ def judge(crash: Crash, played: Played, plain: Played) -> Row:
 
 
 def _lost(played: Played, plain: Played) -> int:
-    """Turns that are not committed, and effects that their call's outcome claims but the world does not know."""
+    """Turns that are not committed, processes that have not ended, and effects that their call's outcome claims but
+    the world does not know."""
     lost = 0
     for wanted in plain.ending.sessions:
         found = played.ending.session(wanted.id)
@@ -346,6 +347,9 @@ def _lost(played: Played, plain: Played) -> int:
             counted = (call.tool, call.call_id)
             if call.outcome == "ok" and plain.effects[counted] and not played.effects[counted]:
                 lost += 1
+    for process in plain.ending.processes:
+        ended = played.ending.process(process.id)
+        lost += process.outcome is not None and (ended is None or ended.outcome is None)
     return lost
 
 
@@ -360,7 +364,18 @@ def _differences(played: Played, plain: Played) -> list[str]:
             found.append(f"session {wanted.id} is {session.state} with turn {session.turn}: {session.reason}")
         elif not played.unknown and session.said != wanted.said:
             found.append(f"session {wanted.id} reads differently")
-    return found
+    return found + [text for process in plain.ending.processes if (text := _difference(played, process))]
+
+
+def _difference(played: Played, wanted: ProcessEnding) -> str:
+    process = played.ending.process(wanted.id)
+    if process is None:
+        return f"process {wanted.id} is gone"
+    if process.status not in (wanted.status, "abandoned"):
+        return f"process {wanted.id} is {process.status}, not {wanted.status}: {process.stuck}"
+    if not played.unknown and process.outcome != wanted.outcome:
+        return f"process {wanted.id} ended differently"
+    return "" if len(process.told) == len(wanted.told) else f"process {wanted.id} told {process.told} of it"
 
 
 def _progress(text: str, last: bool) -> None:

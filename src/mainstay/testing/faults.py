@@ -1,7 +1,7 @@
 """Points: every call that leaves the engine passes one, and at one of them the process dies.
 
     kind     what passes                               ways to die there
-    record   a write of a turn's owner                 before, lost, hang, late, unheard
+    record   a write of an owner: turn or process      before, lost, hang, late, unheard
     write    any other write                           before, lost, hang, unheard
     blob     bytes put beside the store                before, lost, hang
     model    a request to the model                    before, lost, hang

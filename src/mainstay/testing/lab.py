@@ -98,7 +98,9 @@ class Played(Struct, frozen=True):
 
     @property
     def unknown(self) -> int:
-        return sum(1 for s in self.ending.sessions for c in s.calls if c.outcome == "outcome_unknown")
+        """Calls whose outcome nobody knows, and processes that were given up."""
+        calls = sum(1 for s in self.ending.sessions for c in s.calls if c.outcome == "outcome_unknown")
+        return calls + sum(1 for process in self.ending.processes if process.status == "abandoned")
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:

@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from mainstay.model.agent import AgentSpec
-from mainstay.model.codec import decode_row, encode
+from mainstay.model.codec import decode, decode_row, encode
 from mainstay.model.llm import Delta, ModelRequest
+from mainstay.model.process import Event, ProcessRow, WakeRow
+from mainstay.model.process_write import Advance, LetGo, ProcessFilter, Register, Stop, Take, Tell
 from mainstay.model.record import Ended, Faltered, Replied, Row, Started
 from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.tool import PreparedCall, ToolOutcome, ToolSpec
@@ -42,7 +44,32 @@ def name_of(write: Write[Any]) -> str:
         return "release" if write.stuck is None else "release as stuck"
     if isinstance(write, Retire):
         return "bury" if write.dead else "retire"
+    return _name_of_process_write(write)
+
+
+def _name_of_process_write(write: Write[Any]) -> str:
+    if isinstance(write, Register):
+        return f"register {write.registration.id}"
+    if isinstance(write, Advance):
+        told = ["starting" if write.first else "", *(_step(node.body) for node in write.records)]
+        told += [event.type for event in write.events]
+        told += ["parking" if write.park else "", "ending" if write.outcome is not None else ""]
+        return f"advance {write.scope.id}: {', '.join(word for word in told if word) or 'nothing'}"
+    if isinstance(write, LetGo):
+        return f"let {write.scope.id} go{'' if write.stuck is None else ' as stuck'}"
+    if isinstance(write, Take | Tell | Stop):
+        return f"{type(write).__name__.lower()} {write.process_id}"
     return type(write).__name__.lower()
+
+
+def _step(body: bytes) -> str:
+    """A record of a durable function, as far as it says what it is: an engine of your own may write others."""
+    try:
+        found = decode(body)
+    except ValueError:
+        return "record"
+    kind, key = (found.get("type", ""), found.get("key", "")) if isinstance(found, dict) else ("", "")
+    return f"{kind.partition('.')[0] or 'record'} {key}".strip()
 
 
 def _told(record: Row) -> str:
@@ -79,7 +106,7 @@ class SeamStore:
         await self._seams.quietly(self.inner.close())
 
     async def write(self, write: Write[R]) -> R:
-        kind: Kind = "record" if isinstance(write, Append | Commit | Release) else "write"
+        kind: Kind = "record" if isinstance(write, Append | Commit | Release | Advance | LetGo) else "write"
         return await self._seams.call(kind, name_of(write), lambda: self.inner.write(write))
 
     def submit(self, write: Write[R], done: Callable[[R | None, BaseException | None], None]) -> None:
@@ -110,6 +137,39 @@ class SeamStore:
 
     async def wait(self, wait_id: str) -> WaitRow | None:
         return await self._seams.quietly(self.inner.wait(wait_id))
+
+    async def process(self, process_id: str) -> ProcessRow | None:
+        return await self._seams.quietly(self.inner.process(process_id))
+
+    async def processes(self, wanted: ProcessFilter) -> list[ProcessRow]:
+        return await self._seams.quietly(self.inner.processes(wanted))
+
+    async def active_processes(self) -> list[ProcessRow]:
+        return await self._seams.quietly(self.inner.active_processes())
+
+    async def unowned_processes(self, after: int, limit: int) -> list[ProcessRow]:
+        return await self._seams.quietly(self.inner.unowned_processes(after, limit))
+
+    async def due_processes(self, now: int, limit: int = 1000) -> list[ProcessRow]:
+        return await self._seams.quietly(self.inner.due_processes(now, limit))
+
+    async def events(self, pid: int, after: int = 0, limit: int = 1000) -> list[tuple[int, int, Event]]:
+        return await self._seams.quietly(self.inner.events(pid, after, limit))
+
+    async def changes(self, after: int = 0, limit: int = 1000) -> list[tuple[int, ProcessRow]]:
+        return await self._seams.quietly(self.inner.changes(after, limit))
+
+    async def last_change(self) -> int:
+        return await self._seams.quietly(self.inner.last_change())
+
+    async def steps(self, pid: int) -> list[tuple[int, bytes]]:
+        return await self._seams.quietly(self.inner.steps(pid))
+
+    async def is_granted(self, session_id: str, process_id: str) -> bool:
+        return await self._seams.quietly(self.inner.is_granted(session_id, process_id))
+
+    async def wakes(self, session_id: str | None = None, state: str = "pending") -> list[WakeRow]:
+        return await self._seams.quietly(self.inner.wakes(session_id, state))
 
     async def workers(self) -> list[WorkerRow]:
         return await self._seams.quietly(self.inner.workers())
@@ -308,6 +368,16 @@ class SeamAgent:
     @property
     def spec(self) -> AgentSpec:
         return self._inner.spec
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SeamAgent) and other._inner is self._inner
+
+    def __hash__(self) -> int:
+        return hash(self._inner)
+
+    @property
+    def subagents(self) -> tuple[SeamAgent, ...]:
+        return tuple([SeamAgent(each, self._seams, self._ledger) for each in getattr(self._inner, "subagents", ())])
 
     def definition(self) -> Definition:
         plain = self._inner.definition()

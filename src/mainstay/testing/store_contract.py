@@ -23,9 +23,9 @@ where your store's rows live:
 
     TestMyStore = store_contract(MyPlace)
 
-`TestMyStore` is a `unittest.TestCase`: pytest finds it and runs 60 lives of 40 steps; with `MAINSTAY_FUZZ=full` in the
-environment 2,000 lives of 80 steps. A failure is reported as the shortest program that shows it. This module needs
-Hypothesis (`pip install hypothesis`); nothing else in Mainstay imports it.
+`TestMyStore` is a `unittest.TestCase`: pytest finds it and runs 60 lives of sessions and 60 of processes, of 40 steps
+each; with `MAINSTAY_FUZZ=full` in the environment 2,000 lives of 80 steps. A failure is reported as the shortest
+program that shows it. This module needs Hypothesis (`pip install hypothesis`); nothing else in Mainstay imports it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ import os
 import unittest
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule
+from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
 from mainstay.model.session import WorkerRow
 from mainstay.model.write import Accept, Beat, Claim, Configure, Release
@@ -47,6 +47,7 @@ from mainstay.testing.store_inputs import InputRules
 from mainstay.testing.store_machine import Place
 from mainstay.testing.store_outside import OutsideRules
 from mainstay.testing.store_plain import plain
+from mainstay.testing.store_processes import OtherRules, WorkerRules
 from mainstay.testing.store_reads import ReadRules
 from mainstay.testing.store_turns import TurnRules
 from mainstay.testing.store_values import AGENTS, SESSIONS, agents, bodies, decisions, has, index, kinds, names, workers
@@ -57,14 +58,8 @@ __all__ = ["Place", "StoreContract", "store_contract"]
 def store_contract(place: Callable[[], Place]) -> type[unittest.TestCase]:
     """The contract as a test case for the store that lives in `place`."""
     name = f"StoreContract[{getattr(place, '__name__', type(place).__name__)}]"
-    ran: Counter[str] = Counter()
-    machine = cast("type[StoreContract]", type(name, (StoreContract,), {"new_place": staticmethod(place), "ran": ran}))
     full = os.environ.get("MAINSTAY_FUZZ") == "full"
-
-    def report(cls: type[unittest.TestCase]) -> None:
-        print(f"{name}: {ran['lives']} lives, {ran['writes']} writes, {ran['crashes']} crashes")
-
-    machine.TestCase.settings = settings(
+    how = settings(
         max_examples=2_000 if full else 60,
         stateful_step_count=80 if full else 40,
         derandomize=not full,  # the gate tries the same lives every time, the fuzzer new ones
@@ -74,9 +69,28 @@ def store_contract(place: Callable[[], Place]) -> type[unittest.TestCase]:
         report_multiple_bugs=False,
         phases=(Phase.reuse, Phase.generate, Phase.shrink),
     )
-    case: type[unittest.TestCase] = machine.TestCase
-    setattr(case, "tearDownClass", classmethod(report))  # noqa: B010 - a class made by Hypothesis
-    return case
+
+    def lives(of: Any, what: str) -> None:
+        ran: Counter[str] = Counter()
+        machine: Any = type(f"{name} of {what}", (of,), {"new_place": staticmethod(place), "ran": ran})
+        try:
+            run_state_machine_as_test(machine, settings=how)
+        finally:
+            print(f"{name}: {ran['lives']} lives of {what}, {ran['writes']} writes, {ran['crashes']} crashes")
+
+    class Case(unittest.TestCase):
+        def test_sessions(self) -> None:
+            lives(StoreContract, "sessions")
+
+        def test_processes(self) -> None:
+            lives(ProcessContract, "processes")
+
+    Case.__name__ = Case.__qualname__ = name
+    return Case
+
+
+class ProcessContract(WorkerRules, OtherRules):
+    """What may happen to processes in a store."""
 
 
 class StoreContract(InputRules, TurnRules, OutsideRules, ReadRules):

@@ -19,7 +19,7 @@ from mainstay.model.session import Node, SessionRow, WaitRow
 from mainstay.model.write import Accept, Append, Commit, Scope, SessionFilter, Write
 from mainstay.ports.store import Store
 from mainstay.testing.store_model import StoreModel
-from mainstay.testing.store_plain import Plain, Refusal, plain
+from mainstay.testing.store_plain import Plain, Refusal, deep, plain
 from mainstay.testing.store_values import CLOSED, JOINED, SESSIONS
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ class StoreMachine(RuleBasedStateMachine):
             receipt = await (self._submitted(write) if self.by_submit else self.store.write(write))
         except MainstayError as refusal:
             return type(refusal)
-        return plain(receipt)
+        return deep(receipt)
 
     async def _submitted(self, write: Write[Any]) -> Any:
         loop = asyncio.get_running_loop()

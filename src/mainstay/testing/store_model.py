@@ -44,9 +44,10 @@ from mainstay.model.write import (
     Write,
 )
 from mainstay.testing.store_plain import Plain, Refusal, SomeReason, after_turn, as_json, joined, of_a_fork, plain
+from mainstay.testing.store_process_model import ProcessModel
 
 
-class StoreModel:
+class StoreModel(ProcessModel):
     """The tables, as dictionaries of plain values.
 
     `nodes` holds the bodies of a turn's records by (sid, turn); `inbox` what waits, as [kind, cancel] by input;
@@ -54,6 +55,7 @@ class StoreModel:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.sessions: dict[str, Plain] = {}
         self.nodes: dict[tuple[int, int], list[bytes]] = {}
         self.inbox: dict[int, dict[int, list[Any]]] = {}
@@ -76,6 +78,7 @@ class StoreModel:
             Retire: self.retire,
             Branch: self.branch,
             Delete: self.delete,
+            **self.process_rules(),
         }
 
     def apply(self, write: Write[Any]) -> Any:
@@ -152,6 +155,8 @@ class StoreModel:
             return {"row": dict(session), "won": session["generation"] == write.generation + 1}
         if session["generation"] != write.generation:
             return lost
+        if session["state"] == "parked":
+            self._turn_goes_on(session, write.at)
         session.update(generation=write.generation + 1, updated=write.at)
         if session["owner"] is not None:
             session["takeovers"] += 1
@@ -188,7 +193,11 @@ class StoreModel:
         session = self._by_sid(scope.sid)
         last = write.nodes[-1]
         if session is not None and session["head"] >= scope.turn and self._body(scope, last) == last.body:
-            return {"row": dict(session)}
+            asked = [
+                p for p in self.processes.values() if p["registration"]["parent"] == f"{session['id']}.{scope.turn}"
+            ]
+            names = {p["registration"]["id"] for p in asked if write.children and p["record"]["cancel"] is not None}
+            return {"row": dict(session), "woken": self._rows(names)}
         session = self._owned(scope)
         if session["head"] != write.head:
             raise Refusal(HeadMoved)
@@ -207,7 +216,10 @@ class StoreModel:
             session.update(turn=waiting[0], cancel=cancel)
         else:
             session.update(turn=None, state="idle", owner=None, cancel=None)
-        return {"row": dict(session)}
+        woken: set[str] = set()
+        if write.children:
+            self._turn_ended(f"{session['id']}.{scope.turn}", write.at, woken)
+        return {"row": dict(session), "woken": self._rows(woken)}
 
     def release(self, write: Release) -> None:
         session = self._by_sid(write.scope.sid)
@@ -323,6 +335,8 @@ class StoreModel:
     def _wake(self, session: Plain, worker: str | None) -> None:
         """Somebody has to look at an open turn that nobody owns: `worker`, or the first to claim it."""
         if session["owner"] is None:
+            if session["state"] == "parked":
+                self._turn_goes_on(session, session["updated"])
             session.update(state="open", reason=None, owner=worker)
             session["generation"] += 1 if worker is not None else 0
 
@@ -337,6 +351,8 @@ class StoreModel:
         if existing is None:
             existing = self._new_session(write.session_id, write.agent, write.at)
             existing.update(fork=fork, settings=of_a_fork(source["settings"]))
+            named = [self.processes[p]["pid"] for p in write.grants if p in self.processes]
+            self.grants |= {(write.session_id, pid) for pid in named if (write.source, pid) in self.grants}
         elif existing["deleted"] or existing["fork"] != fork or existing["agent"] != write.agent:
             raise Refusal(InvalidSessionId)
         return dict(existing)
@@ -346,8 +362,13 @@ class StoreModel:
         if session is None or session["deleted"]:
             return False
         self._revoke(session["sid"])
+        if session["turn"] is not None:
+            self._turn_ended(f"{session['id']}.{session['turn']}", write.at, set())
+        if session["state"] == "parked":
+            self._turn_goes_on(session, write.at)
         session.update(deleted=True, turn=None, state="idle", owner=None, cancel=None, reason=None, updated=write.at)
         session.update(settings=b"", generation=session["generation"] + 1)
+        self.forget_session(session["id"])
         reached = self._reached()
         for other in self.sessions.values():
             if other["sid"] not in reached:
@@ -381,10 +402,11 @@ class StoreModel:
 
     def retire(self, write: Retire) -> None:
         owned = [s for s in self.sessions.values() if s["owner"] == write.worker_id]
-        if write.dead and owned:
+        if write.dead and (owned or any(p["owner"] == write.worker_id for p in self.processes.values())):
             return
         for session in owned:
             session["owner"] = None
+        self.leave(write.worker_id, write.at)
         self.workers.pop(write.worker_id, None)
 
     def put_blob(self, data: bytes) -> str:

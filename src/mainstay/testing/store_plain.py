@@ -40,6 +40,24 @@ def plain(value: Any) -> Any:
     return {name: plain(field) if isinstance(field, msgspec.Struct) else field for name, field in fields.items()}
 
 
+def deep(value: Any) -> Any:
+    """The same down to the last struct inside, as JSON would have it, but with every field; a tag is its `type`."""
+    if isinstance(value, msgspec.Struct):
+        config = value.__struct_config__
+        tag = {} if config.tag is None else {config.tag_field or "type": config.tag}
+        return tag | {name: deep(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {name: deep(each) for name, each in value.items()}
+    return [deep(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def short(value: Any) -> Any:
+    """The same as it is stored: fields that say nothing are left out."""
+    if isinstance(value, dict):
+        return {name: short(each) for name, each in value.items() if each not in ("", None, False, 0, [], ())}
+    return [short(each) for each in value] if isinstance(value, list) else value
+
+
 def joined(turn: int) -> bytes:
     """The record that an input gets which was delivered into a running turn."""
     return b'{"type":"joined.1","turn":%d}' % turn
@@ -54,9 +72,11 @@ def as_json(struct: msgspec.Struct) -> bytes:
 def after_turn(settings: bytes, edits: dict[str, bool | None], recorded: dict[str, int]) -> bytes:
     """A session's settings when a turn ends that switched some tools on, off, or (None) back to what they were.
 
-    States of plugins that wait for a turn wait on, unless it has recorded them, or later ones.
+    States of plugins that wait for a turn wait on, unless it has recorded them, or later ones. What a session began
+    with is in the turn's own records now.
     """
     found = json.loads(settings or b"{}")
+    found.pop("prelude", None)
     waiting = found.pop("snapshots", {})
     found["snapshots"] = {name: s for name, s in waiting.items() if s["revision"] > recorded.get(name, -1)}
     if edits:
@@ -71,10 +91,11 @@ def after_turn(settings: bytes, edits: dict[str, bool | None], recorded: dict[st
 def of_a_fork(settings: bytes) -> bytes:
     """The settings that a fork begins with: without what waits for a turn of the other, and what it has cost."""
     found = json.loads(settings or b"{}")
-    return written({name: value for name, value in found.items() if name not in ("snapshots", "ledger")})
+    others = ("snapshots", "ledger", "models", "children")
+    return written({name: value for name, value in found.items() if name not in others})
 
 
 def written(settings: Plain) -> bytes:
-    order = ("options", "tools", "parent", "hidden", "label", "snapshots", "ledger")
+    order = ("options", "tools", "parent", "hidden", "label", "snapshots", "ledger", "models", "children", "prelude")
     kept = {name: settings[name] for name in order if settings.get(name)}
     return json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode() if kept else b""

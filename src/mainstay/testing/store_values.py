@@ -51,6 +51,7 @@ decisions = st.sampled_from(
         b'{"options":{"p":{"n":1}},"tools":{"generation":2,"members":{"look":true}},"parent":"chat"}',
         '{"tools":{"generation":1},"label":"🦊","snapshots":{"p":{"version":"1","revision":3}}}'.encode(),
         b'{"label":"dear","snapshots":{"p":{"version":"1","revision":2}},"ledger":{"title":{"input":5}}}',
+        b'{"models":{"m":{"input":5}},"children":["chat-2"],"prelude":[{"role":"user","parts":[{"type":"text","text":"hi"}]}]}',
     ]
 )
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import convert, to_builtins
 
-from mainstay.errors import InvalidDefinition
+from mainstay.errors import InvalidDefinition, InvalidInput
 from mainstay.model.codec import clean
+from mainstay.tools.check import check, schema_fault
 from mainstay.tools.schema import ADVICE, Schema, decode_foreign, describe, encode_foreign, explain, plain_type, tidy
 
 
@@ -51,6 +52,28 @@ def output_codec(kind: Any) -> OutputCodec:
             raise ValueError(explain(error)) from None
 
     return OutputCodec(schema, validate, _output_json)
+
+
+def schema_codec(schema: Any) -> OutputCodec:
+    """The same for a schema that came without a type: values are JSON. Raises InvalidInput when it is no schema."""
+    fault = schema_fault(schema)
+    if fault is not None:
+        raise InvalidInput(f"the schema of the output {fault}: give a JSON schema")
+    is_text = schema.get("type") == "string"
+
+    def read(value: Any) -> Any:
+        problem = check(schema, value)
+        if problem is not None:
+            raise msgspec.ValidationError(problem)
+        return value
+
+    def validate(answer: Any) -> Any:
+        try:
+            return _read_text(answer, read, is_text) if isinstance(answer, str) else read(answer)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from None
+
+    return OutputCodec(schema, validate, clean)
 
 
 def output_schema_of(kind: Any) -> Schema:

@@ -23,6 +23,10 @@ class Shelf(Protocol):
 
     async def keep(self, data: bytes) -> str: ...
 
+    async def kept(self, artifact: Artifact) -> None:
+        """These bytes have this name now."""
+        ...
+
     async def find(self, name: str) -> Artifact | None: ...
 
     async def read(self, artifact: Artifact) -> bytes: ...
@@ -43,13 +47,17 @@ class Artifacts:
 
         It is part of the session when the call's outcome is recorded, whatever that is; then `get` finds it.
         """
-        self._must_be_awaited()
+        must_be_awaited("its artifacts", self._tool, "artifacts_need_async")
         return self._keep(data, name, media_type)
 
     def get(self, name: str) -> Coroutine[Any, Any, bytes]:
         """The bytes last put under `name`: by this call, or by one of the session that has ended; await it."""
-        self._must_be_awaited()
+        must_be_awaited("its artifacts", self._tool, "artifacts_need_async")
         return self._find(name)
+
+    def adopt(self, artifact: Artifact) -> None:
+        """Make what somebody else kept an artifact of this call too."""
+        self._put[artifact.name] = artifact
 
     def taken(self) -> tuple[Artifact, ...]:
         """The runtime's side: what the call has put. The call is over, and nothing more is taken."""
@@ -63,6 +71,7 @@ class Artifacts:
         self._must_be_open(name)
         artifact = Artifact(name, await self._shelf.keep(content), len(content), kind)
         self._must_be_open(name)
+        await self._shelf.kept(artifact)
         self._put[name] = artifact
         return artifact
 
@@ -76,17 +85,17 @@ class Artifacts:
         if self._over:
             raise ToolError(f"the call is over: artifact {name!r} is not kept", code="call_is_over")
 
-    def _must_be_awaited(self) -> None:
-        """On a thread nobody could await it, and it would be lost in silence."""
-        from asyncio import get_running_loop  # noqa: PLC0415  # defining tools needs no event loop
 
-        try:
-            get_running_loop()
-        except RuntimeError:
-            raise ToolError(
-                f"tool {self._tool!r} runs on a thread and cannot await its artifacts: declare it with `async def`",
-                code="artifacts_need_async",
-            ) from None
+def must_be_awaited(what: str, tool: str, code: str) -> None:
+    """Refuse a thread: nobody could await it there, and it would be lost in silence."""
+    from asyncio import get_running_loop  # noqa: PLC0415  # defining tools needs no event loop
+
+    try:
+        get_running_loop()
+    except RuntimeError:
+        raise ToolError(
+            f"tool {tool!r} runs on a thread and cannot await {what}: declare it with `async def`", code=code
+        ) from None
 
 
 class LooseShelf:
@@ -99,6 +108,9 @@ class LooseShelf:
         digest = hashlib.sha256(data).hexdigest()
         self._bytes[digest] = data
         return digest
+
+    async def kept(self, artifact: Artifact) -> None:
+        """Nothing to do: whoever made the context holds what was put."""
 
     async def find(self, name: str) -> Artifact | None:
         return None

@@ -42,6 +42,14 @@ class Outlet(Struct, frozen=True, gc=False):
     project: Project | None = None
 
 
+class EndsAs(Exception):
+    """Raised by tools of ours that know an outcome which is neither a value nor a failure."""
+
+    def __init__(self, outcome: ToolOutcome) -> None:
+        self.outcome = outcome
+        super().__init__(type(outcome).__name__)
+
+
 class Again(Struct, frozen=True, gc=False):
     """The tool said that running it again is safe, or its contract allows it after a timeout."""
 
@@ -102,6 +110,8 @@ async def attempt(
         return Attempted(Again(failed, retry.after, failed))
     except ToolError as error:
         return Attempted(failure(error))
+    except EndsAs as end:
+        return Attempted(end.outcome)
     except BaseException as error:  # SystemExit and KeyboardInterrupt of a tool end the tool only
         log.warning("tool %s raised %s", ctx.tool, type(error).__name__, exc_info=error)
         return Attempted(Failed("tool_raised", f"{type(error).__name__}: {error_text(error)}"))

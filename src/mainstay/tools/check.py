@@ -32,17 +32,25 @@ _EXPECTED = {
 
 def contract_fault(schema: object) -> str | None:
     """Why a schema cannot be the contract of a tool's arguments, or None: it is JSON, and describes an object."""
-    if not isinstance(schema, dict):
-        return f"its input schema is a {type(schema).__name__}, not an object"
-    try:
-        clean(schema)
-    except Exception as error:  # whatever is in it
-        return f"its input schema is not JSON ({error_text(error)})"
+    fault = schema_fault(schema)
+    if fault is not None or not isinstance(schema, dict):
+        return f"its input schema {fault}"
     kind = schema.get("type", "object")
     if "object" not in (kind if isinstance(kind, list) else [kind]):
         return f"its input schema is for {kind!r:.80}, and arguments are an object"
+    return None
+
+
+def schema_fault(schema: object) -> str | None:
+    """Why something cannot be used as a schema, or None: it is JSON, and refers to nothing that is not there."""
+    if not isinstance(schema, dict):
+        return f"is a {type(schema).__name__}, not an object"
+    try:
+        clean(schema)
+    except Exception as error:  # whatever is in it
+        return f"is not JSON ({error_text(error)})"
     lost = _lost_ref(schema, _Checker(schema))
-    return None if lost is None else f"its input schema refers to {lost!r:.80}, which is not there"
+    return None if lost is None else f"refers to {lost!r:.80}, which is not there"
 
 
 def _lost_ref(node: Any, checker: _Checker) -> str | None:

@@ -1,17 +1,22 @@
-"""What a running tool can see and do: its identity, the host's live objects, progress, artifacts, deferral."""
+"""What a running tool can see and do: its identity, live objects, progress, artifacts, deferral, processes."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from mainstay.errors import ToolError
-from mainstay.model.tool import Artifact
+from mainstay.model.process import WakePolicy
+from mainstay.model.tool import Artifact, PreparedCall, ToolSpec
 from mainstay.ports.services import ToolHost
-from mainstay.tools.artifacts import Artifacts, Shelf
+from mainstay.ports.tool import Handle, Handles, StartOptions
+from mainstay.tools.artifacts import Artifacts, Shelf, must_be_awaited
 
 Deps = TypeVar("Deps")
+
+Prepare: TypeAlias = "Callable[[str, Mapping[str, Any]], Awaitable[tuple[PreparedCall, ToolSpec]]]"
+"""Another tool of the catalogue, prepared as if the model had asked for it in this call."""
 
 MAX_DEFER = 10 * 366 * 86_400
 """Seconds: what is longer than ten years is a mistake."""
@@ -27,9 +32,12 @@ class ToolContext(Generic[Deps]):
     __slots__ = (
         "_artifacts",
         "_cancelled",
+        "_handles",
         "_host",
         "_key",
+        "_make_handles",
         "_progress",
+        "_services",
         "_shelf",
         "attempt",
         "call_id",
@@ -38,6 +46,7 @@ class ToolContext(Generic[Deps]):
         "deps",
         "generation",
         "payload",
+        "prepare",
         "session_id",
         "tool",
         "turn_id",
@@ -58,6 +67,7 @@ class ToolContext(Generic[Deps]):
         key: str | None = None,
         shelf: Shelf | None = None,
         host: Callable[[], ToolHost] | None = None,
+        handles: Callable[[], Handles] | None = None,
     ) -> None:
         self.session_id, self.turn_id, self.call_id, self.tool = session_id, turn_id, call_id, tool
         self.attempt, self.generation, self.payload = attempt, generation, payload
@@ -65,6 +75,10 @@ class ToolContext(Generic[Deps]):
         self.deps = cast(Deps, deps)
         self._progress, self._key, self._shelf, self._host = progress, key, shelf, host
         self._artifacts: Artifacts | None = None
+        self._services: ToolHost | None = None
+        self._make_handles = handles
+        self._handles: Handles | None = None
+        self.prepare: Prepare | None = None
         self.deferred = False
         self.defer_timeout: float | None = None
         self._cancelled: threading.Event | None = None
@@ -89,7 +103,37 @@ class ToolContext(Generic[Deps]):
         """What a tool may ask of its session and its Runtime; for async tools."""
         if self._host is None:
             raise ToolError("host services are unavailable here: they belong to the call of a session")
-        return self._host()
+        if self._services is None:  # one for the whole attempt: it tells what is asked twice from what is asked again
+            self._services = self._host()
+        return self._services
+
+    @property
+    def handles(self) -> Handles:
+        """What the tools for processes do; others use `start`."""
+        if self._handles is None:
+            if self._make_handles is None:
+                raise ToolError("processes are unavailable here: they belong to the call of a session")
+            self._handles = self._make_handles()  # one for the whole attempt: it counts what is started
+        return self._handles
+
+    def start(
+        self,
+        what: Any,
+        args: Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        label: str = "",
+        wake: WakePolicy = "none",
+        grant: bool = True,
+    ) -> Coroutine[Any, Any, Handle]:
+        """Start a process (a durable function, a tool, an agent) and get its handle; await it. It never waits for it.
+
+        Its id derives from this call and `key`, or its number among the starts of the call: an attempt that is made
+        again starts the same process. The session may see it unless `grant` is False; then it is this run's alone.
+        `wake` says how the session hears of its end: "turn", "notify" or "none".
+        """
+        must_be_awaited("a start", self.tool, "start_needs_async")
+        return self.handles.start(what, args or {}, StartOptions(key, label, wake, grant))
 
     def progress(self, value: Any = None) -> None:
         """Tell whoever watches how far the call is. Live only: it is not stored and never reaches the model."""

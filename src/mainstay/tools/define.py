@@ -110,6 +110,7 @@ class Tool(Generic[P, R]):
             limit=options.limit,
             resource=options.resource,
             output_budget=options.output_budget,
+            background=options.background,
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -191,7 +192,8 @@ def tool(  # noqa: PLR0913 - each is a word of the public vocabulary; inside the
     `recovery` says what happens to a call whose process died: `"once"` never repeats it, `"rerun"` repeats it under the
     same idempotency key, `"ask"` asks a person. `timeout` is in seconds for each attempt, `retries` counts the attempts
     after a `Retry`, `limit` bounds the calls of this tool that run at once, and tools of one `resource` take turns.
-    `output_budget` says how much of what it returns the model is shown; without one, the agent's counts.
+    `output_budget` says how much of what it returns the model is shown; without one, the agent's counts. A call of a
+    `background` tool starts a process and returns its handle at once.
     """
     options = ToolOptions(
         name, description, recovery, timeout, retries, limit, resource, background, approval, deferred, output_budget
@@ -410,7 +412,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "retries": (lambda it: _is_whole(it, 0), "a whole number, 0 or more"),
     "limit": (lambda it: it is None or _is_whole(it, 1), "a whole number, 1 or more"),
     "resource": (lambda it: it is None or (isinstance(it, str) and it != ""), "a name"),
-    "background": (lambda it: it is False, "False: background tools come with durable processes, in a later version"),
+    "background": (lambda it: isinstance(it, bool), "True or False"),
     "approval": (lambda it: it in ("never", "ask"), '"never" or "ask"'),
     "deferred": (lambda it: isinstance(it, bool), "True or False"),
     "output_budget": (lambda it: it is None or isinstance(it, OutputBudget), "an OutputBudget"),
@@ -426,3 +428,7 @@ def _check_options(owner: str, name: Any, options: ToolOptions) -> None:
         value = getattr(options, option)
         if not holds(value):
             raise InvalidDefinition(f"{owner}: {option}={value!r} is not usable: give {expected}")
+    if options.background and options.deferred:
+        raise InvalidDefinition(
+            f"{owner}: background=True and deferred=True exclude each other: in the background a tool may simply wait"
+        )

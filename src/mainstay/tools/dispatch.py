@@ -31,7 +31,9 @@ class Dispatcher(Workshop):
             if isinstance(ready, Failed) or ready.entry.provider is not None:
                 continue
             spec = ready.entry.spec
-            if spec.approval == "never" and not spec.deferred and self.slots.try_take(spec):
+            # What goes to the background says so in a record of its own: after a crash it must be sent there again.
+            plain = spec.approval == "never" and not spec.deferred and not spec.background
+            if plain and self.slots.try_take(spec):
                 run.held[asked.call] = ready
                 started.append(index)
         return tuple(started)

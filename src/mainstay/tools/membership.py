@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mainstay.errors import InvalidDefinition, UnknownTool
+from mainstay.errors import UnknownTool
 from mainstay.model.session import ToolState
 from mainstay.model.settings import edited
 from mainstay.model.tool import ToolSpec
@@ -43,7 +43,6 @@ class Membership:
         self._only = None if only is None else frozenset(only)
         self._removals, self._plugins = removals, plugins
         self._overlay: Catalog | None = None
-        self._given: tuple[Any, ...] = ()
         self._with_base, self._revision = True, 0
         self._cache: OrderedDict[tuple[Any, ...], Catalog] = OrderedDict()
 
@@ -90,25 +89,16 @@ class Membership:
         self.state = edited(self.state, edits)
         return self.state
 
-    def overlay(self, tools: Iterable[Any] = (), include_base: bool = True) -> bool:
-        """Add tools for as long as this process keeps the session. False: it is what was there already."""
-        given = tuple(tools)
-        same = len(given) == len(self._given) and all(a is b for a, b in zip(given, self._given, strict=True))
-        if same and include_base == self._with_base:
-            return False
-        try:
-            catalog = Catalog(given) if given else None  # before anything changes
-        except InvalidDefinition as error:
-            raise InvalidDefinition(f"failed to build session tool registry: {error}") from error
-        self._overlay, self._given, self._with_base = catalog, given, include_base
+    def overlay(self, tools: Catalog, include_base: bool = True) -> None:
+        """Lay tools over the base, in place of those of the same name and of what was laid over it before."""
+        self._overlay, self._with_base = tools, include_base
         self._revision += 1
         self._cache.clear()
-        return True
 
     def copy(self) -> Membership:
         """Another one of the same parts, to try an edit on."""
         made = Membership(self._base, self.state, self._hidden, self._removals, self._plugins, self._only)
-        made._overlay, made._given, made._with_base = self._overlay, self._given, self._with_base
+        made._overlay, made._with_base = self._overlay, self._with_base
         return made
 
     def invalidate(self) -> None:

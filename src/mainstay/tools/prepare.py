@@ -63,11 +63,14 @@ def inspect(catalog: Catalog, asked: AskedCall, call_id: str) -> Ready | Failed:
     return Ready(entry, prepared) if problem is None else Failed("invalid_tool_args", problem)
 
 
-async def consult(ready: Ready, ctx: CallContext) -> Ready | ToolOutcome:
-    """The provider's own preparation, which may rewrite the arguments, attach a payload or end the call."""
+async def consult(ready: Ready, ctx: CallContext, anew: bool = False) -> Ready | ToolOutcome:
+    """The provider's own preparation, which may rewrite the arguments, attach a payload or end the call.
+
+    Another attempt runs as it was prepared, unless it must be prepared `anew`.
+    """
     provider = ready.entry.provider
-    if provider is None or ctx.attempt > 1:
-        return ready  # another attempt runs as it was prepared
+    if provider is None or (ctx.attempt > 1 and not anew):
+        return ready
     try:
         prepared = await provider.prepare(ready.call, ctx)
     except ToolError as error:

@@ -8,6 +8,7 @@ What a call needs before its body may run is decided from what is recorded of it
     started, and found so       the process died: `once` is unknown, `rerun` runs again, `ask` asks a person
     a failed attempt recorded   run again when it is due, with a start record
     deferred                    stays on its reserved wait
+    in the background           its process is registered (again), and its handle is the outcome
 
 The round ends when every call has an outcome, or parks when all that is left waits for somebody outside.
 """
@@ -32,11 +33,11 @@ from mainstay.model.record import Ended, Faltered, Started
 from mainstay.model.session import Answer, WaitRow
 from mainstay.model.tool import Artifact, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
 from mainstay.tools.attempt import Again, Attempted, Interrupted, attempt, returned
+from mainstay.tools.background import prepared_instead, sent_off
 from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready, consult, inspect
 from mainstay.tools.questions import Questions
 from mainstay.tools.shelf import SessionShelf
-from mainstay.tools.slots import Slots
 from mainstay.tools.vetting import Vetting
 from mainstay.tools.workshop import Workshop
 
@@ -133,6 +134,8 @@ class Round:
     def _recover(self, call: AskedCall, ready: Ready | Failed, waits: dict[str, WaitRow]) -> Callable[[], None] | None:
         """The window in which the process died: the tool's contract decides, never a guess."""
         recovery = "once" if isinstance(ready, Failed) else ready.entry.spec.recovery
+        if call.background:
+            return functools.partial(self._spawn, call, functools.partial(self._send_off, call, ready))
         if call.deferred and (recovery != "rerun" or self.questions.handed_over(call, waits)):
             return self._ask(call, "deferred", waits, "")
         if recovery == "once":
@@ -208,7 +211,8 @@ class Round:
         if not isinstance(prepared, Ready):
             return Attempted(prepared)
         spec = prepared.entry.spec
-        await self.home.slots.take(spec)
+        if not spec.background:
+            await self.home.slots.take(spec)
         number = call.attempts + 1
         approved = {"by": answer.by} if answer is not None and answer.verdict == "approved" else None
         try:
@@ -222,22 +226,47 @@ class Round:
                 call.repeated + repeat,
                 self.home.clock.now(),
                 self.vetting.slot(call),
+                spec.background,
             )
             self.run.record(started)
             await self._flush(*([self.questions.reserve(call)] if spec.deferred else []))
         except BaseException:  # also a cancellation: a slot that nobody gives back is lost to all
-            self.home.slots.give(spec)
+            if not spec.background:
+                self.home.slots.give(spec)
             raise
-        return await self._body(call, prepared, number)
+        return await (self._send_off(call, prepared) if spec.background else self._body(call, prepared, number))
+
+    async def _send_off(self, call: AskedCall, ready: Ready | Failed) -> Attempted:
+        """Leave a call to the workers of processes: what it returns is a handle."""
+        home, call_id = self.home, self._call_id(call)
+        await self._must_own()
+        self.cut[call.call] = Interrupted(over=True)  # a registration under way is not to be stopped half-way
+        self.began[call.call] = home.clock.monotonic()
+        args = call.args if isinstance(ready, Failed) else ready.call.args
+        self.run.events.emit(ToolStarted, call_id=call_id, tool=call.name, args=args, attempt=max(call.attempts, 1))
+        outcome = await sent_off(None if home.handles is None else home.handles(self.run, call_id), ready)
+        if isinstance(outcome, Ok):
+            return await returned(outcome.value, self.vetting.outlet(call, self._spec(call), args))
+        attempted = Attempted(outcome)
+        return attempted if isinstance(ready, Failed) else await self.vetting.after(call, ready, attempted)
+
+    async def _must_own(self) -> None:
+        """Before anything acts: a relieved owner starts nothing."""
+        if not self.home.worker.sure() and not await self.home.worker.confirm(self.run.scope):
+            raise Fenced(self.run.turn_id, self.run.scope.generation)
 
     async def _body(self, call: AskedCall, ready: Ready, number: int) -> Attempted:
         """Run the body while holding its slots; a thread holds them until it has really ended."""
         home, spec = self.home, ready.entry.spec
-        if not home.worker.sure() and not await home.worker.confirm(self.run.scope):
-            home.slots.give(spec)
-            raise Fenced(self.run.turn_id, self.run.scope.generation)
+        try:
+            await self._must_own()
+        except BaseException:  # also a cancellation
+            if call.call not in self.run.held:  # what is held is given back with the turn
+                home.slots.give(spec)
+            raise
         self.run.held.pop(call.call, None)
         context = self.contexts[call.call] = self.home.context(self.run, ready, number, self.shelf)
+        context.prepare = functools.partial(prepared_instead, self.vetting, call, context)
         interrupted = self.cut[call.call] = Interrupted()
         call_id = context.call_id
         home.running[call_id] = call.name
@@ -248,7 +277,7 @@ class Round:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(spec.timeout, self._expire, call, spec.timeout)
         on_thread = ready.entry.tool is not None and not ready.entry.tool.is_async
-        ended = functools.partial(_give_back, asyncio.get_running_loop(), home.slots, spec) if on_thread else None
+        ended = functools.partial(home.slots.give_later, asyncio.get_running_loop(), spec) if on_thread else None
         try:
             outlet = self.vetting.outlet(call, spec, ready.call.args)
             attempted = await attempt(ready, context, home.threads, outlet, interrupted, ended)
@@ -334,18 +363,8 @@ class Round:
         self._left_by(call)  # and forgotten: only the last attempt counts
         now = self.home.clock.now()
         due = now + int(TOOL_RETRIES.delay(call.attempts, end.after, self.home.random) * 1000)
-        self.run.record(
-            Faltered(
-                end.failed.code,
-                end.failed.message,
-                due,
-                call.attempts,
-                self.effect.step,
-                call.call,
-                now,
-                self.run.slot(),
-            )
-        )
+        code, message, slot = end.failed.code, end.failed.message, self.run.slot()
+        self.run.record(Faltered(code, message, due, call.attempts, self.effect.step, call.call, now, slot))
         call = self.run.machine.state.calls[call.call]
         ready = inspect(self.run.agent.catalog, call, self._call_id(call))
         if isinstance(ready, Failed):
@@ -465,8 +484,8 @@ class Round:
             end = end.otherwise
         spec = self._spec(call)
         recovery = "once" if spec is None else spec.recovery
-        if leaving and isinstance(end, OutcomeUnknown) and recovery != "once":
-            return  # the next owner reruns it, or asks
+        if leaving and isinstance(end, OutcomeUnknown) and (recovery != "once" or call.background):
+            return  # the next owner reruns it, or asks; what goes to the background is sent there again
         if leaving and (call.deferred or (ended is not None and ended.deferred)):
             return  # it stays on its wait
         self._end(call, end, call.attempts, call.repeated, () if ended is None else ended.blobs)
@@ -475,11 +494,3 @@ class Round:
 
     def _call_id(self, call: AskedCall) -> str:
         return f"{self.run.turn_id}.{call.call}"
-
-
-def _give_back(loop: asyncio.AbstractEventLoop, slots: Slots, spec: ToolSpec) -> None:
-    """Called on a tool's thread when it has really ended, which may be long after its waiter gave up."""
-    try:
-        loop.call_soon_threadsafe(slots.give, spec)
-    except RuntimeError:
-        return  # the loop is closed, and the slots with it

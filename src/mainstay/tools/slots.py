@@ -48,6 +48,13 @@ class Slots:
                 del self._used[key]
         self._serve()
 
+    def give_later(self, loop: asyncio.AbstractEventLoop, spec: ToolSpec) -> None:
+        """The same from a tool's thread that has really ended, which may be long after its waiter gave up."""
+        try:
+            loop.call_soon_threadsafe(self.give, spec)
+        except RuntimeError:
+            return  # the loop is closed, and the slots with it
+
     def _serve(self) -> None:
         waiting, self._queue = self._queue, deque()
         blocked: set[str] = set()

@@ -34,6 +34,10 @@ class Vetting:
         """Whether plugins are asked about calls before they begin."""
         return self._plugins is not None and self._plugins.vets
 
+    @property
+    def catalog(self) -> Any:
+        return self._run.agent.catalog
+
     def concerns(self, call: AskedCall) -> bool:
         """Plugins are asked about tools that are there, before anything is said about the arguments."""
         if not self.acts:

@@ -16,6 +16,7 @@ from mainstay.model.event import ToolProgress
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TurnServices
 from mainstay.ports.store import Store
+from mainstay.ports.tool import Handles
 from mainstay.tools.artifacts import Shelf
 from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready
@@ -24,7 +25,7 @@ from mainstay.tools.slots import Slots
 
 class Workshop:
     """One per Runtime. `running` names the tool behind each call whose body is under way; `services` makes what a
-    tool may ask of its session."""
+    tool may ask of its session, `handles` what it may do with processes."""
 
     def __init__(self, store: Store, worker: Worker, clock: Clock, random: Random, deps: Any) -> None:
         self.store, self.worker, self.clock, self.random, self.deps = store, worker, clock, random, deps
@@ -32,11 +33,13 @@ class Workshop:
         self.slots = Slots()
         self.running: dict[str, str] = {}
         self.services: Callable[[Run], TurnServices] | None = None
+        self.handles: Callable[[Run, str], Handles] | None = None
         self._left: set[asyncio.Task[Any]] = set()
 
     def context(self, run: Run, ready: Ready, attempt: int, shelf: Shelf) -> ToolContext[Any]:
         """What one attempt of a call is given."""
-        call_id, name, services = ready.call.call_id, ready.call.name, self.services
+        call_id, name = ready.call.call_id, ready.call.name
+        services, handles = self.services, self.handles
         loop = asyncio.get_running_loop()
 
         def progress(value: Any) -> None:
@@ -56,6 +59,7 @@ class Workshop:
             key=sign(self.store.secret(), wait_id(call_id, "deferred")) if ready.entry.spec.deferred else None,
             shelf=shelf,
             host=None if services is None else lambda: services(run).for_call(call_id),
+            handles=None if handles is None else lambda: handles(run, call_id),
         )
 
     def left_behind(self, task: asyncio.Task[Any]) -> None:

@@ -37,6 +37,7 @@ from mainstay.model.message import Message
 from mainstay.model.outcome import BudgetSpent, Finished, Incomplete, Outcome, PluginAborted, ProviderFailed
 from mainstay.model.record import (
     INTERRUPTED,
+    Asking,
     Completed,
     Ended,
     Faltered,
@@ -130,7 +131,7 @@ class Machine:
             if isinstance(record, Replied | Started | Faltered | Ended):
                 self._align(record)
                 self.receive(record)
-            elif not isinstance(record, Said | Completed | Framed | Noted):
+            elif not isinstance(record, Said | Asking | Completed | Framed | Noted):
                 raise InternalError(f"turn {self.state.turn_id} is over: a {type(record).__name__} is not replayed")
 
     def _align(self, record: Replied | Started | Faltered | Ended) -> None:
@@ -234,6 +235,7 @@ class Machine:
             deferred=record.deferred,
             repeated=record.repeated,
             due=0,
+            background=record.background,
         )
 
     def _tool_faltered(self, record: Faltered) -> None:

@@ -1,0 +1,161 @@
+"""`mainstay logs` and `mainstay processes result`: what happened to a process, and how it ended, as it happens."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import msgspec
+import typer
+
+from mainstay.cli.host import (
+    FAILED,
+    OK,
+    JsonOption,
+    ProcessArgument,
+    Refused,
+    StoreOption,
+    find_process,
+    perform,
+    process_id,
+    reading,
+)
+from mainstay.cli.render import complain, console, moment, print_json, print_value, text_line
+from mainstay.cli.wire import process_event_json
+from mainstay.errors import TimedOut
+from mainstay.model.process import (
+    Abandoned,
+    Cancelled,
+    Failure,
+    ProcessEvent,
+    ProcessOutcome,
+    ProcessRow,
+    Success,
+)
+from mainstay.ports.store import Store
+
+POLL = 0.1
+"""Seconds between two looks at whether another process has written."""
+
+CANCELLED = 4
+
+
+def logs(
+    process: ProcessArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it has ended; Ctrl-C leaves.")] = False,
+    after: Annotated[int, typer.Option(min=0, help="Only events after this number.")] = 0,
+    store: StoreOption = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line, for machines.")] = False,
+) -> None:
+    """Show the events of a process, one per line."""
+
+    async def work() -> int:
+        async with reading(store) as opened:
+            async for event in events_of(opened, process, after, follow):
+                _print(event, json)
+        return OK
+
+    perform(work, json)
+
+
+async def events_of(store: Store, process: str, after: int, follow: bool) -> AsyncIterator[ProcessEvent]:
+    """The events of a process after number `after`; with `follow`, until it has ended."""
+    while True:
+        row = await find_process(store, process)
+        while found := await store.events(row.pid, after):
+            for place, after, event in found:
+                yield ProcessEvent(row.id, after, place, event.type, event.payload, event.at, event.key)
+        if not follow or not row.live:
+            return
+        await _another_write(store)
+
+
+async def _another_write(store: Store) -> None:
+    """Wait until somebody has written: only looking needs no Runtime, and leaves no trace in the store."""
+    while not await store.changed():  # noqa: ASYNC110  # another OS process writes: there is nothing to be woken by
+        await asyncio.sleep(POLL)
+
+
+def _print(event: ProcessEvent, json: bool) -> None:
+    if json:
+        sys.stdout.write(msgspec.json.encode(process_event_json(event)).decode() + "\n")
+    else:
+        out = console()
+        told = "" if event.payload is None else msgspec.json.encode(event.payload).decode()
+        line = f"{event.sequence:>4}  {moment(event.at)}  {event.type}  {told}".rstrip()
+        text_line(out, _fitted(line, out.width) if out.is_terminal else line)
+    sys.stdout.flush()
+
+
+def _fitted(line: str, width: int) -> str:
+    """A line that fits a terminal."""
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+# ---------------------------------------------------------------------- how it ended
+
+
+def result(
+    process: ProcessArgument,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Wait at most so many seconds.")] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Wait until a process has ended, and print its value.
+
+    Exit codes: 0 completed, 1 failed, abandoned, stuck or out of time, 2 there is no such process, 4 cancelled.
+    """
+
+    async def work() -> int:
+        async with reading(store) as opened:
+            try:
+                async with asyncio.timeout(timeout):
+                    row = await ended(opened, process)
+            except TimeoutError:
+                raise TimedOut(f"process {process_id(process)!r} did not end", timeout) from None
+            outcome = await _whole(opened, row)
+        if json:
+            print_json({"process_id": row.id, "status": row.status, "outcome": msgspec.to_builtins(outcome)})
+        else:
+            _tell(row.id, outcome)
+        return OK if isinstance(outcome, Success) else CANCELLED if isinstance(outcome, Cancelled) else FAILED
+
+    perform(work, json)
+
+
+async def ended(store: Store, process: str) -> ProcessRow:
+    """The process, once it is over. One that is stuck will not be by itself."""
+    while True:
+        row = await find_process(store, process)
+        if not row.live:
+            return row
+        if row.stuck is not None:
+            advice = f"mend the cause, then `mainstay processes resume {row.id}`"
+            raise Refused(f"process {row.id!r} is stuck ({row.stuck}): {advice}", FAILED, "process_stuck")
+        await _another_write(store)
+
+
+async def _whole(store: Store, row: ProcessRow) -> ProcessOutcome | None:
+    outcome = row.record.outcome
+    if isinstance(outcome, Success) and outcome.blob is not None:
+        return Success(msgspec.json.decode(await store.blobs.get(outcome.blob.digest)))
+    return outcome
+
+
+def _tell(process: str, outcome: ProcessOutcome | None) -> None:
+    match outcome:
+        case Success(value=value):
+            print_value(value)
+        case Failure(code=code, message=message):
+            complain(f"process {process!r} failed: {code}: {message}")
+        case Cancelled(by=by, reason=reason):
+            complain(f"process {process!r} was cancelled by {by or 'somebody'}{f': {reason}' if reason else ''}")
+        case Abandoned(evidence=evidence):
+            complain(
+                f"process {process!r} was given up ({evidence.writer}: {evidence.proof}): whether its last effect "
+                "happened is not known"
+            )
+        case None:
+            complain(f"process {process!r}: its caller has departed, and nobody will say how it ended")

@@ -1,0 +1,139 @@
+"""What may be asked of a process, and what may happen to it next. Nothing here waits or writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mainstay.errors import (
+    InvalidProcess,
+    ProcessEnded,
+    ProcessPruned,
+    UndeclaredEvent,
+    UnknownProcess,
+    WrongAuthority,
+)
+from mainstay.lifecycle.fold import RESERVED, SIGNAL
+from mainstay.model.codec import encode
+from mainstay.model.process import (
+    MAX_PROCESS_ID,
+    RETIRED,
+    Abandoned,
+    Event,
+    EventType,
+    ProcessOutcome,
+    ProcessRow,
+    Registration,
+)
+from mainstay.model.process_write import Authority, ExternalOwner, ReconciledAbandon, WorkflowKey
+
+MAX_TAKEOVERS = 3
+
+ADMITTED: dict[type, frozenset[str]] = {
+    ExternalOwner: frozenset({"externally_owned"}),
+    WorkflowKey: frozenset({"rerunnable", "owner_bound", "reattachable"}),
+    ReconciledAbandon: frozenset({"externally_owned"}),
+}
+"""Which authority may end a process that no worker owns, by the recovery contract of the process."""
+
+
+def check_process_id(process_id: object) -> str:
+    """The id itself when a process may carry it."""
+    if not isinstance(process_id, str) or not process_id or len(process_id) > MAX_PROCESS_ID:
+        raise InvalidProcess(f"process id {process_id!r} is not usable: use 1 to {MAX_PROCESS_ID} printable characters")
+    if not process_id.isprintable() or process_id != process_id.strip() or "#" in process_id:
+        raise InvalidProcess(f"process id {process_id!r} is not usable: use printable characters, and no '#'")
+    return process_id
+
+
+def check(registration: Registration) -> Registration:
+    """The registration itself, when it is one."""
+    check_process_id(registration.id)
+    if not registration.kind:
+        raise InvalidProcess("a process needs a kind: it says which engine runs it")
+    if registration.max_attempts is not None and registration.max_attempts < 1:
+        raise InvalidProcess(f"a process is begun at least once, not {registration.max_attempts} times")
+    seen = set[str]()
+    for each in registration.events:
+        _check_event_type(each, seen)
+    return registration
+
+
+def _check_event_type(declared: EventType, seen: set[str]) -> None:
+    if not declared.name or declared.name == SIGNAL:
+        raise InvalidProcess("an event type needs a name")
+    if declared.name.startswith(RESERVED):
+        raise InvalidProcess(f"event type {declared.name!r} is reserved: choose a name that begins otherwise")
+    if declared.name in seen:
+        raise InvalidProcess(f"event type {declared.name!r} is declared twice")
+    seen.add(declared.name)
+    for pointer in () if declared.wake is None else (declared.wake.when, declared.wake.input):
+        if pointer and not pointer.startswith("/"):
+            raise InvalidProcess(f"{pointer!r} of event type {declared.name!r} is no JSON pointer: begin it with '/'")
+
+
+def same_asking(one: Registration, other: Registration) -> bool:
+    """Whether two registrations are the same asking. Code and environment may have moved on since the first."""
+    return same(_content(one), _content(other))
+
+
+def _content(each: Registration) -> tuple[Any, ...]:
+    return (each.kind, each.name, each.input, each.recovery, each.origin, each.parent)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are the same on disk: one of them comes from there, the other from a caller."""
+    return one == other or encode(one) == encode(other)
+
+
+def declared(registration: Registration, event_type: str) -> EventType:
+    """The declaration of an event that the process may have; refused when there is none."""
+    for each in registration.events:
+        if each.name == event_type:
+            return each
+    if event_type.startswith(SIGNAL) and len(event_type) > len(SIGNAL) and registration.open_signals:
+        return EventType(event_type)
+    raise UndeclaredEvent(registration.id, event_type, [each.name for each in registration.events])
+
+
+def known(row: ProcessRow | None, process_id: str) -> ProcessRow:
+    """The process, when there is still something of it."""
+    if row is None:
+        raise UnknownProcess(process_id)
+    if row.pruned is not None:
+        raise ProcessPruned(process_id, row.status, row.pruned)
+    return row
+
+
+def alive(row: ProcessRow | None, process_id: str) -> ProcessRow:
+    """The process, when something may still happen to it."""
+    found = known(row, process_id)
+    if found.status in RETIRED:
+        raise ProcessEnded(process_id, found.status)
+    return found
+
+
+def awaits(row: ProcessRow, event: Event) -> bool:
+    """Whether a parked process has something to do because of this."""
+    told = event.type
+    return row.status == "waiting" and any(w.kind == "signal" and told == SIGNAL + w.name for w in row.record.waits)
+
+
+def is_due(row: ProcessRow, now: int) -> bool:
+    due = row.due
+    return row.status == "waiting" and due is not None and due <= now
+
+
+def check_authority(row: ProcessRow, authority: Authority, outcome: ProcessOutcome) -> None:
+    """Refuse whoever may not say how this process ended."""
+    contract = row.registration.recovery
+    if contract not in ADMITTED[type(authority)]:
+        raise WrongAuthority(row.id, type(authority).__name__, contract)
+    if isinstance(authority, ReconciledAbandon) and not isinstance(outcome, Abandoned):
+        raise WrongAuthority(row.id, "ReconciledAbandon", "an outcome that is not abandoned")
+
+
+def gives_up(row: ProcessRow) -> str | None:
+    """Why nobody should take this process over again, if so."""
+    if row.takeovers > MAX_TAKEOVERS:
+        return f"{MAX_TAKEOVERS} workers in a row died on it without a new record"
+    return None

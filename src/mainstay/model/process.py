@@ -1,0 +1,297 @@
+"""What exists of a process: how it was registered, what happened to it, what it waits for, how it ended.
+
+A process is an event log. Its record is the fold of that log (`mainstay.lifecycle`), and both change in one
+transaction. Beside them a worker keeps its journal of what a durable function has done (`mainstay.model.step`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+
+from mainstay.model.session import CancelRequest
+from mainstay.model.tool import BlobRef
+
+ProcessStatus: TypeAlias = Literal[
+    "running", "waiting", "completed", "failed", "cancelled", "abandoned", "caller_departed"
+]
+ProcessRecovery: TypeAlias = Literal["rerunnable", "owner_bound", "reattachable", "externally_owned"]
+ParentEnd: TypeAlias = Literal["cancel", "abandon"]
+WakePolicy: TypeAlias = Literal["turn", "notify", "none"]
+
+TERMINAL: frozenset[str] = frozenset({"completed", "failed", "cancelled", "abandoned"})
+RETIRED: frozenset[str] = TERMINAL | {"caller_departed"}
+"""Nobody will work on it any more."""
+
+MAX_PROCESS_ID = 400
+
+
+class HostOrigin(Struct, frozen=True, gc=False, tag_field="type", tag="host", omit_defaults=True):
+    """The host asked for it."""
+
+    scope: str = ""
+
+
+class SessionOrigin(Struct, frozen=True, gc=False, tag_field="type", tag="session"):
+    """A session asked for it: its model, a tool or a plugin of it."""
+
+    session_id: str
+
+
+Origin: TypeAlias = HostOrigin | SessionOrigin
+
+
+class Cause(Struct, frozen=True, gc=False):
+    """What led to it: a tool call, a turn, a process, an occurrence of a trigger."""
+
+    type: Literal["tool_call", "turn", "process", "trigger", "operation"]
+    id: str
+
+
+class WakeRule(Struct, frozen=True, gc=False, omit_defaults=True):
+    """An event of this type wakes the session: if the payload has something at `when`, with what is at `input`.
+
+    Both are JSON pointers; "" is the whole payload.
+    """
+
+    when: str | None = None
+    input: str = ""
+
+
+class EventType(Struct, frozen=True, gc=False, omit_defaults=True):
+    """A type of event that a process may have besides its own: its payload's schema, and whether it wakes."""
+
+    name: str
+    schema: dict[str, Any] | None = None
+    wake: WakeRule | None = None
+
+
+class WakeTarget(Struct, frozen=True, gc=False, omit_defaults=True):
+    """The session that hears of the end of a process, and how."""
+
+    session_id: str
+    agent: str = ""
+    policy: WakePolicy = "turn"
+
+
+class Registration(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a process was asked to be. It never changes.
+
+    `kind` says which engine runs it, `name` what, `definition` which version of that. `recovery` has no default:
+    whoever starts work says what becomes of it when its owner dies. `env` is the digest of the environment it was asked
+    for in. Signals are declared among `events`, as `signal.<name>`; with `open_signals` any other may be sent too.
+    """
+
+    id: str
+    kind: str
+    recovery: ProcessRecovery
+    name: str = ""
+    definition: str = ""
+    input: Any = None
+    label: str = ""
+    origin: Origin = HostOrigin()
+    cause: Cause | None = None
+    events: tuple[EventType, ...] = ()
+    open_signals: bool = False
+    env: str | None = None
+    max_attempts: int | None = None
+    wake: WakeTarget | None = None
+    parent: str | None = None
+    parent_end: ParentEnd = "abandon"
+
+
+class FirstStart(Struct, frozen=True, gc=False):
+    """The work of a process began for the first time: by whom, and when. A fact, recorded before it is one."""
+
+    owner: str
+    generation: int
+    attempt: int
+    at: int
+
+
+class AbandonRequest(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Somebody thinks that this process will never end by itself."""
+
+    by: str
+    at: int = 0
+    reason: str = ""
+
+
+class Evidence(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Why a process was given up, by whom, and what proves it."""
+
+    writer: Literal["owner_drain", "sweep", "reconciled_request", "engine_gave_up"]
+    at: int = 0
+    owner: str | None = None
+    proof: str = ""
+
+
+class WaitOn(Struct, frozen=True, gc=False, omit_defaults=True):
+    """One thing that a parked process waits for: a time, a signal, the end of another process.
+
+    `key` is the place in its code, `since` the clock when `due` was set.
+    """
+
+    key: str
+    kind: Literal["time", "signal", "process", "turn"]
+    name: str = ""
+    due: int | None = None
+    since: int = 0
+
+
+class Success(Struct, frozen=True, gc=False, tag_field="type", tag="success", omit_defaults=True):
+    """It ended well. A large value is a blob."""
+
+    value: Any = None
+    blob: BlobRef | None = None
+
+
+class Failure(Struct, frozen=True, gc=False, tag_field="type", tag="failure", omit_defaults=True):
+    """It ended with an error of its own."""
+
+    code: str
+    message: str = ""
+    data: Any = None
+
+
+class Cancelled(Struct, frozen=True, gc=False, tag_field="type", tag="cancelled", omit_defaults=True):
+    """It ended because it was asked to. `unknown`: how far its last effect came is not known."""
+
+    by: str = ""
+    reason: str = ""
+    unknown: bool = False
+
+
+class Abandoned(Struct, frozen=True, gc=False, tag_field="type", tag="abandoned"):
+    """It was given up: whether its last effect happened is not known."""
+
+    evidence: Evidence
+
+
+class NoLongerRetained(Struct, frozen=True, gc=False, tag_field="type", tag="no_longer_retained"):
+    """It ended, and what it left was pruned."""
+
+    status: str
+    pruned_at: int
+
+
+ProcessOutcome: TypeAlias = Success | Failure | Cancelled | Abandoned
+AwaitOutput: TypeAlias = ProcessOutcome | NoLongerRetained
+
+
+class Event(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Something that happened to a process. `key` names it, so that telling it twice is telling it once."""
+
+    type: str
+    payload: Any = None
+    at: int = 0
+    key: str | None = None
+
+
+class ProcessEvent(Struct, frozen=True, gc=False, omit_defaults=True):
+    """An event as readers see it: `sequence` counts within its process, `cursor` within the store."""
+
+    process_id: str
+    sequence: int
+    cursor: int
+    type: str
+    payload: Any = None
+    at: int = 0
+    key: str | None = None
+
+
+class ProcessRecord(Struct, frozen=True, gc=False, omit_defaults=True):
+    """The fold of a process's events. `wake` stands in for the target that it was registered with."""
+
+    status: ProcessStatus = "running"
+    sequence: int = 0
+    updated: int = 0
+    first_started: FirstStart | None = None
+    cancel: CancelRequest | None = None
+    abandon: AbandonRequest | None = None
+    waits: tuple[WaitOn, ...] = ()
+    external_ref: Any = None
+    progress: Any = None
+    segment: int = 0
+    wake: WakeTarget | None = None
+    outcome: ProcessOutcome | None = None
+
+
+class ProcessRow(Struct, frozen=True, gc=False):
+    """One process. `pid` is the store's own number for it.
+
+    Besides registration and record it holds what its workers need: who owns it under which generation, how often it
+    was begun (`attempts`) and taken over without progress (`takeovers`), when it is due, and why it is stuck.
+    """
+
+    pid: int
+    registration: Registration
+    record: ProcessRecord
+    created: int = 0
+    owner: str | None = None
+    generation: int = 0
+    attempts: int = 0
+    takeovers: int = 0
+    stuck: str | None = None
+    pruned: int | None = None
+
+    @property
+    def id(self) -> str:
+        return self.registration.id
+
+    @property
+    def status(self) -> ProcessStatus:
+        return self.record.status
+
+    @property
+    def live(self) -> bool:
+        return self.record.status not in RETIRED and self.pruned is None
+
+    @property
+    def active(self) -> bool:
+        """Whether a worker has, or should have, its hands on it."""
+        running = self.record.status == "running" and self.stuck is None and self.pruned is None
+        return running and self.registration.recovery != "externally_owned"
+
+    @property
+    def due(self) -> int | None:
+        """The earliest time that it waits for."""
+        if not self.record.waits:
+            return None
+        waits = self.record.waits
+        return min([w.due for w in waits if w.due is not None], default=None) if waits else None
+
+
+WakeState: TypeAlias = Literal["pending", "enqueued", "discarded"]
+
+
+class WakeRow(Struct, frozen=True, gc=False):
+    """News of a process for a session, written with the event that it is about, whose cursor is its `number`.
+
+    `turn` is the input it became, `reason` why it was discarded, `at` when it came to wait, first or again.
+    """
+
+    number: int
+    session_id: str
+    pid: int
+    sequence: int
+    policy: WakePolicy
+    body: bytes
+    at: int
+    state: WakeState = "pending"
+    turn: int | None = None
+    reason: str | None = None
+
+
+class Wake(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a session is told of a process."""
+
+    process_id: str
+    type: str
+    name: str = ""
+    label: str = ""
+    status: str = ""
+    payload: Any = None
+    call_id: str | None = None
+    at: int = 0

@@ -1,0 +1,1 @@
+"""Durable processes: work with an event log of its own, independent of any session."""

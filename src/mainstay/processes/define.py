@@ -1,0 +1,153 @@
+"""The `process` decorator: an `async def` as work that survives everything.
+
+Everything that can be wrong with a definition is said here, at decoration, and never in the middle of a process.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from mainstay.errors import InvalidDefinition, InvalidProcess
+from mainstay.lifecycle.fold import RESERVED, SIGNAL
+from mainstay.model.process import EventType, ProcessRecovery
+from mainstay.processes.context import ProcessContext
+from mainstay.tools.answer import output_codec
+from mainstay.tools.arguments import Arguments
+from mainstay.tools.define import read_signature
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,120}")
+
+
+class Process(Generic[P, R]):
+    """A durable function. You may call it too, as if it were not decorated, with a context of your own.
+
+    `definition` is what a started process is pinned to: name and version. `code` tells people whether the code is the
+    one it was begun with.
+    """
+
+    __name__: str
+    fn: Callable[..., Coroutine[Any, Any, Any]]
+
+    def __init__(
+        self,
+        fn: Callable[P, Coroutine[Any, Any, R]],
+        *,
+        name: str | None = None,
+        version: str = "1",
+        signals: Mapping[str, Any] | None = None,
+        events: Iterable[EventType | str] = (),
+        max_attempts: int | None = None,
+    ) -> None:
+        if isinstance(fn, Process) or not inspect.iscoroutinefunction(fn):
+            raise InvalidDefinition(f"{fn!r} is no durable function: decorate an `async def` once")
+        self.fn = fn
+        functools.update_wrapper(self, fn, updated=())
+        self.name = fn.__name__ if name is None else name
+        owner = f"process {self.name!r}"
+        if not _NAME.fullmatch(self.name):
+            raise InvalidDefinition(f"{owner}: use 1 to 120 letters, digits, '_', '-' or '.' as its name")
+        if not version or "@" in version or not version.isprintable():
+            raise InvalidDefinition(f"{owner}: version={version!r} is not usable: give a short text such as '2'")
+        if max_attempts is not None and max_attempts < 1:
+            raise InvalidDefinition(f"{owner}: max_attempts={max_attempts!r} is not usable: give 1 or more, or None")
+        self.version, self.max_attempts = version, max_attempts
+        signature = read_signature(fn, owner, ProcessContext)
+        if signature.context is None:
+            raise InvalidDefinition(f"{owner} has no parameter for its context: annotate one as `ctx: ProcessContext`")
+        self._context = signature.context.name
+        self._arguments = Arguments(owner, signature.parameters)
+        self.open_signals = signals is None
+        self.signals = {each: _payload(owner, each, kind) for each, kind in (signals or {}).items()}
+        self.events = (*self.signals.values(), *(_event(owner, each) for each in events))
+        self.code = hashlib.sha256(fn.__code__.co_code).hexdigest()[:12]
+
+    @property
+    def definition(self) -> str:
+        return f"{self.name}@{self.version}"
+
+    @property
+    def recovery(self) -> ProcessRecovery:
+        return "rerunnable"
+
+    @property
+    def input_schema(self) -> dict[str, Any]:
+        return self._arguments.schema
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        made: Coroutine[Any, Any, R] = self.fn(*args, **kwargs)
+        return made
+
+    def __repr__(self) -> str:
+        return f"<Process {self.definition}>"
+
+    def bind(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Stored arguments as keyword arguments, checked and converted."""
+        try:
+            return self._arguments.bind(dict(args))
+        except ValueError as error:
+            raise InvalidProcess(f"invalid arguments for process {self.name}: {error}") from None
+
+    def begin(self, args: Mapping[str, Any], ctx: ProcessContext[Any]) -> Coroutine[Any, Any, Any]:
+        """The coroutine of one run."""
+        return self.fn(**self.bind(args), **{self._context: ctx})
+
+
+def _payload(owner: str, name: str, kind: Any) -> EventType:
+    if not name:
+        raise InvalidDefinition(f"{owner}: a signal needs a name, not {name!r}")
+    schema = None if kind in (None, Any, object) else output_codec(kind).schema
+    return EventType(f"{SIGNAL}{name}", schema)
+
+
+def _event(owner: str, declared: EventType | str) -> EventType:
+    made = EventType(declared) if isinstance(declared, str) else declared
+    if not made.name or made.name.startswith((RESERVED, SIGNAL)):
+        raise InvalidDefinition(f"{owner}: {declared!r} cannot be an event: '{RESERVED}' and '{SIGNAL}' are reserved")
+    return made
+
+
+@overload
+def process(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Process[P, R]: ...
+@overload
+def process(
+    *,
+    name: str | None = None,
+    version: str = "1",
+    signals: Mapping[str, Any] | None = None,
+    events: Iterable[EventType | str] = (),
+    max_attempts: int | None = None,
+) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Process[P, R]]: ...
+def process(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    version: str = "1",
+    signals: Mapping[str, Any] | None = None,
+    events: Iterable[EventType | str] = (),
+    max_attempts: int | None = None,
+) -> Any:
+    """Make a durable function of an `async def` that takes a `ProcessContext`.
+
+        @process
+        async def nightly(ctx: ProcessContext, day: str) -> int:
+            rows = await ctx.step(fetch_rows, day)
+            await ctx.sleep(3600)
+            return await ctx.step(publish, rows)
+
+    What goes through `ctx` is recorded and never done twice. `version` pins what is started to this code: keep the old
+    version registered while any of its processes live (`runtime.processes.drain_status()`). `signals` says which ones
+    it takes, and with what payload; without it, it takes any. `events` are those that it may emit.
+    """
+    made = functools.partial(
+        Process, name=name, version=version, signals=signals, events=events, max_attempts=max_attempts
+    )
+    return made if fn is None else made(fn)

@@ -1,0 +1,188 @@
+"""The engine of durable functions: runs the code from its beginning, answered from its journal as far as that goes."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mainstay.errors import (
+    Diverged,
+    InvalidDefinition,
+    InvalidProcess,
+    MainstayError,
+    OutcomeUnknown,
+    ProcessFailed,
+    StepFailed,
+    ToolError,
+)
+from mainstay.model.codec import clean_text, decode, encode, error_text
+from mainstay.model.process import Cancelled, Failure, ProcessOutcome, Registration, Success, WaitOn
+from mainstay.model.step import StepRecord
+from mainstay.ports.process import EngineRun
+from mainstay.processes.branches import CANCEL, Branches, Line, PutAway
+from mainstay.processes.calls import Calls, ContinueAsNew
+from mainstay.processes.context import ProcessContext
+from mainstay.processes.define import Process
+from mainstay.processes.host import Host
+from mainstay.processes.journal import load_steps
+from mainstay.processes.replay import Replay
+from mainstay.processes.run import ProcessRun
+from mainstay.processes.steps import MAX_TEXT, checked, told
+
+KIND = "function"
+
+
+class FunctionEngine:
+    """Runs durable functions. Several versions of one may be registered: a process keeps to the one it began with."""
+
+    kind = KIND
+
+    def __init__(self, functions: Iterable[Process[..., Any]], host: Host) -> None:
+        self._functions = by_definition(functions)
+        self._host = host
+
+    def knows(self, registration: Registration) -> bool:
+        return registration.definition in self._functions
+
+    def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | None:
+        """How a function is registered that somebody wants to start: the object itself, or its name or definition."""
+        function = what if isinstance(what, Process) else self._named(what)
+        if function is None:
+            return None
+        if self._functions.get(function.definition) is not function and not self._host.passive:
+            raise InvalidProcess(f"{function!r} is not part of this Runtime: pass it in `processes=[…]`")
+        function.bind(args)
+        return Registration(
+            "", KIND, function.recovery, function.name, function.definition, dict(args), function.name,
+            events=function.events, open_signals=function.open_signals, max_attempts=function.max_attempts,
+        )  # fmt: skip
+
+    def _named(self, what: Any) -> Process[..., Any] | None:
+        """The function of that definition, or the last one given of that name."""
+        if not isinstance(what, str):
+            return None
+        named = [each for each in self._functions.values() if each.name == what]
+        return self._functions.get(what) or (named[-1] if named else None)
+
+    async def run(self, run: EngineRun) -> ProcessOutcome:
+        assert isinstance(run, ProcessRun)
+        function = self._functions[run.registration.definition]
+        records: list[StepRecord] = []
+        if run.resumed:
+            records, ordinal = await load_steps(self._host.store, run.row.pid, run.row.id)
+            run.journal.begin_at(ordinal)
+        replay = Replay(run.row.id, records)
+        while True:
+            branches = await self._begin(run, replay)
+            calls = Calls(run.row, run.journal, replay, branches, self._host, function.bind)
+            try:
+                return await self._once(function, calls, branches, replay, run)
+            except ContinueAsNew as anew:
+                replay = Replay(run.row.id, [await calls.begin_anew(anew.new_args)])
+            finally:
+                await branches.waiting.close()
+
+    async def _begin(self, run: ProcessRun, replay: Replay) -> Branches:
+        """The branches of one run, with the signals that wait and the request to end that there is."""
+        host, segment = self._host, replay.segment
+        park = functools.partial(self._park, run)
+        branches = Branches(run.row.id, host.clock, host.jumps.seconds_until, park, run.rest)
+        branches.taken = replay.taken
+        if segment.cut:
+            branches.root.paid.add(CANCEL)
+        run.listener = branches
+        if run.leaving:
+            branches.leave()
+        if run.resumed or segment.number or run.row.record.sequence > 1:
+            await run.look_again(segment.floor)
+        if run.journal.row.record.cancel is not None:
+            branches.cancel(run.journal.row.record.cancel)
+        return branches
+
+    async def _park(self, run: ProcessRun, waits: tuple[WaitOn, ...]) -> bool:
+        """Leave it on disk, unless something has happened meanwhile: then that is told."""
+        run.parked = not run.journal.news and await run.journal.park(waits)
+        if run.parked:
+            return True
+        await run.catch_up()
+        for wait in waits:
+            if wait.kind == "process":
+                target = await self._host.store.process(wait.name)
+                if target is None or not target.live:
+                    run.listener.ended(wait.name)
+        return False
+
+    async def _once(
+        self, function: Process[..., Any], calls: Calls, branches: Branches, replay: Replay, run: ProcessRun
+    ) -> ProcessOutcome:
+        """Run the code once, from its first line: how it ended, unless it was put away."""
+        args = run.registration.input if replay.segment.args is None else replay.segment.args
+        # A copy: what it changes of its arguments is its own affair. If they do not fit, its code has changed.
+        work = function.begin(decode(encode(args)), ProcessContext(calls))
+        try:
+            value = await Line(work, branches.root)
+            outcome: ProcessOutcome = Success(checked(value, "the result"))
+        except PutAway:
+            raise await self._why(branches, run) from None
+        except ContinueAsNew:
+            if branches.away:
+                raise await self._why(branches, run) from None
+            raise
+        except asyncio.CancelledError as error:
+            outcome = self._cancelled(error, calls, branches)
+        except (Exception, SystemExit) as error:  # a function may raise anything; it ends the process, and says how
+            outcome = failure(error)
+        if branches.away:  # its code has swallowed that
+            raise await self._why(branches, run)
+        replay.check_over(f"its end, as {type(outcome).__name__}")
+        return outcome
+
+    def _cancelled(self, error: asyncio.CancelledError, calls: Calls, branches: Branches) -> ProcessOutcome:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() and not branches.away:
+            raise error  # nobody's request: the task itself is cancelled
+        request = branches.request
+        if request is None:
+            return Failure("raised", f"CancelledError: {error_text(error) or 'the function cancelled itself'}")
+        return Cancelled(request.by, request.reason, unknown=calls.cut_unknown)
+
+    async def _why(self, branches: Branches, run: ProcessRun) -> BaseException:
+        """Why a function was put away."""
+        fault, task = branches.fault, asyncio.current_task()
+        if fault is None:
+            return PutAway()
+        if task is not None and task.cancelling():
+            return asyncio.CancelledError()
+        if isinstance(fault, Diverged | InvalidProcess):
+            await run.journal.flush()  # what other branches have done meanwhile has happened all the same
+        return fault
+
+
+def failure(error: BaseException) -> Failure:
+    """What a function raised, as far as it can be stored."""
+    match error:
+        case OutcomeUnknown() | StepFailed():
+            return Failure(clean_text(error.fault), clean_text(f"step {error.step}: {error.message}"), error.data)
+        case ToolError():
+            return Failure(clean_text(error.code), clean_text(error.message)[:MAX_TEXT])
+        case ProcessFailed():
+            return Failure(error.code, error_text(error), error.outcome)
+        case MainstayError():
+            return Failure(error.code, error_text(error))
+        case _:
+            return Failure("raised", told(error))
+
+
+def by_definition(functions: Iterable[Process[..., Any]]) -> dict[str, Process[..., Any]]:
+    found: dict[str, Process[..., Any]] = {}
+    for function in functions:
+        if not isinstance(function, Process):
+            raise InvalidDefinition(f"{function!r} is no durable function: decorate it with @process")
+        if function.definition in found:
+            raise InvalidDefinition(
+                f"two processes are {function.definition!r}: give each a name or version of its own"
+            )
+        found[function.definition] = function
+    return found

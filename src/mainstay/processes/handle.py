@@ -1,0 +1,141 @@
+"""Handles: a process seen from outside, in the same JSON for models, hosts and the command line.
+
+{"__handle__": "process", "id": "nightly-1"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from mainstay.errors import InvalidHandle, ProcessAbandoned, ProcessCancelled, ProcessFailed, ProcessPruned
+from mainstay.lifecycle.decide import check_process_id
+from mainstay.model.process import AwaitOutput, ProcessEvent, ProcessRow
+
+KIND = "process"
+
+
+def handle_json(process_id: str) -> dict[str, str]:
+    """The handle of a process, and nothing more."""
+    return {"__handle__": KIND, "id": process_id}
+
+
+def status_json(row: ProcessRow) -> dict[str, str]:
+    """The status of a process, for who asked to change it."""
+    return {"process_id": row.id, "status": row.status}
+
+
+def view_json(row: ProcessRow) -> dict[str, Any]:
+    """A process in a list: its handle, what it is and how it is."""
+    each = row.registration
+    optional = {"label": each.label or None, "definition": each.definition or None, "stuck": row.stuck}
+    shown = {name: value for name, value in optional.items() if value is not None}
+    return {**handle_json(row.id), "process_id": row.id, "kind": each.kind, **shown, "status": row.status}
+
+
+def parse_handle(value: Any) -> tuple[str, str | None]:
+    """The id in a handle's JSON, and the tool that it names, if it does."""
+    kind = value.get("__handle__") if isinstance(value, Mapping) else None
+    if not isinstance(kind, str):
+        raise InvalidHandle("Invalid process handle: missing `__handle__`")
+    if kind != KIND:
+        raise InvalidHandle(f"Invalid process handle kind: {kind}")
+    process_id = value.get("id")
+    if not isinstance(process_id, str) or not process_id:
+        raise InvalidHandle("Invalid process handle: missing `id`")
+    tool = value.get("tool")
+    return process_id, tool if isinstance(tool, str) else None
+
+
+def handle_id(value: Any) -> str:
+    """The id of a process from whatever a user has of it: its handle, its JSON, its id."""
+    if isinstance(value, str):
+        return check_process_id(value)
+    found = getattr(value, "id", None)
+    if not isinstance(value, Mapping) and isinstance(found, str):
+        return check_process_id(found)
+    return parse_handle(value)[0]
+
+
+def value_of(process_id: str, output: Any) -> Any:
+    """The value of an outcome as JSON; raises what says why there is none."""
+    kind = output["type"]
+    if kind == "success":
+        return output.get("value")
+    if kind == "failure":
+        raise ProcessFailed(process_id, f"failed: {output['code']}: {output.get('message', '')}", output)
+    if kind == "cancelled":
+        why = output.get("reason") or "it was asked to end"
+        raise ProcessCancelled(process_id, f"was cancelled by {output.get('by') or 'somebody'}: {why}", output)
+    if kind == "abandoned":
+        evidence = output["evidence"]
+        raise ProcessAbandoned(
+            process_id, f"was given up ({evidence['writer']}): whether its last effect happened is not known", output
+        )
+    raise ProcessPruned(process_id, output["status"], output["pruned_at"])
+
+
+class Processes(Protocol):
+    """What a handle asks of its Runtime."""
+
+    async def outcome(self, process_id: str, timeout: float | None = None) -> AwaitOutput: ...
+
+    async def signal(self, process_id: str, name: str, payload: Any = None, *, key: str | None = None) -> int: ...
+
+    async def cancel(self, process_id: str, reason: str = "", *, by: str = "host") -> str: ...
+
+    async def get(self, process_id: str) -> ProcessRow: ...
+
+    def events(self, process_id: str, after: int = 0, *, follow: bool = False) -> AsyncIterator[ProcessEvent]: ...
+
+
+class ProcessHandle:
+    """A process seen from outside. It holds nothing: any number of them may exist, in any process, at any time."""
+
+    __slots__ = ("_processes", "id")
+
+    def __init__(self, processes: Processes, process_id: str) -> None:
+        self._processes, self.id = processes, process_id
+
+    def __repr__(self) -> str:
+        return f"<ProcessHandle {self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProcessHandle) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def to_json(self) -> dict[str, str]:
+        """The handle as JSON: whoever has it may ask for the process with `runtime.handle(…)`."""
+        return handle_json(self.id)
+
+    async def result(self, timeout: float | None = None) -> Any:
+        """Its value, once it has ended; `ProcessFailed` when it has none. `TimedOut` ends the wait, not the process."""
+        return value_of(self.id, msgspec.to_builtins(await self.outcome(timeout)))
+
+    async def outcome(self, timeout: float | None = None) -> AwaitOutput:
+        """How it ended, whatever that was."""
+        return await self._processes.outcome(self.id, timeout)
+
+    async def signal(self, name: str, payload: Any = None, *, key: str | None = None) -> int:
+        """Send it a signal; the number of the event that it became. The same `key` is the same signal."""
+        return await self._processes.signal(self.id, name, payload, key=key)
+
+    async def cancel(self, reason: str = "", *, by: str = "host") -> str:
+        """Ask it to end: "requested", "already_requested" or "ended". `outcome` tells how it did."""
+        return await self._processes.cancel(self.id, reason, by=by)
+
+    async def status(self) -> str:
+        """How it is: running, waiting, completed, failed, cancelled, abandoned or caller_departed."""
+        return (await self._processes.get(self.id)).status
+
+    async def record(self) -> ProcessRow:
+        """Everything that is kept of it."""
+        return await self._processes.get(self.id)
+
+    def events(self, after: int = 0, *, follow: bool = False) -> AsyncIterator[ProcessEvent]:
+        """Its events after number `after`; with `follow`, until it has ended."""
+        return self._processes.events(self.id, after, follow=follow)

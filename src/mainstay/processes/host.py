@@ -1,0 +1,51 @@
+"""What a worker does for the durable functions that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from mainstay.engine.jumps import Jumps
+from mainstay.engine.threads import Threads
+from mainstay.model.process import ParentEnd, ProcessRow, WakePolicy
+from mainstay.model.session import CancelRequest
+from mainstay.ports.host import Clock, Random
+from mainstay.ports.store import Store
+
+
+class Host(Protocol):
+    """What a worker does for the functions that it runs."""
+
+    store: Store
+    clock: Clock
+    random: Random
+    threads: Threads
+    deps: Any
+    passive: bool
+    jumps: Jumps
+
+    async def still_ours(self, row: ProcessRow) -> bool:
+        """Whether nobody can have taken the process over."""
+        ...
+
+    def listen(self, process_id: str, other: str) -> None:
+        """Tell the one when the other has ended."""
+        ...
+
+    async def start_child(
+        self, parent: ProcessRow, key: str, what: Any, args: Mapping[str, Any], options: ChildOptions
+    ) -> str: ...
+
+    async def tell(self, process_id: str, name: str, payload: Any, key: str) -> int: ...
+
+    async def stop(self, process_id: str, request: CancelRequest) -> None: ...
+
+
+class ChildOptions(Struct, frozen=True):
+    """How a child is started."""
+
+    parent_end: ParentEnd = "cancel"
+    label: str = ""
+    wake: WakePolicy = "none"

@@ -1,0 +1,101 @@
+"""The engine of kind "task": code in the memory of one Runtime, as a process that others can see and cancel.
+
+It is owner-bound: begun and not ended when its Runtime dies, it is abandoned. Not begun, nobody else can begin it: the
+next Runtime gives it up, which is known to be harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from mainstay.engine.gate import Leaving, SelfCancelled, TurnCancelled
+from mainstay.model.codec import clean
+from mainstay.model.process import (
+    Abandoned,
+    Cancelled,
+    Evidence,
+    Failure,
+    ProcessOutcome,
+    Registration,
+    Success,
+)
+from mainstay.ports.process import EngineRun
+from mainstay.ports.store import Store
+from mainstay.processes.function import failure
+from mainstay.processes.run import ProcessRun
+
+KIND = "task"
+
+
+class LocalWork(Struct, frozen=True):
+    """Something to be registered that is no code of ours to run elsewhere: `spec` is what is told of it.
+
+    `outside`: nobody here runs it, and somebody says how it ended.
+    """
+
+    name: str
+    label: str
+    spec: dict[str, Any]
+    outside: bool = False
+
+
+class LocalEngine:
+    """Runs what was put into `works` under the id of its process.
+
+    `alive` are the workers that were not gone at the last look, or None before the first.
+    """
+
+    kind = KIND
+
+    def __init__(self, store: Store, worker_id: str, alive: Callable[[], set[str] | None]) -> None:
+        self._store, self._worker_id, self.alive = store, worker_id, alive
+        self.works: dict[str, Callable[[], Awaitable[Any]]] = {}
+        # Workers that have come since the last look, with that look.
+        self._new: dict[str, set[str] | None] = {}
+
+    def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | None:
+        if not isinstance(what, LocalWork):
+            return None
+        if what.outside:
+            return Registration("", "external", "externally_owned", what.name, "", what.spec, what.label)
+        return Registration("", KIND, "owner_bound", what.name, self._worker_id, what.spec, what.label)
+
+    def knows(self, registration: Registration) -> bool:
+        """Ours while we have its code; anybody's, to be given up, when the Runtime that had it is gone."""
+        owner, alive = registration.definition, self.alive()
+        if owner == self._worker_id:
+            return registration.id in self.works
+        return alive is not None and owner not in alive and self._new.get(owner) is not alive
+
+    async def run(self, run: EngineRun) -> ProcessOutcome:
+        assert isinstance(run, ProcessRun)
+        work = self.works.pop(run.registration.id, None)
+        if work is None:
+            return await self._give_up(run.registration.definition)
+        await run.begin()
+        try:
+            return Success(clean(await run.guard(_called(work))))
+        except TurnCancelled:
+            request = run.gate.request
+            assert request is not None
+            return Cancelled(request.by, request.reason, unknown=True)
+        except SelfCancelled as error:
+            return Failure("raised", str(error))
+        except Leaving:
+            raise
+        except Exception as error:  # a task may raise anything; it ends this process, and says how
+            return failure(error)
+
+    async def _give_up(self, owner: str) -> ProcessOutcome:
+        if any(row.id == owner for row in await self._store.workers()):
+            self._new[owner] = self.alive()
+            raise Leaving  # it has come since we looked, and has its own work to do
+        why = "its code was in the memory of a Runtime that is gone; it was never begun"
+        return Abandoned(Evidence("engine_gave_up", owner=owner, proof=why))
+
+
+async def _called(work: Callable[[], Awaitable[Any]]) -> Any:
+    return await work()

@@ -1,0 +1,63 @@
+"""Noticing what happens to processes elsewhere: dead owners, times that have come, what other Runtimes wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from mainstay.model.process import ProcessRow
+from mainstay.ports.host import Clock
+from mainstay.processes.worker import PAGE, ProcessWorker
+
+log = logging.getLogger("mainstay.processes")
+
+DUE_AT_ONCE = 4096
+"""Parked processes whose time has come that are looked at at a time."""
+
+
+class ProcessWatch:
+    """A worker's eyes. Called by the Runtime's own watch, a few times a second."""
+
+    def __init__(self, worker: ProcessWorker, clock: Clock) -> None:
+        self._worker, self._store, self._clock = worker, worker.store, clock
+        self._unattended: set[str] = set()
+
+    async def take_over(self, gone: Mapping[str, str | None], known: set[str]) -> None:
+        """Take up every process that nobody alive works on. `gone` are dead workers, with the proof of it if any."""
+        found, ours = list[tuple[ProcessRow, str | None]](), dict[str, ProcessRow]()
+        for row in await self._store.active_processes():
+            if row.owner == self._worker.id:
+                if row.id not in self._worker.runs:
+                    ours[row.id] = row
+            elif row.owner is None:
+                found.append((row, None))
+            elif row.owner in gone:
+                found.append((row, gone[row.owner]))
+            elif row.owner not in known:
+                found.append((row, "its worker has retired"))
+        for at in range(0, len(found), PAGE):
+            await asyncio.gather(*(self._worker.recover(row, proof) for row, proof in found[at : at + PAGE]))
+        # Once is normal: a registration may be on disk whose task is about to start. Twice means that it rested.
+        for process_id in self._unattended & ours.keys():
+            self._worker.launch(ours.pop(process_id))
+        self._unattended = set(ours)
+
+    async def wake(self, now: int) -> None:
+        """Take up the parked processes whose time has come."""
+        jumps = self._worker.jumps
+        now = jumps.look()
+        due = await self._store.due_processes(now + jumps.back, DUE_AT_ONCE)
+        ripe = [row for row in due if any(w.due and jumps.due(w.since, w.due) <= now for w in row.record.waits)]
+        await asyncio.gather(*(self._worker.recover(row, None) for row in ripe))
+
+    async def notice(self) -> None:
+        """Another process wrote: signals and requests for what runs here, ends of what is waited for."""
+        for process_id in {*self._worker.expected, *self._worker.runs}:
+            row = await self._store.process(process_id)
+            if row is not None and (not row.live or row.stuck is not None or self._is_news(row)):
+                self._worker.heed(row)
+
+    def _is_news(self, row: ProcessRow) -> bool:
+        run = self._worker.runs.get(row.id)
+        return run is not None and (row.record.sequence > run.journal.looked or row.owner != self._worker.id)

@@ -1,0 +1,154 @@
+"""What the journal of a durable function tells of calls that were made before, and whether they are the same calls."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mainstay.errors import Diverged
+from mainstay.model.codec import encode
+from mainstay.model.step import Begun, Done, Segment, StepFaltered, StepKind, StepRecord
+
+SHOWN = 200
+"""Characters of what was asked that a journal keeps; what is longer is told apart by its digest."""
+
+FORKS: frozenset[str] = frozenset({"gather", "any", "all"})
+
+
+class Open(Struct):
+    """A call that did not end: how it began last, and if it has faltered since, how."""
+
+    begun: Begun | None = None
+    faltered: StepFaltered | None = None
+
+
+class Replay:
+    """The records of a segment, by key. What has been answered is forgotten.
+
+    `_last` has the number of the last recorded call of every branch, `_widths` how many branches of a call have any.
+    """
+
+    def __init__(self, process_id: str, records: Iterable[StepRecord]) -> None:
+        self._process_id = process_id
+        self._done: dict[str, Done] = {}
+        self._open: dict[str, Open] = {}
+        self._last: dict[str, int] = {}
+        self._widths: dict[str, int] = {}
+        self.segment = Segment(0)
+        self.taken: set[int] = set()
+        for record in records:
+            self._read(record)
+        self._over = not self._done and not self._open
+
+    def _read(self, record: StepRecord) -> None:
+        if isinstance(record, Segment):
+            self.segment = record
+            self.taken = set(record.taken)
+            return
+        self._place(record.key)
+        if isinstance(record, Done):
+            self._open.pop(record.key, None)
+            self._done[record.key] = record
+            if record.event is not None:
+                self.taken.add(record.event)
+        elif isinstance(record, Begun):
+            self._open[record.key] = Open(record)
+        else:
+            self._open.setdefault(record.key, Open()).faltered = record
+
+    def _place(self, key: str) -> None:
+        branch, _, number = key.rpartition(".")
+        self._last[branch] = max(self._last.get(branch, 0), int(number))
+        if branch:
+            fork, _, index = branch.rpartition(".")
+            width = int(index) + 1
+            if width > self._widths.get(fork, 0):
+                self._widths[fork] = width
+                self._place(fork)
+
+    # ------------------------------------------------------------------ answers
+
+    def answer(self, key: str, kind: StepKind, name: str, asked: str) -> Done | None:
+        """How this call ended before, if it did. Raises Diverged when another call was made here, or after it."""
+        if self._over:
+            return None
+        done = self._done.pop(key, None)
+        if done is not None:
+            self._check(key, done, kind, name, asked)
+        elif not self._done and not self._open:
+            self._over = True
+        elif key not in self._open:
+            self._check_none(key, kind, name, asked)
+        return done
+
+    def left_open(self, key: str, kind: StepKind, name: str, asked: str) -> Open | None:
+        """What is known of a call that did not end, if anything is."""
+        before = None if self._over else self._open.pop(key, None)
+        if before is not None and before.begun is not None:
+            self._check(key, before.begun, kind, name, asked)
+        return before
+
+    def was_forked(self, key: str, kind: StepKind, size: int) -> bool:
+        """Whether branches of this call have made calls before."""
+        width = 0 if self._over else self._widths.get(key, 0)
+        if width > size:
+            raise Diverged(self._process_id, key, f"{width} branches or more", shown(kind, "", str(size)))
+        return width > 0
+
+    def is_ahead(self, branch: str, calls: int) -> bool:
+        """Whether calls are recorded that this branch has yet to make again."""
+        return not self._over and calls < self._last.get(branch, 0)
+
+    def _check(self, key: str, recorded: Begun | Done, kind: StepKind, name: str, asked: str) -> None:
+        if (recorded.kind, recorded.name, recorded.asked) != (kind, name, asked):
+            there = shown(recorded.kind, recorded.name, recorded.asked)
+            raise Diverged(self._process_id, key, there, shown(kind, name, asked))
+
+    def _check_none(self, key: str, kind: StepKind, name: str, asked: str) -> None:
+        """Refuse a call where none was made, though later ones were: before it does anything outside."""
+        if kind in FORKS:
+            return  # leaves no record of its own
+        branch, _, number = key.rpartition(".")
+        if key in self._widths:
+            raise Diverged(self._process_id, key, f"{self._widths[key]} branches or more", shown(kind, name, asked))
+        if int(number) < self._last.get(branch, 0):
+            raise Diverged(self._process_id, key, "no call, but others after it", shown(kind, name, asked))
+
+    def check_over(self, what: str) -> None:
+        """Refuse an end that comes before calls which were made."""
+        for key, done in self._done.items():
+            raise Diverged(self._process_id, key, shown(done.kind, done.name, done.asked), what)
+        for key, left in self._open.items():
+            begun = left.begun
+            there = "a step" if begun is None else shown(begun.kind, begun.name, begun.asked)
+            raise Diverged(self._process_id, key, there, what)
+
+
+def shown(kind: str, name: str, asked: str) -> str:
+    return f"{kind} {name}({asked})" if name or asked else kind
+
+
+def shape(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """What a call was asked for, for people and for telling it from another."""
+    if not args and not kwargs:
+        return ""
+    given: list[Any] = [*args, dict(kwargs)] if kwargs else list(args)
+    try:
+        body = encode(given)
+    except (TypeError, ValueError, msgspec.EncodeError, RecursionError):
+        # Live objects may be passed on too; what they are is all that can be told of them.
+        body = encode([_stand_in(each) for each in args] + [{k: _stand_in(v) for k, v in kwargs.items()}])
+    text = body.decode()[1:-1]
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 24]}… {hashlib.sha256(body).hexdigest()[:16]}"
+
+
+def _stand_in(value: Any) -> Any:
+    try:
+        encode(value)
+    except (TypeError, ValueError, msgspec.EncodeError, RecursionError):
+        return f"<{type(value).__name__}>"
+    return value

@@ -1,0 +1,138 @@
+"""A process that this worker works on: what its engine sees of it, and how news reach it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from mainstay.engine.gate import Gate
+from mainstay.lifecycle.decide import declared
+from mainstay.lifecycle.fold import PROGRESS
+from mainstay.model.codec import clean
+from mainstay.model.process import Event, ProcessRecord, ProcessRow, Registration
+from mainstay.model.process_write import ProcessScope
+from mainstay.model.session import CancelRequest
+from mainstay.ports.host import Clock
+from mainstay.ports.store import Store
+from mainstay.processes.journal import ProcessJournal
+
+R = TypeVar("R")
+
+
+class Listener(Protocol):
+    """What hears of what happens to a process while it runs here."""
+
+    def cancel(self, request: CancelRequest) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def heard(self, sequence: int, kind: str, payload: Any) -> None: ...
+
+    def ended(self, process_id: str) -> None: ...
+
+
+class GateListener:
+    """For engines that only need to know when to stop."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    def cancel(self, request: CancelRequest) -> None:
+        self.gate.cancel(request)
+
+    def leave(self) -> None:
+        self.gate.leave()
+
+    def heard(self, sequence: int, kind: str, payload: Any) -> None:
+        """Nothing to do: it takes no signals."""
+
+    def ended(self, process_id: str) -> None:
+        """Nothing to do: it waits for nobody."""
+
+
+class ProcessRun:
+    """One process in the hands of this worker. `parked`: it is on disk, waits, and is nobody's any more.
+
+    `heeded`: something was written about it meanwhile, perhaps after it was parked.
+    """
+
+    def __init__(
+        self, row: ProcessRow, scope: ProcessScope, store: Store, clock: Clock, on_rest: Callable[[bool], None]
+    ) -> None:
+        self.row, self.scope, self._store, self._clock, self._on_rest = row, scope, store, clock, on_rest
+        self.journal = ProcessJournal(store, scope, row, clock)
+        self.gate = Gate()
+        self.listener: Listener = GateListener(self.gate)
+        self.parked = self.resting = False
+        self.leaving = False
+        self.heeded = False
+        self.listens: set[str] = set()
+        self._looking = asyncio.Lock()
+
+    # ------------------------------------------------------------------ for engines
+
+    @property
+    def registration(self) -> Registration:
+        return self.row.registration
+
+    @property
+    def record(self) -> ProcessRecord:
+        return self.journal.row.record
+
+    @property
+    def attempt(self) -> int:
+        return self.row.attempts
+
+    @property
+    def resumed(self) -> bool:
+        return self.row.record.first_started is not None
+
+    async def begin(self) -> None:
+        await self.journal.flush()
+
+    async def guard(self, work: Coroutine[Any, Any, R], seconds: float | None = None) -> R:
+        return await self.gate.guard(work, seconds)
+
+    async def emit(self, event: str, payload: Any = None) -> None:
+        declared(self.registration, event)
+        self.journal.event(Event(event, clean(payload), self._clock.now()))
+        await self.journal.flush()
+
+    def progress(self, value: Any) -> None:
+        self.journal.event(Event(PROGRESS, clean(value), self._clock.now()))
+
+    # ------------------------------------------------------------------ news
+
+    async def look_again(self, floor: int) -> None:
+        """Tell the listener, which is a new one, of everything after event `floor`."""
+        async with self._looking:
+            self.journal.looked = floor
+            await self._look()
+
+    async def _look(self) -> None:
+        while found := await self._store.events(self.row.pid, self.journal.looked):
+            for _, sequence, event in found:
+                if sequence > self.journal.looked:  # a write of ours may have moved it meanwhile
+                    self.journal.looked = sequence
+                    self.listener.heard(sequence, event.type, event.payload)
+
+    async def catch_up(self) -> None:
+        """Look at what others wrote since the last look."""
+        async with self._looking:
+            await self._look()
+        row = await self._store.process(self.row.id)
+        if row is None or row.owner != self.scope.owner or row.generation != self.scope.generation:
+            self.leave()  # taken over, or over: whatever is written from here is refused
+        elif row.record.cancel is not None:
+            self.listener.cancel(row.record.cancel)
+
+    def leave(self) -> None:
+        self.leaving = True
+        self.listener.leave()
+
+    def rest(self, resting: bool) -> None:
+        """Nobody works in it just now: its place may be another's."""
+        if resting != self.resting:
+            self.resting = resting
+            self._on_rest(resting)

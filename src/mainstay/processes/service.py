@@ -1,0 +1,425 @@
+"""`runtime.processes`: everything that a host may do with processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import msgspec
+from msgspec import Struct
+
+from mainstay.errors import InvalidInput, InvalidProcess, ProcessEnded, ProcessStuck, TimedOut, UnknownProcess
+from mainstay.lifecycle.decide import check_process_id, declared, known
+from mainstay.lifecycle.fold import (
+    ABANDON_REQUESTED,
+    CALLER_DEPARTED,
+    EXTERNAL_REF_SET,
+    SIGNAL,
+    SUBSCRIPTION_RETARGETED,
+)
+from mainstay.model.codec import clean, clean_text, encode_checked
+from mainstay.model.ids import mint
+from mainstay.model.process import (
+    RETIRED,
+    Abandoned,
+    AbandonRequest,
+    AwaitOutput,
+    Cause,
+    Event,
+    EventType,
+    Evidence,
+    Failure,
+    HostOrigin,
+    NoLongerRetained,
+    Origin,
+    ParentEnd,
+    ProcessEvent,
+    ProcessOutcome,
+    ProcessRow,
+    Registration,
+    Success,
+    WakeRow,
+    WakeState,
+    WakeTarget,
+)
+from mainstay.model.process_write import (
+    Authority,
+    Change,
+    Complete,
+    Dismiss,
+    Ending,
+    ExternalOwner,
+    Mark,
+    ProcessFilter,
+    Prune,
+    ReconciledAbandon,
+    Revive,
+    Share,
+    Stop,
+    Told,
+)
+from mainstay.model.session import CancelRequest
+from mainstay.processes.handle import ProcessHandle, handle_id
+from mainstay.processes.host import ChildOptions
+from mainstay.processes.policy import CancelPolicy
+from mainstay.processes.run import ProcessRun
+from mainstay.processes.worker import ProcessWorker
+from mainstay.tools.check import check
+
+FOLLOW_SECONDS = 0.25
+
+
+class Start(Struct, frozen=True):
+    """What a start says besides what is started."""
+
+    id: str | None = None
+    label: str = ""
+    origin: Origin = HostOrigin()
+    cause: Cause | None = None
+    parent: str | None = None
+    parent_end: ParentEnd = "abandon"
+    wake: WakeTarget | None = None
+    grants: tuple[str, ...] = ()
+    env: str | None = None
+
+
+class ProcessService:
+    """The processes of a store. Everything here works on any process, whoever works on it."""
+
+    def __init__(self, worker: ProcessWorker) -> None:
+        self._worker, self._store, self._clock = worker, worker.store, worker.clock
+        self.cancel_policy: CancelPolicy | None = None
+        worker.begin_child = self._begin_child
+
+    # ------------------------------------------------------------------ starting
+
+    async def start(
+        self, what: Any, args: Mapping[str, Any] | None = None, start: Start | None = None
+    ) -> ProcessHandle:
+        """Begin a process; on disk when this returns. The same id with the same content is the same process."""
+        start = start or Start()
+        draft = self._worker.draft(what, clean(dict(args or {})))
+        process_id = check_process_id(start.id) if start.id is not None else self._mint()
+        registration = msgspec.structs.replace(
+            draft,
+            id=process_id,
+            label=clean_text(start.label) or draft.label,
+            origin=start.origin,
+            cause=start.cause,
+            parent=start.parent,
+            parent_end=start.parent_end,
+            wake=start.wake,
+            env=start.env,
+        )
+        encode_checked(registration, "the arguments of a process")
+        blobs = () if start.env is None else (start.env,)
+        await self._worker.register(registration, start.grants, blobs)
+        return ProcessHandle(self, process_id)
+
+    def _mint(self) -> str:
+        return mint("p", self._clock.now(), self._worker.random.bits(40))
+
+    async def _begin_child(
+        self, parent: ProcessRow, key: str, what: Any, args: Mapping[str, Any], options: ChildOptions
+    ) -> str:
+        """A process that another one starts: it belongs to the same chain, and is asked for once."""
+        wake = parent.registration.wake
+        if wake is not None:
+            wake = msgspec.structs.replace(wake, policy=options.wake)
+        start = Start(
+            f"{parent.id}.{key}",
+            options.label,
+            parent.registration.origin,
+            Cause("process", parent.id),
+            parent.id,
+            options.parent_end,
+            wake,
+            env=parent.registration.env,
+        )
+        return (await self.start(what, args, start)).id
+
+    async def register(  # noqa: PLR0913  # what may be said about work of others, each by name
+        self,
+        process_id: str,
+        *,
+        label: str = "",
+        metadata: Any = None,
+        signals: Mapping[str, Any] | Iterable[str] = (),
+        events: Iterable[EventType] = (),
+        wake: WakeTarget | None = None,
+        grants: Iterable[str] = (),
+    ) -> ProcessHandle:
+        """Register work that somebody else does and will `complete`. Only signals and events named here are taken.
+
+        `signals` may give a JSON schema for each payload.
+        """
+        schemas = dict(signals) if isinstance(signals, Mapping) else dict.fromkeys(signals)
+        types = (*(EventType(f"{SIGNAL}{name}", schema) for name, schema in schemas.items()), *events)
+        registration = Registration(
+            process_id, "external", "externally_owned", input=clean(metadata), label=clean_text(label), events=types,
+            wake=wake,
+        )  # fmt: skip
+        encode_checked(registration, "the metadata of a process")
+        await self._worker.register(registration, tuple(grants))
+        return ProcessHandle(self, process_id)
+
+    # ------------------------------------------------------------------ looking
+
+    def handle(self, process: Any) -> ProcessHandle:
+        """A handle from its JSON or its id. Nothing is looked up: any process that knows the id may ask for it."""
+        return ProcessHandle(self, handle_id(process))
+
+    async def get(self, process_id: str) -> ProcessRow:
+        return known(await self._store.process(process_id), process_id)
+
+    async def list(
+        self, status: str | Sequence[str] | None = None, *, limit: int = 100, **wanted: Any
+    ) -> Sequence[ProcessRow]:
+        """Processes, newest first. Filters: kind, name, definition, label, session_id, origin, parent, live, …"""
+        statuses = () if status is None else (status,) if isinstance(status, str) else tuple(status)
+        unknown = set(statuses) - RETIRED - {"running", "waiting"}
+        if unknown:
+            raise InvalidInput(
+                f"there is no status {sorted(unknown)}: use running, waiting, {', '.join(sorted(RETIRED))}"
+            )
+        try:
+            chosen = ProcessFilter(status=statuses, limit=limit, **wanted)
+        except TypeError as error:
+            raise InvalidInput(f"{error}: filter by {', '.join(ProcessFilter.__struct_fields__)}") from None
+        return await self._store.processes(chosen)
+
+    async def events(self, process_id: str, after: int = 0, *, follow: bool = False) -> AsyncIterator[ProcessEvent]:
+        """Events of a process after number `after`; with `follow`, until it has ended."""
+        row = known(await self._store.process(process_id), process_id)
+        while True:
+            over = not row.live
+            found = await self._store.events(row.pid, after)
+            for place, sequence, event in found:
+                after = sequence
+                yield ProcessEvent(row.id, sequence, place, event.type, event.payload, event.at, event.key)
+            if found:
+                continue
+            if not follow or over:
+                return
+            await self._worker.change_of(process_id, FOLLOW_SECONDS)
+            row = known(await self._store.process(process_id), process_id)
+
+    async def changes(self, cursor: int = 0, limit: int = 1000) -> Sequence[Change]:
+        """Processes that have changed after `cursor`, in order; tombstones have no row. Go on from the last cursor."""
+        found = await self._store.changes(cursor, limit)
+        return [Change(place, row.id, None if row.pruned is not None else row) for place, row in found]
+
+    async def outcome(self, process_id: str, timeout: float | None = None) -> AwaitOutput:
+        """How a process ended; waits for it. A pruned one is told as that, not as an error."""
+        row = await self._store.process(process_id)
+        if row is None:
+            raise UnknownProcess(process_id)
+        if row.live and row.stuck is None:
+            try:
+                async with asyncio.timeout(timeout):
+                    row = await self._worker.end_of(process_id)
+            except TimeoutError:
+                raise TimedOut(f"process {process_id!r} did not end", timeout) from None
+        return await self._output(row)
+
+    async def _output(self, row: ProcessRow) -> AwaitOutput:
+        if row.pruned is not None:
+            return NoLongerRetained(row.status, row.pruned)
+        if row.stuck is not None:
+            raise ProcessStuck(row.id, f"is stuck ({row.stuck}): mend it, then resume it", {"stuck": row.stuck})
+        outcome = row.record.outcome
+        if outcome is None:
+            raise ProcessEnded(row.id, row.status)
+        if isinstance(outcome, Success) and outcome.blob is not None:
+            return Success(msgspec.json.decode(await self._store.blobs.get(outcome.blob.digest)))
+        return outcome
+
+    # ------------------------------------------------------------------ asking
+
+    async def signal(self, process_id: str, name: str, payload: Any = None, *, key: str | None = None) -> int:
+        """Send a signal; the number of the event that it became. The same `key` is the same signal."""
+        if not name:
+            raise InvalidProcess(f"a signal needs a name, not {name!r}")
+        plain = clean(payload)
+        encode_checked(plain, "the payload of a signal")
+        row = known(await self._store.process(process_id), process_id)
+        self.check_payload(row, f"{SIGNAL}{name}", plain)
+        key = f"process:{process_id}:{SIGNAL}{name}:{key or self._mint()}"
+        return await self._worker.tell(process_id, name, plain, key)
+
+    def check_payload(self, row: ProcessRow, event_type: str, payload: Any) -> None:
+        """Refuse a payload that does not fit what the process declared."""
+        if not row.live:
+            return  # the write says what is wrong with it
+        schema = declared(row.registration, event_type).schema
+        problem = None if schema is None else check(schema, payload)
+        if problem is not None:
+            raise InvalidProcess(f"the payload of {event_type!r} does not fit: {problem}")
+
+    async def cancel(self, process_id: str, reason: str = "", *, by: str = "host") -> str:
+        """Ask a process to end: "requested", "already_requested" or "ended"."""
+        request = CancelRequest(clean_text(by), clean_text(reason))
+        stopped = await self._store.write(Stop(process_id, request, self._clock.now()))
+        self._worker.woken((stopped.row, *stopped.woken))
+        return stopped.status
+
+    async def complete(
+        self,
+        process: Any,
+        value: Any = None,
+        *,
+        error: str | None = None,
+        code: str = "failed",
+        outcome: ProcessOutcome | None = None,
+        authority: Authority | None = None,
+    ) -> Ending:
+        """Say how a process ended that no worker of ours works on: with a value, an error, or any `outcome`.
+
+        By default as its external owner. "already_applied" and "superseded" tell that it had ended before.
+        """
+        process_id = handle_id(process)
+        if outcome is None:
+            plain = clean(value)
+            outcome = Success(plain) if error is None else Failure(clean_text(code), clean_text(error), plain)
+        encode_checked(outcome, "the outcome of a process")
+        ending = await self._store.write(Complete(process_id, outcome, authority or ExternalOwner(), self._clock.now()))
+        if ending.status == "committed":
+            self._worker.over(ending.row)
+            self._worker.woken(ending.woken)
+        return ending
+
+    async def emit(self, process: Any, event: str, payload: Any = None, *, key: str | None = None) -> int:
+        """Add an event that the process declares, from outside."""
+        process_id, plain = handle_id(process), clean(payload)
+        row = known(await self._store.process(process_id), process_id)
+        if not event.startswith("process."):
+            self.check_payload(row, event, plain)
+        return (await self._mark(process_id, Event(event, plain, self._clock.now(), key))).sequence
+
+    async def _mark(self, process_id: str, event: Event) -> Told:
+        told = await self._store.write(Mark(process_id, event, self._clock.now()))
+        self._worker.heed(told.row)
+        return told
+
+    async def set_external_ref(self, process: Any, reference: Any) -> None:
+        """Keep where the work is done: a job's id, a link."""
+        await self._mark(handle_id(process), Event(EXTERNAL_REF_SET, clean(reference), self._clock.now()))
+
+    async def caller_departed(self, process: Any) -> None:
+        """Whoever was launching this external work has vanished: nobody will say how it ended."""
+        process_id = handle_id(process)
+        told = await self._mark(process_id, Event(CALLER_DEPARTED, None, self._clock.now()))
+        self._worker.over(told.row)
+
+    async def retarget(self, process: Any, wake: WakeTarget) -> None:
+        """Another session hears of this process from now on; with policy "none", nobody does."""
+        await self._mark(handle_id(process), Event(SUBSCRIPTION_RETARGETED, wake, self._clock.now()))
+
+    async def request_abandon(self, process: Any, reason: str = "", *, by: str = "host") -> None:
+        """Leave word that this process will never end by itself. It ends nothing; `reconcile_abandon` does."""
+        now = self._clock.now()
+        request = AbandonRequest(clean_text(by), now, clean_text(reason))
+        await self._mark(handle_id(process), Event(ABANDON_REQUESTED, request, now))
+
+    async def reconcile_abandon(self, process: Any, *, by: str = "host") -> Ending:
+        """Grant such a request, once it was looked into: external work ends as abandoned."""
+        process_id = handle_id(process)
+        row = known(await self._store.process(process_id), process_id)
+        if row.live and row.record.abandon is None:
+            raise InvalidProcess(f"nobody asked to abandon process {process_id!r}: use request_abandon first")
+        proof = "" if row.record.abandon is None else row.record.abandon.reason
+        evidence = Evidence("reconciled_request", self._clock.now(), row.owner, proof)
+        return await self.complete(process_id, outcome=Abandoned(evidence), authority=ReconciledAbandon(clean_text(by)))
+
+    async def resume(self, process: Any) -> bool:
+        """Work again on a process that is stuck (`doctor` says why). False when it is not."""
+        row = await self._store.write(Revive(handle_id(process), self._clock.now()))
+        if row is not None:
+            self._worker.heed(row)
+        return row is not None
+
+    # ------------------------------------------------------------------ who sees it
+
+    async def grant(self, session_id: str, *processes: Any) -> int:
+        """Let a session see these processes. It changes nothing about how long they live."""
+        return await self._share(session_id, processes)
+
+    async def revoke(self, session_id: str, *processes: Any) -> int:
+        return await self._share(session_id, processes, remove=True)
+
+    async def transfer(self, source: str, target: str, *processes: Any) -> int:
+        """Let `target` see these processes in place of `source`."""
+        return 0 if source == target else await self._share(target, processes, moved_from=source)
+
+    async def _share(
+        self, session_id: str, processes: Sequence[Any], remove: bool = False, moved_from: str | None = None
+    ) -> int:
+        ids = tuple(handle_id(each) for each in processes)
+        return await self._store.write(Share(session_id, ids, self._clock.now(), remove, moved_from)) if ids else 0
+
+    # ------------------------------------------------------------------ what sessions are told
+
+    async def wakes(self, state: WakeState = "pending", *, session_id: str | None = None) -> Sequence[WakeRow]:
+        """What sessions are told of processes, oldest first: "pending", "enqueued" or, with its reason, "discarded"."""
+        if state not in get_args(WakeState):
+            raise InvalidInput(f"there is no state {state!r} of a wake: use pending, enqueued or discarded")
+        return await self._store.wakes(session_id, state)
+
+    async def discard(self, *wakes: int, reason: str) -> int:
+        """Do not tell their sessions of these, by number. Returns how many were still to be told."""
+        changed = await self._store.write(Dismiss(wakes, self._clock.now(), clean_text(reason) or "the host said so"))
+        return len(changed)
+
+    async def redrive(self, *wakes: int) -> int:
+        """Bring discarded wakes back, by number, to be delivered now. Returns how many there were."""
+        changed = await self._store.write(Dismiss(wakes, self._clock.now()))
+        if self._worker.on_wake is not None:
+            for session_id in dict.fromkeys(wake.session_id for wake in changed):
+                self._worker.on_wake(session_id)
+        return len(changed)
+
+    def at_work(self, run: ProcessRun) -> bool:
+        """Whether a worker here still has its hands on it."""
+        return self._worker.runs.get(run.row.id) is run
+
+    # ------------------------------------------------------------------ keeping house
+
+    async def drain_status(self) -> dict[str, int]:
+        """How many processes live, by definition. What is not in it may be retired."""
+        counts: dict[str, int] = {}
+        before: int | None = None
+        while page := await self._store.processes(ProcessFilter(live=True, before=before, limit=1000)):
+            for row in page:
+                name = row.registration.definition or row.registration.kind
+                counts[name] = counts.get(name, 0) + 1
+            before = page[-1].pid
+        return dict(sorted(counts.items()))
+
+    async def prune(
+        self,
+        older_than: float,
+        *,
+        status: Sequence[str] = (),
+        watermark: int | Literal["no_projector"] = "no_projector",
+    ) -> int:
+        """Forget processes that ended `older_than` seconds ago or earlier. Returns how many; their ids stay spent.
+
+        `watermark` is the cursor up to which somebody who follows `changes` has come: what is beyond stays.
+        """
+        if not older_than >= 0:
+            raise InvalidInput(f"prune what ended 0 or more seconds ago, not {older_than!r}")
+        now, count = self._clock.now(), 0
+        limit = None if watermark == "no_projector" else watermark
+        while True:
+            gone = await self._store.write(
+                Prune(now - round(older_than * 1000) + 1, now, tuple(status), watermark=limit)
+            )
+            count += len(gone)
+            for process_id in gone:
+                row = await self._store.process(process_id)
+                if row is not None:
+                    self._worker.over(row)
+            if not gone:
+                return count
+            await asyncio.sleep(0)

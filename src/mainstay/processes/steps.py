@@ -1,0 +1,320 @@
+"""Steps: what a durable function does outside, once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from mainstay.engine.gate import Leaving, OutOfTime, SelfCancelled, TurnCancelled
+from mainstay.engine.retry import RetryPolicy
+from mainstay.engine.threads import Threads
+from mainstay.errors import Fenced, InvalidInput, Retry, ToolError
+from mainstay.model.codec import MAX_VALUE, clean, clean_text, encode, error_text
+from mainstay.model.process import WaitOn
+from mainstay.model.step import Begun, Done, Fault, StepFaltered
+from mainstay.processes.branches import Branch, Cut, PutAway
+from mainstay.processes.caller import Caller, answered, call
+from mainstay.processes.replay import Open, shape
+from mainstay.tools.context import ToolContext
+from mainstay.tools.define import Tool
+
+STEP_RETRIES = RetryPolicy()
+"""How long the pauses between attempts are; how many there are is the step's to say."""
+MAX_TEXT = 16_000
+"""Characters of an error that are kept."""
+
+DIED = "its worker died while it ran"
+
+
+class Options(Struct, frozen=True):
+    """How one step is made. What is None is the tool's to say, or has its default."""
+
+    name: str | None = None
+    recovery: str | None = None
+    retries: int | None = None
+    timeout: float | None = None
+
+
+class StepCall(Struct, frozen=True):
+    """One step as it was asked for."""
+
+    key: str
+    name: str
+    asked: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    reruns: bool
+    retries: int
+    timeout: float | None
+
+    def done(self, **how: Any) -> Done:
+        return Done(self.key, "step", self.name, self.asked, **how)
+
+
+class Ended(Struct, frozen=True):
+    """How one attempt ended. `again`: another one may be made, after so many seconds if it said so."""
+
+    value: Any = None
+    fault: Fault | None = None
+    unknown: str | None = None
+    cut: bool = False
+    dropped: bool = False
+    again: bool = False
+    after: float | None = None
+
+
+class Attempt(Struct, frozen=True):
+    """One attempt of a step. `repeated` of those before it were made because a crash left the one before unknown."""
+
+    number: int = 1
+    repeated: int = 0
+
+    @property
+    def failures(self) -> int:
+        """How many attempts have failed if this one does: what a crash cut off has not."""
+        return self.number - self.repeated
+
+    def after_failure(self) -> Attempt:
+        return Attempt(self.number + 1, self.repeated)
+
+
+class Steps(Caller):
+    """`ctx.step`."""
+
+    @call
+    async def step(
+        self,
+        branch: Branch,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: Options,
+    ) -> Any:
+        step = _called(branch.next_key(), fn, args, kwargs, options)
+        done = self._answer(branch, step.key, "step", step.name, step.asked)
+        if done is not None:
+            return answered(done)
+        before = self._replay.left_open(step.key, "step", step.name, step.asked)
+        attempt = self._first_attempt(branch, step, before)
+        if attempt is None:
+            assert before is not None
+            assert before.begun is not None
+            return self._end(step.done(unknown=DIED, attempts=before.begun.attempt))
+        if before is not None and before.faltered is not None:
+            await self._pause(branch, step, before.faltered.due, before.faltered.at)
+        while True:
+            if branch.owes and attempt.repeated:  # what a dead worker did of it may have had its effect
+                return self._end(step.done(unknown=DIED, cut=True, dropped=branch.pay(), attempts=attempt.number - 1))
+            self._check_cut(branch, step.key, "step", step.name, step.asked)
+            ended = await self._attempt(branch, step, attempt)
+            if isinstance(ended, Done):
+                return self._end(ended)
+            await self._pause(branch, step, ended, self._clock.now())
+            attempt = attempt.after_failure()
+
+    def _first_attempt(self, branch: Branch, step: StepCall, before: Open | None) -> Attempt | None:
+        """The attempt that is due, after those that are known of; None when the last one may not be made again."""
+        # A step that may be repeated often leaves no record when it begins: if it is the first call that no record
+        # answers, every worker that died since may have made it.
+        lost = self._interrupted if step.reruns and branch.unrecorded == 1 else 0
+        if before is None:
+            return Attempt(1 + lost, lost)
+        repeated = 0 if before.begun is None else before.begun.repeated
+        if before.faltered is not None:
+            return Attempt(before.faltered.attempt + 1, repeated)
+        assert before.begun is not None
+        lost = max(lost, 1)
+        return Attempt(before.begun.attempt + lost, repeated + lost) if step.reruns else None
+
+    async def _pause(self, branch: Branch, step: StepCall, due: int, since: int) -> None:
+        on = WaitOn(step.key, "time", due=due, since=since)
+        await self._wait(branch, "step", step.asked, on, step.name)
+
+    def _end(self, done: Done) -> Any:
+        self._journal.record(done)
+        if done.cut:
+            self._cut_unknown = self._cut_unknown or (done.unknown is not None and not done.dropped)
+            raise Cut(f"process {self.process_id} was asked to end")
+        return answered(done)
+
+    async def _attempt(self, branch: Branch, step: StepCall, attempt: Attempt) -> Done | int:
+        """Run the body once: how the step ended, or when it is tried again."""
+        recorded = self._records_begun(step, attempt)
+        if recorded:
+            self._record_begun(step, attempt)
+        await self._journal.flush()
+        if not await self._host.still_ours(self._row):
+            raise Fenced(f"process {self.process_id}", self._journal.scope.generation)
+        began = self._clock.monotonic()
+        body = Body(self._host.threads, step, self._tool_context(step, attempt))
+        try:
+            ended = await self._ended(branch, step, body)
+        except Leaving:
+            self._leave(step, attempt, body.began, recorded)
+            raise PutAway from None
+        if ended.fault is not None and ended.again and attempt.failures <= step.retries:
+            if not recorded:
+                self._record_begun(step, attempt)  # who it was that faltered
+            return self._falter(step, ended, attempt)
+        return step.done(
+            value=ended.value,
+            fault=ended.fault if ended.unknown is None else None,
+            unknown=ended.unknown or (DIED if ended.cut and attempt.repeated else None),
+            cut=ended.cut,
+            dropped=ended.dropped,
+            attempts=attempt.number,
+            repeated=attempt.repeated,
+            ms=round((self._clock.monotonic() - began) * 1000),
+            at=self._clock.now(),
+        )
+
+    def _records_begun(self, step: StepCall, attempt: Attempt) -> bool:
+        """Whether the start of an attempt is written before it: always, if it may not be repeated.
+
+        Otherwise the row tells how many workers died without a new record. Beside other branches, whose records hide
+        that, and after a failure, whose record is there anyway, it is written too.
+        """
+        return not step.reruns or attempt.failures > 1 or (attempt.repeated > 0 and not self._branches.alone)
+
+    def _record_begun(self, step: StepCall, attempt: Attempt) -> None:
+        now = self._clock.now()
+        self._journal.record(
+            Begun(step.key, "step", step.name, step.asked, None, attempt.number, attempt.repeated, now)
+        )
+
+    async def _ended(self, branch: Branch, step: StepCall, body: Body) -> Ended:
+        branch.in_step = True
+        try:
+            return Ended(checked(await branch.gate.guard(body.run(), step.timeout), "the result"))
+        except TurnCancelled:
+            body.stop()
+            unknown = "it was cancelled while it ran" if body.began else None
+            return Ended(unknown=unknown, cut=True, dropped=branch.pay())
+        except OutOfTime:
+            body.stop()
+            late = f"it did not end within {step.timeout:g} s"
+            return Ended(fault=Fault("timeout", late), unknown=late, again=step.reruns)
+        except SelfCancelled:
+            return Ended(fault=Fault("raised", "CancelledError: the step cancelled itself"))
+        except Retry as retry:
+            return Ended(fault=_fault(retry), again=True, after=retry.after)
+        except ToolError as error:
+            return Ended(fault=_fault(error))
+        except Leaving:
+            body.stop()
+            raise
+        except (Exception, SystemExit) as error:  # a step may raise anything, and its function decides what it means
+            return Ended(fault=Fault("raised", told(error)), again=True)
+        finally:
+            branch.in_step = False
+
+    def _falter(self, step: StepCall, ended: Ended, attempt: Attempt) -> int:
+        now, fault = self._clock.now(), ended.fault
+        assert fault is not None
+        due = now + round(STEP_RETRIES.delay(attempt.failures, ended.after, self._host.random) * 1000)
+        self._journal.record(StepFaltered(step.key, fault.code, fault.message, due, attempt.number, now))
+        return due
+
+    def _leave(self, step: StepCall, attempt: Attempt, began: bool, recorded: bool) -> None:
+        """The Runtime is left while a step runs, or just before: the next worker must know which."""
+        now = self._clock.now()
+        if not began:
+            if recorded:
+                waits = StepFaltered(step.key, "interrupted", "it had not begun", now, attempt.number - 1, now)
+                self._journal.record(waits)
+        elif not step.reruns:
+            unknown = "the runtime was left while it ran"
+            self._journal.record(step.done(unknown=unknown, attempts=attempt.number, at=now))
+        elif not recorded:
+            self._record_begun(step, attempt)
+
+    def _tool_context(self, step: StepCall, attempt: Attempt) -> ToolContext[Any] | None:
+        if not isinstance(step.fn, Tool) or step.fn.context_parameter is None:
+            return None
+        return ToolContext(
+            session_id=self.session_id or "",
+            call_id=f"{self.process_id}.{self._place(step.key)}",
+            tool=step.name,
+            attempt=attempt.number,
+            generation=self._journal.scope.generation,
+            deps=self.deps,
+            progress=self.progress,
+        )
+
+
+class Body:
+    """One attempt of a step's function. `began`: it may have had an effect."""
+
+    __slots__ = ("_call", "_ctx", "_threads", "began")
+
+    def __init__(self, threads: Threads, call: StepCall, ctx: ToolContext[Any] | None) -> None:
+        self._threads, self._call, self._ctx, self.began = threads, call, ctx, False
+
+    def stop(self) -> None:
+        """Tell a body on a thread that nobody waits for it any more."""
+        if self._ctx is not None:
+            self._ctx.mark_cancelled()
+
+    async def run(self) -> Any:
+        self.began = True
+        fn, args, kwargs = self._call.fn, self._call.args, dict(self._call.kwargs)
+        if isinstance(fn, Tool):
+            if self._ctx is not None and fn.context_parameter is not None:
+                kwargs.setdefault(fn.context_parameter, self._ctx)
+            fn = fn.fn
+        if inspect.iscoroutinefunction(fn):
+            return await fn(*args, **kwargs)
+        found = await self._threads.run(lambda: fn(*args, **kwargs))
+        return await found if inspect.isawaitable(found) else found
+
+
+def _called(
+    key: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
+) -> StepCall:
+    """A step with everything that was said of it: by the call, then by its tool."""
+    if not callable(fn):
+        raise InvalidInput(f"a step is a function and its arguments, not {fn!r}")
+    spec = fn.spec if isinstance(fn, Tool) else None
+    recovery = options.recovery or (spec.recovery if spec is not None else "once")
+    if recovery not in ("once", "rerun"):
+        raise InvalidInput(f"recovery={recovery!r} is not usable for a step: say recovery='once' or 'rerun'")
+    retries = options.retries if options.retries is not None else spec.retries if spec is not None else 0
+    timeout = options.timeout if options.timeout is not None else spec.timeout if spec is not None else None
+    if retries < 0:
+        raise InvalidInput(f"retries={retries!r} is not usable: give a whole number, 0 or more")
+    if timeout is not None and not timeout > 0:
+        raise InvalidInput(f"timeout={timeout!r} is not usable: give seconds, more than 0")
+    name = options.name or (spec.name if spec is not None else str(getattr(fn, "__name__", type(fn).__name__)))
+    return StepCall(key, name, shape(args, kwargs), fn, args, kwargs, recovery == "rerun", retries, timeout)
+
+
+def checked(value: Any, what: str) -> Any:
+    """A result as JSON: on the first run too, so that no replay can differ."""
+    try:
+        plain = clean(value)
+    except InvalidInput as error:
+        raise ToolError(str(error), code="invalid_output") from None
+    if type(plain) in (dict, list, str):
+        size = len(encode(plain))
+        if size > MAX_VALUE:
+            raise ToolError(f"{what} has {size:,} bytes, the limit is {MAX_VALUE:,}", code="output_too_large")
+    return plain
+
+
+def told(error: BaseException) -> str:
+    """What an exception says, as far as a record has room for it."""
+    text = f"{type(error).__name__}: {error_text(error)}"
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
+
+
+def _fault(error: ToolError) -> Fault:
+    try:
+        data = clean(error.data)
+    except InvalidInput:
+        data = None
+    message = clean_text(error.message)
+    return Fault(clean_text(error.code), message[:MAX_TEXT], data)

@@ -1,0 +1,327 @@
+"""What one call may do with processes on behalf of its session, and how it is recorded.
+
+Possession is enough for what the run at hand has started itself: its registration says so. Everything else needs a
+grant. Every await, signal and cancel ends in a record, whatever came of it; a handle stands in it as it was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from hashlib import sha256
+from typing import Any, TypeAlias
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from mainstay.engine.driver import Run
+from mainstay.engine.gate import CANCEL_GRACE
+from mainstay.engine.journal import write_referring
+from mainstay.engine.patience import Patience
+from mainstay.errors import MainstayError, ProcessNotVisible, ProcessPruned, StoreError, ToolError
+from mainstay.model.codec import clean, convert, error_text
+from mainstay.model.process import (
+    Abandoned,
+    AwaitOutput,
+    Cancelled,
+    Cause,
+    Failure,
+    Origin,
+    ProcessRow,
+    SessionOrigin,
+    Success,
+    WakeTarget,
+)
+from mainstay.model.process_write import Dismiss
+from mainstay.model.tool import Artifact, Failed, Ok, OutcomeUnknown, PreparedCall, ToolOutcome, ToolRecord, ToolSpec
+from mainstay.model.tool import Cancelled as CallCancelled
+from mainstay.ports.tool import StartOptions
+from mainstay.processes.body import ARTIFACT
+from mainstay.processes.handle import ProcessHandle, handle_json, parse_handle, status_json, view_json
+from mainstay.processes.policy import BY_HANDLE, CancelAsk
+from mainstay.processes.run import ProcessRun
+from mainstay.processes.service import ProcessService, Start
+from mainstay.processes.tool import KIND, BackgroundCall
+from mainstay.tools.workshop import Workshop
+
+STOP_SECONDS = 0.8 * CANCEL_GRACE
+"""How long a cancelled await looks whether what it stopped has ended: its turn waits a little longer than that."""
+
+
+Answer: TypeAlias = tuple[ToolOutcome, tuple[Artifact, ...]]
+"""How a verb ended, and what it brings along."""
+
+
+class Asker(Struct, frozen=True):
+    """Who asks: a call of a session's turn (`run`), or a background tool (`process`). `parent` is that turn or process.
+
+    `env` makes the environment at hand as bytes; in a process it is the digest of the one that was asked for in. `put`
+    are digests of environments whose bytes were put before.
+    """
+
+    session_id: str
+    agent: str
+    call_id: str
+    parent: str
+    run: Run | None = None
+    process: ProcessRun | None = None
+    env: Callable[[], bytes] | str | None = None
+    put: set[str] = field(default_factory=set)
+
+
+class Visible:
+    """The processes that one call sees. It is made for one attempt of it."""
+
+    def __init__(self, service: ProcessService, home: Workshop, asker: Asker) -> None:
+        self._service, self._store, self._home, self._asker = service, home.store, home, asker
+        self._starts = 0
+        self._resting = 0
+        # A store in trouble must not become an outcome: everything here may be asked again.
+        patience = Patience(f"call {asker.call_id}", home.clock)
+        self._patiently = patience.until_done if asker.run is None else asker.run.journal.patiently
+
+    # ------------------------------------------------------------------ starting
+
+    async def known(self) -> dict[str, str] | None:
+        """The handle of the call itself as a process, if it is one already."""
+        row = await self._store.process(self._asker.call_id)
+        return None if row is None else handle_json(row.id)
+
+    async def begin(self, call: PreparedCall, spec: ToolSpec, label: str = "") -> dict[str, str]:
+        """Start the call as a process under its own id. The session may see it, and hears of its end."""
+        asker = self._asker
+        what = BackgroundCall(asker.agent, call, spec)
+        start = self._start(asker.call_id, StartOptions(label=label, wake="turn"))
+        return (await self._patiently(functools.partial(self._started, what, {}), start)).to_json()
+
+    async def start(self, what: Any, args: Mapping[str, Any], options: StartOptions) -> ProcessHandle:
+        """Start a process besides the call: the same one when the call is made again."""
+        self._starts += options.key is None
+        name = self._starts if options.key is None else options.key
+        process_id = self._asker.call_id if name == "" else f"{self._asker.call_id}.{name}"
+        start = self._start(process_id, options)
+        handle = await self._patiently(functools.partial(self._started, what, args), start)
+        return handle if self._asker.process is None else RestingHandle(self._service, handle.id, self._rest)
+
+    def _start(self, process_id: str, options: StartOptions) -> Start:
+        asker = self._asker
+        origin: Origin = SessionOrigin(asker.session_id)
+        cause, wake = Cause("tool_call", asker.call_id), WakeTarget(asker.session_id, asker.agent, options.wake)
+        if asker.process is not None:
+            above = asker.process.registration
+            origin, cause = above.origin, Cause("process", asker.process.row.id)
+            wake = wake if above.wake is None else WakeTarget(above.wake.session_id, above.wake.agent, options.wake)
+        return Start(
+            process_id,
+            options.label,
+            origin,
+            cause,
+            asker.parent,
+            "abandon",
+            wake if options.wake != "none" and wake.session_id else None,
+            (asker.session_id,) if options.grant and asker.session_id else (),
+        )
+
+    async def _started(self, what: Any, args: Mapping[str, Any], start: Start) -> ProcessHandle:
+        env = self._asker.env
+        if env is None or isinstance(env, str):
+            return await self._service.start(what, args, replace(start, env=env))
+        data = env()
+        digest = sha256(data).hexdigest()
+        put, known = functools.partial(self._store.blobs.put, data), self._asker.put
+        if digest not in known:
+            await put()
+            known.add(digest)
+        # A sweep may have taken it since: then it is put again.
+        return await write_referring(
+            functools.partial(self._service.start, what, args, replace(start, env=digest)), put
+        )
+
+    def _rest(self, by: int) -> None:
+        """A background tool that only waits for another process leaves its place: the other may need one."""
+        self._resting += by
+        process = self._asker.process
+        if process is not None and self._service.at_work(process):
+            process.rest(self._resting > 0)
+
+    # ------------------------------------------------------------------ the verbs
+
+    async def await_process(self, handle: Any, timeout: float | None = None) -> ToolRecord:
+        """Wait for the end of a process; its outcome is the record's."""
+        work = functools.partial(self._await, timeout=timeout)
+        return await self._recorded("await_process", {"handle": handle}, work)
+
+    async def signal_process(self, handle: Any, signal_name: str, payload: Any = None) -> ToolRecord:
+        """Send a signal, once however often the call is made."""
+        args = {"handle": handle, "signal_name": signal_name, "payload": payload}
+        work = functools.partial(self._signal, name=signal_name, payload=payload)
+        return await self._recorded("signal_process", args, work)
+
+    async def cancel_process(self, handle: Any, reason: str = "") -> ToolRecord:
+        """Ask a process to end."""
+        work = functools.partial(self._cancel, reason=reason)
+        return await self._recorded("cancel_process", {"handle": handle}, work)
+
+    async def list_processes(self, live: bool = True, limit: int = 50) -> list[dict[str, Any]]:
+        """The processes that the session may see, newest first."""
+        rows = await self._service.list(session_id=self._asker.session_id, live=True if live else None, limit=limit)
+        return [view_json(row) for row in rows]
+
+    async def _recorded(
+        self,
+        tool: str,
+        args: dict[str, Any],
+        work: Callable[[Any], Awaitable[Answer]],
+    ) -> ToolRecord:
+        began = self._home.clock.monotonic()
+        try:
+            outcome, artifacts = await self._patiently(work, args["handle"])
+        except StoreError:
+            raise
+        except MainstayError as error:
+            outcome, artifacts = Failed(error.code, str(error)), ()
+        spent = int((self._home.clock.monotonic() - began) * 1000)
+        return ToolRecord(self._asker.call_id, tool, args, outcome, duration_ms=spent, artifacts=artifacts)
+
+    async def _await(self, handle: Any, timeout: float | None) -> Answer:
+        process_id, _ = parse_handle(handle)
+        row = await self._seen(process_id)
+        output = await self._end_of(row, timeout)
+        artifacts = await self._artifacts(row) if isinstance(output, Success) else ()
+        await self._told(row)
+        return as_call(process_id, output), artifacts
+
+    async def _signal(self, handle: Any, name: str, payload: Any) -> Answer:
+        process_id, _ = parse_handle(handle)
+        try:
+            await self._seen(process_id)
+            key = f"process-{self._asker.call_id}"
+            sequence = await self._service.signal(process_id, name, payload, key=key)
+        except StoreError:
+            raise
+        except MainstayError as error:
+            return Failed(error.code, f"signal failed: {error}"), ()
+        return Ok({"process_id": process_id, "sequence": sequence}), ()
+
+    async def _cancel(self, handle: Any, reason: str) -> Answer:
+        process_id, _ = parse_handle(handle)
+        try:
+            return Ok(status_json(await self._cancelled(process_id, handle, reason or BY_HANDLE))), ()
+        except StoreError:
+            raise
+        except MainstayError as error:
+            return Failed(error.code, f"cancel failed: {error}"), ()
+        except ToolError as error:
+            return Failed(error.code, f"cancel failed: {error.message}"), ()
+        except Exception as error:  # the host's own policy may raise anything; whoever asked is told
+            return Failed("cancel_refused", f"cancel failed: {error_text(error)}"), ()
+
+    async def _cancelled(self, process_id: str, handle: Any, reason: str) -> ProcessRow:
+        """The process after it was asked to end: at once where possession is enough, else as the host decides."""
+        asker, policy = self._asker, self._service.cancel_policy
+        row = await self._store.process(process_id)
+        if row is None or not self._own(row):
+            if policy is not None:
+                granted = await self._store.is_granted(asker.session_id, process_id)
+                ask = CancelAsk(asker.session_id, process_id, asker.call_id, "process", clean(handle), reason, granted)
+                return await policy.cancel(self._service, ask)
+            await self._seen(process_id)
+        await self._service.cancel(process_id, reason, by=f"session {asker.session_id}")
+        return await self._service.get(process_id)
+
+    # ------------------------------------------------------------------ parts
+
+    def _own(self, row: ProcessRow) -> bool:
+        """Whether the run at hand has started it."""
+        each, asker = row.registration, self._asker
+        in_turn = asker.process is None and each.origin == SessionOrigin(asker.session_id)
+        return each.parent == asker.parent and (in_turn or asker.process is not None)
+
+    async def _seen(self, process_id: str) -> ProcessRow:
+        row = await self._store.process(process_id)
+        if row is not None and row.pruned is not None:
+            raise ProcessPruned(process_id, row.status, row.pruned)
+        if row is not None and (self._own(row) or await self._store.is_granted(self._asker.session_id, process_id)):
+            return row
+        raise ProcessNotVisible(process_id, self._asker.session_id)
+
+    async def _end_of(self, row: ProcessRow, timeout: float | None) -> AwaitOutput:
+        """How it ends. When the turn is cancelled meanwhile, what it started itself is asked to stop: the caller gets
+        the truth if that comes soon, and others' processes are left alone."""
+        self._rest(1)
+        try:
+            return await self._service.outcome(row.id, timeout)
+        except asyncio.CancelledError:
+            run = self._asker.run
+            if run is None or run.gate.request is None or not self._own(row):
+                raise
+            request = run.gate.request
+            stop = asyncio.ensure_future(self._service.cancel(row.id, "its turn was cancelled", by=request.by))
+            self._home.left_behind(stop)
+            ended = asyncio.ensure_future(self._service.outcome(row.id, STOP_SECONDS))
+            await asyncio.wait({ended})
+            if ended.cancelled() or ended.exception() is not None:
+                raise
+            return ended.result()
+        finally:
+            self._rest(-1)
+
+    async def _artifacts(self, row: ProcessRow) -> tuple[Artifact, ...]:
+        if row.registration.kind != KIND:
+            return ()
+        found: dict[str, Artifact] = {}
+        async for event in self._service.events(row.id):
+            if event.type == ARTIFACT:
+                artifact: Artifact = convert(event.payload, Artifact)
+                found[artifact.name] = artifact
+        return tuple(found.values())
+
+    async def _told(self, row: ProcessRow) -> None:
+        """The session has heard of its end by asking: it need not be woken for that."""
+        waiting = await self._store.wakes(self._asker.session_id)
+        numbers = tuple(wake.number for wake in waiting if wake.pid == row.pid)
+        if numbers:
+            try:
+                await self._store.write(Dismiss(numbers, self._home.clock.now(), "the session awaited it"))
+            except asyncio.CancelledError:
+                # The wake may be gone by now. What is known is told, or nobody would ever hear of it.
+                return
+
+
+class RestingHandle(ProcessHandle):
+    """A handle in the hands of a background tool."""
+
+    __slots__ = ("_resting",)
+
+    def __init__(self, service: ProcessService, process_id: str, rest: Callable[[int], None]) -> None:
+        super().__init__(service, process_id)
+        self._resting = rest
+
+    async def outcome(self, timeout: float | None = None) -> AwaitOutput:
+        """How it ended, whatever that was."""
+        self._resting(1)
+        try:
+            return await super().outcome(timeout)
+        finally:
+            self._resting(-1)
+
+
+def as_call(process_id: str, output: AwaitOutput) -> ToolOutcome:
+    """How a process ended, as the outcome of a call that awaited it."""
+    match output:
+        case Success(value=value):
+            return Ok(value)
+        case Failure(code=code, message=message, data=data):
+            return Failed(code, message, data)
+        case Cancelled(by=by, reason=reason, unknown=False):
+            return CallCancelled(by, reason)
+        case Cancelled(by=by, reason=reason):
+            why = f": {reason}" if reason else ""
+            return OutcomeUnknown(f"process {process_id!r} was cancelled by {by or 'somebody'} while it ran{why}")
+        case Abandoned(evidence=evidence):
+            proof = f": {evidence.proof}" if evidence.proof else ""
+            return OutcomeUnknown(f"process {process_id!r} was given up ({evidence.writer}){proof}")
+        case _:
+            gone = ProcessPruned(process_id, output.status, output.pruned_at)
+            return Failed(gone.code, str(gone))

@@ -1,0 +1,408 @@
+"""The sole executor of processes, also of their first run.
+
+    register    begin a process: on disk first, then in our hands if there is a place
+    take        claim one that nobody alive works on
+    launch      work on one that is ours: its engine runs it to its end, or to where it parks
+    settle      the end is one write; whoever waits is told, whoever waited on disk is taken up
+
+At most `concurrency` processes are worked on at once; one that only waits has given up its place, and one that is
+parked is nothing but its row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from mainstay.engine.gate import Leaving, TurnCancelled
+from mainstay.engine.jumps import Jumps
+from mainstay.engine.supervisor import Supervisor
+from mainstay.errors import Fenced, InvalidDefinition, InvalidProcess, StoreUnavailable
+from mainstay.model.process import Cancelled, ProcessOutcome, ProcessRow, Registration
+from mainstay.model.process_write import LetGo, ProcessScope, Register, Registered, Stop, Take, Tell
+from mainstay.model.session import CancelRequest
+from mainstay.ports.process import Engine
+from mainstay.processes.branches import PutAway
+from mainstay.processes.host import ChildOptions
+from mainstay.processes.run import ProcessRun
+from mainstay.tools.workshop import Workshop
+
+log = logging.getLogger("mainstay.processes")
+
+CONCURRENCY = 64
+PAGE = 256
+"""Processes that are looked at at a time."""
+
+StartChild = Callable[[ProcessRow, str, Any, Mapping[str, Any], ChildOptions], Any]
+
+
+class ProcessWorker:
+    """Works on the processes of one Runtime.
+
+    `runs` are those in its hands, by id; `_expected` who waits here for which to end; `_intake` what was found on disk
+    and waits for a place, and `_behind` that there may be more. `on_news` is told of every process that changed here,
+    `on_wake` of every session that may have something to hear.
+    """
+
+    def __init__(self, workshop: Workshop, supervisor: Supervisor, concurrency: int = CONCURRENCY) -> None:
+        self._worker, self.store, self.clock = workshop.worker, workshop.store, workshop.clock
+        self.random, self.threads, self.deps = workshop.random, workshop.threads, workshop.deps
+        self.jumps = Jumps(self.clock)
+        self._supervisor = supervisor
+        if concurrency < 1:
+            raise InvalidDefinition(f"work on 1 or more processes at once, not {concurrency!r}")
+        self._concurrency = concurrency
+        self._engines: dict[str, Engine] = {}
+        self.runs: dict[str, ProcessRun] = {}
+        self._busy = 0
+        self._intake: dict[str, ProcessRow] = {}
+        self._behind = False
+        self._filling: asyncio.Task[None] | None = None
+        self._expected: dict[str, list[asyncio.Future[ProcessRow]]] = {}
+        self._listening: dict[str, set[str]] = {}
+        self._watched: dict[str, list[asyncio.Future[None]]] = {}
+        self.on_news: Callable[[ProcessRow], None] | None = None
+        self.on_wake: Callable[[str], None] | None = None
+        self.begin_child: StartChild | None = None
+        self.leaving = self.passive = False
+
+    def serve(self, engines: Iterable[Engine]) -> None:
+        """Which engines run what is registered here."""
+        for engine in engines:
+            if engine.kind in self._engines:
+                raise InvalidDefinition(f"two engines run processes of kind {engine.kind!r}: leave one of them out")
+            self._engines[engine.kind] = engine
+
+    @property
+    def id(self) -> str:
+        return self._worker.id
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(self._engines)
+
+    def can(self, registration: Registration) -> bool:
+        """Whether this worker has what it takes to work on it."""
+        engine = self._engines.get(registration.kind)
+        return engine is not None and registration.recovery != "externally_owned" and engine.knows(registration)
+
+    def draft(self, what: Any, args: Mapping[str, Any]) -> Registration:
+        """A registration, still without id, for whatever somebody wants to start."""
+        for engine in self._engines.values():
+            draft: Registration | None = getattr(engine, "draft", _none)(what, args)
+            if draft is not None:
+                return draft
+        raise InvalidProcess(
+            f"{what!r} cannot be started: give a durable function, a tool or an agent that is part of this Runtime"
+        )
+
+    @property
+    def _has_place(self) -> bool:
+        return self._busy < self._concurrency and not self.leaving and not self.passive
+
+    # ------------------------------------------------------------------ beginning
+
+    async def register(
+        self, registration: Registration, grants: tuple[str, ...] = (), blobs: tuple[str, ...] = ()
+    ) -> Registered:
+        """Begin a process. When this returns it is on disk, and somebody will work on it."""
+        ours = self.id if self._has_place and self.can(registration) else None
+        if ours is not None:
+            self._busy += 1
+        try:
+            registered = await self.store.write(Register(registration, self.clock.now(), ours, grants, blobs))
+        except asyncio.CancelledError:
+            # It may land although its caller goes away, and then it is ours.
+            _ = self._supervisor.spawn(self._catch_up(registration.id), f"catch up process {registration.id}")
+            raise
+        finally:
+            if ours is not None:
+                self._busy -= 1
+        row = registered.row
+        if row.owner == self.id:
+            self.launch(row)
+        elif row.owner is None and row.active and self.can(registration):
+            self._behind = True
+            self._fill()
+        if not registered.known:
+            self._tell_news(row)
+        return registered
+
+    async def _catch_up(self, process_id: str) -> None:
+        await self._worker.speak()
+        row = await self.store.process(process_id)
+        if row is not None:
+            self.heed(row)
+
+    async def take(self, row: ProcessRow, proof: str | None = None) -> bool:
+        """Claim a process that nobody alive works on, and work on it."""
+        if self.leaving or self.passive or not self.can(row.registration):
+            return False
+        return await self._take(row, proof)
+
+    async def _take(self, row: ProcessRow, proof: str | None) -> bool:
+        # The wall clock may have jumped back since a wait was set: whoever takes it up has judged that.
+        at = max(self.clock.now(), row.due or 0)
+        self._busy += 1  # its place is kept while it is claimed, so that a sweep of many claims no more than it has
+        try:
+            taken = await self.store.write(Take(row.id, self.id, row.generation, at, proof))
+        finally:
+            self._busy -= 1
+        if taken.row is not None and not taken.row.live:
+            self.over(taken.row)
+        elif taken.row is not None and taken.row.stuck is not None:
+            self._answer(taken.row)
+        self.woken(taken.woken)
+        if not taken.won or taken.row is None:
+            self._fill()
+            return False
+        self.launch(taken.row)
+        return True
+
+    async def recover(self, row: ProcessRow, proof: str | None) -> None:
+        """Take it up if there is a place; what is only to be given up needs none."""
+        bound = row.registration.recovery == "owner_bound" and row.record.first_started is not None
+        if bound and (proof is not None or row.record.abandon is not None) and not self.passive:
+            await self._take(row, proof)
+        elif self._has_place and not self._intake:
+            await self.take(row, proof)
+        elif (row.owner is None or proof is not None) and self.can(row.registration):
+            self._intake.setdefault(row.id, row)  # not what is owned by who is only silent: it may speak again
+            self._fill()
+
+    def launch(self, row: ProcessRow) -> None:
+        """Work on a process that is ours."""
+        if row.id in self.runs or self.leaving:
+            return
+        scope = ProcessScope(row.id, row.pid, self.id, row.generation)
+        run = self.runs[row.id] = ProcessRun(row, scope, self.store, self.clock, self._rested)
+        run.journal.on_events = self._tell_news
+        self._busy += 1
+        _ = self._supervisor.spawn(self._work(run), f"process {row.id}")
+
+    def _rested(self, resting: bool) -> None:
+        self._busy += -1 if resting else 1
+        if resting:
+            self._fill()
+
+    def _fill(self) -> None:
+        """Give free places to processes that wait on disk for one."""
+        wanted = (self._behind or self._intake) and self._has_place
+        if wanted and (self._filling is None or self._filling.done()):
+            self._filling = self._supervisor.spawn(self._take_in(), "mainstay intake")
+
+    async def _take_in(self) -> None:
+        while self._has_place and (self._intake or await self._look_for_more()):
+            free = min(self._concurrency - self._busy, len(self._intake))
+            page = [self._intake.pop(process_id) for process_id in list(self._intake)[:free]]
+            await asyncio.gather(*(self.take(row) for row in page))
+
+    async def _look_for_more(self) -> bool:
+        """Find processes that nobody works on, a page at a time, past those that are not for us."""
+        after = 0
+        while self._behind and (page := await self.store.unowned_processes(after, PAGE)):
+            after = page[-1].pid
+            self._intake.update({row.id: row for row in page if self.can(row.registration)})
+            if self._intake:
+                return True
+        self._behind = False
+        return False
+
+    # ------------------------------------------------------------------ working
+
+    async def _work(self, run: ProcessRun) -> None:
+        try:
+            await self._to_its_end(run)
+        except (PutAway, Leaving):
+            if not run.parked:
+                await self._let_go(run)
+        except Fenced as error:
+            log.warning("%s", error)
+        except StoreUnavailable as error:
+            # It is still ours: the watch finds it unattended and tries again.
+            log.warning("process %s rests: %s", run.row.id, error)
+        except Exception as error:  # a fault of ours, or code that has changed: this one process waits for a person
+            log.exception("process %s is stuck", run.row.id)
+            await self._get_stuck(run, error)
+        finally:
+            del self.runs[run.row.id]
+            for process_id in run.listens:
+                self._listening.get(process_id, set()).discard(run.row.id)
+            if not run.resting:
+                self._busy -= 1
+            self.woken(run.journal.woken)
+            if run.parked:
+                self._tell_news(run.journal.row)
+            if run.heeded and (run.parked or run.leaving) and not self.leaving:
+                self.attend(run.row.id)  # what it was told while it left our hands is for whoever takes it next
+            self._fill()
+
+    async def _to_its_end(self, run: ProcessRun) -> None:
+        engine = self._engines[run.registration.kind]
+        if run.row.record.cancel is not None:
+            run.listener.cancel(run.row.record.cancel)
+        try:
+            outcome: ProcessOutcome = await engine.run(run)
+        except TurnCancelled:
+            request = run.gate.request
+            assert request is not None
+            outcome = Cancelled(request.by, request.reason)
+        advanced = await run.journal.settle(outcome)
+        self.over(advanced.row)
+
+    async def _let_go(self, run: ProcessRun) -> None:
+        """Leave it to whoever comes next, with what has happened written down."""
+        try:
+            if run.journal.begun:  # what nobody has begun stays anybody's
+                await run.journal.flush()
+            freed = await self.store.write(LetGo(run.scope, self.clock.now()))
+        except (Fenced, StoreUnavailable) as error:
+            log.warning("process %s: %s", run.row.id, error)
+            return
+        if not freed.row.live:
+            self.over(freed.row)  # nobody else may do it: it is given up
+        self.woken(freed.woken)
+
+    async def _get_stuck(self, run: ProcessRun, error: Exception) -> None:
+        try:
+            await self.store.write(LetGo(run.scope, self.clock.now(), f"{type(error).__name__}: {error}"))
+        except Exception as second:  # the first error is the one to tell; the process stays ours and is found again
+            log.error("process %s could not be set aside: %s", run.row.id, second)
+        row = await self.store.process(run.row.id)
+        if row is not None and row.stuck is not None:
+            self._answer(row)
+            self._tell_news(row)
+
+    # ------------------------------------------------------------------ news
+
+    def woken(self, rows: Iterable[ProcessRow]) -> None:
+        """Processes that have something to do because of a write of ours."""
+        for row in rows:
+            self.heed(row)
+
+    def attend(self, process_id: str) -> None:
+        """Something may have happened to a process: look at it."""
+        _ = self._supervisor.spawn(self._attend(process_id), f"look at process {process_id}")
+
+    async def _attend(self, process_id: str) -> None:
+        row = await self.store.process(process_id)
+        if row is not None:
+            self.heed(row)
+
+    def heed(self, row: ProcessRow) -> None:
+        """What is on disk may be news to a process in our hands; one that nobody works on is taken up."""
+        run = self.runs.get(row.id)
+        if run is not None:
+            run.heeded = True
+            _ = self._supervisor.spawn(run.catch_up(), f"news of process {row.id}")
+        elif not row.live:
+            self.over(row)
+            return
+        elif row.stuck is not None:
+            self._answer(row)
+        elif row.active and row.owner is None and self.can(row.registration):
+            self._intake[row.id] = row
+            self._fill()
+        elif row.active and row.owner == self.id:
+            self.launch(row)
+        self._tell_news(row)
+
+    def over(self, row: ProcessRow) -> None:
+        """It has ended: whoever waits for it here is told."""
+        self._answer(row)
+        for process_id in self._listening.pop(row.id, ()):
+            if (run := self.runs.get(process_id)) is not None:
+                run.listener.ended(row.id)
+        self._tell_news(row)
+
+    def _answer(self, row: ProcessRow) -> None:
+        for future in self._expected.pop(row.id, ()):
+            if not future.done():
+                future.set_result(row)
+
+    async def change_of(self, process_id: str, seconds: float) -> None:
+        """Wait until something here has happened to a process, or for so many seconds: others may have written."""
+        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._watched.setdefault(process_id, [])
+        waiting.append(changed)
+        try:
+            await asyncio.wait({changed}, timeout=seconds)
+        finally:
+            waiting.remove(changed)
+            if not waiting:
+                self._watched.pop(process_id, None)
+
+    def _tell_news(self, row: ProcessRow) -> None:
+        for future in self._watched.get(row.id, ()):
+            if not future.done():
+                future.set_result(None)
+        if self.on_news is not None:
+            self.on_news(row)
+
+    async def end_of(self, process_id: str) -> ProcessRow:
+        """The process, once it has ended. Whoever stops waiting harms nobody."""
+        future: asyncio.Future[ProcessRow] = asyncio.get_running_loop().create_future()
+        waiting = self._expected.setdefault(process_id, [])
+        waiting.append(future)
+        try:
+            if process_id not in self.runs:
+                # Somebody else works on it, and may have ended it before we began to listen.
+                row = await self.store.process(process_id)
+                if row is not None and (not row.live or row.stuck is not None):
+                    return row
+            return await future
+        finally:
+            if future in waiting:
+                waiting.remove(future)
+            if not waiting and self._expected.get(process_id) is waiting:
+                del self._expected[process_id]
+
+    def listen(self, process_id: str, other: str) -> None:
+        """A process in our hands waits for the end of another."""
+        self._listening.setdefault(other, set()).add(process_id)
+        self.runs[process_id].listens.add(other)
+
+    @property
+    def expected(self) -> set[str]:
+        """Processes that somebody here waits for."""
+        return {*self._expected, *(each for each, who in self._listening.items() if who)}
+
+    # ------------------------------------------------------------------ for functions
+
+    async def still_ours(self, row: ProcessRow) -> bool:
+        if self._worker.sure():
+            return True
+        await self._worker.speak()
+        now = await self.store.process(row.id)
+        return now is not None and now.owner == self.id and now.generation == row.generation
+
+    async def start_child(
+        self, parent: ProcessRow, key: str, what: Any, args: Mapping[str, Any], options: ChildOptions
+    ) -> str:
+        assert self.begin_child is not None
+        started: str = await self.begin_child(parent, key, what, args, options)
+        return started
+
+    async def tell(self, process_id: str, name: str, payload: Any, key: str) -> int:
+        told = await self.store.write(Tell(process_id, name, payload, key, self.clock.now()))
+        self.heed(told.row)
+        return told.sequence
+
+    async def stop(self, process_id: str, request: CancelRequest) -> None:
+        stopped = await self.store.write(Stop(process_id, request, self.clock.now()))
+        self.heed(stopped.row)
+        self.woken(stopped.woken)
+
+    # ------------------------------------------------------------------ leaving
+
+    def leave(self) -> None:
+        """The Runtime is left: tell every process here, and begin nothing new."""
+        self.leaving = True
+        for run in list(self.runs.values()):
+            run.leave()
+
+
+def _none(what: Any, args: Mapping[str, Any]) -> None:
+    return None

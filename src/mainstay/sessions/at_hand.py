@@ -1,0 +1,70 @@
+"""The session that services are about, and who in it asks for them."""
+
+from __future__ import annotations
+
+from mainstay.engine.driver import Run
+from mainstay.errors import ProviderUnavailable, Unavailable, UnknownSession
+from mainstay.model.session import SessionRow
+from mainstay.model.write import Configure
+from mainstay.sessions.definition import Definition
+from mainstay.sessions.desk import Desk
+
+
+class AtHand:
+    """A session as one asker sees it: a hook of the turn `run`, a tool in its `call`, or somebody outside of turns.
+
+    `where` tells hooks apart that may run at the same time; `turn` is also known to who asks after its commit.
+    """
+
+    __slots__ = ("_asked", "agent", "call", "desk", "id", "run", "turn", "where")
+
+    def __init__(
+        self, desk: Desk, session_id: str, agent: str, run: Run | None = None, call: str = "", where: str = ""
+    ) -> None:
+        self.desk, self.id, self.agent, self.run, self.call, self.where = desk, session_id, agent, run, call, where
+        self.turn = None if run is None else run.turn_id
+        self._asked: dict[str, int] = {}
+
+    def key(self, what: str) -> str:
+        """A name for what a turn asks for here: the same one when a hook or a tool runs again and asks for the same."""
+        assert self.run is not None, "only a turn has places"
+        state = self.run.machine.state
+        place = f"{self.call or self.where or f'{state.phase.value}.{state.step}'}:{what}"
+        self._asked[place] = count = self._asked.get(place, -1) + 1
+        return f"{place}:{count}"
+
+    def own(self, session_id: str | None) -> bool:
+        """Whether the session at hand is meant."""
+        return session_id is None or session_id == self.id
+
+    def needs_session(self, session_id: str | None) -> None:
+        if not session_id and not self.id:
+            raise Unavailable("this operation is about no session: name the session to work on")
+
+    async def row(self, session_id: str | None = None) -> SessionRow:
+        self.needs_session(session_id)
+        row = await self.desk.store.session(session_id or self.id)
+        if row is None or row.deleted:
+            raise UnknownSession(session_id or self.id)
+        return row
+
+    async def row_or_new(self, session_id: str | None = None) -> SessionRow:
+        """The session's row; a blank one when nothing was said in it yet."""
+        self.needs_session(session_id)
+        row = await self.desk.store.session(session_id or self.id)
+        if row is None and self.own(session_id):
+            return SessionRow(0, self.id, self.agent)
+        if row is None or row.deleted:
+            raise UnknownSession(session_id or self.id)
+        return row
+
+    async def configure(self, session_id: str, agent: str, settings: bytes, expected: bytes) -> SessionRow:
+        """Replace settings, if they are still the expected ones."""
+        write = Configure(session_id, agent, settings, self.desk.clock.now(), expected)
+        return await self.desk.store.write(write)
+
+    def definition(self, agent: str) -> Definition:
+        found = self.desk.definition(agent)
+        if found is None:
+            raise ProviderUnavailable(agent, self.id)
+        return found

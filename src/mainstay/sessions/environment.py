@@ -1,0 +1,149 @@
+"""The environment that a process was asked for in, and how its tool is found there again.
+
+Captured once, content-addressed and never changed: the agent, what its plugins were told, which tools were switched
+on and off. A process inside keeps it. Most sessions share one, so that most starts write nothing for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mainstay.engine.driver import Run
+from mainstay.errors import PluginError
+from mainstay.model.codec import convert, decode
+from mainstay.model.process import Registration
+from mainstay.model.settings import Settings, load
+from mainstay.plugins.registry import overrides
+from mainstay.ports.services import ToolHost
+from mainstay.processes.external import ExternalEngine
+from mainstay.processes.run import ProcessRun
+from mainstay.processes.service import ProcessService
+from mainstay.processes.tool import ToolEngine, session_of
+from mainstay.processes.visible import Asker, Visible
+from mainstay.processes.worker import ProcessWorker
+from mainstay.sessions.definition import Definition
+from mainstay.sessions.desk import Desk
+from mainstay.sessions.services import Services
+from mainstay.sessions.setup import contexts_of
+from mainstay.tools.catalog import Catalog, Entry
+from mainstay.tools.define import Tool
+from mainstay.tools.membership import Membership
+from mainstay.tools.workshop import Workshop
+
+
+class Environment(Struct, frozen=True, tag="environment.1", omit_defaults=True):
+    """What a session ran with when it started a process. `tools` are those it switched on or off."""
+
+    agent: str
+    options: dict[str, Any] = {}
+    tools: dict[str, bool] = {}
+    hidden: tuple[str, ...] = ()
+    only: tuple[str, ...] | None = None
+
+
+def capture(run: Run, settings: Settings) -> bytes:
+    """The environment of a running turn."""
+    catalog = run.agent.catalog
+    tools = catalog.state.members if isinstance(catalog, Membership) else settings.tools.members
+    only = None if settings.only is None else tuple(sorted(settings.only))
+    found = Environment(run.agent.name, settings.options, dict(tools), tuple(sorted(settings.hidden)), only)
+    return msgspec.json.encode(found, order="deterministic")  # the same content has the same name
+
+
+class Environments:
+    """Where processes of a Runtime find their tools, and calls what they may do with processes."""
+
+    def __init__(self, desk: Desk, home: Workshop, service: ProcessService) -> None:
+        self._desk, self._home, self._service = desk, home, service
+        self._put: set[str] = set()
+
+    # ------------------------------------------------------------------ tools of processes
+
+    def owner(self, tool: Tool[..., Any]) -> str | None:
+        """The agent that has this tool: the first, if several do."""
+        for name, definition in self._desk.definitions.items():
+            entry = definition.catalog.get(tool.spec.name)
+            if entry is not None and entry.tool is not None and entry.tool.fn == tool.fn:
+                return name
+        return None
+
+    def offers(self, agent: str, name: str, session_id: str | None) -> bool:
+        """Whether a process of this tool can be worked on here."""
+        definition = self._desk.definition(agent)
+        if definition is None:
+            return False
+        if self._at_hand(definition, name, session_id) is not None:
+            return True
+        # What plugins make for single sessions is only known once it is made.
+        plugins = definition.plugins
+        return any(overrides(each, "tools") and each not in plugins.shared_tools for each in plugins.plugins)
+
+    async def find(self, agent: str, name: str, session_id: str | None, env: str | None) -> Entry | None:
+        definition = self._desk.definition(agent)
+        if definition is None:
+            return None
+        entry = self._at_hand(definition, name, session_id)
+        if entry is None and session_id is not None and env is not None:
+            entry = _made_for(definition, name, session_id, await self._load(env))
+        return entry
+
+    def _at_hand(self, definition: Definition, name: str, session_id: str | None) -> Entry | None:
+        """What the session at work has goes before what its agent has: its plugins, and what its host laid over it."""
+        found = None
+        if session_id is not None:
+            resident = self._desk.turns.residents.get(session_id)
+            if resident is not None and resident.run is not None:
+                found = resident.run.agent.catalog.get(name)
+            if found is None and resident is not None and resident.overlay is not None:
+                found = resident.overlay.catalog.get(name)
+        return found or definition.catalog.get(name)
+
+    async def _load(self, digest: str) -> Environment:
+        return convert(decode(await self._home.store.blobs.get(digest)), Environment)
+
+    def host(self, agent: str, session_id: str) -> ToolHost:
+        return Services(self._desk, session_id, agent)
+
+    # ------------------------------------------------------------------ what calls may do
+
+    def for_call(self, run: Run, call_id: str) -> Visible:
+        """For a call of a turn."""
+        env = functools.partial(self._capture, run)
+        asker = Asker(run.scope.session_id, run.agent.name, call_id, run.turn_id, run, env=env, put=self._put)
+        return Visible(self._service, self._home, asker)
+
+    def _capture(self, run: Run) -> bytes:
+        setup = self._desk.turns.residents.of(run.scope.session_id).setup
+        return capture(run, load(b"" if setup is None else setup.settings))
+
+    def handles(self, run: ProcessRun, agent: str) -> Visible:
+        """For a background tool: what it starts belongs to it, in the environment that it has itself."""
+        registration: Registration = run.registration
+        session_id = session_of(registration) or ""
+        asker = Asker(session_id, agent, run.row.id, run.row.id, process=run, env=registration.env)
+        return Visible(self._service, self._home, asker)
+
+
+def _made_for(definition: Definition, name: str, session_id: str, env: Environment) -> Entry | None:
+    """A tool that a plugin makes for single sessions, made for this one as it was."""
+    settings = Settings(options=env.options, hidden=env.hidden)
+    try:
+        session = definition.plugins.open(contexts_of(definition, session_id, settings))
+    except PluginError:
+        return None  # it refuses the session by now
+    for _, method in session.hooks("tools").entries:
+        entry = Catalog(method()).get(name)
+        if entry is not None:
+            return entry
+    return None
+
+
+def serve_tools(desk: Desk, home: Workshop, work: ProcessWorker, service: ProcessService) -> None:
+    """Let a worker run tools in the background, and calls start and see processes."""
+    environments = Environments(desk, home, service)
+    home.handles = environments.for_call
+    work.serve([ToolEngine(environments, home, work), ExternalEngine()])

@@ -1,0 +1,84 @@
+"""The events of one turn, for as long as it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from mainstay.model.event import AnyEvent, Gap, TurnCommitted, WaitingFor
+from mainstay.model.ids import split
+from mainstay.observe.feed import Feed
+from mainstay.sessions.desk import Desk
+
+
+class Listener:
+    """Reads what a session tells from now on. Whoever falls behind finds a gap; nobody waits for a listener."""
+
+    __slots__ = ("_channel", "_position")
+
+    def __init__(self, feed: Feed, session_id: str) -> None:
+        self._channel = feed.channel(session_id)
+        self._position = self._channel.next
+
+    def skip(self) -> None:
+        """Forget what was told until now."""
+        self._position = self._channel.next
+
+    async def events(self, turn_id: str, over: asyncio.Future[Any]) -> AsyncGenerator[AnyEvent, None]:
+        """The events of a turn until it commits or parks. `over`: it has ended, perhaps where nobody can hear it."""
+        while True:
+            taken = self._channel.take(self._position)
+            if taken is not None:
+                event, self._position = taken
+                if event.turn_id == turn_id or isinstance(event, Gap):
+                    yield event
+                    if isinstance(event, TurnCommitted | WaitingFor):
+                        return
+            elif over.done():
+                return  # it ended in another process, whose events we do not see
+            else:
+                await self._next(over)
+
+    async def _next(self, over: asyncio.Future[Any]) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake(_: object) -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        self._channel.wake_next(waiter)
+        over.add_done_callback(wake)
+        try:
+            await waiter
+        finally:
+            over.remove_done_callback(wake)
+
+
+class BegunTurn:
+    """A turn of another session that was begun, and its events from then on. It runs whether or not anybody listens."""
+
+    __slots__ = ("_desk", "_listener", "turn_id")
+
+    def __init__(self, desk: Desk, listener: Listener, turn_id: str) -> None:
+        self._desk, self._listener, self.turn_id = desk, listener, turn_id
+
+    @property
+    def events(self) -> AsyncGenerator[AnyEvent, None]:
+        """Ends when the turn commits or parks. Reading on later goes on where reading was left."""
+        return self._read()
+
+    async def _read(self) -> AsyncGenerator[AnyEvent, None]:
+        session_id, (turn,) = split(self.turn_id, 1)
+        over = asyncio.create_task(self._desk.outcome(session_id, turn, known=True))
+        try:
+            async for event in self._listener.events(self.turn_id, over):
+                yield event
+        finally:
+            over.add_done_callback(_look_at)  # `await_turn` tells how it ended; nobody asks the task
+            over.cancel()
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()

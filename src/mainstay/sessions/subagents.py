@@ -1,0 +1,411 @@
+"""The engine of kind "turn": a process that is one turn of a session of its own, a subagent.
+
+    child session made ── input accepted under the process's id ── its turn awaited ── how that ended ends the process
+
+The turn is the session's. Whoever works on sessions runs it and recovers it; the process only waits for it, and holds
+no place among those that are worked on. Every step is idempotent, so a process that is begun again goes on where it
+was left: nothing is asked of a model twice because its parent died.
+
+    its turn waits for a person   the process is parked with it, and taken up when the turn goes on
+    a signal "message" comes      it is said to the turn that runs; one that comes too late is answered by another turn
+    a cancel request comes        the turn is cancelled, and what its session has started; its real end is awaited
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mainstay.engine.gate import Leaving
+from mainstay.errors import (
+    Conflict,
+    InvalidInput,
+    InvalidProcess,
+    NotFound,
+    PluginError,
+    RuntimeClosed,
+    SessionDeleted,
+    StoreError,
+    TurnFailed,
+    Unavailable,
+)
+from mainstay.lifecycle.fold import EXTERNAL_REF_SET, SIGNAL
+from mainstay.model.agent import AgentSpec
+from mainstay.model.codec import clean_message, convert, error_text
+from mainstay.model.ids import MAX_SESSION_ID, turn_id
+from mainstay.model.message import Message
+from mainstay.model.outcome import BudgetSpent, Finished, Incomplete, Outcome, Waiting, kind_of
+from mainstay.model.plugin import CreateSession
+from mainstay.model.process import (
+    Cancelled,
+    Event,
+    EventType,
+    Failure,
+    ProcessOutcome,
+    Registration,
+    SessionOrigin,
+    Success,
+    WaitOn,
+)
+from mainstay.model.process_write import ProcessFilter
+from mainstay.model.session import CancelRequest, SessionRow
+from mainstay.model.settings import Settings, dump
+from mainstay.model.step import Begun
+from mainstay.model.tool import Cancelled as TurnCancelled
+from mainstay.model.write import Configure
+from mainstay.plugins.directives import sound_child
+from mainstay.ports.process import EngineRun
+from mainstay.processes.branches import PutAway
+from mainstay.processes.journal import load_steps
+from mainstay.processes.run import ProcessRun
+from mainstay.processes.worker import ProcessWorker
+from mainstay.sessions.desk import Desk
+from mainstay.sessions.result import TurnResult
+from mainstay.sessions.services import Services
+from mainstay.tools.answer import schema_codec
+
+KIND = "turn"
+MESSAGE = f"{SIGNAL}message"
+EVENTS = (EventType(MESSAGE, {"type": "string", "minLength": 1}),)
+
+REFUSALS = (InvalidInput, Conflict, NotFound, PluginError, Unavailable)
+"""What is wrong with the asking, and would be wrong again: it fails the process, and is told to who asked."""
+
+
+class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a subagent is started with.
+
+    `input` is what it is told. It begins with `seed`, messages as if they had been said before; with `output`, a JSON
+    schema, it answers with JSON that fits. `hidden`, `only` and `options` are about its tools and plugins, as for any
+    child session. `session_id` is a session to go on with, which has all this from when it was begun.
+    """
+
+    input: str | Message
+    session_id: str | None = None
+    output: dict[str, Any] | None = None
+    seed: tuple[Message, ...] = ()
+    hidden: tuple[str, ...] = ()
+    only: tuple[str, ...] | None = None
+    options: dict[str, Any] = {}
+
+    @property
+    def decides(self) -> bool:
+        """Whether it says anything that is settled when a session begins."""
+        return bool(self.output is not None or self.seed or self.hidden or self.only is not None or self.options)
+
+
+def read_asked(agent: str, args: Mapping[str, Any]) -> Asked:
+    """The arguments of a start. InvalidProcess says what to mend."""
+    try:
+        return checked(agent, convert(dict(args), Asked))
+    except msgspec.ValidationError as error:
+        known = ", ".join(Asked.__struct_fields__)
+        raise InvalidProcess(f"agent {agent!r} cannot be started like this: {error} (it takes: {known})") from None
+
+
+def checked(agent: str, asked: Asked) -> Asked:
+    """What a subagent is asked, when it makes sense. InvalidProcess says what to mend."""
+    if asked.session_id is not None and asked.decides:
+        raise InvalidProcess(
+            "output, seed, hidden, only and options are settled when a session begins: leave them out to go on with one"
+        )
+    try:
+        clean_message(asked.input)
+        sound_child(creating(asked, agent, asked.session_id, ""))
+        if asked.output is not None:
+            schema_codec(asked.output)
+    except InvalidInput as error:
+        raise InvalidProcess(f"agent {agent!r} cannot be started like this: {error}") from None
+    return asked
+
+
+def creating(asked: Asked, agent: str, child: str | None, label: str) -> CreateSession:
+    """The request for the session of a subagent."""
+    return CreateSession(
+        agent,
+        child,
+        options=asked.options,
+        hidden=asked.hidden,
+        label=label,
+        only=asked.only,
+        prelude=asked.seed,
+        output=asked.output,
+    )
+
+
+def child_session(process_id: str, agent: str) -> str:
+    """The session of a process: its id says whose it is, and is the same whoever asks."""
+    name = f"{process_id}~{agent}".strip()
+    if len(name) <= MAX_SESSION_ID:
+        return name
+    return f"~{hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"
+
+
+class Attention:
+    """What a process of this kind hears while it runs here. All of it is set on the event loop."""
+
+    def __init__(self) -> None:
+        self.request: CancelRequest | None = None
+        self.leaving = False
+        self.messages: deque[tuple[int, str]] = deque()
+        self.stirred: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def cancel(self, request: CancelRequest) -> None:
+        if self.request is None:
+            self.request = request
+            self._stir()
+
+    def leave(self) -> None:
+        self.leaving = True
+        self._stir()
+
+    def heard(self, sequence: int, kind: str, payload: Any) -> None:
+        if kind == MESSAGE:
+            self.messages.append((sequence, payload))
+            self._stir()
+
+    def ended(self, process_id: str) -> None:
+        """Nothing to do: it waits for a turn."""
+
+    def _stir(self) -> None:
+        if not self.stirred.done():
+            self.stirred.set_result(None)
+
+    def look(self) -> None:
+        """From here on, what comes is news again."""
+        if self.stirred.done():
+            self.stirred = asyncio.get_running_loop().create_future()
+
+
+class Child(Struct):
+    """The session of a process that runs here. `turns` are what was said to it; the last one's end is the process's."""
+
+    process_id: str
+    agent: str
+    session_id: str
+    turns: list[int] = []
+    ended: int = 0
+    stopped: bool = False
+
+
+class TurnEngine:
+    """Runs agents as processes. `_parked` are those that this worker left on disk, by the turn that they wait with."""
+
+    kind = KIND
+
+    def __init__(self, desk: Desk, work: ProcessWorker) -> None:
+        self._desk, self._work, self._store, self._clock = desk, work, desk.store, desk.clock
+        self._parked: dict[str, str] = {}
+        desk.turns.on_resume = self._resumed
+
+    def knows(self, registration: Registration) -> bool:
+        return registration.name in self._desk.definitions
+
+    def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | None:
+        """How an agent is registered that somebody wants to start: the agent itself, or its name."""
+        name = self._name(what)
+        if name is None:
+            return None
+        read_asked(name, args)
+        return Registration("", KIND, "rerunnable", name, name, dict(args), name, events=EVENTS)
+
+    def _name(self, what: Any) -> str | None:
+        spec = getattr(what, "spec", None)
+        if not isinstance(spec, AgentSpec):
+            return what if isinstance(what, str) and what in self._desk.definitions else None
+        if spec.name not in self._desk.definitions and not self._work.passive:
+            raise InvalidProcess(f"agent {spec.name!r} is not part of this Runtime: pass it in `agents=[…]`")
+        return spec.name
+
+    # ------------------------------------------------------------------ one process
+
+    async def run(self, run: EngineRun) -> ProcessOutcome:
+        assert isinstance(run, ProcessRun)
+        asked, attention = msgspec.convert(run.registration.input, Asked), Attention()
+        agent = run.registration.name
+        child = Child(run.row.id, agent, asked.session_id or child_session(run.row.id, agent))
+        run.listener = attention
+        if run.record.cancel is not None:
+            attention.cancel(run.record.cancel)
+        if run.leaving:
+            attention.leave()
+        if run.record.sequence > 1:
+            await run.look_again(0)  # messages that came before; one that was passed on already is known by its key
+        if attention.request is not None and not await self._is_begun(run, child):
+            return Cancelled(attention.request.by, attention.request.reason)
+        if not run.resumed:
+            run.journal.event(Event(EXTERNAL_REF_SET, {"session_id": child.session_id}, self._clock.now()))
+        await run.begin()
+        run.rest(True)
+        try:
+            await self._begin(run, asked, child)
+            await self._show_life(run, child)
+            result = await self._end_of(run, attention, child)
+        except REFUSALS as error:
+            return Failure(error.code, error_text(error), {"session_id": child.session_id})
+        typed = asked.output is not None or self._desk.definitions[agent].output_schema is not None
+        return _ending(result, attention.request, typed)
+
+    async def _is_begun(self, run: ProcessRun, child: Child) -> bool:
+        """Whether something may have been said to the child before a cancel request came."""
+        row = await self._store.session(child.session_id) if run.resumed else None
+        return row is not None and row.next > 1
+
+    async def _begin(self, run: ProcessRun, asked: Asked, child: Child) -> None:
+        """Make the session, and say to it what it was started for: both once, however often this is done."""
+        if asked.session_id is None:
+            await self._create(run.registration, asked, child)
+        key = f"process {child.process_id}"
+        accepted = await self._desk.inbox.accept(child.session_id, child.agent, asked.input, "queue", key)
+        child.turns.append(accepted.turn)
+
+    async def _create(self, registration: Registration, asked: Asked, child: Child) -> None:
+        request = creating(asked, child.agent, child.session_id, registration.label)
+        parent = registration.origin.session_id if isinstance(registration.origin, SessionOrigin) else None
+        if parent is not None:
+            await self._create_under(parent, registration, request)
+        elif asked.decides and await self._store.session(child.session_id) is None:
+            sound = sound_child(request)
+            settings = Settings(
+                options=sound.options, hidden=sound.hidden, label=sound.label, only=sound.only, prelude=sound.prelude,
+                output=sound.output,
+            )  # fmt: skip
+            write = Configure(child.session_id, child.agent, dump(settings), self._clock.now(), b"")
+            await self._store.write(write)
+
+    async def _create_under(self, parent: str, registration: Registration, request: CreateSession) -> None:
+        """A child of the session that asked: under its authority, and in its books."""
+        row = await self._store.session(parent)
+        agent = child_agent = request.agent or ""
+        if row is not None:
+            agent = row.agent
+        elif registration.wake is not None:
+            agent = registration.wake.agent or child_agent
+        await Services(self._desk, parent, agent).create_session(request)
+
+    async def _show_life(self, run: ProcessRun, child: Child) -> None:
+        """After workers died on it: it has come as far as it can. If something kills them it is in the turn, which
+        counts its dead by itself; a long one that goes on must not be given up here."""
+        if run.row.takeovers:
+            _, ordinal = await load_steps(self._store, run.row.pid, run.row.id)
+            run.journal.begin_at(ordinal)
+            run.journal.record(Begun(str(run.row.generation), "result", child.session_id, at=self._clock.now()))
+            await run.journal.flush()
+
+    # ------------------------------------------------------------------ waiting
+
+    async def _end_of(self, run: ProcessRun, attention: Attention, child: Child) -> TurnResult[Any]:
+        """How the last of its turns ended, once it has."""
+        while True:
+            attention.look()
+            if attention.leaving:
+                raise Leaving
+            await self._pass_on(attention, child)
+            if attention.request is not None and not child.stopped:
+                await self._stop(attention.request, child)
+            result = await self._wait(attention, child)
+            if result is None:
+                continue
+            if isinstance(result.outcome, Waiting):
+                if not attention.stirred.done():
+                    await self._park(run, result.turn_id)
+                continue
+            child.ended += 1
+            if child.ended < len(child.turns) or attention.messages:
+                continue
+            if attention.request is not None:
+                await self._stop_others(child)
+            return result
+
+    async def _wait(self, attention: Attention, child: Child) -> TurnResult[Any] | None:
+        """How the turn that is due ended or parked; None when something else came first."""
+        residents, turn = self._desk.turns.residents, child.turns[child.ended]
+        future = residents.expect(child.session_id, turn)  # before looking: it may end meanwhile, and is told only once
+        try:
+            result = await self._desk.on_disk(child.session_id, turn)
+            if result is None:
+                await asyncio.wait((future, attention.stirred), return_when=asyncio.FIRST_COMPLETED)
+                result = _heard_of(future, turn_id(child.session_id, turn)) if future.done() else None
+        finally:
+            residents.withdraw(child.session_id, turn, future)
+        return result
+
+    async def _pass_on(self, attention: Attention, child: Child) -> None:
+        """Say to the child what came for it by signal."""
+        while attention.messages:
+            sequence, text = attention.messages[0]
+            key = f"process {child.process_id} event {sequence}"
+            accepted = await self._desk.inbox.accept(child.session_id, child.agent, text, "steer", key)
+            attention.messages.popleft()
+            child.turns.append(accepted.turn)
+
+    async def _park(self, run: ProcessRun, turn: str) -> None:
+        """The child waits for somebody: so does the process, on disk. Returns when something has happened already."""
+        if not run.journal.news:
+            self._parked[turn] = run.row.id
+            run.parked = await run.journal.park((WaitOn("turn", "turn", turn), WaitOn("message", "signal", "message")))
+            if run.parked:
+                raise PutAway
+            self._parked.pop(turn, None)
+        await run.catch_up()
+
+    def _resumed(self, row: SessionRow) -> None:
+        """A turn goes on here that was parked; its process has been made ready to with the same write."""
+        process_id = None if row.turn is None else self._parked.pop(turn_id(row.id, row.turn), None)
+        if process_id is not None:
+            self._work.attend(process_id)
+
+    # ------------------------------------------------------------------ stopping
+
+    async def _stop(self, request: CancelRequest, child: Child) -> None:
+        """Ask every turn to stop that has not ended yet."""
+        child.stopped = True
+        asked = CancelRequest(request.by or f"process {child.process_id}", request.reason)
+        for turn in child.turns[child.ended :]:
+            await self._desk.cancel(child.session_id, child.agent, asked, turn)
+
+    async def _stop_others(self, child: Child) -> None:
+        """Cancelling a subagent cancels all that it has started, in the background too."""
+        request = CancelRequest(f"process {child.process_id}", "what started it was cancelled")
+        before: int | None = None
+        while page := await self._store.processes(ProcessFilter(origin=child.session_id, live=True, before=before)):
+            for row in page:
+                await self._work.stop(row.id, request)
+            before = page[-1].pid
+
+
+def _heard_of(future: asyncio.Future[TurnResult[Any]], turn: str) -> TurnResult[Any]:
+    error = future.exception()
+    if error is None or isinstance(error, SessionDeleted | StoreError | RuntimeClosed):
+        return future.result()
+    raise TurnFailed(turn, "stuck", {"reason": error_text(error)}) from error
+
+
+def _ending(result: TurnResult[Any], request: CancelRequest | None, typed: bool) -> ProcessOutcome:
+    """How a process ends whose turn ended like this."""
+    outcome = result.outcome
+    if isinstance(outcome, Finished):
+        return Success(outcome.value if typed or outcome.value is not None else outcome.text)
+    if isinstance(outcome, TurnCancelled):
+        by, reason = (outcome.by, outcome.reason) if request is None else (request.by, request.reason)
+        return Cancelled(by, reason)
+    data = {"session_id": result.session_id, "turn_id": result.turn_id, "outcome": msgspec.to_builtins(outcome)}
+    return Failure(kind_of(outcome), _told(outcome), data)
+
+
+def _told(outcome: Outcome) -> str:
+    """What went wrong with a turn, in a sentence."""
+    match outcome:
+        case BudgetSpent(which=which, limit=limit):
+            return f"its budget of {limit:g} {which} is spent"
+        case Incomplete(reason=reason):
+            return f"it stopped before it was done: {reason}"
+        case _:
+            parts = [getattr(outcome, name, "") for name in ("plugin", "code", "message")]
+            return ": ".join([part for part in parts if part])

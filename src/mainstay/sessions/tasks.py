@@ -1,0 +1,390 @@
+"""Tasks of a session: background work as plugins and tools ask for it, done with processes."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import msgspec
+from msgspec.structs import replace
+
+from mainstay.errors import Conflict, InvalidInput, MainstayError, NotFound, ProcessEnded, ProcessNotVisible, TimedOut
+from mainstay.lifecycle.fold import PROGRESS
+from mainstay.lifecycle.wake import target
+from mainstay.model.codec import clean, clean_text, encode
+from mainstay.model.ids import turn_id
+from mainstay.model.message import Message
+from mainstay.model.process import (
+    Abandoned,
+    Cancelled,
+    Cause,
+    Failure,
+    ParentEnd,
+    ProcessRow,
+    Success,
+    WakePolicy,
+)
+from mainstay.model.process_write import ProcessFilter
+from mainstay.model.session import SessionRow
+from mainstay.model.task import LiveState, TaskEnd, TaskKind, TaskRecord, TaskSpec, TaskState
+from mainstay.ports.tasks import CancelHook, Work
+from mainstay.processes.handle import ProcessHandle, handle_id, value_of
+from mainstay.processes.local import KIND, LocalWork
+from mainstay.processes.service import ProcessService, Start
+from mainstay.sessions.at_hand import AtHand
+from mainstay.sessions.keeper import TaskKeeper
+from mainstay.sessions.owned import SessionProcesses
+
+MAX_TASK_ID = 150
+PAGE = 1000
+CANCEL_SECONDS = 0.1
+"""A task that is cancelled has so long to end before its cancelling is told as under way."""
+HIDDEN = "hidden task"
+
+KINDS: dict[str, TaskKind] = {"turn": "subagent", "command": "monitor"}
+"""What a process of another kind is as a task; everything else is "other"."""
+
+
+class TaskServices:
+    """The part of a session's services that is about its background work."""
+
+    _at: AtHand
+
+    # ------------------------------------------------------------------ saying and starting
+
+    async def inject_turn_input(self, said: str | Message, *, session_id: str | None = None) -> str:
+        row, key = await self._at.row_or_new(session_id), None
+        if self._at.run is not None:
+            # Asked again after a crash, by the same hook or tool, it is the same input.
+            key = f"inject {self._at.turn}:{self._at.key(_digest(said))}"
+        accepted = await self._at.desk.inbox.accept(row.id, row.agent, said, "note", key)
+        return turn_id(row.id, accepted.turn)
+
+    async def start_process(
+        self,
+        what: Any,
+        args: Mapping[str, Any] | None = None,
+        *,
+        key: str,
+        label: str = "",
+        wake: WakePolicy = "none",
+        parent_end: ParentEnd = "abandon",
+    ) -> ProcessHandle:
+        if parent_end not in get_args(ParentEnd):
+            raise InvalidInput(f"a process ends with its parent by 'cancel' or 'abandon', not {parent_end!r:.80}")
+        row, run = await self._at.row_or_new(), self._at.run
+        start = Start(f"{row.id}~{key}", label)
+        if run is not None:
+            call = self._at.call
+            cause = Cause("tool_call", call) if call else Cause("turn", run.turn_id)
+            place = self._at.key(key)  # a call's begins with its id
+            start = Start(
+                place if call else f"{run.turn_id}~{place}",
+                label,
+                cause=cause,
+                parent=run.turn_id,
+                parent_end=parent_end,
+            )
+            run.children = run.children or parent_end == "cancel"
+        begin = functools.partial(self._owned(row).start, what, args, wake)
+        return await (begin(start) if run is None else run.journal.patiently(begin, start))
+
+    # ------------------------------------------------------------------ hidden ones
+
+    async def spawn_hidden_task(self, label: str, work: Work, *, session_id: str | None = None) -> ProcessHandle:
+        row = await self._at.row_or_new(session_id)
+        handle = await self._spawn(row, self._at.desk.mint("t"), LocalWork(HIDDEN, label, {}), work, listed=False)
+        self._keeper.hidden.setdefault(row.id, []).append(handle.id)
+        return handle
+
+    async def await_hidden_tasks(self, *, session_id: str | None = None) -> None:
+        row, failed = await self._at.row_or_new(session_id), None
+        while waiting := await self._hidden(row.id):
+            for process_id in waiting:
+                outcome = await self._processes.outcome(process_id)
+                if failed is None and isinstance(outcome, Failure | Abandoned):
+                    failed = process_id, msgspec.to_builtins(outcome)
+        if failed is not None:
+            value_of(*failed)
+
+    async def _hidden(self, session_id: str) -> list[str]:
+        """Those that somebody here spawned since the last wait, and what others have under way."""
+        ours = self._keeper.hidden.pop(session_id, [])
+        wanted = ProcessFilter(kind=KIND, name=HIDDEN, origin=session_id, live=True, limit=PAGE)
+        return list(dict.fromkeys([*ours, *(row.id for row in await self._at.desk.store.processes(wanted))]))
+
+    # ------------------------------------------------------------------ managed and registered ones
+
+    async def spawn_managed_task(self, task: TaskSpec, work: Work, *, session_id: str | None = None) -> ProcessHandle:
+        row = await self._at.row_or_new(session_id)
+        process_id = await self._free_id(row.id, task)
+        return await self._spawn(row, process_id, LocalWork(task.id, _label(task), _spec(task)), work)
+
+    async def register_background_task(
+        self, task: TaskSpec, cancel: CancelHook | None = None, *, session_id: str | None = None
+    ) -> ProcessHandle:
+        row = await self._at.row_or_new(session_id)
+        process_id = await self._free_id(row.id, task)
+        spec = _spec(task) | ({"stopped_by": self._at.desk.worker_id} if cancel is not None else {})
+        if cancel is not None:
+            self._keeper.hooks[process_id] = cancel
+        return await self._owned(row).start(
+            LocalWork(task.id, _label(task), spec, outside=True), None, "none", Start(process_id)
+        )
+
+    async def unregister_background_task(self, task_id: str, *, session_id: str | None = None) -> None:
+        session = await self._at.row_or_new(session_id)
+        row = await self._find(session.id, task_id)
+        if row is None:
+            return
+        self._keeper.hooks.pop(row.id, None)
+        if row.live and row.registration.recovery == "externally_owned":
+            await self._processes.caller_departed(row.id)
+        await self._processes.revoke(session.id, row.id)
+
+    async def complete_background_task(
+        self, task_id: str, state: TaskEnd, value: Any = None, *, error: str = "", session_id: str | None = None
+    ) -> None:
+        if state not in get_args(TaskEnd):
+            raise InvalidInput(f"a task ends as 'completed', 'failed' or 'cancelled', not {state!r:.80}")
+        row = await self._known(session_id, task_id)
+        if not row.live:
+            return
+        plain, why = clean(value), clean_text(error)
+        outcome: Success | Failure | Cancelled = Success(plain)
+        if state != "completed":
+            outcome = Failure("failed", why, plain) if state == "failed" else Cancelled("its owner", why)
+        await self._processes.complete(row.id, outcome=outcome)
+        self._keeper.hooks.pop(row.id, None)
+
+    async def transition_live_state(self, task_id: str, state: LiveState, *, session_id: str | None = None) -> None:
+        if state not in get_args(LiveState):
+            raise InvalidInput(f"a live task is 'running' or 'idle', not {state!r:.80}")
+        row = await self._known(session_id, task_id)
+        try:
+            if _state(row) not in (state, "cancel_requested"):
+                await self._processes.emit(row.id, PROGRESS, {"state": state})
+        except ProcessEnded:
+            return
+
+    async def list_background_tasks(
+        self, *, kind: TaskKind | None = None, include_ended: bool = False, session_id: str | None = None
+    ) -> list[TaskRecord]:
+        session = await self._at.row_or_new(session_id)
+        rows = await self._visible(session.id, None if include_ended else True)
+        found = [record_of(row, session.id) for row in rows]
+        return [each for each in found if kind is None or each.kind == kind]
+
+    # ------------------------------------------------------------------ cancelling
+
+    async def cancel_managed_task(self, task_id: str, reason: str = "", *, session_id: str | None = None) -> TaskRecord:
+        return await self.cancel_background_task(task_id, reason, session_id=session_id)
+
+    async def cancel_background_task(
+        self, task_id: str, reason: str = "", *, session_id: str | None = None
+    ) -> TaskRecord:
+        session = await self._at.row_or_new(session_id)
+        return await self._cancel(await self._known(session_id, task_id), session.id, reason)
+
+    async def cancel_all_background_tasks(self, reason: str = "", *, session_id: str | None = None) -> list[TaskRecord]:
+        session = await self._at.row_or_new(session_id)
+        return [await self._cancel(row, session.id, reason) for row in await self._visible(session.id, True)]
+
+    async def cancel_unreferenced_handles(
+        self, keep: Sequence[Any], reason: str = "", *, session_id: str | None = None
+    ) -> list[TaskRecord]:
+        session, kept = await self._at.row_or_new(session_id), {handle_id(each) for each in keep}
+        rows = [row for row in await self._visible(session.id, True) if row.id not in kept]
+        return [await self._cancel(row, session.id, reason) for row in rows]
+
+    async def _cancel(self, row: ProcessRow, session_id: str, reason: str) -> TaskRecord:
+        if row.live:
+            hook = self._keeper.hooks.pop(row.id, None)  # ours to call, before anybody else hears of it
+            await self._processes.cancel(row.id, reason, by=f"session {session_id}")
+            if row.registration.recovery != "externally_owned":
+                await self._wait_a_little(row.id)
+            elif hook is not None or not self._keeper.is_stopped_elsewhere(row):
+                await self._keeper.stop(row, hook)
+        return record_of(await self._processes.get(row.id), session_id)
+
+    async def _wait_a_little(self, process_id: str) -> None:
+        try:
+            await self._processes.outcome(process_id, CANCEL_SECONDS)
+        except (TimedOut, MainstayError):
+            return  # it is asked to; its record tells how far that has come
+
+    # ------------------------------------------------------------------ handles
+
+    async def validate_handles_visible(self, handles: Sequence[Any], *, session_id: str | None = None) -> None:
+        session = await self._at.row_or_new(session_id)
+        for process_id in [handle_id(each) for each in handles]:
+            if not await self._at.desk.store.is_granted(session.id, process_id):
+                raise ProcessNotVisible(process_id, session.id)
+
+    async def transfer_handles(self, target: str, handles: Sequence[Any], *, session_id: str | None = None) -> int:
+        source = await self._at.row_or_new(session_id)
+        ids = list(dict.fromkeys(handle_id(each) for each in handles))
+        if not ids or source.id == target:
+            return 0
+        await self.validate_handles_visible(ids, session_id=session_id)
+        taker = await self._at.row(target)
+        rows = [await self._processes.get(process_id) for process_id in ids]
+        for row in rows:
+            before = await self._find(taker.id, row.registration.name) if _is_task(row) else None
+            if before is not None and before.live:
+                raise Conflict(f"session {taker.id!r} has a live task {row.registration.name!r} of its own")
+        moved = await self._processes.transfer(source.id, taker.id, *ids)
+        for row in rows:
+            await self._hears_instead(row, source.id, taker)
+        return moved
+
+    async def _hears_instead(self, row: ProcessRow, source: str, taker: SessionRow) -> None:
+        to = target(row)
+        if to is not None and to.session_id == source and row.live:
+            try:
+                await self._processes.retarget(row.id, replace(to, session_id=taker.id, agent=taker.agent))
+            except ProcessEnded:
+                return  # it ended meanwhile, and the session that had it hears of that
+
+    # ------------------------------------------------------------------ parts
+
+    @property
+    def _keeper(self) -> TaskKeeper:
+        return self._at.desk.tasks
+
+    @property
+    def _processes(self) -> ProcessService:
+        return self._at.desk.processes
+
+    def _owned(self, row: SessionRow) -> SessionProcesses:
+        return SessionProcesses(self._processes, self._at.desk.store, row.id, row.agent)
+
+    async def _spawn(
+        self, row: SessionRow, process_id: str, what: LocalWork, work: Work, listed: bool = True
+    ) -> ProcessHandle:
+        if not callable(work):
+            raise InvalidInput(f"a task is a function without arguments, not {type(work).__name__}: it is called once")
+        works = self._keeper.engine.works
+        works[process_id] = work
+        try:
+            return await self._owned(row).start(what, None, "none", Start(process_id), listed=listed)
+        except BaseException:  # whatever kept it from being registered: nobody will ever run it
+            works.pop(process_id, None)
+            raise
+
+    async def _free_id(self, session_id: str, task: TaskSpec) -> str:
+        """A process for a task's name, which is free once the task before has ended. Process ids are used once."""
+        if not task.id or len(task.id) > MAX_TASK_ID or task.id == HIDDEN:
+            raise InvalidInput(f"{task.id!r:.80} is no id of a task: use 1 to {MAX_TASK_ID} characters")
+        if task.kind not in get_args(TaskKind):
+            raise InvalidInput(f"a task is a {', '.join(get_args(TaskKind))}, not {task.kind!r:.80}")
+        before = await self._find(session_id, task.id)
+        if before is not None and before.live:
+            raise Conflict(f"session {session_id!r} has a live task {task.id!r}: cancel it, or use another id")
+        name, count = f"{session_id}~{task.id}", 1
+        if before is not None and before.id.startswith(f"{name}~"):
+            last = before.id.rpartition("~")[2]
+            count = int(last) if last.isascii() and last.isdigit() else 1
+        process_id = name if count == 1 else f"{name}~{count}"
+        while await self._at.desk.store.process(process_id) is not None:
+            count += 1
+            process_id = f"{name}~{count}"
+        return process_id
+
+    async def _visible(self, session_id: str, live: bool | None) -> list[ProcessRow]:
+        """What a session may see, the oldest first."""
+        found: list[ProcessRow] = []
+        before: int | None = None
+        while True:
+            wanted = ProcessFilter(session_id=session_id, live=live, before=before, limit=PAGE)
+            page = await self._at.desk.store.processes(wanted)
+            found += page
+            if len(page) < PAGE:
+                return found[::-1]
+            before = page[-1].pid
+
+    async def _find(self, session_id: str, task_id: str) -> ProcessRow | None:
+        """The newest task of that name, or the process of that id."""
+        wanted = ProcessFilter(name=task_id, session_id=session_id, limit=10)
+        named = [row for row in await self._at.desk.store.processes(wanted) if _is_task(row)]
+        if named:
+            return named[0]
+        row = await self._at.desk.store.process(task_id)
+        seen = row is not None and await self._at.desk.store.is_granted(session_id, task_id)
+        return row if seen else None
+
+    async def _known(self, session_id: str | None, task_id: str) -> ProcessRow:
+        session = await self._at.row_or_new(session_id)
+        row = await self._find(session.id, task_id)
+        if row is None:
+            raise NotFound(f"session {session.id!r} has no task {task_id!r}: list_background_tasks shows what it has")
+        return row
+
+
+# ---------------------------------------------------------------------- a process as a task
+
+
+def record_of(row: ProcessRow, session_id: str) -> TaskRecord:
+    """A process as a task of the session that sees it."""
+    asked, record = row.registration, row.record
+    spec = asked.input if _is_task(row) else {}
+    value, error = None, ""
+    if isinstance(record.outcome, Success):
+        value = record.outcome.value
+    elif isinstance(record.outcome, Failure):
+        error = f"{record.outcome.code}: {record.outcome.message}"
+    elif isinstance(record.outcome, Abandoned):
+        error = f"outcome_unknown: {record.outcome.evidence.proof}"
+    elif isinstance(record.outcome, Cancelled):
+        error = record.outcome.reason
+    return TaskRecord(
+        asked.name if _is_task(row) else row.id,
+        row.id,
+        spec.get("kind") or KINDS.get(asked.kind, "other"),
+        _state(row),
+        session_id,
+        spec.get("producer", asked.kind),
+        asked.label,
+        spec.get("child_session_id"),
+        spec.get("parent_task_id"),
+        row.created,
+        record.updated,
+        None if row.live else record.updated,
+        value,
+        error,
+    )
+
+
+def _state(row: ProcessRow) -> TaskState:
+    if row.status in ("completed", "cancelled"):
+        return "completed" if row.status == "completed" else "cancelled"
+    if not row.live:
+        return "failed"
+    if row.record.cancel is not None:
+        return "cancel_requested"
+    told = row.record.progress
+    if row.status == "waiting" or (isinstance(told, dict) and told.get("state") == "idle" and _is_task(row)):
+        return "idle"
+    begun = row.record.first_started is not None or row.registration.recovery == "externally_owned"
+    return "running" if begun else "pending"
+
+
+def _is_task(row: ProcessRow) -> bool:
+    """Whether a process was spawned or registered under a name in its session."""
+    spec = row.registration.input
+    return row.registration.kind in (KIND, "external") and isinstance(spec, dict) and "task" in spec
+
+
+def _spec(task: TaskSpec) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(task)
+    return {"task": task.id, "kind": task.kind, **found}
+
+
+def _label(task: TaskSpec) -> str:
+    return task.label or task.id
+
+
+def _digest(said: str | Message) -> str:
+    return hashlib.blake2b(encode(said), digest_size=8).hexdigest()

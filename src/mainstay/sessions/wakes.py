@@ -1,0 +1,200 @@
+"""Telling sessions what their processes have to say: what waits in the outbox becomes inputs.
+
+    session idle     everything that waits, in order, is one input: a turn when any of it asks for one, else a note
+    session busy     it gathers; when the turn has committed and nobody's input waits, it is the next turn
+    next is open     people go first: what only notifies is a note to their turn, what asks for a turn waits on
+
+Each delivery is one write (`Deliver`), so a wake is told once however often a Runtime dies. Who delivers is who has the
+session's agent. What cannot be delivered is discarded with its reason, and may be brought back.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from mainstay.engine.journal import spill, write_referring
+from mainstay.engine.supervisor import Supervisor
+from mainstay.errors import MainstayError, SessionDeleted, StoreError, UnknownSession
+from mainstay.lifecycle.wake import target
+from mainstay.model.codec import encode_checked
+from mainstay.model.message import Message
+from mainstay.model.process import ProcessRow, WakeRow
+from mainstay.model.process_write import Deliver, Dismiss
+from mainstay.model.record import InputKind, Said
+from mainstay.model.session import SessionRow
+from mainstay.model.write import Accepted
+from mainstay.sessions.definition import Definition
+from mainstay.sessions.telling import Heard, heard, in_words, read
+from mainstay.sessions.turns import Turns
+
+log = logging.getLogger("mainstay.sessions")
+
+EXPIRY_MS = 7 * 86_400_000
+"""For so long a wake waits for somebody who has its session's agent."""
+AT_ONCE = 1000
+"""Wakes in one input; more are the turn after it."""
+
+
+class Wakes:
+    """Delivers wakes to the sessions of a Runtime.
+
+    `_called` are sessions that somebody should look at, `_looking` those that somebody looks at; `_blocked` are those
+    whose wakes had to wait for a commit. `worker_for` tells who works on an agent's turns here.
+    """
+
+    def __init__(
+        self,
+        turns: Turns,
+        supervisor: Supervisor,
+        definitions: Mapping[str, Definition],
+        worker_for: Callable[[str], str | None],
+    ) -> None:
+        self._turns, self._supervisor, self._definitions, self._worker_for = turns, supervisor, definitions, worker_for
+        self._store, self._clock = turns.store, turns.clock
+        self._called, self._looking, self._blocked = set[str](), set[str](), set[str]()
+        turns.between = self.between
+
+    # ------------------------------------------------------------------ when
+
+    def of(self, row: ProcessRow) -> None:
+        """A process has changed here: it may have left a wake for its session."""
+        to = target(row)
+        if to is not None and (not row.live or any(each.wake is not None for each in row.registration.events)):
+            self.call(to.session_id)
+
+    def call(self, session_id: str) -> None:
+        """Something may wait for this session."""
+        if self._turns.leaving:
+            return  # it stays in the outbox, for whoever comes next
+        self._called.add(session_id)
+        if session_id not in self._looking:
+            self._looking.add(session_id)
+            _ = self._supervisor.spawn(self._look_after(session_id), f"wakes of {session_id}")
+
+    async def _look_after(self, session_id: str) -> None:
+        try:
+            while session_id in self._called and not self._turns.leaving:
+                self._called.discard(session_id)
+                opened = await self._deliver(session_id)
+                if opened is not None:
+                    self._turns.launch(opened.row)
+        except StoreError as error:
+            log.warning("wakes of session %s wait: %s", session_id, error)  # the watch comes back to them
+        finally:
+            self._looking.discard(session_id)
+
+    async def between(self, row: SessionRow) -> SessionRow:
+        """A turn has committed. What had to wait for it may be the next one: the session after that."""
+        if row.id not in self._blocked or self._turns.leaving:
+            return row
+        try:
+            opened = await self._deliver(row.id, between=True)
+        except MainstayError as error:
+            log.warning("wakes of session %s wait: %s", row.id, error)
+            return row
+        return row if opened is None else opened.row
+
+    async def look(self) -> None:
+        """See to everything that waits: what a crash left, what other Runtimes have written, what has expired."""
+        waiting: dict[str, list[WakeRow]] = {}
+        for wake in await self._store.wakes():
+            waiting.setdefault(wake.session_id, []).append(wake)
+        self._blocked = set(waiting)  # before looking who is busy, as below
+        busy = {row.id for row in await self._store.open_sessions()} if waiting else ()
+        for session_id, wakes in waiting.items():
+            if session_id in busy:
+                continue  # they gather, until the turn has committed
+            self.call(session_id)
+            if wakes[0].at <= self._clock.now() - EXPIRY_MS:
+                await self._expire(session_id, wakes)
+
+    async def _expire(self, session_id: str, wakes: list[WakeRow]) -> None:
+        """Give up what nobody can deliver. A busy session is no reason: it hears when it is idle."""
+        row = await self._store.session(session_id)
+        if (row is not None and row.turn is not None) or await self._agent_of(row, wakes[0]) in self._definitions:
+            return
+        before = self._clock.now() - EXPIRY_MS
+        old = [wake for wake in wakes if wake.at <= before]
+        await self._discard(old, "it expired: no Runtime with the session's agent came within 7 days")
+
+    # ------------------------------------------------------------------ what
+
+    async def _deliver(self, session_id: str, between: bool = False) -> Accepted | None:
+        """Tell a session what waits for it. Returns the turn that this opened, if it did, for us to work on."""
+        self._blocked.add(session_id)  # before looking: a commit meanwhile must not miss it
+        while True:
+            row, wakes = await self._store.session(session_id), await self._store.wakes(session_id)
+            if not wakes:
+                self._blocked.discard(session_id)
+                return None
+            if row is not None and row.deleted:
+                await self._discard(wakes, "its session was deleted")
+                continue
+            busy = row is not None and row.turn is not None
+            if busy:
+                wakes = [wake for wake in wakes if wake.policy == "notify"] if between else []
+            if not wakes:
+                return None  # they gather, until the turn has committed
+            agent = await self._agent_of(row, wakes[0])
+            if agent is not None and self._worker_for(agent) is None:
+                self._blocked.discard(session_id)
+                return None  # for a Runtime that has the agent
+            delivered = await self._try(session_id, agent, wakes[:AT_ONCE], busy)
+            if delivered is not None and delivered.opened:
+                return delivered
+
+    async def _try(self, session_id: str, agent: str | None, wakes: list[WakeRow], busy: bool) -> Accepted | None:
+        """One attempt. None: look again, something has changed."""
+        known = await self._readable(wakes)
+        if not known:
+            return None
+        turn = not busy and any(row.policy == "turn" for row, _ in known)
+        try:
+            return await self._put(session_id, agent or "", known, turn)
+        except (SessionDeleted, UnknownSession) as error:
+            await self._discard(wakes, str(error))
+            return None
+
+    async def _readable(self, wakes: Sequence[WakeRow]) -> list[tuple[WakeRow, Heard]]:
+        """Wakes with what they say. One that cannot be read must not keep the others waiting."""
+        known = []
+        for row in wakes:
+            try:
+                known.append((row, await heard(self._store, row)))
+            except ValueError as error:
+                log.error("wake %d of session %s is unreadable: %s", row.number, row.session_id, error)
+                await self._discard([row], f"it is unreadable: {error}")
+        return known
+
+    async def _put(
+        self, session_id: str, agent: str, known: list[tuple[WakeRow, Heard]], turn: bool
+    ) -> Accepted | None:
+        now, op = self._clock.now(), f"{self._turns.random.bits(64):016x}"
+        kind: InputKind = "queue" if turn else "note"
+        told = [each for _, each in known]
+        names = tuple(dict.fromkeys(each.wake.process_id for each in told))
+        said = Said(Message("user", in_words(told)), now, op, kind, wakes=names)
+        whole = encode_checked(said, "the news of processes")
+        body, blobs = await spill(self._store, whole)
+        numbers = tuple(row.number for row, _ in known)
+        worker = self._worker_for(agent)
+        deliver = Deliver(session_id, agent, numbers, body, op, now, turn, worker, blobs)
+        write = functools.partial(self._turns.write, session_id, deliver)
+        put_again = functools.partial(spill, self._store, whole)
+        accepted = await (write_referring(write, put_again) if blobs else write())
+        if accepted is not None and not accepted.opened:
+            self._turns.has_mail(session_id)
+        return accepted
+
+    async def _agent_of(self, row: SessionRow | None, wake: WakeRow) -> str | None:
+        """Whose session it is, or will be: one that nobody has spoken to is begun by its first wake."""
+        if row is not None:
+            return row.agent
+        process = await self._store.process(read(wake).process_id)
+        to = None if process is None else target(process)
+        return None if to is None else to.agent or None
+
+    async def _discard(self, wakes: Sequence[WakeRow], reason: str) -> None:
+        await self._store.write(Dismiss(tuple(wake.number for wake in wakes), self._clock.now(), reason))

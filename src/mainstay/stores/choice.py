@@ -1,0 +1,28 @@
+"""Choosing a store by what a user writes."""
+
+from __future__ import annotations
+
+import os
+
+from mainstay.errors import InvalidDefinition
+from mainstay.ports.host import Clock
+from mainstay.ports.store import Store
+
+
+def open_store(where: str | os.PathLike[str] | Store, clock: Clock | None = None) -> Store:
+    """A store from what a user writes: a path, a `sqlite:///` URL, "memory", or a Store."""
+    # Stores are imported when they are chosen: a Runtime in memory needs no driver.
+    if not isinstance(where, str | os.PathLike):
+        return where
+    text = os.fspath(where)
+    if text in ("memory", ":memory:"):
+        from mainstay.stores.memory import MemoryStore  # noqa: PLC0415  # chosen at run time
+
+        return MemoryStore(clock=clock)
+    if text.startswith(("postgresql://", "postgres://")):
+        raise InvalidDefinition("the Postgres store is not part of this version: use a file path or 'memory'")
+    if "://" in text and not text.startswith("sqlite:///"):
+        raise InvalidDefinition(f"{text!r} is not a store: use a path, sqlite:///path or 'memory'")
+    from mainstay.stores.sqlite import SqliteStore  # noqa: PLC0415  # chosen at run time
+
+    return SqliteStore(text.removeprefix("sqlite:///"))

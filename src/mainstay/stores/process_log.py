@@ -1,0 +1,127 @@
+"""One more event of a process, and what follows from its end for others. Every rule about processes ends here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from mainstay.lifecycle import fold as events
+from mainstay.lifecycle.fold import ending, fold
+from mainstay.lifecycle.wake import news
+from mainstay.model.process import TERMINAL, Cancelled, Event, ProcessOutcome, ProcessRow, WaitOn
+from mainstay.model.session import CancelRequest
+from mainstay.stores.rows import Rows
+
+Woken = tuple[ProcessRow, ...]
+
+
+def appended(rows: Rows, row: ProcessRow, event: Event) -> ProcessRow:
+    """One more event: in the log, in the record, and for the session that it wakes. The row is put by the caller."""
+    record = fold(row.record, event)
+    place = rows.add_event(row.pid, record.sequence, event)
+    row = replace(row, record=record)
+    wake = news(row, event)
+    if wake is not None:
+        # Its event's place is its number: it grows, and no other event will ever have it.
+        rows.add_wake(replace(wake, number=place))
+    return row
+
+
+def resumed(rows: Rows, row: ProcessRow, at: int) -> ProcessRow:
+    """A parked process has something to do again. The row is put by the caller."""
+    drop_awaits(rows, row)
+    return appended(rows, row, Event(events.RESUMED, None, at))
+
+
+def drop_awaits(rows: Rows, row: ProcessRow) -> None:
+    if awaited(row.record.waits):
+        rows.drop_awaits(row.pid)
+
+
+def awaited(waits: tuple[WaitOn, ...]) -> tuple[str, ...]:
+    """Whose end or going on a parked process waits for. No process has an id with a '#' in it: those are turns."""
+    return tuple([w.name if w.kind == "process" else f"#{w.name}" for w in waits if w.kind in ("process", "turn")])
+
+
+def end(rows: Rows, row: ProcessRow, outcome: ProcessOutcome, at: int, payload: Any = None) -> tuple[ProcessRow, Woken]:
+    """The end of a process, and what follows from it for others: who waited goes on, children are asked to stop."""
+    row = _ended(rows, row, outcome, at, payload)
+    return row, follow(rows, row, at)
+
+
+def _ended(rows: Rows, row: ProcessRow, outcome: ProcessOutcome, at: int, payload: Any = None) -> ProcessRow:
+    drop_awaits(rows, row)
+    row = appended(rows, row, Event(ending(outcome), outcome if payload is None else payload, at))
+    row = replace(row, owner=None, takeovers=0, stuck=None)
+    rows.put_process(row)
+    return row
+
+
+def follow(rows: Rows, row: ProcessRow, at: int) -> Woken:
+    """What follows from the end of a process: those that have something to do because of it.
+
+    A loop, because a child that ends at once may have children of its own.
+    """
+    woken: dict[int, ProcessRow] = {}
+    over = [row]
+    while over:
+        row = over.pop()
+        woken |= {waiting.pid: waiting for waiting in _resume_waiting(rows, row.id, at)}
+        for child in _stopped_with(rows, row.id, at):
+            if child.status in TERMINAL:
+                over.append(child)
+                woken.pop(child.pid, None)
+            else:
+                woken[child.pid] = child
+    return tuple(woken.values())
+
+
+def turn_ended(rows: Rows, turn: str, at: int) -> Woken:
+    """What follows from the end of a turn for the processes that it started."""
+    woken: dict[int, ProcessRow] = {}
+    for child in _stopped_with(rows, turn, at):
+        found = follow(rows, child, at) if child.status in TERMINAL else (child,)
+        woken |= {row.pid: row for row in found}
+    return tuple(woken.values())
+
+
+def _stopped_with(rows: Rows, parent: str, at: int) -> list[ProcessRow]:
+    """The children that end with their parent, each asked to."""
+    request = CancelRequest(f"parent {parent}", "its parent has ended")
+    mortal = [child for child in rows.children(parent) if child.registration.parent_end == "cancel"]
+    return [_requested(rows, child, request, at) for child in mortal if child.record.cancel is None]
+
+
+def turn_goes_on(rows: Rows, turn: str, at: int) -> None:
+    """A parked turn is open again: processes that were parked with it have something to do."""
+    _resume_waiting(rows, f"#{turn}", at)
+
+
+def _resume_waiting(rows: Rows, target: str, at: int) -> list[ProcessRow]:
+    woken = []
+    for pid in rows.awaiting(target):
+        waiting = rows.process_by_pid(pid)
+        if waiting is not None and waiting.status == "waiting":
+            waiting = resumed(rows, waiting, at)
+            rows.put_process(waiting)
+            woken.append(waiting)
+    return woken
+
+
+def asked_to_stop(rows: Rows, row: ProcessRow, request: CancelRequest, at: int) -> tuple[ProcessRow, Woken]:
+    """A cancel request. What nobody has begun, or nobody can go on with, ends at once."""
+    row = _requested(rows, row, request, at)
+    return row, follow(rows, row, at) if row.status in TERMINAL else (row,)
+
+
+def _requested(rows: Rows, row: ProcessRow, request: CancelRequest, at: int) -> ProcessRow:
+    row = appended(rows, row, Event(events.CANCEL_REQUESTED, request, at))
+    idle = row.owner is None and row.registration.recovery != "externally_owned"
+    begun = row.record.first_started is not None
+    if idle and (not begun or row.stuck is not None):
+        return _ended(rows, row, Cancelled(request.by, request.reason, unknown=begun), at)
+    if row.status == "waiting":
+        row = resumed(rows, row, at)
+    rows.put_process(row)
+    return row

@@ -1,0 +1,429 @@
+"""What each write about a process does. The fold of its events is `mainstay.lifecycle`'s to decide.
+
+Who may go on with a process that somebody has begun, by its recovery contract:
+
+    its owner            rerunnable, reattachable    owner_bound                         externally_owned
+    parked it            whoever comes               whoever comes                       (nobody owns it)
+    let it go, or left   whoever comes               nobody: abandoned
+    is proven dead       whoever comes               nobody: abandoned
+    is only silent       whoever comes, fencing it   nobody, unless somebody has asked
+                                                     to abandon it: then abandoned
+
+What nobody has begun, anybody may begin. Time alone ends nothing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from mainstay.errors import (
+    Conflict,
+    Fenced,
+    InternalError,
+    InvalidProcess,
+    ProcessConflict,
+    ProcessPruned,
+    UnknownProcess,
+)
+from mainstay.lifecycle import fold as events
+from mainstay.lifecycle.decide import (
+    alive,
+    awaits,
+    check,
+    check_authority,
+    declared,
+    gives_up,
+    is_due,
+    known,
+    same,
+    same_asking,
+)
+from mainstay.lifecycle.fold import fold
+from mainstay.model.process import (
+    RETIRED,
+    TERMINAL,
+    Abandoned,
+    Event,
+    Evidence,
+    Failure,
+    FirstStart,
+    ProcessRecord,
+    ProcessRow,
+)
+from mainstay.model.process_write import (
+    Advance,
+    Advanced,
+    Complete,
+    Ending,
+    LetGo,
+    Mark,
+    ProcessScope,
+    Register,
+    Registered,
+    Revive,
+    Stop,
+    Stopped,
+    Take,
+    Taken,
+    Tell,
+    Told,
+)
+from mainstay.model.session import CancelRequest
+from mainstay.stores.process_log import appended, asked_to_stop, awaited, end, follow, resumed
+from mainstay.stores.rows import Rows, check_blobs
+from mainstay.stores.wake_rules import retargeted
+
+MARKS = frozenset(
+    {
+        events.ABANDON_REQUESTED,
+        events.EXTERNAL_REF_SET,
+        events.CALLER_DEPARTED,
+        events.SUBSCRIPTION_RETARGETED,
+        events.PROGRESS,
+    }
+)
+"""Events of ours that somebody outside may write."""
+
+
+def register(rows: Rows, write: Register) -> Registered:
+    registration = check(write.registration)
+    row = rows.process(registration.id)
+    if row is not None:
+        if row.pruned is not None:
+            raise ProcessPruned(row.id, row.status, row.pruned)
+        if not same_asking(row.registration, registration):
+            raise ProcessConflict(row.id)
+        return Registered(row, known=True)
+    late = registration.parent is not None and _is_over(rows, registration.parent, registration.id)
+    check_blobs(rows, write.blobs)
+    created = Event(events.CREATED, at=write.at)
+    owner = None if registration.recovery == "externally_owned" else write.worker
+    claimed = int(owner is not None)
+    row = ProcessRow(0, registration, fold(ProcessRecord(), created), write.at, owner, claimed, claimed)
+    row = rows.add_process(row)
+    rows.add_event(row.pid, 1, created)
+    for session_id in write.grants:
+        rows.put_grant(session_id, row.pid)
+    rows.add_blobs(-row.pid, write.blobs)
+    if late and registration.parent_end == "cancel":
+        # It comes too late to be asked with the others.
+        request = CancelRequest(f"parent {registration.parent}", "its parent has ended")
+        row, _ = asked_to_stop(rows, row, request, write.at)
+    return Registered(row)
+
+
+def _is_over(rows: Rows, parent: str, child: str) -> bool:
+    """Whether a parent, a process or a turn, has ended. Who was relieved of a turn, and does not know, may still start
+    something for it."""
+    process = rows.process(parent)
+    if process is not None:
+        return not process.live
+    session_id, _, turn = parent.rpartition(".")
+    session = rows.session(session_id) if turn.isascii() and turn.isdigit() else None
+    if session is None or not 0 < int(turn) < session.next:
+        raise UnknownProcess(parent, f"it was to be the parent of {child!r}, and is not here")
+    return session.deleted or int(turn) <= session.head
+
+
+def register_applied(rows: Rows, write: Register) -> Registered | None:
+    """The receipt of a registration whose reply was lost: applied again it would take itself for a second asking."""
+    row = rows.process(write.registration.id)
+    if row is None or row.created != write.at or row.record.sequence != 1 or row.owner != write.worker:
+        return None
+    return Registered(row) if same(row.registration, write.registration) else None
+
+
+# ---------------------------------------------------------------------- an owned process
+
+
+def take(rows: Rows, write: Take) -> Taken:
+    row = rows.process(write.process_id)
+    if row is None or not row.live or row.stuck is not None or row.registration.recovery == "externally_owned":
+        return Taken(row, won=False)
+    if row.owner == write.worker and row.generation == write.generation + 1:
+        return Taken(row, won=True)
+    if row.generation != write.generation or row.owner == write.worker:
+        return Taken(row, won=False)
+    if row.status == "waiting" and not is_due(row, write.at):
+        return Taken(row, won=False)
+    if row.owner is not None and _is_bound(row):
+        return _given_up(rows, row, write)
+    return _taken(rows, row, write)
+
+
+def _is_bound(row: ProcessRow) -> bool:
+    """Whether nobody but its owner may do this work."""
+    return row.registration.recovery == "owner_bound" and row.record.first_started is not None
+
+
+def _given_up(rows: Rows, row: ProcessRow, write: Take) -> Taken:
+    request = row.record.abandon
+    if write.proof is not None:
+        evidence = Evidence("sweep", write.at, row.owner, write.proof)
+    elif request is not None:
+        evidence = Evidence("reconciled_request", write.at, row.owner, f"{request.by}: {request.reason}")
+    else:
+        return Taken(row, won=False)  # silent is not dead, and nobody else may do this work
+    row, woken = end(rows, row, Abandoned(evidence), write.at)
+    return Taken(row, won=False, woken=woken)
+
+
+def _taken(rows: Rows, row: ProcessRow, write: Take) -> Taken:
+    """Claimed, unless it has been begun too often."""
+    over = row.owner is not None
+    again = over and row.record.first_started is not None
+    limit = row.registration.max_attempts
+    if again and limit is not None and row.attempts >= limit:
+        failure = Failure("attempts_exhausted", f"it was begun {row.attempts} times, and its owners died")
+        row, woken = end(rows, row, failure, write.at)
+        return Taken(row, won=False, woken=woken)
+    row = replace(row, generation=row.generation + 1, takeovers=row.takeovers + over)
+    why = gives_up(row) if over else None
+    if why is not None:
+        row = _stuck(rows, row, why, write.at)
+        return Taken(row, won=False)
+    row = replace(row, owner=write.worker, attempts=max(row.attempts + again, 1))
+    if row.status == "waiting":
+        row = resumed(rows, row, write.at)
+    rows.put_process(row)
+    return Taken(row, won=True)
+
+
+def advance(rows: Rows, write: Advance) -> Advanced:
+    scope = write.scope
+    row = rows.process_by_pid(scope.pid)
+    again = _again(rows, row, write)
+    if again is not None:
+        return again
+    row = before = _owned(row, scope)
+    if write.drop is not None and (not write.records or write.records[-1].ordinal < write.drop):
+        raise InternalError(f"process {scope.id} would drop its whole journal: something must stay to begin from")
+    check_blobs(rows, write.blobs)
+    if not _is_known(rows, row, write):
+        row = _told(rows, row, write)
+    if write.outcome is not None:
+        row, woken = end(rows, row, write.outcome, write.at)
+        return Advanced(row, woken=woken)
+    if write.park and before.record.sequence <= write.seen and _all_ahead(rows, write):
+        row = appended(rows, row, Event(events.WAITING, {"waits": write.park}, write.at))
+        row = replace(row, owner=None, takeovers=0)
+        rows.put_process(row)
+        rows.put_awaits(row.pid, awaited(write.park))
+        return Advanced(row, parked=True)
+    if row.takeovers and write.records:
+        row = replace(row, takeovers=0)
+    if row is not before:
+        rows.put_process(row)
+    return Advanced(row)
+
+
+def _again(rows: Rows, row: ProcessRow | None, write: Advance) -> Advanced | None:
+    """The receipt of an owner's last write, which may come again because its reply was lost.
+
+    Whoever woke because of it is not named a second time.
+    """
+    if row is None or row.owner is not None or row.generation != write.scope.generation:
+        return None
+    if write.outcome is not None:
+        return Advanced(row) if same(row.record.outcome, write.outcome) else None
+    there = all(rows.step(row.pid, node.ordinal) == node.body for node in write.records)
+    return Advanced(row, parked=True) if write.park and there and row.live and row.stuck is None else None
+
+
+def _is_known(rows: Rows, row: ProcessRow, write: Advance) -> bool:
+    """Whether this was written before, by a first sending. Refuses what contradicts that, having changed nothing.
+
+    Ordinals of a journal only grow, so what is not beyond its end was in it once, and may have been dropped since.
+    Without records it is the events that tell: an owner has looked at all up to `seen`.
+    """
+    if write.records:
+        if write.records[-1].ordinal > rows.last_step(row.pid):
+            _check_keys(rows, row, write.events)
+            return False
+        for node in write.records:
+            if (body := rows.step(row.pid, node.ordinal)) not in (None, node.body):
+                raise InternalError(f"record {node.ordinal} of process {row.id} exists with other content ({body!r})")
+        return True
+    if not write.events:
+        return False
+    there = rows.events_after(row.pid, write.seen)
+    if all(any(same(event, each) for each in there) for event in write.events):
+        return True
+    _check_keys(rows, row, write.events)
+    return False
+
+
+def _check_keys(rows: Rows, row: ProcessRow, told: tuple[Event, ...]) -> None:
+    for event in told:
+        if event.key is not None and rows.event_by_key(row.pid, event.key) is not None:
+            raise Conflict(f"key {event.key!r} of process {row.id!r} was used for another event: use a new one")
+
+
+def _told(rows: Rows, row: ProcessRow, write: Advance) -> ProcessRow:
+    """What the owner tells, the first time it does."""
+    first = 0 if write.drop is None else write.drop
+    if write.drop is not None:
+        rows.drop_steps(row.pid, write.drop)
+    for node in write.records:
+        if node.ordinal >= first:
+            rows.add_step(row.pid, node.ordinal, node.body)
+    rows.add_blobs(-row.pid, write.blobs)
+    if write.first and row.record.first_started is None:
+        start = FirstStart(write.scope.owner, row.generation, row.attempts, write.at)
+        row = appended(rows, row, Event(events.FIRST_STARTED, start, write.at))
+    for event in write.events:
+        row = appended(rows, row, event)
+    return row
+
+
+def _all_ahead(rows: Rows, write: Advance) -> bool:
+    """Whether nothing that it wants to wait for is there already."""
+    for wait in write.park:
+        if wait.kind == "process":
+            target = rows.process(wait.name)
+            if target is None or not target.live:
+                return False
+        elif wait.kind == "turn" and not _is_parked(rows, wait.name):
+            return False
+    return True
+
+
+def _is_parked(rows: Rows, turn: str) -> bool:
+    session_id, _, number = turn.rpartition(".")
+    session = rows.session(session_id)
+    return session is not None and str(session.turn) == number and session.state == "parked"
+
+
+def let_go(rows: Rows, write: LetGo) -> Advanced:
+    row = rows.process_by_pid(write.scope.pid)
+    if row is not None and _was_let_go(row, write):
+        return Advanced(row)  # sent again, because its reply was lost
+    row = _owned(row, write.scope)
+    if write.stuck is not None:
+        return Advanced(_stuck(rows, row, write.stuck, write.at))
+    return _freed(rows, row, write.at, "its owner let it go")
+
+
+def _was_let_go(row: ProcessRow, write: LetGo) -> bool:
+    free = row.owner is None and row.generation == write.scope.generation
+    return free and (write.stuck is None or row.stuck == write.stuck)
+
+
+def _freed(rows: Rows, row: ProcessRow, at: int, why: str) -> Advanced:
+    """Nobody owns it any more: what only its owner could do is given up, everything else is free to claim."""
+    if _is_bound(row):
+        row, woken = end(rows, row, Abandoned(Evidence("owner_drain", at, row.owner, why)), at)
+        return Advanced(row, woken=woken)
+    row = replace(row, owner=None)
+    rows.put_process(row)
+    return Advanced(row)
+
+
+def drained(rows: Rows, row: ProcessRow, at: int) -> None:
+    """Its owner leaves."""
+    _freed(rows, row, at, "its owner left")
+
+
+def _stuck(rows: Rows, row: ProcessRow, why: str, at: int) -> ProcessRow:
+    row = appended(rows, replace(row, owner=None, stuck=why), Event(events.STUCK, {"reason": why}, at))
+    rows.put_process(row)
+    return row
+
+
+def _owned(row: ProcessRow | None, scope: ProcessScope) -> ProcessRow:
+    """The process, when `scope` still owns it. The only fence there is: every write of an owner passes here."""
+    if row is None or row.id != scope.id or row.owner != scope.owner or row.generation != scope.generation:
+        raise Fenced(f"process {scope.id}", scope.generation)
+    return row
+
+
+# ---------------------------------------------------------------------- from outside
+
+
+def tell(rows: Rows, write: Tell) -> Told:
+    row = known(rows.process(write.process_id), write.process_id)
+    event = Event(f"{events.SIGNAL}{write.name}", write.payload, write.at, write.key)
+    before = _told_before(rows, row, event)
+    if before is not None:
+        return before
+    row = alive(row, write.process_id)
+    declared(row.registration, event.type)
+    return _added(rows, row, event)
+
+
+def mark(rows: Rows, write: Mark) -> Told:
+    row = known(rows.process(write.process_id), write.process_id)
+    event = write.event
+    before = _told_before(rows, row, event)
+    if before is not None:
+        return before
+    row = alive(row, write.process_id)
+    if event.type not in MARKS:
+        if event.type.startswith(events.RESERVED):
+            raise InvalidProcess(f"event type {event.type!r} is reserved: nobody but the runtime writes it")
+        declared(row.registration, event.type)
+    if event.type == events.CALLER_DEPARTED and row.registration.recovery != "externally_owned":
+        raise InvalidProcess(f"process {row.id!r} is worked on here: only a caller from outside can depart")
+    try:
+        fold(row.record, event)
+    except msgspec.ValidationError as error:
+        raise InvalidProcess(f"event {event.type!r} of process {row.id!r} cannot say this: {error}") from None
+    return _added(rows, row, event)
+
+
+def _told_before(rows: Rows, row: ProcessRow, event: Event) -> Told | None:
+    """The receipt of an event that was told before under the same key."""
+    found = None if event.key is None else rows.event_by_key(row.pid, event.key)
+    if found is None:
+        return None
+    sequence, before = found
+    if not same(before, replace(event, at=before.at)):
+        raise Conflict(f"key {event.key!r} of process {row.id!r} was used for another event: use a new one")
+    return Told(row, sequence, known=True)
+
+
+def _added(rows: Rows, row: ProcessRow, event: Event) -> Told:
+    row = appended(rows, row, event)
+    sequence = row.record.sequence
+    if awaits(row, event):
+        row = resumed(rows, row, event.at)
+    rows.put_process(row)
+    if event.type == events.SUBSCRIPTION_RETARGETED:
+        retargeted(rows, row)
+    woken = follow(rows, row, event.at) if row.status in RETIRED else ()
+    return Told(row, sequence, woken=woken)
+
+
+def stop(rows: Rows, write: Stop) -> Stopped:
+    row = known(rows.process(write.process_id), write.process_id)
+    if row.status in RETIRED:
+        return Stopped("ended", row)
+    if row.record.cancel is not None:
+        return Stopped("already_requested", row)
+    row, woken = asked_to_stop(rows, row, write.request, write.at)
+    return Stopped("requested", row, woken)
+
+
+def complete(rows: Rows, write: Complete) -> Ending:
+    row = known(rows.process(write.process_id), write.process_id)
+    check_authority(row, write.authority, write.outcome)
+    if row.status in TERMINAL:
+        return Ending("already_applied" if same(row.record.outcome, write.outcome) else "superseded", row)
+    row = alive(row, write.process_id)
+    if row.owner is not None:
+        raise Conflict(
+            f"process {row.id!r} is owned by worker {row.owner!r}, which says how it ends: cancel it instead"
+        )
+    payload = {"outcome": write.outcome, "authority": write.authority}
+    row, woken = end(rows, row, write.outcome, write.at, payload)
+    return Ending("committed", row, woken)
+
+
+def revive(rows: Rows, write: Revive) -> ProcessRow | None:
+    row = known(rows.process(write.process_id), write.process_id)
+    if row.stuck is None:
+        return None
+    row = appended(rows, replace(row, stuck=None, takeovers=0), Event(events.REVIVED, None, write.at))
+    rows.put_process(row)
+    return row

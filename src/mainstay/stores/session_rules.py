@@ -1,0 +1,428 @@
+"""What each write about a session does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from mainstay.errors import (
+    Fenced,
+    HeadMoved,
+    InternalError,
+    InvalidSessionId,
+    KeyConflict,
+    SessionDeleted,
+    StaleSettings,
+    UnknownSession,
+    WrongAgent,
+)
+from mainstay.model.codec import encode
+from mainstay.model.ids import turn_id
+from mainstay.model.record import Joined
+from mainstay.model.session import CancelRequest, Fork, InboxRow, Node, SessionRow
+from mainstay.model.settings import committed, forked
+from mainstay.model.write import (
+    Accept,
+    Accepted,
+    Append,
+    Appended,
+    Branch,
+    Cancel,
+    CancelReceipt,
+    CancelWon,
+    Claim,
+    Claimed,
+    Commit,
+    Committed,
+    Configure,
+    Delete,
+    Release,
+    Resolve,
+    Resolved,
+    Resume,
+    Scope,
+)
+from mainstay.stores.process_log import turn_ended, turn_goes_on
+from mainstay.stores.rows import Rows, check_blobs
+
+MAX_TAKEOVERS = 3
+READ_BACK = 256
+"""How many of a session's newest inputs are searched for an acceptance whose reply was lost."""
+
+
+# ---------------------------------------------------------------------- inputs
+
+
+def accept(rows: Rows, write: Accept) -> Accepted:
+    row = rows.session(write.session_id)
+    if row is not None:
+        _check_usable(row, write.agent)
+        if write.key is not None and (known := rows.key(row.sid, write.key)) is not None:
+            turn, digest = known
+            if digest != write.digest:
+                raise KeyConflict(row.id, write.key, turn_id(row.id, turn))
+            return Accepted(turn, row, opened=row.turn == turn, known=True)
+    check_blobs(rows, write.blobs)
+    opens = write.kind != "note" and (row is None or row.turn is None)
+    if row is None:
+        turn = 1
+        row = SessionRow(0, write.session_id, write.agent, next=2, created=write.at, updated=write.at)
+        row = rows.add_session(_opened(row, turn, write) if opens else row)
+    else:
+        turn = row.next
+        row = replace(row, next=turn + 1, updated=write.at)
+        row = _opened(row, turn, write) if opens else row
+        rows.put_session(row)
+    if not opens:
+        rows.put_mail(InboxRow(row.sid, turn, write.kind))
+    if write.key is not None:
+        rows.put_key(row.sid, write.key, turn, write.digest)
+    rows.add_node(row.sid, turn, 0, write.body)
+    rows.add_blobs(row.sid, write.blobs)
+    return Accepted(turn, row, opens)
+
+
+def _opened(row: SessionRow, turn: int, write: Accept) -> SessionRow:
+    owner = write.worker
+    return replace(
+        row,
+        turn=turn,
+        state="open",
+        owner=owner,
+        generation=row.generation + (owner is not None),
+        takeovers=0,
+        cancel=None,
+        reason=None,
+        updated=write.at,
+    )
+
+
+def accept_applied(rows: Rows, write: Accept) -> Accepted | None:
+    row = rows.session(write.session_id)
+    if row is None:
+        return None
+    for turn in range(row.next - 1, max(0, row.next - 1 - READ_BACK), -1):
+        body = rows.node(row.sid, turn, 0)
+        if body is not None and body == write.body:
+            return Accepted(turn, row, opened=row.turn == turn)
+    return None
+
+
+# ---------------------------------------------------------------------- an owned turn
+
+
+def claim(rows: Rows, write: Claim) -> Claimed:
+    row = rows.session(write.session_id)
+    if row is None or row.deleted or row.turn is None or row.state == "stuck":
+        return Claimed(row, won=False)
+    if row.owner == write.worker and row.generation == write.generation + 1:
+        return Claimed(row, won=True)
+    if row.generation != write.generation or row.owner == write.worker:
+        return Claimed(row, won=False)
+    _unparked(rows, row, write.at)
+    takeovers = row.takeovers + (row.owner is not None)
+    if row.owner is not None and takeovers % (MAX_TAKEOVERS + 1) == 0:
+        # Counted on when a person resumes the turn: a takeover is a model call that may have been asked for nothing.
+        why = f"{MAX_TAKEOVERS} workers in a row died on this turn without a new record"
+        row = replace(row, state="stuck", owner=None, generation=row.generation + 1, takeovers=takeovers, reason=why)
+        row = replace(row, updated=write.at)
+        rows.put_session(row)
+        return Claimed(row, won=False)
+    row = replace(
+        row,
+        owner=write.worker,
+        generation=row.generation + 1,
+        takeovers=takeovers,
+        state="open",
+        reason=None,
+        updated=write.at,
+    )
+    rows.put_session(row)
+    return Claimed(row, won=True)
+
+
+def append(rows: Rows, write: Append) -> Appended:
+    scope = write.scope
+    if write.park and (row := _let_go(rows, scope)) is not None and row.state == "parked" and _all_there(rows, write):
+        return Appended(row.cancel, rows.has_mail(scope.sid), parked=True)
+    row = _owned(rows.session_by_sid(scope.sid), scope)
+    check_blobs(rows, write.blobs)
+    if _add_nodes(rows, scope, write.nodes):
+        _take(rows, scope, write.take)
+        for wait in write.waits:
+            known = rows.wait(wait.id)
+            if known is None or (known.state == "open" and known != wait):
+                rows.put_wait(wait)
+        rows.add_blobs(scope.sid, write.blobs)
+    park = bool(write.park) and row.cancel is None and _all_open(rows, write.park)
+    if park:
+        rows.put_session(replace(row, state="parked", owner=None, takeovers=0, updated=write.at))
+    elif row.takeovers and write.nodes:
+        rows.put_session(replace(row, takeovers=0))
+    return Appended(row.cancel, rows.has_mail(scope.sid), park)
+
+
+def commit(rows: Rows, write: Commit) -> Committed | CancelWon:
+    scope = write.scope
+    row = rows.session_by_sid(scope.sid)
+    if row is not None and row.head >= scope.turn and _same_last(rows, write):
+        asked = rows.children(turn_id(row.id, scope.turn)) if write.children else []
+        return Committed(row, tuple(child for child in asked if child.record.cancel is not None))
+    row = _owned(row, scope)
+    if row.head != write.head:
+        raise HeadMoved(row.id, write.head, row.head)
+    if row.cancel is not None and not write.cancelled:
+        return CancelWon(row.cancel)
+    check_blobs(rows, write.blobs)
+    if not _add_nodes(rows, scope, write.nodes):
+        raise InternalError(f"records of {scope.session_id}.{scope.turn} were written before its commit")
+    _take(rows, scope, write.take)
+    rows.add_blobs(scope.sid, write.blobs)
+    _close_waits(rows, scope.sid, "cancelled" if write.cancelled else "revoked")
+    mail = rows.first_mail(scope.sid)
+    if mail is None:
+        row = replace(
+            row, head=scope.turn, turn=None, state="idle", owner=None, takeovers=0, cancel=None, updated=write.at
+        )
+    else:
+        rows.drop_mail(scope.sid, mail.input)
+        row = replace(row, head=scope.turn, turn=mail.input, takeovers=0, cancel=mail.cancel, updated=write.at)
+    if write.tools or row.settings:
+        row = _configured(rows, row, committed(row.settings, write.tools, write.recorded))
+    rows.put_session(row)
+    return Committed(row, turn_ended(rows, turn_id(row.id, scope.turn), write.at) if write.children else ())
+
+
+def release(rows: Rows, write: Release) -> None:
+    free = _let_go(rows, write.scope)
+    if free is not None and (write.stuck is None or free.state == "stuck"):
+        return
+    row = _owned(rows.session_by_sid(write.scope.sid), write.scope)
+    state = "stuck" if write.stuck is not None else row.state
+    rows.put_session(replace(row, owner=None, state=state, reason=write.stuck, updated=write.at))
+
+
+def _owned(row: SessionRow | None, scope: Scope) -> SessionRow:
+    """The session, when `scope` still owns it. The only fence there is: every write of an owner passes here."""
+    if row is None or row.deleted:
+        raise SessionDeleted(scope.session_id)
+    if row.owner != scope.owner or row.generation != scope.generation or row.turn != scope.turn:
+        raise Fenced(turn_id(scope.session_id, scope.turn), scope.generation)
+    return row
+
+
+def _let_go(rows: Rows, scope: Scope) -> SessionRow | None:
+    """The session, when `scope` was its last owner and gave it up: that write may come again, its reply was lost."""
+    row = rows.session_by_sid(scope.sid)
+    free = row is not None and row.owner is None and row.generation == scope.generation and row.turn == scope.turn
+    return row if free else None
+
+
+def _all_there(rows: Rows, write: Append) -> bool:
+    return all(rows.node(write.scope.sid, write.scope.turn, n.ordinal) == n.body for n in write.nodes)
+
+
+def _add_nodes(rows: Rows, scope: Scope, nodes: tuple[Node, ...]) -> bool:
+    """Write records; False when they are there already, from a first sending of the same write."""
+    if not nodes:
+        return True
+    first = nodes[0]
+    if rows.add_node(scope.sid, scope.turn, first.ordinal, first.body):
+        rows.add_nodes(scope.sid, scope.turn, nodes[1:])
+        return True
+    if any(rows.node(scope.sid, scope.turn, n.ordinal) != n.body for n in nodes):
+        raise InternalError(f"record {first.ordinal} of {scope.session_id}.{scope.turn} exists with other content")
+    return False
+
+
+def _same_last(rows: Rows, write: Commit) -> bool:
+    last = write.nodes[-1]
+    return rows.node(write.scope.sid, write.scope.turn, last.ordinal) == last.body
+
+
+def _take(rows: Rows, scope: Scope, numbers: tuple[int, ...]) -> None:
+    """Settle inputs that were delivered into the turn: each gets a record that says so."""
+    for number in numbers:
+        rows.drop_mail(scope.sid, number)
+        rows.add_node(scope.sid, number, 1, encode(Joined(scope.turn)))
+
+
+def _all_open(rows: Rows, wait_ids: tuple[str, ...]) -> bool:
+    """Whether no answer arrived between the owner's last look and this transaction: else there is work to do."""
+    waits = [rows.wait(wait_id) for wait_id in wait_ids]
+    return all(wait is not None and wait.state == "open" for wait in waits)
+
+
+# ---------------------------------------------------------------------- from outside
+
+
+def cancel(rows: Rows, write: Cancel) -> CancelReceipt:
+    row = rows.session(write.session_id)
+    if row is None or row.deleted:
+        return CancelReceipt("unknown")
+    turn = write.turn if write.turn is not None else row.turn
+    if turn is None:
+        return CancelReceipt("completion_won", row.head or None, row)
+    if turn != row.turn:
+        return _cancel_queued(rows, row, turn, write.request)
+    if row.cancel is not None:
+        return CancelReceipt("already_requested", turn, row)
+    row = _wake(rows, replace(row, cancel=encode(write.request), updated=write.at), write.worker)
+    rows.put_session(row)
+    return CancelReceipt("requested", turn, row)
+
+
+def _cancel_queued(rows: Rows, row: SessionRow, turn: int, request: CancelRequest) -> CancelReceipt:
+    mail = rows.mail(row.sid, turn)
+    if mail is None or mail.kind == "note":
+        # A note opens no turn, so there is none to stop; opened as a cancelled one it could move the head back.
+        return CancelReceipt("completion_won" if 0 < turn < row.next else "unknown", turn, row)
+    if mail.cancel is not None:
+        return CancelReceipt("already_requested", turn, row)
+    rows.put_mail(replace(mail, kind="queue", cancel=encode(request)))
+    return CancelReceipt("requested", turn, row)
+
+
+def resume(rows: Rows, write: Resume) -> SessionRow | None:
+    row = rows.session(write.session_id)
+    if row is None or row.deleted or row.state != "stuck":
+        return None
+    row = _wake(rows, replace(row, updated=write.at), write.worker)
+    rows.put_session(row)
+    return row
+
+
+def configure(rows: Rows, write: Configure) -> SessionRow:
+    row = rows.session(write.session_id)
+    if row is not None:
+        _check_usable(row, write.agent)
+        if row.settings == write.settings:
+            return row
+    if write.expected is not None and write.expected != (b"" if row is None else row.settings):
+        raise StaleSettings(write.session_id)
+    check_blobs(rows, write.blobs)
+    if row is None:
+        row = rows.add_session(SessionRow(0, write.session_id, write.agent, created=write.at, updated=write.at))
+    rows.add_blobs(row.sid, write.blobs)
+    row = replace(_configured(rows, row, write.settings), updated=write.at)
+    rows.put_session(row)
+    return row
+
+
+def _configured(rows: Rows, row: SessionRow, settings: bytes) -> SessionRow:
+    if settings != row.settings:
+        rows.put_settings(row.sid, settings)
+    return replace(row, settings=settings)
+
+
+def resolve(rows: Rows, write: Resolve) -> Resolved:
+    wait = rows.wait(write.wait_id)
+    if wait is None or wait.state == "revoked":
+        return Resolved("unknown", wait)
+    row = rows.session_by_sid(wait.sid)
+    if row is None or row.deleted:
+        return Resolved("unknown", wait)
+    if wait.state != "open":
+        return Resolved("already_resolved", wait, row)
+    if write.answer is None:
+        wait = replace(wait, state="expired")
+    else:
+        wait = replace(wait, state="resolved", answer=encode(write.answer))
+    rows.put_wait(wait)
+    if row.turn == wait.turn and row.owner is None:
+        row = _wake(rows, replace(row, updated=write.at), write.worker if row.agent in write.agents else None)
+        rows.put_session(row)
+    return Resolved("accepted", wait, row)
+
+
+def _wake(rows: Rows, row: SessionRow, worker: str | None) -> SessionRow:
+    """A turn that nobody works on has something to do again: `worker` takes it, or whoever comes first."""
+    if row.owner is not None:
+        return row
+    _unparked(rows, row, row.updated)
+    if worker is None:
+        return replace(row, state="open", reason=None)
+    return replace(row, state="open", owner=worker, generation=row.generation + 1, reason=None)
+
+
+def _unparked(rows: Rows, row: SessionRow, at: int) -> None:
+    """Every way out of being parked passes here: processes may wait with the turn."""
+    if row.state == "parked" and row.turn is not None:
+        turn_goes_on(rows, turn_id(row.id, row.turn), at)
+
+
+def branch(rows: Rows, write: Branch) -> SessionRow:
+    source = rows.session(write.source)
+    if source is None:
+        raise UnknownSession(write.source)
+    if source.deleted:
+        raise SessionDeleted(source.id)
+    fork = Fork(source.sid, write.turn, write.ordinal)
+    existing = rows.session(write.session_id)
+    if existing is not None:
+        if existing.fork == fork and existing.agent == write.agent and not existing.deleted:
+            return existing
+        raise InvalidSessionId(write.session_id, "it is taken, and ids are used once per store: choose another")
+    row = SessionRow(0, write.session_id, write.agent, fork=fork, created=write.at, updated=write.at)
+    row = rows.add_session(row)
+    if source.settings:
+        row = _configured(rows, row, forked(source.settings))
+        rows.put_session(row)
+    for process_id in write.grants:
+        process = rows.process(process_id)
+        if process is not None and rows.granted(source.id, process.pid):
+            rows.put_grant(row.id, process.pid)
+    return row
+
+
+def delete(rows: Rows, write: Delete) -> bool:
+    row = rows.session(write.session_id)
+    if row is None or row.deleted:
+        return False
+    _close_waits(rows, row.sid, "revoked")
+    if row.turn is not None:
+        turn_ended(rows, turn_id(row.id, row.turn), write.at)
+        _unparked(rows, row, write.at)
+    row = replace(
+        row,
+        deleted=True,
+        turn=None,
+        state="idle",
+        owner=None,
+        generation=row.generation + 1,
+        cancel=None,
+        reason=None,
+        updated=write.at,
+    )
+    row = _configured(rows, row, b"")
+    rows.put_session(row)
+    rows.drop_grants(row.id)
+    for wake in rows.pending_wakes_for(row.id):
+        rows.put_wake(replace(wake, state="discarded", reason="its session was deleted"))
+    _collect(rows, row)
+    return True
+
+
+def _collect(rows: Rows, row: SessionRow | None) -> None:
+    """Drop the nodes of deleted sessions that no fork reaches, up the line."""
+    while row is not None and row.deleted and not rows.forks_of(row.sid):
+        rows.drop_session_data(row.sid)
+        source = row.fork
+        rows.put_session(replace(row, fork=None))
+        row = rows.session_by_sid(source.sid) if source is not None else None
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def _check_usable(row: SessionRow, agent: str) -> None:
+    if row.deleted:
+        raise SessionDeleted(row.id)
+    if row.agent != agent:
+        raise WrongAgent(row.id, agent, row.agent)
+
+
+def _close_waits(rows: Rows, sid: int, state: Any) -> None:
+    for wait in rows.open_waits(sid):
+        rows.put_wait(replace(wait, state=state))

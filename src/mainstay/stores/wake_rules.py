@@ -1,0 +1,141 @@
+"""Who may see a process, who is told of it, and when it is forgotten: grants, wakes and retention."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from mainstay.errors import InvalidInput, SessionDeleted, UnknownSession
+from mainstay.lifecycle import fold as events
+from mainstay.lifecycle.decide import known
+from mainstay.model.process import RETIRED, Event, ProcessRecord, ProcessRow, Registration, WakeRow, WakeState
+from mainstay.model.process_write import Deliver, Dismiss, Prune, Share
+from mainstay.model.record import InputKind
+from mainstay.model.session import SessionRow
+from mainstay.model.write import Accept, Accepted
+from mainstay.stores.process_log import appended
+from mainstay.stores.rows import Rows
+from mainstay.stores.session_rules import accept
+
+# ---------------------------------------------------------------------- grants
+
+
+def share(rows: Rows, write: Share) -> int:
+    session = None if write.remove else rows.session(write.session_id)
+    if session is not None and session.deleted:
+        raise SessionDeleted(session.id)
+    found = [known(rows.process(process_id), process_id) for process_id in dict.fromkeys(write.process_ids)]
+    return sum(_shared(rows, row, write) for row in found)
+
+
+def _shared(rows: Rows, row: ProcessRow, write: Share) -> bool:
+    had = rows.granted(write.session_id, row.pid)
+    if write.remove:
+        if had:
+            rows.drop_grant(write.session_id, row.pid)
+            _seen_by(rows, row, events.OBSERVER_REMOVED, write.session_id, write.at)
+        return had
+    if not had:
+        rows.put_grant(write.session_id, row.pid)
+        row = _seen_by(rows, row, events.OBSERVER_ADDED, write.session_id, write.at)
+    before = write.moved_from
+    if before not in (None, write.session_id) and rows.granted(before, row.pid):
+        rows.drop_grant(before, row.pid)
+        _seen_by(rows, row, events.OBSERVER_REMOVED, before, write.at)
+    return not had
+
+
+def _seen_by(rows: Rows, row: ProcessRow, kind: str, session_id: str, at: int) -> ProcessRow:
+    row = appended(rows, row, Event(kind, {"session_id": session_id}, at))
+    rows.put_process(row)
+    return row
+
+
+# ---------------------------------------------------------------------- wakes
+
+
+def deliver(rows: Rows, write: Deliver) -> Accepted | None:
+    session = rows.session(write.session_id)
+    if session is not None and session.deleted:
+        raise SessionDeleted(write.session_id)
+    if session is None and not write.agent:
+        raise UnknownSession(write.session_id)
+    found = [rows.wake(number) for number in write.numbers]
+    wakes = [wake for wake in found if wake is not None and wake.session_id == write.session_id]
+    if not wakes or len(wakes) < len(found):
+        return None
+    if session is not None and (landed := _delivered(rows, session, wakes, write.body)) is not None:
+        return landed
+    if any(wake.state != "pending" for wake in wakes):
+        return None  # `body` tells of all of them, and some are told of already, or not to be
+    if write.turn and session is not None and session.turn is not None:
+        return None  # busy: what waits is told at once when it is idle
+    agent = write.agent if session is None else session.agent
+    kind: InputKind = "queue" if write.turn else "note"
+    accepted = accept(
+        rows,
+        Accept(write.session_id, agent, write.body, write.op, write.at, kind, worker=write.worker, blobs=write.blobs),
+    )
+    for wake in wakes:
+        rows.put_wake(replace(wake, state="enqueued", turn=accepted.turn))
+    return accepted
+
+
+def _delivered(rows: Rows, session: SessionRow, wakes: list[WakeRow], body: bytes) -> Accepted | None:
+    """The receipt of a delivery that landed before its reply was lost."""
+    turns = {wake.turn for wake in wakes}
+    turn = turns.pop()
+    if turn is None or turns or rows.node(session.sid, turn, 0) != body:
+        return None
+    return Accepted(turn, session, opened=session.turn == turn)
+
+
+def dismiss(rows: Rows, write: Dismiss) -> tuple[WakeRow, ...]:
+    before: WakeState = "discarded" if write.reason is None else "pending"
+    after: WakeState = "pending" if write.reason is None else "discarded"
+    changed = []
+    for number in dict.fromkeys(write.numbers):
+        wake = rows.wake(number)
+        if wake is not None and wake.state == before:
+            # Brought back, it has all its time again to be delivered in.
+            at = write.at if write.reason is None else wake.at
+            changed.append(replace(wake, state=after, reason=write.reason, at=at))
+            rows.put_wake(changed[-1])
+    return tuple(changed)
+
+
+def retargeted(rows: Rows, row: ProcessRow) -> None:
+    """What the session before has not heard of yet, the new one hears."""
+    to = row.record.wake
+    for wake in rows.pending_wakes(row.pid):
+        if to is None or to.policy == "none":
+            rows.put_wake(replace(wake, state="discarded", reason="nobody is told of this process any more"))
+        else:
+            rows.put_wake(replace(wake, session_id=to.session_id, policy=to.policy))
+
+
+# ---------------------------------------------------------------------- retention
+
+
+def prune(rows: Rows, write: Prune) -> tuple[str, ...]:
+    statuses = write.statuses or tuple(sorted(RETIRED))
+    if not RETIRED.issuperset(statuses):
+        raise InvalidInput(f"only what is over can be pruned, and {sorted(set(statuses) - RETIRED)} is not")
+    chosen: list[ProcessRow] = []
+    for row in rows.prunable(write.before):
+        if len(chosen) >= write.limit:
+            break
+        projected = write.watermark is None or rows.last_event(row.pid) <= write.watermark
+        # One that a session has not heard of yet stays until it has.
+        if row.status in statuses and projected and not rows.pending_wakes(row.pid):
+            chosen.append(row)
+    for row in chosen:
+        _entomb(rows, row, write.at)
+    return tuple(row.id for row in chosen)
+
+
+def _entomb(rows: Rows, row: ProcessRow, at: int) -> None:
+    """Before the rest goes: a cursor that was handed out must never be one of a later event."""
+    registration = Registration(row.id, row.registration.kind, row.registration.recovery, row.registration.name)
+    record = ProcessRecord(row.status, row.record.sequence + 1, at)
+    rows.add_event(row.pid, record.sequence, Event(events.PRUNED, {"status": row.status}, at))
+    rows.entomb(replace(row, registration=registration, record=record, pruned=at))

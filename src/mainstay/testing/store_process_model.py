@@ -1,0 +1,387 @@
+"""What a store should hold and answer about processes, written by hand as `store_model` is: plain dictionaries.
+
+It knows first sendings only; that a second one changes nothing is for the rules of the contract to say. Who waits for
+a process is read off the waits of those that are parked, and nothing is folded: each change says what it changes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from mainstay.errors import (
+    Conflict,
+    Fenced,
+    InvalidInput,
+    InvalidProcess,
+    ProcessConflict,
+    ProcessEnded,
+    ProcessPruned,
+    SessionDeleted,
+    UndeclaredEvent,
+    UnknownProcess,
+    UnknownSession,
+    WrongAuthority,
+)
+from mainstay.model.process import Event
+from mainstay.model.process_write import (
+    Advance,
+    Complete,
+    Deliver,
+    Dismiss,
+    LetGo,
+    Mark,
+    ProcessScope,
+    Prune,
+    Register,
+    Revive,
+    Share,
+    Stop,
+    Take,
+    Tell,
+)
+from mainstay.model.record import InputKind
+from mainstay.model.write import Accept, Write
+from mainstay.testing.store_plain import Plain, Refusal, SomeReason, deep
+from mainstay.testing.store_process_log import ENDED, OVER, ProcessLog, dues, is_over, new_row, nothing_asked
+
+MAY_END = {
+    ("external_owner", "externally_owned"),
+    ("workflow_key", "rerunnable"),
+    ("workflow_key", "owner_bound"),
+    ("workflow_key", "reattachable"),
+    ("reconciled_abandon", "externally_owned"),
+}
+MAY_BE_MARKED = ("abandon_requested", "external_ref_set", "caller_departed", "subscription_retargeted", "progress")
+
+
+class ProcessModel(ProcessLog):
+    """What each write does, and answers."""
+
+    def accept(self, write: Accept) -> Plain:
+        raise NotImplementedError
+
+    def process_rules(self) -> dict[type[Write[Any]], Callable[[Any], Any]]:
+        return {
+            Register: self.register,
+            Take: self.take,
+            Advance: self.advance,
+            LetGo: self.let_go,
+            Tell: self.tell,
+            Mark: self.mark,
+            Stop: self.stop,
+            Complete: self.complete,
+            Revive: self.revive,
+            Share: self.share,
+            Deliver: self.deliver,
+            Dismiss: self.dismiss,
+            Prune: self.prune,
+        }
+
+    # ------------------------------------------------------------------ a worker's
+
+    def register(self, write: Register) -> Plain:
+        asked = deep(write.registration)
+        row = self.processes.get(asked["id"])
+        if row is not None:
+            if row["pruned"] is not None:
+                raise Refusal(ProcessPruned)
+            named = ("kind", "name", "input", "recovery", "origin", "parent")
+            if any(row["registration"][name] != asked[name] for name in named):
+                raise Refusal(ProcessConflict)
+            return {"row": copy.deepcopy(row), "known": True}
+        ended = asked["parent"] is not None and self._parent_ended(asked["parent"])
+        self._need_blobs(write.blobs)
+        owner = None if asked["recovery"] == "externally_owned" else write.worker
+        times = 0 if owner is None else 1
+        row = new_row(len(self.processes) + 1, asked, write.at, owner, times)
+        self.processes[asked["id"]] = row
+        self._happened(row, "process.created", None, write.at)
+        self.grants |= {(session_id, row["pid"]) for session_id in write.grants}
+        self._refer(-row["pid"], write.blobs)
+        if ended and asked["parent_end"] == "cancel":
+            self._ask_to_stop(row, f"parent {asked['parent']}", "its parent has ended", write.at, set())
+        return {"row": copy.deepcopy(row), "known": False}
+
+    def _parent_ended(self, parent: str) -> bool:
+        if parent in self.processes:
+            return is_over(self.processes[parent])
+        for session in self.sessions.values():
+            turns = {f"{session['id']}.{number}": number for number in range(1, session["next"])}
+            if parent in turns:
+                return bool(session["turn"] != turns[parent])
+        raise Refusal(UnknownProcess)
+
+    def take(self, write: Take) -> Plain:
+        row = self.processes.get(write.process_id)
+        if row is None:
+            return {"row": None, "won": False, "woken": []}
+        lost = {"row": copy.deepcopy(row), "won": False, "woken": []}
+        record, asked = row["record"], row["registration"]
+        if is_over(row) or row["stuck"] is not None or asked["recovery"] == "externally_owned":
+            return lost
+        if row["owner"] == write.worker:  # its own claim again, because the reply was lost, or an older one
+            return lost | {"won": row["generation"] == write.generation + 1}
+        early = record["status"] == "waiting" and not any(d <= write.at for d in dues(row))
+        if row["generation"] != write.generation or early:
+            return lost
+        if row["owner"] is not None:
+            return self._take_over(row, write)
+        return self._own(row, write, row["attempts"] or 1)
+
+    def _take_over(self, row: Plain, write: Take) -> Plain:
+        record, asked = row["record"], row["registration"]
+        begun = record["first_started"] is not None
+        if begun and asked["recovery"] == "owner_bound":
+            if write.proof is None and record["abandon"] is None:
+                return {"row": copy.deepcopy(row), "won": False, "woken": []}
+            why = "sweep" if write.proof is not None else "reconciled_request"
+            proof = write.proof if write.proof is not None else SomeReason()
+            evidence = {"writer": why, "at": write.at, "owner": row["owner"], "proof": proof}
+            woken = self._end(row, {"type": "abandoned", "evidence": evidence}, write.at)
+            return {"row": copy.deepcopy(row), "won": False, "woken": woken}
+        if begun and asked["max_attempts"] is not None and row["attempts"] >= asked["max_attempts"]:
+            failure = {"type": "failure", "code": "attempts_exhausted", "message": SomeReason(), "data": None}
+            woken = self._end(row, failure, write.at)
+            return {"row": copy.deepcopy(row), "won": False, "woken": woken}
+        row["takeovers"] += 1
+        if row["takeovers"] == 4:  # three successors of an owner died, and left no record
+            row.update(owner=None, stuck=SomeReason(), generation=row["generation"] + 1)
+            self._happened(row, "process.stuck", {"reason": SomeReason()}, write.at)
+            return {"row": copy.deepcopy(row), "won": False, "woken": []}
+        return self._own(row, write, row["attempts"] + begun)
+
+    def _own(self, row: Plain, write: Take, attempts: int) -> Plain:
+        row.update(owner=write.worker, generation=row["generation"] + 1, attempts=attempts)
+        if row["record"]["status"] == "waiting":
+            self._resume(row, write.at)
+        return {"row": copy.deepcopy(row), "won": True, "woken": []}
+
+    def advance(self, write: Advance) -> Plain:
+        row = self._owned_process(write.scope)
+        record, pid = row["record"], row["pid"]
+        self._need_blobs(write.blobs)
+        if any(self._by_key(pid, event.key) for event in write.events):
+            raise Refusal(Conflict)
+        quiet = record["sequence"] <= write.seen
+        journal = self.journals.setdefault(pid, {})
+        journal.update({node.ordinal: node.body for node in write.records})
+        if write.drop is not None:
+            self.journals[pid] = {n: body for n, body in journal.items() if n >= write.drop}
+        self._refer(-pid, write.blobs)
+        if write.first and record["first_started"] is None:
+            scope, attempt = write.scope, row["attempts"]
+            start = {"owner": scope.owner, "generation": scope.generation, "attempt": attempt, "at": write.at}
+            record["first_started"] = start
+            self._happened(row, "process.first_started", start, write.at)
+        for event in write.events:
+            self._told(row, event)
+        if write.records:
+            row["takeovers"] = 0
+        woken: list[Plain] = []
+        targets = [self.processes.get(wait.name) for wait in write.park if wait.kind == "process"]
+        turns = [wait.name for wait in write.park if wait.kind == "turn"]
+        parks = bool(write.park) and quiet and all(t is not None and not is_over(t) for t in targets)
+        parks = parks and all(turn in self._parked_turns() for turn in turns)
+        if write.outcome is not None:
+            woken, parks = self._end(row, deep(write.outcome), write.at), False
+        elif parks:
+            record.update(status="waiting", waits=deep(write.park))
+            self._happened(row, "process.waiting", {"waits": deep(write.park)}, write.at)
+            row.update(owner=None, takeovers=0)
+        return {"row": copy.deepcopy(row), "parked": parks, "woken": woken}
+
+    def _parked_turns(self) -> list[str]:
+        return [f"{s['id']}.{s['turn']}" for s in self.sessions.values() if s["state"] == "parked"]
+
+    def let_go(self, write: LetGo) -> Plain:
+        row, woken = self._owned_process(write.scope), list[Plain]()
+        if write.stuck is not None:
+            row.update(owner=None, stuck=write.stuck)
+            self._happened(row, "process.stuck", {"reason": write.stuck}, write.at)
+        else:
+            woken = self._free(row, write.at)
+        return {"row": copy.deepcopy(row), "parked": False, "woken": woken}
+
+    def leave(self, worker: str, at: int) -> None:
+        """The worker is gone, and said so."""
+        for row in list(self.processes.values()):
+            if row["owner"] == worker:
+                self._free(row, at)
+
+    def _free(self, row: Plain, at: int) -> list[Plain]:
+        if row["registration"]["recovery"] != "owner_bound" or row["record"]["first_started"] is None:
+            row["owner"] = None
+            return []
+        evidence = {"writer": "owner_drain", "at": at, "owner": row["owner"], "proof": SomeReason()}
+        return self._end(row, {"type": "abandoned", "evidence": evidence}, at)
+
+    def _owned_process(self, scope: ProcessScope) -> Plain:
+        row = self.processes.get(scope.id)
+        if row is None or (row["owner"], row["generation"]) != (scope.owner, scope.generation):
+            raise Refusal(Fenced)
+        return row
+
+    # ------------------------------------------------------------------ from outside
+
+    def tell(self, write: Tell) -> Plain:
+        return self._outside(write.process_id, Event(f"signal.{write.name}", write.payload, write.at, write.key))
+
+    def mark(self, write: Mark) -> Plain:
+        return self._outside(write.process_id, write.event)
+
+    def _outside(self, process_id: str, event: Event) -> Plain:
+        row = self._known(process_id)
+        before = self._by_key(row["pid"], event.key)
+        if before is not None:
+            if (before["type"], before["payload"]) != (event.type, deep(event.payload)):
+                raise Refusal(Conflict)
+            return {"row": copy.deepcopy(row), "sequence": before["sequence"], "known": True, "woken": []}
+        if is_over(row):
+            raise Refusal(ProcessEnded)
+        self._check_may_happen(row, event)
+        record, woken = row["record"], set[str]()
+        if event.type == "process.caller_departed":
+            record.update(status="caller_departed", waits=[])
+        self._told(row, event)
+        sequence = record["sequence"]
+        if record["status"] == "waiting" and any(f"signal.{w['name']}" == event.type for w in record["waits"]):
+            self._resume(row, event.at)
+        if record["status"] == "caller_departed":
+            self._follow(row, event.at, woken)
+        if event.type == "process.subscription_retargeted":
+            self._retarget(row)
+        return {"row": copy.deepcopy(row), "sequence": sequence, "known": False, "woken": self._rows(woken)}
+
+    def _check_may_happen(self, row: Plain, event: Event) -> None:
+        asked, ours, name = row["registration"], *event.type.partition("process.")[1:]
+        if ours and name not in MAY_BE_MARKED:
+            raise Refusal(InvalidProcess)
+        if name == "caller_departed" and asked["recovery"] != "externally_owned":
+            raise Refusal(InvalidProcess)
+        is_open = asked["open_signals"] and event.type.startswith("signal.") and event.type != "signal."
+        if not ours and event.type not in [each["name"] for each in asked["events"]] and not is_open:
+            raise Refusal(UndeclaredEvent)
+
+    def stop(self, write: Stop) -> Plain:
+        row, woken = self._known(write.process_id), set[str]()
+        status = "ended" if is_over(row) else "already_requested"
+        if not is_over(row) and row["record"]["cancel"] is None:
+            status = "requested"
+            self._ask_to_stop(row, write.request.by, write.request.reason, write.at, woken, write.request.request)
+        return {"status": status, "row": copy.deepcopy(row), "woken": self._rows(woken)}
+
+    def complete(self, write: Complete) -> Plain:
+        row, outcome, authority = self._known(write.process_id), deep(write.outcome), deep(write.authority)
+        if (authority["authority"], row["registration"]["recovery"]) not in MAY_END:
+            raise Refusal(WrongAuthority)
+        if authority["authority"] == "reconciled_abandon" and outcome["type"] != "abandoned":
+            raise Refusal(WrongAuthority)
+        if row["record"]["status"] in ENDED:
+            status = "already_applied" if row["record"]["outcome"] == outcome else "superseded"
+            return {"status": status, "row": copy.deepcopy(row), "woken": []}
+        if is_over(row):
+            raise Refusal(ProcessEnded)
+        if row["owner"] is not None:
+            raise Refusal(Conflict)
+        woken = self._end(row, outcome, write.at, {"outcome": outcome, "authority": authority})
+        return {"status": "committed", "row": copy.deepcopy(row), "woken": woken}
+
+    def revive(self, write: Revive) -> Plain | None:
+        row = self._known(write.process_id)
+        if row["stuck"] is None:
+            return None
+        row.update(stuck=None, takeovers=0)
+        self._happened(row, "process.revived", None, write.at)
+        return copy.deepcopy(row)
+
+    # ------------------------------------------------------------------ grants, wakes, retention
+
+    def share(self, write: Share) -> int:
+        if not write.remove and self.sessions.get(write.session_id, {}).get("deleted"):
+            raise Refusal(SessionDeleted)
+        found = {process_id: self._known(process_id) for process_id in write.process_ids}
+        return sum(self._shared(row, write) for row in found.values())
+
+    def _shared(self, row: Plain, write: Share) -> bool:
+        to, had = (write.session_id, row["pid"]), (write.session_id, row["pid"]) in self.grants
+        gone = []
+        if write.remove:
+            gone = [to] if had else []
+        elif not had:
+            self.grants.add(to)
+            self._happened(row, "process.observer_added", {"session_id": to[0]}, write.at, late=is_over(row))
+        if not write.remove and write.moved_from not in (None, to[0]):
+            gone = [(write.moved_from, row["pid"])] if (write.moved_from, row["pid"]) in self.grants else []
+        for grant in gone:
+            self.grants.remove(grant)
+            self._happened(row, "process.observer_removed", {"session_id": grant[0]}, write.at, late=is_over(row))
+        return had is write.remove
+
+    def deliver(self, write: Deliver) -> Plain | None:
+        session = self.sessions.get(write.session_id)
+        if session is not None and session["deleted"]:
+            raise Refusal(SessionDeleted)
+        if session is None and not write.agent:
+            raise Refusal(UnknownSession)
+        wakes = [self.wakes.get(number) for number in write.numbers]
+        told = [w for w in wakes if w is not None and (w["session_id"], w["state"]) == (write.session_id, "pending")]
+        busy = write.turn and session is not None and session["turn"] is not None
+        if not told or len(told) < len(wakes) or busy:
+            return None
+        kind: InputKind = "queue" if write.turn else "note"
+        agent = write.agent if session is None else session["agent"]
+        said = Accept(write.session_id, agent, write.body, write.op, write.at, kind, worker=write.worker)
+        accepted = self.accept(said)
+        for wake in told:
+            wake.update(state="enqueued", turn=accepted["turn"])
+        return accepted
+
+    def dismiss(self, write: Dismiss) -> list[Plain]:
+        back = write.reason is None
+        chosen = [self.wakes[n] for n in dict.fromkeys(write.numbers) if n in self.wakes]
+        chosen = [wake for wake in chosen if wake["state"] == ("discarded" if back else "pending")]
+        for wake in chosen:
+            wake.update(state="pending" if back else "discarded", reason=write.reason)
+            wake.update({"at": write.at} if back else {})
+        return copy.deepcopy(chosen)
+
+    def forget_session(self, session_id: str) -> None:
+        """It is deleted: it sees nothing, and nobody can tell it anything."""
+        self.grants = {grant for grant in self.grants if grant[0] != session_id}
+        for wake in self.wakes.values():
+            if (wake["session_id"], wake["state"]) == (session_id, "pending"):
+                wake.update(state="discarded", reason=SomeReason())
+
+    def prune(self, write: Prune) -> list[str]:
+        statuses = write.statuses or OVER
+        if any(status not in OVER for status in statuses):
+            raise Refusal(InvalidInput)
+        waiting = {wake["pid"] for wake in self.wakes.values() if wake["state"] == "pending"}
+        found = [
+            row
+            for row in self.processes.values()
+            if row["pruned"] is None
+            and row["record"]["status"] in statuses
+            and row["record"]["updated"] < write.before
+            and row["pid"] not in waiting
+            and (write.watermark is None or self.events[row["pid"]][-1]["place"] <= write.watermark)
+        ]
+        found = sorted(found, key=lambda row: (row["record"]["updated"], row["pid"]))[: write.limit]
+        for row in found:
+            self._bury(row, write.at)
+        return [row["registration"]["id"] for row in found]
+
+    def _bury(self, row: Plain, at: int) -> None:
+        pid, record, asked = row["pid"], row["record"], row["registration"]
+        kept = {name: asked[name] for name in ("id", "kind", "recovery", "name")}
+        blank = new_row(pid, nothing_asked() | kept, row["created"], None, 0)
+        blank["record"].update(status=record["status"], sequence=record["sequence"])
+        row.update({name: blank[name] for name in ("registration", "record")}, pruned=at)
+        self.events[pid] = []
+        self._happened(row, "process.pruned", {"status": record["status"]}, at)
+        self.journals.pop(pid, None)
+        self.grants = {grant for grant in self.grants if grant[1] != pid}
+        self.wakes = {number: wake for number, wake in self.wakes.items() if wake["pid"] != pid}
+        self.blob_refs = {(digest, owner) for digest, owner in self.blob_refs if owner != -pid}

@@ -1,0 +1,329 @@
+"""Who works on processes: places, intake, takeovers, leaving."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from mainstay import ProcessContext, Runtime, process
+from mainstay.engine.lease import LeaseTerms
+from mainstay.errors import InvalidDefinition, ProcessStuck, RuntimeClosed
+from mainstay.model.process import Registration, Success
+from mainstay.ports.process import EngineRun
+from mainstay.testing import VirtualClock
+from tests.sessions.places import SOON, Place, crash, file, place, until
+
+__all__ = ["file", "place"]
+
+
+class Hall:
+    """Where steps of these tests wait, and are counted."""
+
+    def __init__(self) -> None:
+        self.inside = self.most = 0
+        self.done: Counter[int] = Counter()
+        self.open = asyncio.Event()
+
+    async def visit(self, n: int) -> int:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        await self.open.wait()
+        self.inside -= 1
+        self.done[n] += 1
+        return n
+
+
+@process
+async def visiting(ctx: ProcessContext[Hall], n: int) -> int:
+    return await ctx.step(ctx.deps.visit, n)
+
+
+@process
+async def calling(ctx: ProcessContext) -> Any:
+    return await ctx.wait_signal("go")
+
+
+@process
+async def sleeping(ctx: ProcessContext, seconds: float) -> str:
+    await ctx.sleep(seconds)
+    return "awake"
+
+
+@process
+async def faulty(ctx: ProcessContext) -> None:
+    raise ValueError("no such thing")
+
+
+def at_once(runtime: Runtime, count: int) -> None:
+    """Let a Runtime work on fewer processes at a time than it usually does."""
+    runtime._work._concurrency = count
+
+
+# ---------------------------------------------------------------------- places
+
+
+async def test_no_more_processes_run_at_once_than_there_are_places(place: Place) -> None:
+    hall = Hall()
+    async with place.runtime(processes=[visiting], deps=hall) as runtime:
+        at_once(runtime, 3)
+        handles = [await runtime.start(visiting, {"n": n}) for n in range(20)]
+        await until(lambda: hall.inside == 3)
+        hall.open.set()
+        results = [await handle.result(SOON) for handle in handles]
+
+    assert results == list(range(20))
+    assert hall.most == 3
+    assert set(hall.done.values()) == {1}
+
+
+async def test_what_only_waits_has_given_up_its_place(place: Place) -> None:
+    hall = Hall()
+    async with place.runtime(processes=[visiting, calling], deps=hall) as runtime:
+        at_once(runtime, 1)
+        waiting = await runtime.start(calling)
+        visitor = await runtime.start(visiting, {"n": 1})
+        hall.open.set()
+
+        assert await visitor.result(SOON) == 1
+        await waiting.signal("go", "now")
+        assert await waiting.result(SOON) == "now"
+
+
+async def test_parked_processes_are_no_tasks(place: Place) -> None:
+    async with place.runtime(processes=[calling]) as runtime:
+        handles = [await runtime.start(calling) for _ in range(100)]
+        await until(lambda: not runtime._work.runs and len(runtime._supervisor) == 0)
+
+        for handle in handles:
+            await handle.signal("go", 1)
+        assert [await handle.result(SOON) for handle in handles] == [1] * 100
+
+
+# ---------------------------------------------------------------------- taking over
+
+
+async def test_an_interrupted_process_is_taken_up_by_the_next_runtime(file: Place) -> None:
+    async def interrupted() -> str:
+        runtime = file.runtime(processes=[calling])
+        await runtime.__aenter__()
+        handle = await runtime.start(calling)
+        await handle.signal("go", "still here")
+        await crash(runtime)
+        return handle.id
+
+    name = await interrupted()
+    async with file.runtime(processes=[calling]) as runtime:
+        assert await runtime.handle(name).result(SOON) == "still here"
+
+
+async def test_what_nobody_here_can_run_is_left_alone(place: Place) -> None:
+    async with place.runtime(processes=[calling], recover=False) as runtime:
+        runtime._work.leaving = True
+        handle = await runtime.start(calling)
+    async with place.runtime(processes=[faulty]) as other:
+        await other.start(faulty)
+        await other.wait_idle(SOON)
+        row = await other.processes.get(handle.id)
+
+    assert (row.status, row.owner, row.attempts) == ("running", None, 0)
+
+
+@process
+async def rerunning(ctx: ProcessContext[Hall], n: int) -> int:
+    return await ctx.step(ctx.deps.visit, n, recovery="rerun")
+
+
+async def test_three_workers_in_a_row_that_die_on_a_process_leave_it_stuck(file: Place) -> None:
+    hall = Hall()
+
+    async def live_and_die(begin: bool) -> None:
+        runtime = file.runtime(processes=[rerunning], deps=hall)
+        await runtime.__aenter__()
+        if begin:
+            await runtime.start(rerunning, {"n": 1}, id="v-1")
+        await until(lambda: hall.inside == 1)
+        hall.inside = 0
+        await crash(runtime)
+
+    for begin in (True, False, False, False):
+        await live_and_die(begin)
+    async with file.runtime(processes=[rerunning], deps=hall) as runtime:
+        hall.open.set()
+        with pytest.raises(ProcessStuck, match="3 workers in a row"):
+            await runtime.handle("v-1").result(SOON)
+        assert await runtime.processes.resume("v-1")
+        assert await runtime.handle("v-1").result(SOON) == 1
+        assert not await runtime.processes.resume("v-1")
+
+    assert hall.done == {1: 1}
+
+
+async def test_a_silent_worker_is_relieved_after_its_term_and_changes_nothing_then(place: Place) -> None:
+    hall, clock = Hall(), VirtualClock()
+    terms = LeaseTerms(term=30, renewal=10)
+    async with (
+        place.runtime(processes=[rerunning], deps=hall, clock=clock, lease=terms) as silent,
+        place.runtime(processes=[rerunning], deps=hall, clock=clock, lease=terms) as other,
+    ):
+        handle = await silent.start(rerunning, {"n": 1}, id="v-1")
+        await until(lambda: hall.inside == 1)
+        silent._pulse.stop()  # as a stopped process: it neither renews nor looks
+        await silent._background.stop()
+        await other._worker.gone()
+        clock.advance(31)
+        other._worker.renew()
+        await until(lambda: hall.inside == 2)
+        hall.open.set()
+
+        assert await other.handle(handle.id).result(SOON) == 1
+        await until(lambda: not silent._work.runs)
+        row = await other.processes.get("v-1")
+        assert (row.generation, row.attempts) == (2, 2)
+        assert [e.type async for e in other.handle("v-1").events()].count("process.completed") == 1
+
+
+# ---------------------------------------------------------------------- time
+
+
+async def test_a_sleeping_process_is_taken_up_when_its_time_has_come(place: Place) -> None:
+    clock = VirtualClock()
+    async with place.runtime(processes=[sleeping], clock=clock) as runtime:
+        handle = await runtime.start(sleeping, {"seconds": 3600})
+        await until(lambda: not runtime._work.runs)
+        clock.advance(3599)
+        assert await handle.status() == "waiting"
+        clock.advance(2)
+
+        assert await handle.result(SOON) == "awake"
+
+
+async def test_many_that_are_due_at_once_are_all_taken_up(place: Place) -> None:
+    clock = VirtualClock()
+    async with place.runtime(processes=[sleeping], clock=clock) as runtime:
+        at_once(runtime, 4)
+        handles = [await runtime.start(sleeping, {"seconds": 60}) for _ in range(200)]
+
+        async def all_parked() -> bool:
+            return len(await runtime.processes.list("waiting", limit=1000)) == 200
+
+        await until(all_parked)
+        clock.advance(61)
+
+        assert [await handle.result(SOON) for handle in handles] == ["awake"] * 200
+
+
+# ---------------------------------------------------------------------- leaving
+
+
+async def test_leaving_leaves_a_process_to_the_next_runtime(place: Place) -> None:
+    hall = Hall()
+    async with place.runtime(processes=[rerunning], deps=hall, grace=0) as runtime:
+        handle = await runtime.start(rerunning, {"n": 1})
+        await until(lambda: hall.inside == 1)
+    async with place.runtime(processes=[rerunning], deps=hall) as runtime:
+        hall.open.set()
+        assert await runtime.handle(handle.id).result(SOON) == 1
+        row = await runtime.processes.get(handle.id)
+
+    assert (row.attempts, row.takeovers) == (1, 0)
+
+
+async def test_draining_begins_nothing_new_and_ends_what_runs(place: Place) -> None:
+    hall = Hall()
+    async with place.runtime(processes=[visiting], deps=hall) as runtime:
+        at_once(runtime, 1)
+        first = await runtime.start(visiting, {"n": 1})
+        second = await runtime.start(visiting, {"n": 2})
+        await until(lambda: hall.inside == 1)
+        draining = asyncio.create_task(runtime.drain())
+        await asyncio.sleep(0)
+        hall.open.set()
+
+        assert await draining
+        assert await first.result(SOON) == 1
+        assert await second.status() == "running"
+        assert hall.done == {1: 1}
+
+
+async def test_waiting_until_idle_counts_processes(place: Place) -> None:
+    hall = Hall()
+    async with place.runtime(processes=[visiting], deps=hall) as runtime:
+        handle = await runtime.start(visiting, {"n": 1})
+        assert not await runtime.wait_idle(0.05)
+        hall.open.set()
+        assert await runtime.wait_idle(SOON)
+        assert await handle.status() == "completed"
+
+
+async def test_a_closed_runtime_starts_nothing() -> None:
+    runtime = Runtime("memory", processes=[calling])
+    async with runtime:
+        pass
+    with pytest.raises(RuntimeClosed):
+        await runtime.start(calling)
+    with pytest.raises(RuntimeClosed):
+        runtime.handle("p")
+
+
+async def test_a_start_whose_caller_goes_away_is_worked_on(file: Place) -> None:
+    hall = Hall()
+    hall.open.set()
+    async with file.runtime(processes=[visiting], deps=hall) as runtime:
+        starting = asyncio.create_task(runtime.start(visiting, {"n": 1}, id="v-1"))
+        await asyncio.sleep(0)  # the write is on its way
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        # Whether the write lands is the disk's to say; if it does, the process is not left to itself.
+        await runtime._worker.speak()
+        if await runtime.store.process("v-1") is not None:
+            assert await runtime.handle("v-1").result(SOON) == 1
+
+
+# ---------------------------------------------------------------------- engines
+
+
+class Echo:
+    """An engine of somebody else's: it gives back what it was asked for."""
+
+    kind = "echo"
+
+    def knows(self, registration: Registration) -> bool:
+        return True
+
+    def draft(self, what: Any, args: Any) -> Registration | None:
+        return Registration("", "echo", "rerunnable", input=dict(args)) if what == "echo" else None
+
+    async def run(self, run: EngineRun) -> Success:
+        await run.begin()
+        return Success(run.registration.input)
+
+
+async def test_an_engine_may_be_added_and_a_kind_has_one() -> None:
+    async with Runtime("memory", processes=[calling]) as runtime:
+        runtime._work.serve([Echo()])
+        handle = await runtime.start("echo", {"x": 1})
+
+        assert await handle.result(SOON) == {"x": 1}
+        with pytest.raises(InvalidDefinition, match="'echo'"):
+            runtime._work.serve([Echo()])
+
+
+async def test_a_fault_of_an_engine_leaves_its_process_stuck_and_harms_no_other(place: Place) -> None:
+    class Broken(Echo):
+        async def run(self, run: EngineRun) -> Success:
+            raise RuntimeError("out of order")
+
+    async with place.runtime(processes=[calling]) as runtime:
+        runtime._work.serve([Broken()])
+        broken, fine = await runtime.start("echo"), await runtime.start(calling)
+        with pytest.raises(ProcessStuck, match="out of order"):
+            await broken.result(SOON)
+        await fine.signal("go", 1)
+
+        assert await fine.result(SOON) == 1
+        assert await broken.cancel("give up") == "requested"
+        assert await broken.status() == "cancelled"

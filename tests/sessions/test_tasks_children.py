@@ -1,0 +1,176 @@
+"""Processes that a turn starts: with `parent_end="cancel"` they are asked to stop when it ends, in the same write."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mainstay import Agent, Retry, ToolCall, ToolContext, tool
+from mainstay.errors import UnknownProcess
+from mainstay.model.process import Cancelled, Cause, Registration
+from mainstay.model.process_write import Register
+from mainstay.processes.context import ProcessContext
+from mainstay.processes.define import process
+from mainstay.testing import ScriptedModel
+from tests.sessions.places import SOON, Place, TellingModel, crash, until
+from tests.sessions.test_wakes import FUNCTIONS, when_told
+
+
+@process
+async def parent(ctx: ProcessContext) -> Any:
+    child = await ctx.start(when_told, parent_end="cancel")
+    return await child.result()
+
+
+ALL = (*FUNCTIONS, parent)
+
+
+@tool(recovery="rerun")
+async def begin(ctx: ToolContext, end: str = "cancel", what: str = "when_told") -> dict[str, str]:
+    """Begin something."""
+    function = {"when_told": when_told, "parent": parent}[what]
+    handle = await ctx.host.start_process(function, key="one", parent_end=end)  # type: ignore[arg-type]
+    return handle.to_json()
+
+
+def call(**args: str) -> ToolCall:
+    return ToolCall("c1", "begin", args)
+
+
+async def the_process(runtime: Any) -> Any:
+    (row,) = await runtime.processes.list()
+    return row
+
+
+async def test_child_of_a_turn_ends_with_it(place: Place) -> None:
+    async with place.runtime(Agent(ScriptedModel([call(), "done"]), tools=[begin]), processes=ALL) as runtime:
+        session = await runtime.session("chat")
+        result = await session.run("go")
+        assert result.text == "done"
+        row = await the_process(runtime)
+        # In the transaction of the commit: whoever sees the one sees the other.
+        assert row.record.cancel is not None
+        assert (row.registration.parent, row.registration.cause) == ("chat.1", Cause("tool_call", "chat.1.1.0"))
+
+        outcome = await runtime.handle(row.id).outcome(SOON)
+        assert outcome == Cancelled("parent chat.1", "its parent has ended")
+
+
+async def test_child_that_is_abandoned_outlives_its_turn(place: Place) -> None:
+    model = ScriptedModel([call(end="abandon"), "done"])
+    async with place.runtime(Agent(model, tools=[begin]), processes=ALL) as runtime:
+        await (await runtime.session("chat")).run("go")
+        row = await the_process(runtime)
+        assert row.record.cancel is None
+
+        await runtime.handle(row.id).signal("go", 3)
+        assert await runtime.handle(row.id).result(SOON) == 3
+
+
+async def test_children_of_children_are_asked_too(place: Place) -> None:
+    model = ScriptedModel([call(what="parent"), "done"])
+    async with place.runtime(Agent(model, tools=[begin]), processes=ALL) as runtime:
+        await (await runtime.session("chat")).run("go")
+        await until(lambda: _all_over(runtime))
+        assert {row.status for row in await runtime.processes.list()} == {"cancelled"}
+
+
+async def _all_over(runtime: Any) -> bool:
+    return not await runtime.processes.list(live=True)
+
+
+async def test_child_ends_with_a_turn_that_is_cancelled(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model, tools=[begin]), processes=ALL) as runtime:
+        session = await runtime.session("chat")
+        running = asyncio.create_task(session.run("go"))
+        await model.next()
+        model.say(call())
+        await model.next()
+        assert (await the_process(runtime)).record.cancel is None
+        await session.cancel("enough")
+        await running
+
+        outcome = await runtime.handle((await the_process(runtime)).id).outcome(SOON)
+        assert isinstance(outcome, Cancelled)
+
+
+async def test_child_ends_with_a_turn_that_another_runtime_ends(place: Place) -> None:
+    """Who takes a turn over does not know what it has started: it asks the store."""
+    model = TellingModel()
+    runtime = place.runtime(Agent(model, name="a", tools=[begin]), processes=ALL)
+    await runtime.__aenter__()
+    session = await runtime.session("chat")
+    await session.send("go")
+    await model.next()
+    model.say(call())
+    await model.next()
+    process_id = (await the_process(runtime)).id
+    await crash(runtime)
+
+    async with place.runtime(Agent(ScriptedModel(["done"]), name="a", tools=[begin]), processes=ALL) as later:
+        await (await later.session("chat")).result("chat.1")
+        assert isinstance(await later.handle(process_id).outcome(SOON), Cancelled)
+
+
+async def test_child_of_an_open_turn_ends_with_its_session(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model, tools=[begin]), processes=ALL) as runtime:
+        session = await runtime.session("chat")
+        await session.send("go")
+        await model.next()
+        model.say(call())
+        await model.next()
+        await runtime.sessions.delete("chat")
+
+        outcome = await runtime.handle((await the_process(runtime)).id).outcome(SOON)
+        assert isinstance(outcome, Cancelled)
+
+
+async def test_child_that_comes_after_the_end_of_its_turn_is_asked_at_once(place: Place) -> None:
+    """A relieved owner who does not know it may still start something."""
+    async with place.runtime(Agent(ScriptedModel(["done"])), processes=ALL) as runtime:
+        await (await runtime.session("chat")).run("go")
+        late = Registration("late", "function", "rerunnable", "f", parent="chat.1", parent_end="cancel")
+        registered = await runtime.store.write(Register(late, 1))
+        assert registered.row.status == "cancelled"
+
+        kept = Registration("kept", "function", "rerunnable", "f", parent="chat.1", parent_end="abandon")
+        assert (await runtime.store.write(Register(kept, 1))).row.record.cancel is None
+        for stranger in ("chat.2", "chat.0", "nobody.1", "chat"):
+            odd = Registration("odd", "function", "rerunnable", "f", parent=stranger, parent_end="cancel")
+            with pytest.raises(UnknownProcess):
+                await runtime.store.write(Register(odd, 1))
+
+
+async def test_same_start_of_a_call_that_is_made_again_is_the_same_process(place: Place) -> None:
+    attempts = 0
+
+    @tool(recovery="rerun", retries=1)
+    async def twice(ctx: ToolContext) -> str:
+        """Fails once, after it has started something."""
+        nonlocal attempts
+        attempts += 1
+        handle = await ctx.host.start_process(when_told, key="one")
+        if attempts == 1:
+            raise Retry("again")
+        return handle.id
+
+    model = ScriptedModel([ToolCall("c1", "twice"), "done"])
+    async with place.runtime(Agent(model, tools=[twice]), processes=ALL) as runtime:
+        result = await (await runtime.session("chat")).run("go")
+        row = await the_process(runtime)
+
+        assert attempts == 2
+        assert result.tool_calls[0].outcome.value == row.id  # type: ignore[union-attr]
+
+
+async def test_unknown_way_to_end_with_a_parent_is_refused(place: Place) -> None:
+    model = ScriptedModel([call(end="linger"), "done"])
+    async with place.runtime(Agent(model, tools=[begin]), processes=ALL) as runtime:
+        result = await (await runtime.session("chat")).run("go")
+
+        assert "'cancel' or 'abandon'" in str(result.tool_calls[0].outcome)
+        assert await runtime.processes.list() == []
