@@ -12,6 +12,7 @@ from mainstay.model.agent import AgentSpec, Budget
 from mainstay.model.codec import clean_text, error_text
 from mainstay.model.message import Message
 from mainstay.model.tool import OutputBudget
+from mainstay.plugins.engines import engines_of
 from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.registry import PluginSet, overrides
 from mainstay.ports.provider import Provider
@@ -171,10 +172,11 @@ class Agent(Generic[T]):
 
 def check_slots(plugins: PluginSet) -> None:
     """Refuse plugins for what this version does not do yet, rather than leave them idle."""
-    for hook in ("protocol", "code_executor", "engines"):
+    for hook in ("protocol", "code_executor"):
         if plugins.has(hook):
             name = next(plugin.id for plugin in plugins.plugins if overrides(plugin, hook))
             raise InvalidDefinition(f"plugin {name!r} has {hook}, which is not part of this version: leave it out")
+    _ = engines_of([plugins])
 
 
 def catalog_of(tools: Iterable[Any], plugins: PluginSet) -> Catalog:

@@ -20,6 +20,7 @@ from mainstay.model.ids import check_session_id, mint
 from mainstay.model.session import Answer
 from mainstay.model.settings import load
 from mainstay.observe.feed import Feed
+from mainstay.plugins.engines import engines_of
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import Store
@@ -28,7 +29,7 @@ from mainstay.processes.function import FunctionEngine
 from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.recovery import ProcessWatch
 from mainstay.processes.service import ProcessService, Start
-from mainstay.processes.worker import ProcessWorker
+from mainstay.processes.worker import CONCURRENCY, ProcessWorker
 from mainstay.sessions.definition import Defined, Definition, by_name
 from mainstay.sessions.desk import Desk
 from mainstay.sessions.environment import serve_tools
@@ -52,8 +53,8 @@ class Runtime:
     """Holds a store, agents and an engine; use it with `async with`.
 
     Entering returns at once; interrupted work of this store is taken up beside the host. Leaving lets running effects
-    finish for `grace` seconds, then cancels and records them; open turns go on at the next entry. With `agents=[]` or
-    `recover=False` nothing of others is claimed.
+    finish for `grace` seconds, then cancels and records them; open turns and processes go on at the next entry. Without
+    agents and processes, or with `recover=False`, nothing of others is claimed.
     """
 
     def __init__(  # noqa: PLR0913  # what a user may say about a Runtime, each by name
@@ -63,6 +64,7 @@ class Runtime:
         agents: Iterable[Defined] = (),
         processes: Iterable[Process[..., Any]] = (),
         deps: Any = None,
+        concurrency: int = CONCURRENCY,
         recover: bool = True,
         grace: float = GRACE,
         lease: LeaseTerms | None = None,
@@ -73,7 +75,7 @@ class Runtime:
         self._clock: Clock = clock or SystemClock()
         self._store = open_store(store, self._clock)
         self._agents, self._functions = by_name(agents), tuple(processes)
-        self._deps, self._recover, self._grace = deps, recover, grace
+        self._deps, self._recover, self._grace, self._concurrency = deps, recover, grace, concurrency
         self._terms = lease or LeaseTerms()
         self._random: Random = random or SystemRandom()
         self._trace = trace
@@ -124,9 +126,10 @@ class Runtime:
 
     def _employ(self, desk: Desk) -> ProcessWorker:
         """Who works on processes here, and with what."""
-        work = ProcessWorker(self._dispatcher, self._supervisor)
+        work = ProcessWorker(self._dispatcher, self._supervisor, self._concurrency)
         work.passive = not self._agents and not self._functions
         work.serve([FunctionEngine(self._functions, work), TurnEngine(desk, work), task_engine(desk)])
+        work.serve(engines_of(each.plugins for each in self._definitions.values()))
         self._processes = ProcessService(work)
         serve_tools(desk, self._dispatcher, work, self._processes)
         return work

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from mainstay.plugins.hooks import Plugin, SessionContext
 from mainstay.plugins.operations import command, query
 from mainstay.testing import FunctionModel
 from tests.plugins.made import having
+from tests.plugins.test_engines import Echo
 from tests.sessions.places import Place
 
 
@@ -117,6 +119,11 @@ REFUSED: dict[str, tuple[list[Plugin], str, str]] = {
         "two",
         "the slot code_executor belongs to 'one' already",
     ),
+    "two engines": (
+        [having("engines", lambda: [Echo()], "one"), having("engines", lambda: [Echo()], "two")],
+        "two",
+        "the engine of kind 'echo' belongs to 'one' already",
+    ),
 }
 
 
@@ -148,9 +155,21 @@ async def test_conflict_names_both_says_what_to_do_and_registers_nothing(place: 
         (Breaks(), "plugin 'breaks': its tools cannot be used: OSError: no tools today"),
         (having("protocol", nothing), "plugin 'p' has protocol, which is not part of this version: leave it out"),
         (having("code_executor", nothing), "plugin 'p' has code_executor, which is not part of this version"),
-        (having("engines", nothing), "plugin 'p' has engines, which is not part of this version"),
+        (having("engines", lambda: [object()]), "is no engine: its `kind` is a text"),
+        (having("engines", lambda: [SimpleNamespace(kind="turn")]), "kind 'turn' is the runtime's own"),
+        (having("engines", lambda: [SimpleNamespace(kind="x")]), "the engine of kind 'x' has no method `knows`"),
+        (having("engines", lambda: 1 / 0), "its engines cannot be used: ZeroDivisionError"),
     ],
-    ids=["two tools of one name", "tools that raise", "a protocol", "a code executor", "process engines"],
+    ids=[
+        "two tools of one name",
+        "tools that raise",
+        "a protocol",
+        "a code executor",
+        "no engine",
+        "an engine of our kind",
+        "an engine that does not run",
+        "engines that raise",
+    ],
 )
 def test_plugin_that_cannot_be_registered_is_named(plugin: Plugin, says: str) -> None:
     with pytest.raises(InvalidDefinition, match=says):

@@ -11,9 +11,10 @@ import pytest
 from mainstay import ProcessContext, Runtime, process
 from mainstay.engine.lease import LeaseTerms
 from mainstay.errors import InvalidDefinition, ProcessStuck, RuntimeClosed
-from mainstay.model.process import Registration, Success
+from mainstay.model.process import Success
 from mainstay.ports.process import EngineRun
 from mainstay.testing import VirtualClock
+from tests.plugins.test_engines import Echo
 from tests.sessions.places import SOON, Place, crash, file, place, until
 
 __all__ = ["file", "place"]
@@ -284,22 +285,6 @@ async def test_a_start_whose_caller_goes_away_is_worked_on(file: Place) -> None:
 
 
 # ---------------------------------------------------------------------- engines
-
-
-class Echo:
-    """An engine of somebody else's: it gives back what it was asked for."""
-
-    kind = "echo"
-
-    def knows(self, registration: Registration) -> bool:
-        return True
-
-    def draft(self, what: Any, args: Any) -> Registration | None:
-        return Registration("", "echo", "rerunnable", input=dict(args)) if what == "echo" else None
-
-    async def run(self, run: EngineRun) -> Success:
-        await run.begin()
-        return Success(run.registration.input)
 
 
 async def test_an_engine_may_be_added_and_a_kind_has_one() -> None:

@@ -66,7 +66,8 @@ class Take(Write[Taken], frozen=True, gc=False):
 
 
 class Advanced(Struct, frozen=True, gc=False):
-    """The process after it. `parked`: it waits on disk now. `woken`: processes that have something to do because of it.
+    """The process after it. `parked`: it waits on disk now. `woken`: processes that have something to do because of it,
+    or have ended with it.
 
     A row whose sequence is beyond what its owner has `seen` holds news: a signal, a cancel request.
     """

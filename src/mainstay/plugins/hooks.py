@@ -23,6 +23,7 @@ from mainstay.model.plugin import Compaction, Directive, PluginSnapshot, PromptP
 from mainstay.model.tool import ToolOutcome, ToolSpec
 from mainstay.ports.code import CodeExecutor
 from mainstay.ports.hooks import StreamEnd
+from mainstay.ports.process import Engine
 from mainstay.ports.services import HistoryHost, PromptHost, ResultHost, ToolHost, TurnHost
 
 T = TypeVar("T")
@@ -232,8 +233,8 @@ class Plugin:
         """Events that the plugin's sources will report; listed for whoever subscribes to them."""
         return ()
 
-    def engines(self) -> Iterable[Any]:
-        """Kinds of durable processes that the plugin runs."""
+    def engines(self) -> Iterable[Engine]:
+        """Engines for kinds of durable processes. Asked once by every Runtime; a kind has one engine."""
         return ()
 
     def prompt(self, ctx: PromptContext) -> Maybe[Iterable[PromptPart | str]]:

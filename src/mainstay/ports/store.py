@@ -63,8 +63,8 @@ class ProcessReads(Protocol):
         """Active processes in nobody's hands, by number."""
         ...
 
-    async def due_processes(self, now: int, limit: int = 1000) -> list[ProcessRow]:
-        """Parked processes whose time has come, the longest overdue first."""
+    async def due_processes(self, now: int, limit: int = 1000, skip: int = 0) -> list[ProcessRow]:
+        """Parked processes whose time has come, the longest overdue first, after the first `skip` of them."""
         ...
 
     async def events(self, pid: int, after: int = 0, limit: int = 1000) -> list[tuple[int, int, Event]]:

@@ -137,7 +137,7 @@ class Calls(Steps, Joins):
         while True:
             self._check_cut(branch, key, "result", process_id, asked)
             self._host.listen(self.process_id, process_id)
-            row = await self._host.store.process(process_id)
+            row = await self._journal.patiently(self._host.store.process, process_id)
             if row is None:
                 return self._refused(key, "result", process_id, asked, UnknownProcess(process_id))
             if not row.live:
@@ -153,7 +153,7 @@ class Calls(Steps, Joins):
         if outcome is None:
             return msgspec.to_builtins(Failure(row.status, "its caller has departed: nobody will say how it ended"))
         if isinstance(outcome, Success) and outcome.blob is not None:
-            outcome = Success(decode(await self._host.store.blobs.get(outcome.blob.digest)))
+            outcome = Success(decode(await self._journal.patiently(self._host.store.blobs.get, outcome.blob.digest)))
         return msgspec.to_builtins(outcome)
 
     # ------------------------------------------------------------------ events and others
@@ -179,7 +179,7 @@ class Calls(Steps, Joins):
         name = getattr(what, "name", None) or getattr(getattr(what, "spec", None), "name", None) or str(what)
         key = branch.next_key()
 
-        async def begin() -> str:
+        async def begin(_: object) -> str:
             return await self._host.start_child(self._row, self._place(key), what, plain, options)
 
         return str(await self._act(branch, key, "start", name, shape((plain,), {}), begin))
@@ -189,7 +189,7 @@ class Calls(Steps, Joins):
         plain = clean(payload)
         key = branch.next_key()
 
-        async def send() -> None:
+        async def send(_: object) -> None:
             row = await self._host.store.process(process_id)
             schema = None if row is None or not row.live else declared(row.registration, f"{SIGNAL}{name}").schema
             problem = None if schema is None else check(schema, plain)
@@ -203,21 +203,21 @@ class Calls(Steps, Joins):
     async def stop(self, branch: Branch, process_id: str, reason: str) -> None:
         request = CancelRequest(f"process {self.process_id}", clean_text(reason))
 
-        async def ask() -> None:
+        async def ask(_: object) -> None:
             await self._host.stop(process_id, request)
 
         await self._act(branch, branch.next_key(), "stop", process_id, shape((reason,), {}), ask)
 
     async def _act(
-        self, branch: Branch, key: str, kind: StepKind, name: str, asked: str, act: Callable[[], Awaitable[Any]]
+        self, branch: Branch, key: str, kind: StepKind, name: str, asked: str, act: Callable[[object], Awaitable[Any]]
     ) -> Any:
-        """Something that another process hears of. Made again after a crash, it is the same thing, and done once."""
+        """Something that another process hears of. Asked for again, it is the same thing, and done once."""
         done = self._answer(branch, key, kind, name, asked)
         if done is None:
             self._check_cut(branch, key, kind, name, asked)
             await self._journal.flush()
             try:
-                done = Done(key, kind, name, asked, await act(), at=self._clock.now())
+                done = Done(key, kind, name, asked, await self._journal.patiently(act, key), at=self._clock.now())
             except (InvalidInput, Conflict, NotFound) as error:
                 done = self._refused(key, kind, name, asked, error)
             self._journal.record(done)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -25,6 +26,9 @@ from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
 
 decode_step = msgspec.json.Decoder(StepRow).decode
+
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 class ProcessJournal:
@@ -97,6 +101,10 @@ class ProcessJournal:
     def begun(self) -> bool:
         """Whether the work has begun, as far as the store may know."""
         return not self.first or self._doubtful is not None or self._writing.locked()
+
+    async def patiently(self, work: Callable[[T], Awaitable[R]], subject: T) -> R:
+        """Do something that the function must not go on without, however long it takes; perhaps more than once."""
+        return await self._patience.until_done(work, subject)
 
     async def flush(self) -> None:
         """Make everything recorded durable, and the start of the work before anything of it is done."""

@@ -47,9 +47,15 @@ class ProcessWatch:
         """Take up the parked processes whose time has come."""
         jumps = self._worker.jumps
         now = jumps.look()
-        due = await self._store.due_processes(now + jumps.back, DUE_AT_ONCE)
-        ripe = [row for row in due if any(w.due and jumps.due(w.since, w.due) <= now for w in row.record.waits)]
-        await asyncio.gather(*(self._worker.recover(row, None) for row in ripe))
+        passed = 0
+        while True:
+            due = await self._store.due_processes(now + jumps.back, DUE_AT_ONCE, passed)
+            ripe = [row for row in due if any(w.due and jumps.due(w.since, w.due) <= now for w in row.record.waits)]
+            ours = [row for row in ripe if self._worker.can(row.registration)]
+            await asyncio.gather(*(self._worker.recover(row, None) for row in ours))
+            if len(due) < DUE_AT_ONCE or ours:
+                return
+            passed += len(due)  # none of them is for us: do not let them stand in the way of those that are
 
     async def notice(self) -> None:
         """Another process wrote: signals and requests for what runs here, ends of what is waited for."""

@@ -90,6 +90,8 @@ class ProcessWorker:
 
     def draft(self, what: Any, args: Mapping[str, Any]) -> Registration:
         """A registration, still without id, for whatever somebody wants to start."""
+        if isinstance(what, Registration):
+            return self._checked(what)
         for engine in self._engines.values():
             draft: Registration | None = getattr(engine, "draft", _none)(what, args)
             if draft is not None:
@@ -97,6 +99,14 @@ class ProcessWorker:
         raise InvalidProcess(
             f"{what!r} cannot be started: give a durable function, a tool or an agent that is part of this Runtime"
         )
+
+    def _checked(self, draft: Registration) -> Registration:
+        """A registration that somebody made by hand, for an engine of somebody's own."""
+        if draft.kind not in self._engines and not self.passive:
+            raise InvalidProcess(
+                f"there is no engine of kind {draft.kind!r} here; there are: {', '.join(self._engines)}"
+            )
+        return draft
 
     @property
     def _has_place(self) -> bool:

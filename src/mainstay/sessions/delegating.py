@@ -143,7 +143,7 @@ async def _start(ctx: ToolContext[Any], agent: str, asked: Asked, label: str, ba
         cause=Cause("tool_call", ctx.call_id),
         parent=ctx.turn_id,
         parent_end="abandon" if background else "cancel",
-        wake=WakeTarget(at.id, at.agent) if background else None,
+        wake=WakeTarget(at.id, at.agent, "turn" if background else "none"),
         grants=(at.id,),
     )
     return await at.desk.processes.start(agent, msgspec.to_builtins(asked), start)

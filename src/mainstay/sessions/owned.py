@@ -43,7 +43,7 @@ class SessionProcesses:
         ours = replace(
             start or Start(),
             origin=SessionOrigin(self._id),
-            wake=None if wake == "none" else WakeTarget(self._id, self._agent, wake),
+            wake=WakeTarget(self._id, self._agent, wake),  # also for "none": it tells whose session it is
             grants=(self._id,) if listed else (),
         )
         return await self._service.start(what, args, ours)

@@ -34,6 +34,7 @@ from mainstay.errors import (
     StoreError,
     TurnFailed,
     Unavailable,
+    UnknownSession,
 )
 from mainstay.lifecycle.fold import EXTERNAL_REF_SET, SIGNAL
 from mainstay.model.agent import AgentSpec
@@ -281,12 +282,10 @@ class TurnEngine:
 
     async def _create_under(self, parent: str, registration: Registration, request: CreateSession) -> None:
         """A child of the session that asked: under its authority, and in its books."""
-        row = await self._store.session(parent)
-        agent = child_agent = request.agent or ""
-        if row is not None:
-            agent = row.agent
-        elif registration.wake is not None:
-            agent = registration.wake.agent or child_agent
+        row, wake = await self._store.session(parent), registration.wake
+        agent = row.agent if row is not None else wake.agent if wake is not None and wake.session_id == parent else ""
+        if not agent:
+            raise UnknownSession(parent)
         await Services(self._desk, parent, agent).create_session(request)
 
     async def _show_life(self, run: ProcessRun, child: Child) -> None:
@@ -317,7 +316,10 @@ class TurnEngine:
                     await self._park(run, result.turn_id)
                 continue
             child.ended += 1
-            if child.ended < len(child.turns) or attention.messages:
+            if child.ended < len(child.turns):
+                continue
+            await run.catch_up()  # somebody elsewhere may have said more, and was told that it will be heard
+            if attention.messages:
                 continue
             if attention.request is not None:
                 await self._stop_others(child)

@@ -194,9 +194,9 @@ class MemoryProcessReads:
         rows = (self._processes.by_pid[pid] for pid in sorted(self._processes.active_pids) if pid > after)
         return [row for row in rows if row.owner is None][:limit]
 
-    async def due_processes(self, now: int, limit: int = 1000) -> list[ProcessRow]:
+    async def due_processes(self, now: int, limit: int = 1000, skip: int = 0) -> list[ProcessRow]:
         due = sorted((due, pid) for pid, due in self._processes.due_pids.items() if due <= now)
-        return [self._processes.by_pid[pid] for _, pid in due[:limit]]
+        return [self._processes.by_pid[pid] for _, pid in due[skip : skip + limit]]
 
     async def events(self, pid: int, after: int = 0, limit: int = 1000) -> list[tuple[int, int, Event]]:
         events = self._processes.events_of.get(pid, {}).items()

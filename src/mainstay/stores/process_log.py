@@ -59,7 +59,7 @@ def _ended(rows: Rows, row: ProcessRow, outcome: ProcessOutcome, at: int, payloa
 
 
 def follow(rows: Rows, row: ProcessRow, at: int) -> Woken:
-    """What follows from the end of a process: those that have something to do because of it.
+    """What follows from the end of a process: those that have something to do because of it, or have ended with it.
 
     A loop, because a child that ends at once may have children of its own.
     """
@@ -69,11 +69,9 @@ def follow(rows: Rows, row: ProcessRow, at: int) -> Woken:
         row = over.pop()
         woken |= {waiting.pid: waiting for waiting in _resume_waiting(rows, row.id, at)}
         for child in _stopped_with(rows, row.id, at):
+            woken[child.pid] = child
             if child.status in TERMINAL:
                 over.append(child)
-                woken.pop(child.pid, None)
-            else:
-                woken[child.pid] = child
     return tuple(woken.values())
 
 
@@ -81,8 +79,8 @@ def turn_ended(rows: Rows, turn: str, at: int) -> Woken:
     """What follows from the end of a turn for the processes that it started."""
     woken: dict[int, ProcessRow] = {}
     for child in _stopped_with(rows, turn, at):
-        found = follow(rows, child, at) if child.status in TERMINAL else (child,)
-        woken |= {row.pid: row for row in found}
+        found = follow(rows, child, at) if child.status in TERMINAL else ()
+        woken |= {row.pid: row for row in (child, *found)}
     return tuple(woken.values())
 
 

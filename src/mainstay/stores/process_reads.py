@@ -43,9 +43,9 @@ class SqliteProcessReads:
         with reading(self.path):
             return [process_row(r) for r in self._live().execute(sql.UNOWNED, (after, limit))]
 
-    async def due_processes(self, now: int, limit: int = 1000) -> list[ProcessRow]:
+    async def due_processes(self, now: int, limit: int = 1000, skip: int = 0) -> list[ProcessRow]:
         with reading(self.path):
-            return [process_row(r) for r in self._live().execute(sql.DUE, (now, limit))]
+            return [process_row(r) for r in self._live().execute(sql.DUE, (now, limit, skip))]
 
     async def events(self, pid: int, after: int = 0, limit: int = 1000) -> list[tuple[int, int, Event]]:
         query = f"SELECT {sql.EVENT} FROM events WHERE pid = ? AND sequence > ? ORDER BY sequence LIMIT ?"

@@ -39,7 +39,7 @@ ACTIVE = f"SELECT {PROCESS_ROW} FROM processes INDEXED BY processes_live WHERE l
 UNOWNED = f"{ACTIVE} AND owner IS NULL AND pid > ? ORDER BY pid LIMIT ?"
 DUE = (
     f"SELECT {PROCESS_ROW} FROM processes INDEXED BY processes_due "
-    "WHERE due IS NOT NULL AND due <= ? ORDER BY due, pid LIMIT ?"
+    "WHERE due IS NOT NULL AND due <= ? ORDER BY due, pid LIMIT ? OFFSET ?"
 )
 CHILDREN = f"SELECT {PROCESS_ROW} FROM processes WHERE parent = ? AND live = 1 ORDER BY pid"
 PRUNABLE = (

@@ -150,8 +150,8 @@ class SeamStore:
     async def unowned_processes(self, after: int, limit: int) -> list[ProcessRow]:
         return await self._seams.quietly(self.inner.unowned_processes(after, limit))
 
-    async def due_processes(self, now: int, limit: int = 1000) -> list[ProcessRow]:
-        return await self._seams.quietly(self.inner.due_processes(now, limit))
+    async def due_processes(self, now: int, limit: int = 1000, skip: int = 0) -> list[ProcessRow]:
+        return await self._seams.quietly(self.inner.due_processes(now, limit, skip))
 
     async def events(self, pid: int, after: int = 0, limit: int = 1000) -> list[tuple[int, int, Event]]:
         return await self._seams.quietly(self.inner.events(pid, after, limit))

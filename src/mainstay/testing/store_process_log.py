@@ -151,6 +151,7 @@ class ProcessLog:
             child = asked["parent"] == name and asked["parent_end"] == "cancel"
             if child and not is_over(other) and other["record"]["cancel"] is None:
                 self._ask_to_stop(other, f"parent {name}", "its parent has ended", at, woken)
+                woken.add(asked["id"])
 
     def _ask_to_stop(self, row: Plain, by: str, reason: str, at: int, woken: set[str], request: str = "") -> None:
         record = row["record"]
@@ -167,7 +168,7 @@ class ProcessLog:
         woken.add(row["registration"]["id"])
 
     def _rows(self, names: set[str]) -> list[Plain]:
-        rows = [self.processes[name] for name in names if not is_over(self.processes[name])]
+        rows = [self.processes[name] for name in names]
         return copy.deepcopy(sorted(rows, key=lambda row: row["pid"]))
 
     def _known(self, process_id: str) -> Plain:
