@@ -13,6 +13,8 @@ from workload import FileProbe, Sample, Span, Yard, give_back_memory, median, st
 
 from mainstay import Process, ProcessContext, Runtime, process
 
+PAGES_FULL = 12_000
+"""Characters: two thousand processes with so much text fill the pages that SQLite keeps for us."""
 HELD = 60
 """Processes that one Runtime of the killed OS process holds: fewer than it works on at once."""
 
@@ -49,6 +51,12 @@ async def unit(ctx: ProcessContext[Any], n: int) -> int:
 async def unit_again(ctx: ProcessContext[Any], n: int) -> int:
     """One step that may be run again after a crash."""
     return await ctx.step(note, n, recovery="rerun")
+
+
+@process
+async def echo(ctx: ProcessContext[Any], text: str) -> str:
+    """Leaves a large row behind."""
+    return text
 
 
 @process
@@ -152,9 +160,8 @@ def _commits(runtime: Runtime) -> int:
 async def _parked(params: Sample) -> Sample:
     """Processes that wait for a signal, then for a moment: what they hold meanwhile, and how long waking takes."""
     count = params["processes"]
-    async with Runtime(_database(params), processes=[unit, listener, sleeper]) as runtime:
-        for n in range(500):
-            await (await runtime.start(unit, {"n": n})).result()
+    async with Runtime(_database(params), processes=[echo, listener, sleeper]) as runtime:
+        await _warm_up(runtime, params.get("before", 2000))
         give_back_memory()
         tasks, memory = len(asyncio.all_tasks()), status_mb("VmRSS")
         cursor = await runtime.store.last_change()
@@ -187,10 +194,24 @@ async def _parked(params: Sample) -> Sample:
     }
 
 
+async def _warm_up(runtime: Runtime, count: int) -> None:
+    """The same before, in small, after as much text as SQLite keeps pages: what is kept from it are caches."""
+    for _ in range(count):
+        handle = await runtime.start(echo, {"text": "x" * PAGES_FULL})
+        assert len(await handle.result()) == PAGES_FULL
+        assert len([event async for event in handle.events()]) == 3
+    cursor = await runtime.store.last_change()
+    await _begin(runtime, listener, [{"n": n} for n in range(count)], "w")
+    await _all_parked(runtime, count, cursor)
+    for n in range(count):
+        await runtime.handle(f"w{n}").signal("go", 1)
+    await asyncio.gather(*(runtime.handle(f"w{n}").result() for n in range(count)))
+
+
 async def _begin(runtime: Runtime, function: Process[..., Any], args: list[Sample], prefix: str) -> None:
-    """Start them all, some hundreds at a time."""
-    for first in range(0, len(args), 500):
-        page = range(first, min(first + 500, len(args)))
+    """Start them all, some at a time."""
+    for first in range(0, len(args), 200):
+        page = range(first, min(first + 200, len(args)))
         await asyncio.gather(*(runtime.start(function, args[n], id=f"{prefix}{n}") for n in page))
 
 
@@ -199,7 +220,7 @@ async def _all_parked(runtime: Runtime, count: int, cursor: int) -> None:
     be most of what is measured."""
     waiting = set[str]()
     while len(waiting) < count:
-        page = await runtime.processes.changes(cursor)
+        page = await runtime.processes.changes(cursor, 200)
         for change in page:
             cursor = change.cursor
             if change.row is not None and change.row.status == "waiting":
@@ -272,10 +293,13 @@ async def _interrupted(params: Sample) -> Sample:
 
 
 async def _hold_all(params: Sample, units: int, together: asyncio.Barrier) -> None:
-    """As many Runtimes as it takes, all in this OS process: each works on so many processes at once, and no more."""
+    """As many Runtimes as it takes, all in this OS process: each works on so many processes at once, and no more.
+
+    None of them looks for work of the others.
+    """
     runtimes = []
     for first in range(0, units, HELD):
-        runtime = Runtime(_database(params), processes=[three])
+        runtime = Runtime(_database(params), processes=[three], recover=False)
         runtimes.append(await runtime.__aenter__())
         page = range(first, min(first + HELD, units))
         await asyncio.gather(*(runtime.start(three, {"n": n}, id=f"u{n}") for n in page))

@@ -73,7 +73,7 @@ ROWS = (
     Row("w4", UNITS, disk=True, floor={"store": "sqlite", "variant": "group"}, rounds=5),
     Row("w4r", UNITS | {"recovery": "rerun"}, disk=True, rounds=5),
     Row("w4s", UNITS | {"units": 500}, disk=True, floor={"store": "sqlite"}, rounds=5),
-    Row("w4p", {"what": "parked", "processes": 10_000}, disk=True, rounds=2, quick={"processes": 1000}),
+    Row("w4p", {"what": "parked", "processes": 10_000}, disk=True, rounds=2, quick={"processes": 1000, "before": 200}),
     Row("w4l", {"what": "long", "steps": 10_000}, disk=True, rounds=3, killed=True, quick={"steps": 1000}),
     Row("w4i", {"what": "interrupted", "units": 200}, disk=True, rounds=5, killed=True),
     Row("w4m", {"what": "interrupted", "units": 2000}, disk=True, rounds=3, killed=True, quick={"units": 500}),

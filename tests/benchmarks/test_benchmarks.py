@@ -79,7 +79,7 @@ def test_w4_shares_transactions_between_units(tmp_path: Path, recovery: str) -> 
 
 
 def test_w4_wakes_all_that_wait(tmp_path: Path) -> None:
-    found = sample(tmp_path, "w4", {"what": "parked", "processes": 30, "dir": str(tmp_path)})
+    found = sample(tmp_path, "w4", {"what": "parked", "processes": 30, "before": 5, "dir": str(tmp_path)})
     assert (found["processes"], found["tasks"]) == (30, 0)
     assert found["due_s"] > 0
 

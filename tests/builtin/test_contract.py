@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mainstay.builtin import Compaction, OutputBudget, Permissions, Plan, Redaction, RollingHistory, Rule
+from mainstay.builtin import Compaction, OutputBudget, Permissions, Plan, Redaction, RollingHistory, Rule, Subagents
 from mainstay.testing.plugin_contract import plugin_contract
 
 pytestmark = pytest.mark.slow
@@ -21,3 +21,4 @@ TestPermissions = plugin_contract(
 TestPlan = plugin_contract(Plan, calls=[("update_plan", {"steps": STEPS})])
 TestRedaction = plugin_contract(Redaction)
 TestRollingHistory = plugin_contract(lambda: RollingHistory(context_tokens=200, keep_turns=1))
+TestSubagents = plugin_contract(lambda: Subagents("assistant"))

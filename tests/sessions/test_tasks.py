@@ -17,8 +17,11 @@ from mainstay.errors import (
     ProcessNotVisible,
     UnknownSession,
 )
-from mainstay.model.process import Abandoned, Cancelled, WakeTarget
+from mainstay.model.process import Abandoned, Cancelled, Registration, WakeTarget
+from mainstay.model.process_write import Register
+from mainstay.model.session import WorkerRow
 from mainstay.model.task import TaskSpec
+from mainstay.model.write import Beat
 from mainstay.sessions.services import Services
 from mainstay.testing import ScriptedModel
 from tests.sessions.places import SOON, Place, TellingModel, crash, texts, until
@@ -53,6 +56,11 @@ class Gate:
 
 
 async def no_work() -> None: ...
+
+
+def odd(value: Any) -> Any:
+    """Something that no type checker would let through."""
+    return value
 
 
 # ---------------------------------------------------------------------- saying something
@@ -98,7 +106,7 @@ async def test_input_that_a_repeated_tool_injects_is_injected_once(place: Place)
     model, spoken = TellingModel(), asyncio.Event()
 
     @tool(recovery="rerun")
-    async def speak(ctx: ToolContext) -> str:
+    async def speak(ctx: ToolContext[Any]) -> str:
         """Say something beside."""
         await ctx.host.inject_turn_input("psst")
         spoken.set()
@@ -182,7 +190,7 @@ async def test_hidden_task_of_an_unknown_session_is_refused(place: Place) -> Non
         with pytest.raises(UnknownSession):
             await host(runtime).spawn_hidden_task("x", no_work, session_id="nobody")
         with pytest.raises(InvalidInput, match="a function without arguments"):
-            await host(runtime).spawn_hidden_task("x", "work")  # type: ignore[arg-type]
+            await host(runtime).spawn_hidden_task("x", odd("work"))
 
 
 # ---------------------------------------------------------------------- managed ones
@@ -297,11 +305,45 @@ async def test_more_tasks_than_there_are_places_all_run_here(file: Place) -> Non
         assert [await each.result(SOON) for each in handles] == list(range(100))
 
 
-@pytest.mark.parametrize("spec", [TaskSpec(""), TaskSpec("x" * 151), TaskSpec("x", "chore"), TaskSpec("hidden task")])  # type: ignore[arg-type]
-async def test_unusable_task_is_refused_before_anything_is_written(spec: TaskSpec) -> None:
+async def test_task_that_was_never_begun_is_known_to_be_harmless(place: Place) -> None:
+    """Its code is gone with its Runtime: whoever comes next gives it up, and it was never begun."""
+    asked = Registration("t1", "task", "owner_bound", "watch", "w-gone", {"task": "watch"})
+    async with place.runtime(Agent(Ear().model)) as runtime:
+        await until(lambda: runtime._worker.alive is not None)
+        await runtime.store.write(Register(asked, 1))
+        await runtime._work.recover(await runtime.processes.get("t1"), None)
+        outcome = await runtime.handle("t1").outcome(SOON)
+
+        assert isinstance(outcome, Abandoned)
+        assert outcome.evidence.writer == "engine_gave_up"
+
+
+async def test_task_of_a_runtime_that_has_just_come_is_left_to_it(place: Place) -> None:
+    async with place.runtime(Agent(Ear().model)) as runtime:
+        await until(lambda: runtime._worker.alive is not None)
+        await runtime.store.write(Beat(WorkerRow("w-new", "here", "boot", 1, 0)))
+        asked = Registration("t1", "task", "owner_bound", "watch", "w-new", {"task": "watch"})
+        await runtime.store.write(Register(asked, 1))
+        await runtime._work.recover(await runtime.processes.get("t1"), None)
+        await until(lambda: _is_free(runtime, "t1"))
+
+        row = await runtime.processes.get("t1")
+        assert (row.status, row.owner, row.record.first_started) == ("running", None, None)
+
+
+async def _is_free(runtime: Runtime, process_id: str) -> bool:
+    """Whether somebody has had it, and has it no more."""
+    row = await runtime.processes.get(process_id)
+    return row.generation == 1 and row.owner is None and process_id not in runtime._work.runs
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("", "other"), ("x" * 151, "other"), ("x", "chore"), ("hidden task", "other")]
+)
+async def test_unusable_task_is_refused_before_anything_is_written(name: str, kind: Any) -> None:
     async with Runtime("memory", agents=[Agent()]) as runtime:
         with pytest.raises(InvalidInput):
-            await host(runtime).spawn_managed_task(spec, no_work)
+            await host(runtime).spawn_managed_task(TaskSpec(name, kind), no_work)
         assert await runtime.processes.list() == []
 
 
@@ -314,7 +356,7 @@ async def test_registered_task_is_completed_by_whoever_does_it(place: Place) -> 
         handle = await services.register_background_task(TaskSpec("build", "monitor", "ci"))
         assert await states(services) == {"build": "running"}
         with pytest.raises(InvalidInput, match="'completed', 'failed' or 'cancelled'"):
-            await services.complete_background_task("build", "running")  # type: ignore[arg-type]
+            await services.complete_background_task("build", odd("running"))
         await services.complete_background_task("build", "completed", {"green": True})
         assert await handle.result(SOON) == {"green": True}
 
@@ -345,7 +387,7 @@ async def test_live_task_flips_between_running_and_idle(place: Place) -> None:
         await services.transition_live_state("agent", "running")
         assert await states(services) == {"agent": "running"}
         with pytest.raises(InvalidInput, match="'running' or 'idle'"):
-            await services.transition_live_state("agent", "failed")  # type: ignore[arg-type]
+            await services.transition_live_state("agent", odd("failed"))
 
 
 async def test_cancel_hook_is_called_once(place: Place) -> None:

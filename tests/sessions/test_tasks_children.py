@@ -11,6 +11,7 @@ from mainstay import Agent, Retry, ToolCall, ToolContext, tool
 from mainstay.errors import UnknownProcess
 from mainstay.model.process import Cancelled, Cause, Registration
 from mainstay.model.process_write import Register
+from mainstay.model.tool import Ok
 from mainstay.processes.context import ProcessContext
 from mainstay.processes.define import process
 from mainstay.testing import ScriptedModel
@@ -19,7 +20,7 @@ from tests.sessions.test_wakes import FUNCTIONS, when_told
 
 
 @process
-async def parent(ctx: ProcessContext) -> Any:
+async def parent(ctx: ProcessContext[Any]) -> Any:
     child = await ctx.start(when_told, parent_end="cancel")
     return await child.result()
 
@@ -28,10 +29,11 @@ ALL = (*FUNCTIONS, parent)
 
 
 @tool(recovery="rerun")
-async def begin(ctx: ToolContext, end: str = "cancel", what: str = "when_told") -> dict[str, str]:
+async def begin(ctx: ToolContext[Any], end: str = "cancel", what: str = "when_told") -> dict[str, str]:
     """Begin something."""
     function = {"when_told": when_told, "parent": parent}[what]
-    handle = await ctx.host.start_process(function, key="one", parent_end=end)  # type: ignore[arg-type]
+    policy: Any = end
+    handle = await ctx.host.start_process(function, key="one", parent_end=policy)
     return handle.to_json()
 
 
@@ -149,7 +151,7 @@ async def test_same_start_of_a_call_that_is_made_again_is_the_same_process(place
     attempts = 0
 
     @tool(recovery="rerun", retries=1)
-    async def twice(ctx: ToolContext) -> str:
+    async def twice(ctx: ToolContext[Any]) -> str:
         """Fails once, after it has started something."""
         nonlocal attempts
         attempts += 1
@@ -164,7 +166,7 @@ async def test_same_start_of_a_call_that_is_made_again_is_the_same_process(place
         row = await the_process(runtime)
 
         assert attempts == 2
-        assert result.tool_calls[0].outcome.value == row.id  # type: ignore[union-attr]
+        assert result.tool_calls[0].outcome == Ok(row.id)
 
 
 async def test_unknown_way_to_end_with_a_parent_is_refused(place: Place) -> None:
@@ -174,3 +176,16 @@ async def test_unknown_way_to_end_with_a_parent_is_refused(place: Place) -> None
 
         assert "'cancel' or 'abandon'" in str(result.tool_calls[0].outcome)
         assert await runtime.processes.list() == []
+
+
+async def test_who_waits_for_a_child_that_nobody_had_begun_hears_of_its_end(place: Place) -> None:
+    """It ends in the write that ends its parent, and nobody here has worked on it."""
+    async with place.runtime(Agent(ScriptedModel([])), processes=ALL) as runtime:
+        above = await runtime.start(when_told, id="above")
+        child = Registration("child", "function", "rerunnable", "f@9", "f@9", parent="above", parent_end="cancel")
+        await runtime.store.write(Register(child, 1))
+        waiting = asyncio.create_task(runtime.handle("child").outcome(SOON))
+        await asyncio.sleep(0)
+        await above.signal("go")
+
+        assert await waiting == Cancelled("parent above", "its parent has ended")

@@ -169,13 +169,9 @@ async def test_task_whose_runtime_died_follows_its_recovery(place: Place, name: 
             assert world.begun == [(handle.id, 1), (handle.id, 2)]
 
 
-def test_only_tasks_have_a_recovery() -> None:
-    with pytest.raises(InvalidDefinition, match="others have none"):
+@pytest.mark.parametrize(("kind", "recovery"), [(command, "rerun"), (query, "rerun"), (task, "ask")])
+def test_only_tasks_have_a_recovery(kind: Any, recovery: Any) -> None:
+    def method(self: Any) -> None: ...
 
-        @command(recovery="rerun")
-        def odd(self: Any) -> None: ...
-
-    with pytest.raises(InvalidDefinition, match='"once" or "rerun"'):
-
-        @task(recovery="ask")  # type: ignore[call-overload]
-        def odder(self: Any) -> None: ...
+    with pytest.raises(InvalidDefinition, match='a task is "once" or "rerun", others have none'):
+        kind(recovery=recovery)(method)

@@ -19,22 +19,22 @@ from tests.sessions.places import SOON, Place, TellingModel, crash, texts, until
 
 
 @process
-async def double(ctx: ProcessContext, n: int) -> int:
+async def double(ctx: ProcessContext[Any], n: int) -> int:
     return 2 * n
 
 
 @process
-async def when_told(ctx: ProcessContext, n: int = 0) -> Any:
+async def when_told(ctx: ProcessContext[Any], n: int = 0) -> Any:
     return await ctx.wait_signal("go")
 
 
 @process
-async def broken(ctx: ProcessContext) -> None:
+async def broken(ctx: ProcessContext[Any]) -> None:
     raise ValueError("no paper")
 
 
 @process
-async def wordy(ctx: ProcessContext, size: int) -> str:
+async def wordy(ctx: ProcessContext[Any], size: int) -> str:
     return "word " * size
 
 
@@ -296,6 +296,19 @@ async def test_value_too_large_for_the_model_is_cut_and_marked(place: Place, siz
         assert "dropped; the whole output is kept" in told
         assert len(told) < 26 * 1024
         assert await started.result(SOON) == "word " * size
+
+
+async def test_names_are_shown_on_one_line_and_never_at_length(place: Place) -> None:
+    ear = Ear()
+    async with place.runtime(Agent(ear.model), processes=FUNCTIONS) as runtime:
+        session = await runtime.session("chat")
+        await (await session.start(double, {"n": 1}, id="p1", label="so\n[process" + "x" * 100_000)).result(SOON)
+        await idle(runtime)
+
+        (told,) = ear.heard
+        assert told.split("\n")[1:] == [f"handle: {handle('p1')}", "what: double", "value: 2"]
+        assert told.startswith('[process "so\\n[processxxx')
+        assert len(told) < 500
 
 
 async def test_event_that_wakes_is_told_while_its_process_goes_on(place: Place) -> None:

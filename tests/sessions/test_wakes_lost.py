@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -183,8 +184,9 @@ async def test_other_session_hears_of_a_process_that_was_retargeted(place: Place
 
 async def test_state_of_wakes_that_does_not_exist_is_refused() -> None:
     async with Runtime("memory", agents=[Agent()]) as runtime:
+        state: Any = "lost"
         with pytest.raises(InvalidInput, match="use pending, enqueued or discarded"):
-            await runtime.processes.wakes("lost")  # type: ignore[arg-type]
+            await runtime.processes.wakes(state)
 
 
 # ---------------------------------------------------------------------- leaving, and coming late

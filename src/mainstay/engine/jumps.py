@@ -31,7 +31,7 @@ class Jumps:
     def due(self, since: int, due: int) -> int:
         """When something is due on today's clock. What was set just before a jump backwards counts as set after it."""
         for before, after in self._seen:
-            if since <= min(before, after):
+            if since <= before < after or since < after < before:
                 since, due = since + after - before, due + after - before
         return due
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from mainstay.model.process import WakePolicy
+from mainstay.model.process import ParentEnd, WakePolicy
 from mainstay.model.tool import PreparedCall, ToolOutcome, ToolRecord, ToolSpec
 
 
@@ -71,6 +71,7 @@ class StartOptions(Struct, frozen=True, gc=False):
     label: str = ""
     wake: WakePolicy = "none"
     grant: bool = True
+    parent_end: ParentEnd = "abandon"
 
 
 class Handles(Protocol):

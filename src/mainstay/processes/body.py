@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from mainstay.engine.gate import CANCEL_GRACE, Leaving, TurnCancelled
@@ -150,7 +150,8 @@ class ToolWork:
         on_thread = self._ready.entry.tool is not None and not self._ready.entry.tool.is_async
         ended = functools.partial(home.slots.give_later, loop, spec) if on_thread else None
         outlet = Outlet(self._run.journal.keep, WHOLE)
-        task = loop.create_task(begun.run(attempt(self._ready, context, home.threads, outlet, interrupted, ended)))
+        work = functools.partial(attempt, self._ready, context, home.threads, outlet, interrupted, ended)
+        task = loop.create_task(begun.run(work))
         task.add_done_callback(lambda _: self._run.gate.wake())
         # A thread gives its place back itself, when it has really ended.
         task.add_done_callback(lambda _: None if on_thread and begun.yet else home.slots.give(spec))
@@ -281,10 +282,9 @@ class Begins:
     def __init__(self) -> None:
         self.yet = False
 
-    async def run(self, work: Any) -> Attempted:
+    async def run(self, work: Callable[[], Awaitable[Attempted]]) -> Attempted:
         self.yet = True
-        attempted: Attempted = await work
-        return attempted
+        return await work()
 
 
 class Progress:

@@ -7,9 +7,9 @@ runs again: what differs from run to run (time, chance, the outside) has to come
 from __future__ import annotations
 
 import datetime
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Generic, Literal, NoReturn, TypeVar, overload
+from uuid import UUID
 
 from mainstay.model.process import ParentEnd, WakePolicy
 from mainstay.processes.calls import Calls
@@ -26,7 +26,7 @@ class ProcessContext(Generic[Deps]):
     """Given to a durable function as its parameter of this type.
 
     Use it from the function itself, and from what runs in `gather`, `any` and `all`; a task of asyncio's own is
-    refused.
+    refused, and so is a call from inside a step. Put no `asyncio.timeout` around its calls: they have their own limits.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -149,11 +149,14 @@ class ProcessContext(Generic[Deps]):
         return await self._calls.gather(branches, return_exceptions)
 
     async def any(self, *branches: Coroutine[Any, Any, Any]) -> tuple[int, Any]:
-        """Run branches at once: which one succeeded first, and its result. The others are dropped."""
+        """Run branches at once: which one succeeded first, and its result. The others are dropped.
+
+        A dropped branch is cut off at the call where it is, as by a cancel request. It may clean up; this waits for it.
+        """
         return await self._calls.first_of(branches)
 
     async def all(self, *branches: Coroutine[Any, Any, Any]) -> list[Any]:
-        """Run branches at once: all results, in order. The first error drops the others, and is raised at once."""
+        """Run branches at once: all results, in order. The first error drops the others, and is raised then."""
         return await self._calls.all_of(branches)
 
     # ------------------------------------------------------------------ what differs from run to run
@@ -167,15 +170,15 @@ class ProcessContext(Generic[Deps]):
         """Chance that is this branch's own, and the same on every replay."""
         return self._calls.chance()
 
-    def uuid(self) -> uuid.UUID:
+    def uuid(self) -> UUID:
         """An id that is the same on every replay."""
-        return uuid.UUID(int=self._calls.chance().getrandbits(128), version=4)
+        return UUID(int=self._calls.chance().getrandbits(128), version=4)
 
     # ------------------------------------------------------------------ work that never ends
 
     @property
     def state(self) -> Any:
-        """What the last checkpoint kept; None before the first."""
+        """What the last checkpoint kept, a copy each time; None before the first."""
         return self._calls.state
 
     async def checkpoint(self, state: Any) -> None:

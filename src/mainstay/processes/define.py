@@ -50,7 +50,7 @@ class Process(Generic[P, R]):
             raise InvalidDefinition(f"{fn!r} is no durable function: decorate an `async def` once")
         self.fn = fn
         functools.update_wrapper(self, fn, updated=())
-        self.name = fn.__name__ if name is None else name
+        self.name = str(getattr(fn, "__name__", "")) if name is None else name
         owner = f"process {self.name!r}"
         if not _NAME.fullmatch(self.name):
             raise InvalidDefinition(f"{owner}: use 1 to 120 letters, digits, '_', '-' or '.' as its name")
@@ -67,7 +67,8 @@ class Process(Generic[P, R]):
         self.open_signals = signals is None
         self.signals = {each: _payload(owner, each, kind) for each, kind in (signals or {}).items()}
         self.events = (*self.signals.values(), *(_event(owner, each) for each in events))
-        self.code = hashlib.sha256(fn.__code__.co_code).hexdigest()[:12]
+        code = getattr(inspect.unwrap(fn), "__code__", None)
+        self.code = "" if code is None else hashlib.sha256(code.co_code).hexdigest()[:12]
 
     @property
     def definition(self) -> str:

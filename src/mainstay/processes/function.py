@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mainstay.engine.journal import SPILL_BYTES
 from mainstay.errors import (
     Diverged,
     InvalidDefinition,
@@ -106,13 +107,16 @@ class FunctionEngine:
         run.parked = not run.journal.news and await run.journal.park(waits)
         if run.parked:
             return True
-        await run.catch_up()
+        await run.journal.patiently(self._catch_up, run)
         for wait in waits:
             if wait.kind == "process":
-                target = await self._host.store.process(wait.name)
+                target = await run.journal.patiently(self._host.store.process, wait.name)
                 if target is None or not target.live:
                     run.listener.ended(wait.name)
         return False
+
+    async def _catch_up(self, run: ProcessRun) -> None:
+        await run.catch_up()
 
     async def _once(
         self, function: Process[..., Any], calls: Calls, branches: Branches, replay: Replay, run: ProcessRun
@@ -164,15 +168,22 @@ def failure(error: BaseException) -> Failure:
     """What a function raised, as far as it can be stored."""
     match error:
         case OutcomeUnknown() | StepFailed():
-            return Failure(clean_text(error.fault), clean_text(f"step {error.step}: {error.message}"), error.data)
+            return Failure(
+                clean_text(error.fault), clean_text(f"step {error.step}: {error.message}"), _short(error.data)
+            )
         case ToolError():
             return Failure(clean_text(error.code), clean_text(error.message)[:MAX_TEXT])
         case ProcessFailed():
-            return Failure(error.code, error_text(error), error.outcome)
+            return Failure(error.code, error_text(error)[:MAX_TEXT], _short(error.outcome))
         case MainstayError():
             return Failure(error.code, error_text(error))
         case _:
             return Failure("raised", told(error))
+
+
+def _short(data: Any) -> Any:
+    """What goes with an error, unless it is too long for the row that tells of it."""
+    return data if len(encode(data)) <= SPILL_BYTES else None
 
 
 def by_definition(functions: Iterable[Process[..., Any]]) -> dict[str, Process[..., Any]]:

@@ -69,6 +69,7 @@ class ProcessRun:
         self.heeded = False
         self.listens: set[str] = set()
         self._looking = asyncio.Lock()
+        self._wanted = False
 
     # ------------------------------------------------------------------ for engines
 
@@ -118,10 +119,15 @@ class ProcessRun:
                     self.listener.heard(sequence, event.type, event.payload)
 
     async def catch_up(self) -> None:
-        """Look at what others wrote since the last look."""
+        """Look at what others wrote since the last look. Of many who want that at once, one does."""
+        if self._wanted:
+            async with self._looking:
+                return
+        self._wanted = True
         async with self._looking:
+            self._wanted = False
             await self._look()
-        row = await self._store.process(self.row.id)
+            row = await self._store.process(self.row.id)
         if row is None or row.owner != self.scope.owner or row.generation != self.scope.generation:
             self.leave()  # taken over, or over: whatever is written from here is refused
         elif row.record.cancel is not None:

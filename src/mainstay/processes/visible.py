@@ -10,8 +10,9 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -19,7 +20,8 @@ from mainstay.engine.driver import Run
 from mainstay.engine.gate import CANCEL_GRACE
 from mainstay.engine.journal import write_referring
 from mainstay.engine.patience import Patience
-from mainstay.errors import MainstayError, ProcessNotVisible, ProcessPruned, StoreError, ToolError
+from mainstay.errors import InvalidInput, MainstayError, ProcessNotVisible, ProcessPruned, StoreError, ToolError
+from mainstay.lifecycle.fold import ENDS
 from mainstay.model.codec import clean, convert, error_text
 from mainstay.model.process import (
     Abandoned,
@@ -28,9 +30,12 @@ from mainstay.model.process import (
     Cause,
     Failure,
     Origin,
+    ParentEnd,
     ProcessRow,
     SessionOrigin,
     Success,
+    Wake,
+    WakePolicy,
     WakeTarget,
 )
 from mainstay.model.process_write import Dismiss
@@ -44,6 +49,8 @@ from mainstay.processes.run import ProcessRun
 from mainstay.processes.service import ProcessService, Start
 from mainstay.processes.tool import KIND, BackgroundCall
 from mainstay.tools.workshop import Workshop
+
+decode_wake = msgspec.json.Decoder(Wake).decode
 
 STOP_SECONDS = 0.8 * CANCEL_GRACE
 """How long a cancelled await looks whether what it stopped has ended: its turn waits a little longer than that."""
@@ -100,6 +107,11 @@ class Visible:
         self._starts += options.key is None
         name = self._starts if options.key is None else options.key
         process_id = self._asker.call_id if name == "" else f"{self._asker.call_id}.{name}"
+        for value, known in ((options.wake, WakePolicy), (options.parent_end, ParentEnd)):
+            if value not in get_args(known):
+                raise InvalidInput(f"{value!r:.80} is not usable here: give one of {', '.join(get_args(known))}")
+        if self._asker.run is not None and options.parent_end == "cancel":
+            self._asker.run.children = True  # its commit asks them to stop
         start = self._start(process_id, options)
         handle = await self._patiently(functools.partial(self._started, what, args), start)
         return handle if self._asker.process is None else RestingHandle(self._service, handle.id, self._rest)
@@ -118,7 +130,7 @@ class Visible:
             origin,
             cause,
             asker.parent,
-            "abandon",
+            options.parent_end,
             wake if options.wake != "none" and wake.session_id else None,
             (asker.session_id,) if options.grant and asker.session_id else (),
         )
@@ -279,8 +291,8 @@ class Visible:
 
     async def _told(self, row: ProcessRow) -> None:
         """The session has heard of its end by asking: it need not be woken for that."""
-        waiting = await self._store.wakes(self._asker.session_id)
-        numbers = tuple(wake.number for wake in waiting if wake.pid == row.pid)
+        waiting = [wake for wake in await self._store.wakes(self._asker.session_id) if wake.pid == row.pid]
+        numbers = tuple(wake.number for wake in waiting if decode_wake(wake.body).type in ENDS.values())
         if numbers:
             try:
                 await self._store.write(Dismiss(numbers, self._home.clock.now(), "the session awaited it"))

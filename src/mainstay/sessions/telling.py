@@ -28,6 +28,8 @@ IN_FULL = 50
 ROOM, LEAST = 24 * 1024, 512
 """Bytes for all values of one input together, and for each of them at least."""
 LINES = 200
+MAX_NAME = 200
+"""Characters of a name or a label."""
 
 _decode = msgspec.json.Decoder(Wake).decode
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -76,7 +78,7 @@ def _block(told: Heard, budget: OutputBudget) -> str:
     lines = [f"[process{_named(wake)} {_event(wake)}]"]
     lines.append(f"handle: {_json({'__handle__': 'process', 'id': wake.process_id})}")
     asked = f"asked for by call {wake.call_id}" if wake.call_id else ""
-    what = ", ".join(part for part in (wake.name, asked) if part)
+    what = ", ".join(part for part in (_short(wake.name), asked) if part)
     if what:
         lines.append(f"what: {what}")
     lines += _body(told, budget)
@@ -85,12 +87,17 @@ def _block(told: Heard, budget: OutputBudget) -> str:
 
 def _named(wake: Wake) -> str:
     name = wake.label or wake.name
-    return f" {_json(name)}" if name else ""
+    return f" {_json(name[:MAX_NAME])}" if name else ""
+
+
+def _short(name: str) -> str:
+    """A name that cannot be mistaken for lines of ours."""
+    return name[:MAX_NAME] if name.isprintable() else _json(name[:MAX_NAME])
 
 
 def _event(wake: Wake) -> str:
     """What happened, in a word or two."""
-    return wake.status if wake.type in ENDS.values() else f"tells: {wake.type}"
+    return wake.status if wake.type in ENDS.values() else f"tells: {_short(wake.type)}"
 
 
 def _body(told: Heard, budget: OutputBudget) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from mainstay.errors import ToolError
-from mainstay.model.process import WakePolicy
+from mainstay.model.process import ParentEnd, WakePolicy
 from mainstay.model.tool import Artifact, PreparedCall, ToolSpec
 from mainstay.ports.services import ToolHost
 from mainstay.ports.tool import Handle, Handles, StartOptions
@@ -116,7 +116,7 @@ class ToolContext(Generic[Deps]):
             self._handles = self._make_handles()  # one for the whole attempt: it counts what is started
         return self._handles
 
-    def start(
+    def start(  # noqa: PLR0913  # what may be said about a start, each by name
         self,
         what: Any,
         args: Mapping[str, Any] | None = None,
@@ -125,15 +125,17 @@ class ToolContext(Generic[Deps]):
         label: str = "",
         wake: WakePolicy = "none",
         grant: bool = True,
+        parent_end: ParentEnd = "abandon",
     ) -> Coroutine[Any, Any, Handle]:
         """Start a process (a durable function, a tool, an agent) and get its handle; await it. It never waits for it.
 
         Its id derives from this call and `key`, or its number among the starts of the call: an attempt that is made
         again starts the same process. The session may see it unless `grant` is False; then it is this run's alone.
-        `wake` says how the session hears of its end: "turn", "notify" or "none".
+        `wake` says how the session hears of its end: "turn", "notify" or "none". With `parent_end="cancel"` it is asked
+        to stop when the turn, or the process, that this tool runs in has ended.
         """
         must_be_awaited("a start", self.tool, "start_needs_async")
-        return self.handles.start(what, args or {}, StartOptions(key, label, wake, grant))
+        return self.handles.start(what, args or {}, StartOptions(key, label, wake, grant, parent_end))
 
     def progress(self, value: Any = None) -> None:
         """Tell whoever watches how far the call is. Live only: it is not stored and never reaches the model."""

@@ -1,0 +1,120 @@
+"""Where each promise about the life of processes is tested, or what it waits for.
+
+Each entry names tests as `folder/file.py::test`; a name that leads nowhere fails the build, and what is owed is printed
+at the end of every run. Turns have their own table (`outcomes.py`), the environment too (`environment.py`).
+"""
+
+from __future__ import annotations
+
+POINTS = "crash/test_processes_points.py::test_a_process_{}killed_here_ends_as_its_contract_says"
+TOOLS = "processes_tools/test_crash.py::test_{}"
+
+PROCESSES: dict[str, tuple[str, ...]] = {
+    "P1 asked for, not on disk": (
+        POINTS.format(""),
+        POINTS.format("really_"),
+        "processes/test_service.py::test_asking_twice_starts_once_and_other_content_is_a_conflict",
+        TOOLS.format("a_once_tool_killed_anywhere_runs_at_most_once_and_is_told_as_it_is"),
+        TOOLS.format("killed_for_real_it_is_the_same"),
+    ),
+    "P2 on disk, not begun": (
+        POINTS.format(""),
+        POINTS.format("really_"),
+        "stores/test_processes.py::test_work_that_is_bound_to_its_owner_and_not_begun_is_anybodys",
+    ),
+    "P3 begun, nothing done": (
+        POINTS.format(""),
+        POINTS.format("really_"),
+        TOOLS.format("a_once_tool_killed_anywhere_runs_at_most_once_and_is_told_as_it_is"),
+    ),
+    "P5 worker killed while it works": (
+        "crash/test_processes_owners.py::test_a_killed_workers_processes_end_as_each_declared",
+        "crash/test_processes_owners.py::test_work_that_is_cancelled_after_its_worker_died_is_told_as_unknown",
+        "crash/test_processes_owners.py::test_a_sweep_takes_no_more_than_it_has_places_for_and_forgets_nothing",
+        "crash/test_processes_races.py::test_two_thousand_open_processes_are_recovered_after_a_kill",
+        "processes/test_worker.py::test_three_workers_in_a_row_that_die_on_a_process_leave_it_stuck",
+        TOOLS.format("a_rerun_tool_killed_anywhere_ends_and_repeats_only_in_its_one_window"),
+    ),
+    "P7 done, its end not written": (
+        POINTS.format(""),
+        POINTS.format("really_"),
+        "crash/test_processes_points.py::test_a_reply_that_is_lost_changes_nothing",
+    ),
+    "P8 its end written, nobody told": (
+        "crash/test_wakes.py::test_killed_anywhere_it_is_told_once_and_in_order",
+        "crash/test_wakes.py::test_lost_reply_of_a_delivery_costs_nothing",
+        "crash/test_wakes.py::test_really_killed_it_is_told_once_and_in_order",
+    ),
+    "P9 signals early, late, twice, out of order": (
+        "processes/test_service.py::test_the_same_key_is_the_same_signal",
+        "processes/test_service.py::test_the_dead_take_no_signal",
+        "processes/test_function_waits.py::test_a_signal_that_came_before_the_function_began_is_not_lost",
+        "processes/test_function_waits.py::test_signals_of_one_name_are_taken_in_the_order_in_which_they_came",
+        "processes/test_function_waits.py::test_a_signal_is_taken_once_whatever_dies_in_between",
+        TOOLS.format("a_signal_and_a_cancel_reach_their_process_once_whoever_is_killed"),
+    ),
+    "P10 cancel races completion": (
+        "lifecycle/test_races.py::test_a_cancel_request_races_the_end_a_signal_and_a_takeover",
+        "crash/test_processes_races.py::test_a_cancel_that_races_completion_leaves_one_end_that_both_see",
+    ),
+    "P11 whoever waits goes away": (
+        "processes/test_service.py::test_a_cancelled_waiter_harms_nobody",
+        "crash/test_processes_races.py::test_a_handle_is_as_good_in_another_process_and_whoever_waits_may_vanish",
+        "processes_tools/test_model_tools.py::test_a_cancelled_turn_leaves_alone_what_another_started",
+    ),
+    "P12 handle copied elsewhere": (
+        "crash/test_processes_races.py::test_a_handle_is_as_good_in_another_process_and_whoever_waits_may_vanish",
+        "processes_tools/test_visible.py::test_another_session_cannot_use_a_handle_that_was_copied_to_it",
+    ),
+    "P13 parent ends or dies with children": (
+        "crash/test_processes_owners.py::test_children_end_as_was_declared_though_the_worker_died_in_between",
+        "stores/test_processes.py::test_children_that_are_to_end_with_their_parent_are_asked_to_in_the_same_write",
+        "sessions/test_tasks_children.py::test_child_of_a_turn_ends_with_it",
+        "sessions/test_tasks_children.py::test_child_that_comes_after_the_end_of_its_turn_is_asked_at_once",
+    ),
+    "P14 worker stopped past its lease": (
+        "crash/test_processes_owners.py::test_a_stopped_worker_wakes_up_fenced_and_stops_what_is_no_longer_its_own",
+        "crash/test_processes_owners.py::test_a_stopped_worker_whose_work_ends_as_it_wakes_cannot_say_so",
+        "processes/test_worker.py::test_a_silent_worker_is_relieved_after_its_term_and_changes_nothing_then",
+    ),
+    "P15 two recover one row": (
+        "crash/test_processes_races.py::test_two_workers_sweep_what_four_left_behind_and_each_process_runs_once",
+        "stores/test_process_file.py::test_two_workers_take_ten_thousand_rows_each_exactly_once",
+    ),
+    "P16 started in the moment of a sweep": (
+        "crash/test_processes_races.py::test_what_is_started_in_the_moment_of_a_sweep_is_not_adopted",
+        "crash/test_processes_races.py::test_a_start_in_the_very_millisecond_of_a_sweep_is_not_adopted",
+    ),
+    "P20 prune races await and signal": (
+        "crash/test_processes_races.py::test_prune_racing_everybody_gives_typed_answers_and_wakes_no_dead",
+        "crash/test_processes_races.py::test_a_parent_whose_child_is_pruned_under_it_has_its_value_or_is_told",
+        "processes/test_service.py::test_pruning_forgets_what_is_over_and_keeps_its_id_spent",
+    ),
+}
+
+ENVIRONMENT: dict[str, tuple[str, ...]] = {
+    "E10 clock jumps": (
+        "crash/test_processes_races.py::test_wall_clocks_that_jump_cost_no_ownership",
+        "processes/test_function_waits.py::test_a_jump_of_the_wall_clock_neither_ends_a_parked_sleep_nor_prolongs_it",
+    ),
+    "E11 SIGTERM": (
+        "crash/test_processes_owners.py::test_a_worker_that_is_told_to_stop_ends_parks_or_gives_up_what_it_has",
+    ),
+    "E13 two workers, one process": (
+        "crash/test_processes_races.py::test_two_workers_that_start_the_same_processes_run_each_once",
+    ),
+    "E18 blocked event loop": (
+        "crash/test_processes_owners.py::test_a_blocked_event_loop_is_named_and_costs_no_ownership",
+    ),
+}
+
+OWED = {
+    "P4, P5 of commands": "a child that outlives its worker is found by its token and ended: comes with commands",
+    "P6": "how a command ended, by exit code or signal, with its last output: comes with commands",
+    "P7 of commands": "an exit that was seen and not written is told as unknown: comes with commands",
+    "P11 over HTTP": "a client that goes away while it waits: comes with the server",
+    "P17": "pids that are used again, and a reboot: comes with commands",
+    "P18": "output without end, binary, without newlines: comes with commands",
+    "P19": "occurrences that were reserved and not started, missed ticks, clocks set back: comes with triggers",
+}
+"""What cannot be tested yet, and what it waits for. Printed at the end of every run."""

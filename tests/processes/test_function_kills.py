@@ -1,0 +1,229 @@
+"""Durable functions killed at every write they make: in process at each point in each way, and really, with SIGKILL."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+
+from mainstay.testing.crash import Crash, Played, plans, play
+from mainstay.testing.faults import Mode
+from mainstay.testing.forks import Forks
+from tests.processes import killed
+from tests.processes.killed import ended
+
+# How each scenario ends when nobody kills it.
+ENDS: dict[Callable[..., Any], Any] = {
+    killed.play_plain: ["paid a", "noted b", "paid c"],
+    killed.play_branching: [["paid a1", "noted a2", "paid a3"], ["paid b1", "noted b2", "paid b3"]],
+    killed.play_waiting: [1, "noted t", 2, "noted n"],
+    killed.play_parked: [1, "noted t", 2, "noted n"],
+    killed.play_raising: ["noted leaf", "grow", "paid school"],
+    killed.play_looping: ["paid round 0", "paid round 1", "noted end"],
+    killed.play_choosing: [1, "paid last"],
+}
+
+# How often each of their effects happens then. A kill may repeat what may be repeated, and lose what may not.
+EFFECTS: dict[Callable[..., Any], dict[tuple[str, str], int]] = {
+    killed.play_plain: {("pay", "a"): 1, ("note", "b"): 1, ("pay", "c"): 1},
+    killed.play_branching: {
+        (kind, f"{branch}{number}"): 1 for branch in "ab" for kind, number in (("pay", 1), ("note", 2), ("pay", 3))
+    },
+    killed.play_waiting: {("note", "t"): 2, ("note", "n"): 1},
+    killed.play_parked: {("note", "t"): 2, ("note", "n"): 1},
+    killed.play_raising: {("note", "leaf"): 1, ("pay", "school"): 1},
+    killed.play_looping: {("pay", "round 0"): 1, ("pay", "round 1"): 1, ("note", "end"): 1},
+    killed.play_choosing: {("note", "quick"): 1, ("pay", "tidied"): 1, ("pay", "last"): 1},
+    killed.play_cancelled: {("note", "tidied"): 1},
+}
+
+MODES: tuple[Mode, ...] = ("before", "lost", "hang", "late", "unheard")
+
+
+def name_of(scenario: Callable[..., Any]) -> str:
+    return str(getattr(scenario, "__name__", "")).removeprefix("play_")
+
+
+SCENARIOS = pytest.mark.parametrize("scenario", list(EFFECTS), ids=name_of)
+
+
+def flat(value: Any) -> list[Any]:
+    return [each for item in value for each in (flat(item) if isinstance(item, list) else [item])]
+
+
+def faults(played: Played, scenario: Callable[..., Any], kills: int) -> list[str]:
+    """What is wrong with a run that was killed so often."""
+    if played.problems:
+        return played.problems
+    outcome = ended(played)
+    effects = Counter({key: n for key, n in played.effects.items() if key[0] != "ended"})
+    if scenario is killed.play_cancelled:
+        found = [] if outcome == {"type": "cancelled", "by": "host", "reason": "enough"} else [f"it ended as {outcome}"]
+    else:
+        found = _wrong_value(outcome, scenario, effects, kills)
+    for effect, usual in EFFECTS[scenario].items():
+        least, most = (0, 1) if effect[0] == "pay" else (usual, usual + kills)
+        if not least <= effects.pop(effect, 0) <= most:
+            found.append(f"{effect} happened {played.effects[effect]} times")
+    return found + [f"{effect} should not have happened" for effect in effects]
+
+
+def _wrong_value(outcome: Any, scenario: Callable[..., Any], effects: Counter[Any], kills: int) -> list[str]:
+    if outcome["type"] != "success":
+        return [f"it ended as {outcome}"]
+    value, usual, found = flat(outcome["value"]), flat(ENDS[scenario]), []
+    unknown = 0
+    if len(value) != len(usual):
+        return [f"it ended with {value}"]
+    for got, wanted in zip(value, usual, strict=True):
+        if got != wanted:
+            unknown += 1
+            if got != str(wanted).replace("paid", "unknown"):
+                found.append(f"{wanted} became {got}")
+        elif str(got).startswith("paid") and effects["pay", str(got).removeprefix("paid ")] != 1:
+            found.append(f"{got} did not happen once")
+    in_flight = 2 if scenario is killed.play_branching else 1
+    return found if unknown <= in_flight * kills else [*found, f"{unknown} outcomes are unknown after {kills} kills"]
+
+
+@SCENARIOS
+def test_nothing_is_lost_when_nobody_is_killed(scenario: Callable[..., Any]) -> None:
+    played = play(scenario)
+
+    assert faults(played, scenario, kills=0) == []
+    assert {key: n for key, n in played.effects.items() if key[0] != "ended"} == EFFECTS[scenario]
+
+
+@SCENARIOS
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_at_every_point_in_every_way_it_ends_as_if_nobody_had(scenario: Callable[..., Any], mode: Mode) -> None:
+    trace = play(scenario).traces[0]
+    kills = list(plans(trace, [mode]))
+    found = {str(crash): wrong for crash in kills if (wrong := faults(play(scenario, [crash]), scenario, kills=1))}
+
+    assert found == {}
+    assert len(kills) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", [killed.play_plain, killed.play_choosing, killed.play_raising], ids=name_of)
+def test_killed_twice_at_any_two_points(scenario: Callable[..., Any]) -> None:
+    trace = [point for point in play(scenario).traces[0] if point.kind in ("record", "effect")]
+    crashes = [Crash(point.name, mode) for point in trace for mode in ("before", "lost")]
+    found = {}
+    for pair in itertools.product(crashes, crashes):
+        played = play(scenario, pair)
+        # The second life may take another way, and never pass the point where it was to die.
+        problems = [each for each in played.problems if "without passing" not in each]
+        wrong = problems or faults(Played(played.ending, played.ledger, played.traces), scenario, kills=2)
+        if wrong:
+            found[" then ".join(map(str, pair))] = wrong
+
+    assert found == {}
+
+
+# ---------------------------------------------------------------------- windows, by hand
+
+# Point, way: the effects of "a" (once), "b" (rerun) and "c" (once), and what became of them.
+WINDOWS: list[tuple[str, Mode, tuple[int, int, int], list[str]]] = [
+    ("register p", "before", (1, 1, 1), ["paid a", "noted b", "paid c"]),
+    ("register p", "lost", (1, 1, 1), ["paid a", "noted b", "paid c"]),
+    ("advance p: starting, begun 1", "before", (1, 1, 1), ["paid a", "noted b", "paid c"]),
+    ("advance p: starting, begun 1", "lost", (0, 1, 1), ["unknown a", "noted b", "paid c"]),
+    ("effect pay", "before", (0, 1, 1), ["unknown a", "noted b", "paid c"]),
+    ("effect pay", "lost", (1, 1, 1), ["unknown a", "noted b", "paid c"]),
+    ("advance p: done 1", "before", (1, 1, 1), ["unknown a", "noted b", "paid c"]),
+    ("advance p: done 1", "lost", (1, 1, 1), ["paid a", "noted b", "paid c"]),
+    ("effect note", "before", (1, 1, 1), ["paid a", "noted b", "paid c"]),
+    ("effect note", "lost", (1, 2, 1), ["paid a", "noted b", "paid c"]),
+    ("advance p: done 2, begun 3", "before", (1, 2, 1), ["paid a", "noted b", "paid c"]),
+    ("advance p: done 2, begun 3", "lost", (1, 1, 0), ["paid a", "noted b", "unknown c"]),
+    ("effect pay #2", "lost", (1, 1, 1), ["paid a", "noted b", "unknown c"]),
+    ("advance p: done 3, ending", "before", (1, 1, 1), ["paid a", "noted b", "unknown c"]),
+    ("advance p: done 3, ending", "lost", (1, 1, 1), ["paid a", "noted b", "paid c"]),
+]
+
+# The same for scenarios of other writes, where a kill costs nothing but a repeated note.
+KEY_POINTS: list[tuple[Callable[..., Any], str, Mode]] = [
+    (scenario, point, mode)
+    for mode in ("before", "lost")
+    for scenario, point in [
+        (killed.play_parked, "advance p: starting, begun 1, parking"),
+        (killed.play_parked, "tell p"),
+        (killed.play_parked, "take p"),
+        (killed.play_parked, "advance p: done 1, done 2, told"),
+        (killed.play_parked, "advance p: begun 3, faltered 3, begun 3"),
+        (killed.play_parked, "advance p: done 3, begun 4, done 4, begun 5, parking"),
+        (killed.play_parked, "tell p #2"),
+        (killed.play_raising, "register p.1"),
+        (killed.play_raising, "tell p.1"),
+        (killed.play_looping, "advance p: segment, process.continued"),
+        (killed.play_looping, "advance p: segment, process.continued #2"),
+        (killed.play_cancelled, "stop p"),
+        (killed.play_cancelled, "advance p: done 1.0.1, done 1.1.1"),
+        (killed.play_choosing, "effect pay"),
+    ]
+]
+
+
+@pytest.fixture(scope="module")
+def forks() -> Generator[Forks, None, None]:
+    with Forks(killed.play_plain) as ready:
+        yield ready
+
+
+def seen(played: Played) -> tuple[tuple[int, int, int], Any]:
+    value = ended(played)["value"]
+    return (played.effects["pay", "a"], played.effects["note", "b"], played.effects["pay", "c"]), value
+
+
+@pytest.mark.parametrize(("point", "mode", "effects", "value"), WINDOWS)
+def test_crash_in_a_window_in_process(point: str, mode: Mode, effects: tuple[int, int, int], value: list[str]) -> None:
+    assert seen(play(killed.play_plain, [Crash(point, mode)])) == (effects, value)
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize(("point", "mode", "effects", "value"), WINDOWS)
+def test_real_kill_in_a_window(
+    forks: Forks, point: str, mode: Mode, effects: tuple[int, int, int], value: list[str]
+) -> None:
+    assert seen(forks.play([Crash(point, mode)])) == (effects, value)
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize(("scenario", "point", "mode"), KEY_POINTS)
+def test_real_kill_around_a_write(forks: Forks, scenario: Callable[..., Any], point: str, mode: Mode) -> None:
+    played = forks.play([Crash(point, mode)], scenario)
+
+    assert faults(played, scenario, kills=1) == []
+
+
+@pytest.mark.kill
+def test_real_kill_of_two_branches_at_every_effect(forks: Forks) -> None:
+    found = {}
+    for name, mode in itertools.product([f"effect {kind}{n}" for kind, n in EFFECT_NAMES], ("before", "lost")):
+        played = forks.play([Crash(name, mode)], killed.play_branching)  # type: ignore[arg-type]
+        if wrong := faults(played, killed.play_branching, kills=1):
+            found[f"{mode} {name}"] = wrong
+
+    assert found == {}
+
+
+EFFECT_NAMES = [("pay", ""), ("pay", " #2"), ("pay", " #3"), ("pay", " #4"), ("note", ""), ("note", " #2")]
+
+
+@pytest.mark.kill
+def test_real_kill_inside_every_transaction(forks: Forks) -> None:
+    """Between any two statements of its writes: a half of a write is never seen."""
+    assert forks.play().problems == []
+    statements = [each for each in forks.statements if each.within.startswith(("register", "advance"))]
+    found = {}
+    for statement in statements:
+        if wrong := faults(forks.play([statement]), killed.play_plain, kills=1):
+            found[str(statement)] = wrong
+
+    assert found == {}
+    assert len(statements) >= 12

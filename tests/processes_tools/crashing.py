@@ -1,0 +1,103 @@
+"""Scenarios with background tools, to be killed anywhere. Each is at the top level: real kills need it there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from mainstay import Agent, ModelRequest, ToolCall, ToolContext, tool
+from mainstay.builtin.processes import process_tools
+from mainstay.engine.lease import LeaseTerms
+from mainstay.model.tool import Recovery
+from mainstay.ports.store import Store
+from mainstay.testing import FunctionModel
+from mainstay.testing.crash import Lab
+
+SESSION = "chat"
+PROCESS = "chat.1.1.0"
+ATTENDED = LeaseTerms(term=30.0, renewal=0.4)
+"""Looks round often, so that what nobody attends to is soon found."""
+
+
+def committed(turn: int) -> Callable[[Store], Awaitable[bool]]:
+    async def check(store: Store) -> bool:
+        row = await store.session(SESSION)
+        return row is not None and row.head >= turn
+
+    return check
+
+
+def spider(lab: Lab, recovery: Recovery, awaits: bool = False) -> Agent[Any]:
+    """Starts one background call. It either goes on and hears of its end, or awaits it in the same turn."""
+
+    @tool(background=True, recovery=recovery)
+    async def crawl(ctx: ToolContext[Any]) -> str:
+        """Crawl, once the order of everything before is settled."""
+        if not awaits:
+            await lab.until(committed(1))
+        await lab.effect("crawl", ctx.idempotency_key)
+        return "crawled"
+
+    def think(request: ModelRequest) -> str | list[ToolCall]:
+        last = request.messages[-1]
+        if last.role == "user":
+            return "heard" if last.text.startswith("[process") else [ToolCall(name="crawl")]
+        (result,) = last.tool_results
+        if awaits and result.name == "crawl":
+            return [ToolCall(name="await_process", args={"handle": result.content})]
+        return f"{result.name}: {result.status}"
+
+    return Agent(FunctionModel(think), name="spider", tools=[crawl])
+
+
+async def told(lab: Lab, recovery: Recovery) -> None:
+    """One turn starts it, the next one hears of its end."""
+    async with lab.runtime([spider(lab, recovery)], lease=ATTENDED) as runtime:
+        await (await runtime.session(SESSION)).run("go", key="1")
+        await runtime.handle(PROCESS).outcome()
+        await lab.until(committed(2))
+
+
+async def told_once(lab: Lab) -> None:
+    await told(lab, "once")
+
+
+async def told_ask(lab: Lab) -> None:
+    await told(lab, "ask")
+
+
+async def told_rerun(lab: Lab) -> None:
+    await told(lab, "rerun")
+
+
+async def awaited(lab: Lab, recovery: Recovery) -> None:
+    """One turn starts it and awaits it."""
+    async with lab.runtime([spider(lab, recovery, awaits=True)], lease=ATTENDED) as runtime:
+        await (await runtime.session(SESSION)).run("go", key="1")
+
+
+async def awaited_once(lab: Lab) -> None:
+    await awaited(lab, "once")
+
+
+async def awaited_rerun(lab: Lab) -> None:
+    await awaited(lab, "rerun")
+
+
+async def signalled(lab: Lab) -> None:
+    """A model signals a process, then asks it to end; somebody outside ends it."""
+
+    def think(request: ModelRequest) -> str | list[ToolCall]:
+        last = request.messages[-1]
+        handle = {"__handle__": "process", "id": "job"}
+        if last.role == "user":
+            return [ToolCall(name="signal_process", args={"handle": handle, "signal_name": "go", "payload": 1})]
+        (result,) = last.tool_results
+        if result.name == "signal_process":
+            return [ToolCall(name="cancel_process", args={"handle": handle})]
+        return f"{result.name}: {result.status}"
+
+    agent = Agent(FunctionModel(think), name="clerk", tools=process_tools())
+    async with lab.runtime([agent], lease=ATTENDED) as runtime:
+        await runtime.processes.register("job", signals=["go"], grants=[SESSION])
+        await (await runtime.session(SESSION)).run("go", key="1")
