@@ -112,6 +112,7 @@ mutants: $(DEV) ## Break the code on purpose; each break must turn the crash mat
 soak: $(DEV) ## Run for long under load and kills
 	$(BIN)/python tests/soak/run.py
 	$(BIN)/python tests/soak/run_functions.py
+	$(BIN)/python tests/soak/races.py
 
 fuzz: $(DEV) ## Every property test and state machine, with many more examples
 	MAINSTAY_FUZZ=full $(PYTEST) -n $(JOBS) -m hypothesis

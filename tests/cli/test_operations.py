@@ -1,6 +1,7 @@
 """`mainstay operations` and `mainstay call`, also while a runtime runs elsewhere."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,6 @@ def test_outcome_for_machines_has_everything(kitchen: Path) -> None:
         (["notes.find", "{word}", "-s", "kitchen"], 2, "the arguments are not JSON"),
         (["notes.find", "[]", "-s", "kitchen"], 2, "the arguments are a JSON object"),
         (["notes.add", '{"text": ""}', "-s", "kitchen"], 1, "operation 'notes.add': ValueError: nothing to write down"),
-        (["notes.tidy", "-s", "kitchen"], 1, "tasks come with durable processes"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -115,6 +115,17 @@ def test_call_that_cannot_be_made_is_explained(args: list[str], code: int, says:
     assert (result.exit_code, result.stdout) == (code, "")
     assert says in result.stderr
     assert shell_json("call", AGENT, "notes.find", "-s", "kitchen", store=kitchen)["output"] == []
+
+
+def test_a_task_prints_the_handle_of_its_process_which_every_command_takes(kitchen: Path) -> None:
+    called = shell("call", AGENT, "notes.tidy", "-s", "kitchen", store=kitchen)
+
+    assert called.exit_code == 0
+    handle = json.loads(called.stdout)
+    assert handle["__handle__"] == "process"
+    told = shell("logs", called.stdout.strip(), "--json", store=kitchen)
+    assert json.loads(told.stdout.splitlines()[0])["process_id"] == handle["id"]
+    assert [row["id"] for row in shell_json("ps", "--all", store=kitchen)] == [handle["id"]]
 
 
 def test_session_of_another_agent_is_refused(kitchen: Path) -> None:

@@ -64,11 +64,7 @@ class Brings(Plugin):
     """A plugin with one engine."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    @property
-    def id(self) -> str:  # type: ignore[override]  # the plugin is named after what it brings
-        return f"brings-{self.engine.kind}"
+        self.engine, self.id = engine, f"brings-{engine.kind}"
 
     def engines(self) -> Iterable[Engine]:
         return [self.engine]

@@ -246,6 +246,44 @@ async def test_a_crash_in_the_clean_up_of_a_dropped_branch_is_made_good(place: P
     assert world.count == {"half": 1, "whole": 1}
 
 
+async def test_a_branch_that_was_dropped_does_nothing_more_in_the_next_life(place: Place) -> None:
+    """That it was dropped is on disk, that it was cut off is not: it was slow to end."""
+
+    class Slow(World):
+        async def act(self, what: Any = "act") -> Any:
+            self.begun.append(what)
+            if what == "slow":
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await asyncio.Event().wait()
+            self.done.append(what)
+            return what
+
+    @process
+    async def dropping(ctx: Ctx) -> Any:
+        async def choose() -> Any:
+            slow = ctx.step(ctx.deps.act, "slow", recovery="rerun")
+            return list(await ctx.any(slow, ctx.wait_signal("a")))
+
+        async def write() -> Any:
+            await ctx.wait_signal("b")
+            return await ctx.step(ctx.deps.act, "written", recovery="rerun")
+
+        return await ctx.gather(choose(), write())
+
+    world = Slow()
+    async with dying(place, dropping, deps=world) as runtime:
+        handle = await runtime.start(dropping, id="p")
+        await world.has_begun("slow")
+        await handle.signal("a", "A")
+        await handle.signal("b", "B")
+        await until(lambda: "written" in world.begun)
+    async with living(place, dropping, deps=world) as runtime:
+        assert await result(runtime.handle("p")) == [[1, "A"], "written"]
+    assert world.begun.count("slow") == 1
+
+
 async def test_a_once_step_of_a_dropped_branch_leaves_no_trace_for_the_chosen_one(place: Place) -> None:
     @process
     async def dropping(ctx: Ctx) -> list[Any]:

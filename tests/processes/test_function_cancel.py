@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from mainstay import ProcessContext, process
+from mainstay import ProcessContext, Runtime, process
 from mainstay.errors import ProcessCancelled
 from mainstay.model.process import Cancelled, Failure
+from mainstay.model.process_write import Stop
+from mainstay.model.session import CancelRequest
 from mainstay.model.step import Done
+from mainstay.stores.memory import MemoryRows, MemoryStore
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result
 from tests.sessions.places import SOON, Place, file, place, until
 
@@ -138,6 +141,32 @@ async def test_a_request_that_comes_while_a_worker_takes_it_up_is_not_lost(place
         await asyncio.gather(*map(disturb, handles))
         for handle in handles:
             assert await handle.outcome(SOON) == Cancelled("host", "now")
+
+
+class Asking(MemoryStore):
+    """Somebody asks a process to end in the moment in which its new owner reads its journal."""
+
+    asked = False
+
+    async def steps(self, pid: int) -> list[tuple[int, bytes]]:
+        if not self.asked:
+            self.asked = True
+            await self.write(Stop("p", CancelRequest("host", "just then"), 5))
+        return await super().steps(pid)
+
+
+async def test_nor_one_that_comes_between_the_claim_and_the_first_line() -> None:
+    @process
+    async def two_waits(ctx: Ctx) -> None:
+        await ctx.wait_signal("go")
+        await ctx.wait_signal("more")
+
+    async with Runtime(Asking(MemoryRows()), processes=[two_waits]) as runtime:
+        handle = await runtime.start(two_waits, id="p")
+        await parked(handle)
+        await handle.signal("go")
+
+        assert await handle.outcome(SOON) == Cancelled("host", "just then")
 
 
 # ---------------------------------------------------------------------- branches

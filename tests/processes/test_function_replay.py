@@ -290,16 +290,17 @@ async def test_a_branch_that_swallows_its_end_is_not_chosen(place: Place) -> Non
             except BaseException:
                 return "wrong"
 
-        return list(await ctx.any(clinging(), ctx.wait_signal("never")))
+        return list(await ctx.any(clinging(), ctx.wait_signal("a")))
 
     world = World()
     world.open.clear()
     async with living(place, racing, deps=world, grace=0) as runtime:
         await runtime.start(racing, id="p")
         await world.has_begun("slow")
-    world.open.set()
     async with living(place, racing, deps=world) as runtime:
-        assert await result(runtime.handle("p")) == [0, "slow"]
+        await runtime.handle("p").signal("a", "A")
+
+        assert await result(runtime.handle("p")) == [1, "A"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -454,6 +455,7 @@ async def test_progress_is_told_once_and_only_the_newest(place: Place) -> None:
         await ctx.step(ctx.deps.act, 1)
         ctx.progress("half")
         await ctx.wait_signal("go")
+        await ctx.step(ctx.deps.act, 2)
         ctx.progress("whole")
 
     async with living(place, counting, deps=World()) as runtime:

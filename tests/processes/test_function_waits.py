@@ -12,6 +12,7 @@ import pytest
 
 from mainstay import ProcessContext, process
 from mainstay.errors import InvalidInput, ProcessFailed, TimedOut
+from mainstay.model.process_write import Tell
 from mainstay.model.step import Done
 from mainstay.testing import VirtualClock
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result
@@ -251,6 +252,31 @@ async def test_a_branch_that_is_not_chosen_takes_no_signal(place: Place) -> None
 
     for (which, payload), other in found:
         assert [payload, other] == (["B", "A"] if which else ["A", "B"])
+
+
+async def test_nor_does_one_that_was_told_of_a_signal_in_the_same_moment(memory: Place) -> None:
+    """Both signals are heard in one look, while the process is in memory: the second goes back to where it was."""
+
+    @process
+    async def choosing(ctx: Ctx) -> list[Any]:
+        async def choose() -> list[Any]:
+            which, first = await ctx.any(ctx.wait_signal("a"), ctx.wait_signal("b"))
+            return [first, await ctx.wait_signal("a" if which else "b", timeout=1)]
+
+        found, _ = await ctx.gather(choose(), ctx.step(ctx.deps.act, "busy"))
+        return found
+
+    world = World()
+    world.open.clear()
+    async with living(memory, choosing, deps=world) as runtime:
+        handle = await runtime.start(choosing, id="p")
+        await world.has_begun("busy")
+        for name in ("a", "b"):
+            told = await runtime.store.write(Tell("p", name, name.upper(), f"key {name}", 1))
+        runtime._work.heed(told.row)
+        world.open.set()
+
+        assert sorted(await result(handle)) == ["A", "B"]
 
 
 class Order(msgspec.Struct):

@@ -58,18 +58,12 @@ async def faulty(ctx: ProcessContext) -> None:
     raise ValueError("no such thing")
 
 
-def at_once(runtime: Runtime, count: int) -> None:
-    """Let a Runtime work on fewer processes at a time than it usually does."""
-    runtime._work._concurrency = count
-
-
 # ---------------------------------------------------------------------- places
 
 
 async def test_no_more_processes_run_at_once_than_there_are_places(place: Place) -> None:
     hall = Hall()
-    async with place.runtime(processes=[visiting], deps=hall) as runtime:
-        at_once(runtime, 3)
+    async with place.runtime(processes=[visiting], deps=hall, concurrency=3) as runtime:
         handles = [await runtime.start(visiting, {"n": n}) for n in range(20)]
         await until(lambda: hall.inside == 3)
         hall.open.set()
@@ -82,8 +76,7 @@ async def test_no_more_processes_run_at_once_than_there_are_places(place: Place)
 
 async def test_what_only_waits_has_given_up_its_place(place: Place) -> None:
     hall = Hall()
-    async with place.runtime(processes=[visiting, calling], deps=hall) as runtime:
-        at_once(runtime, 1)
+    async with place.runtime(processes=[visiting, calling], deps=hall, concurrency=1) as runtime:
         waiting = await runtime.start(calling)
         visitor = await runtime.start(visiting, {"n": 1})
         hall.open.set()
@@ -91,6 +84,36 @@ async def test_what_only_waits_has_given_up_its_place(place: Place) -> None:
         assert await visitor.result(SOON) == 1
         await waiting.signal("go", "now")
         assert await waiting.result(SOON) == "now"
+
+
+@process
+async def napping(ctx: ProcessContext[Hall], n: int) -> int:
+    await ctx.sleep(0.3)
+    return await ctx.step(ctx.deps.visit, n)
+
+
+async def test_a_process_that_goes_on_after_a_nap_waits_for_a_place(place: Place) -> None:
+    hall = Hall()
+    async with place.runtime(processes=[napping], deps=hall, concurrency=3) as runtime:
+        handles = [await runtime.start(napping, {"n": n}) for n in range(20)]
+        await until(lambda: hall.inside == 3 and runtime._work._queue)
+        hall.open.set()
+        results = [await handle.result(SOON) for handle in handles]
+
+    assert results == list(range(20))
+    assert hall.most == 3
+
+
+async def test_leaving_does_not_wait_for_places(place: Place) -> None:
+    hall = Hall()
+    async with place.runtime(processes=[napping], deps=hall, concurrency=1, grace=0) as runtime:
+        handles = [await runtime.start(napping, {"n": n}) for n in range(3)]
+        await until(lambda: hall.inside == 1 and runtime._work._queue)
+    hall.open.set()
+    async with place.runtime(processes=[napping], deps=hall) as runtime:
+        outcomes = [await runtime.handle(handle.id).outcome(SOON) for handle in handles]
+
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Failure", "Success", "Success"]
 
 
 async def test_parked_processes_are_no_tasks(place: Place) -> None:
@@ -203,8 +226,7 @@ async def test_a_sleeping_process_is_taken_up_when_its_time_has_come(place: Plac
 
 async def test_many_that_are_due_at_once_are_all_taken_up(place: Place) -> None:
     clock = VirtualClock()
-    async with place.runtime(processes=[sleeping], clock=clock) as runtime:
-        at_once(runtime, 4)
+    async with place.runtime(processes=[sleeping], clock=clock, concurrency=4) as runtime:
         handles = [await runtime.start(sleeping, {"seconds": 60}) for _ in range(200)]
 
         async def all_parked() -> bool:
@@ -234,8 +256,7 @@ async def test_leaving_leaves_a_process_to_the_next_runtime(place: Place) -> Non
 
 async def test_draining_begins_nothing_new_and_ends_what_runs(place: Place) -> None:
     hall = Hall()
-    async with place.runtime(processes=[visiting], deps=hall) as runtime:
-        at_once(runtime, 1)
+    async with place.runtime(processes=[visiting], deps=hall, concurrency=1) as runtime:
         first = await runtime.start(visiting, {"n": 1})
         second = await runtime.start(visiting, {"n": 2})
         await until(lambda: hall.inside == 1)

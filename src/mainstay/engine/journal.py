@@ -17,7 +17,7 @@ from mainstay.engine.patience import Patience
 from mainstay.errors import BlobMissing, StoreDamaged, StoreError
 from mainstay.graph import commit as commits
 from mainstay.model.codec import decode_row, encode
-from mainstay.model.record import Record, Replied, Spilled
+from mainstay.model.record import Record, Replied, Spilled, Started
 from mainstay.model.session import Node, WaitRow
 from mainstay.model.write import Append, Appended, CancelWon, Committed, Scope, Write
 from mainstay.ports.host import Clock
@@ -107,7 +107,9 @@ class Journal:
             pending, referred = list(self._pending), len(self._blobs)
             bodies, blobs = await self._encode(pending)
             nodes = tuple([Node(self._ordinal + i, body) for i, body in enumerate(bodies)])
-            self._doubtful = Append(self.scope, nodes, self._clock.now(), _taken(pending), waits, park, blobs)
+            self._doubtful = Append(
+                self.scope, nodes, self._clock.now(), _taken(pending), waits, park, blobs, _repeats(pending)
+            )
             # Only now: others may have recorded more while blobs were written.
             del self._pending[: len(pending)], self._blobs[:referred]
             self._ordinal += len(nodes)
@@ -181,6 +183,11 @@ class Journal:
                 body, blobs = encode(Spilled(digest, len(body))), (*blobs, digest)
             bodies.append(body)
         return bodies, blobs
+
+
+def _repeats(records: Sequence[Record]) -> bool:
+    """Whether all that happened is that calls are attempted again which took their worker's life, perhaps."""
+    return bool(records) and all(type(each) is Started and each.repeated > 0 for each in records)
 
 
 def _taken(records: Sequence[Record]) -> tuple[int, ...]:

@@ -83,7 +83,8 @@ class Appended(Struct, frozen=True, gc=False):
 class Append(Write[Appended], frozen=True, gc=False):
     """Record outcomes. In the same transaction: inputs that were delivered, waits that open, and parking.
 
-    The turn parks on the waits named in `park`, and only if all of them are open still.
+    The turn parks on the waits named in `park`, and only if all of them are open still. `repeats`: the records only say
+    that something is attempted once more, which is no progress.
     """
 
     scope: Scope
@@ -93,6 +94,7 @@ class Append(Write[Appended], frozen=True, gc=False):
     waits: tuple[WaitRow, ...] = ()
     park: tuple[str, ...] = ()
     blobs: tuple[str, ...] = ()
+    repeats: bool = False
 
 
 class Committed(Struct, frozen=True, gc=False):

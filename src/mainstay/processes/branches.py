@@ -243,7 +243,7 @@ class Branches:
             branch = Branch(f"{key}.{index}", parent)
             if chosen is not None and index != chosen:
                 branch.owes.add(DROP)
-            task = loop.create_task(self._live(group, index, branch, work))
+            task = loop.create_task(self._live(group, index, branch, work), name=f"process {self._process_id}")
             group.branches.append(self._add(task, branch))
             group.tasks.append(task)
         group.chosen = chosen

@@ -25,7 +25,7 @@ from mainstay.errors import (
 )
 from mainstay.lifecycle.decide import declared
 from mainstay.lifecycle.fold import CONTINUED, SIGNAL
-from mainstay.model.codec import clean, clean_text, decode, encode, encode_checked
+from mainstay.model.codec import clean, clean_text, decode, encode_checked
 from mainstay.model.process import Event, Failure, NoLongerRetained, ProcessRow, Success, WaitOn
 from mainstay.model.session import CancelRequest
 from mainstay.model.step import Done, Segment, StepKind
@@ -98,7 +98,7 @@ class Calls(Steps, Joins):
             self._journal.record(done)
         if done.late:
             raise TimedOut(f"no signal {name!r} came", timeout)
-        value = decode(encode(answered(done)))  # its own copy: the payload is the log's
+        value = answered(done)
         if read is None:
             return value
         try:
@@ -130,7 +130,7 @@ class Calls(Steps, Joins):
             self._journal.record(done)
         if done.late:
             raise TimedOut(f"process {process_id!r} did not end", timeout)
-        return value_of(process_id, decode(encode(answered(done))))
+        return value_of(process_id, answered(done))
 
     async def _resulted(self, branch: Branch, key: str, process_id: str, asked: str, timeout: float | None) -> Done:
         on = self._begun(WaitOn(key, "process", process_id), "result", asked, timeout)

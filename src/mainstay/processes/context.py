@@ -16,10 +16,10 @@ from mainstay.processes.calls import Calls
 from mainstay.processes.chance import Chance
 from mainstay.processes.host import ChildOptions
 from mainstay.processes.steps import Options
+from mainstay.tools.context import Deps
 
 T = TypeVar("T")
 R = TypeVar("R")
-Deps = TypeVar("Deps")
 
 
 class ProcessContext(Generic[Deps]):

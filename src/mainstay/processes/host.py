@@ -30,6 +30,14 @@ class Host(Protocol):
         """Whether nobody can have taken the process over."""
         ...
 
+    def placed(self, process_id: str) -> bool:
+        """Whether a process has a place to work in."""
+        ...
+
+    async def place(self, process_id: str) -> None:
+        """Wait for one."""
+        ...
+
     def listen(self, process_id: str, other: str) -> None:
         """Tell the one when the other has ended."""
         ...

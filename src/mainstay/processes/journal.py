@@ -156,7 +156,10 @@ class ProcessJournal:
         if not (pending or events or self.first or park or outcome is not None or (report and progress)):
             return Advanced(self.row)
         referred, blobs = len(self._blobs), list(self._blobs)
-        nodes = [Node(self._ordinal + at, await self._body(body, blobs)) for at, body in enumerate(pending)]
+        nodes = []
+        for ordinal, body in enumerate(pending, self._ordinal):
+            small = len(body) <= SPILL_BYTES
+            nodes.append(Node(ordinal, body if small else await self._stand_in(body, blobs)))
         if isinstance(outcome, Success):
             outcome = await self._spilled(outcome, blobs)
         self._doubtful = Advance(
@@ -193,9 +196,7 @@ class ProcessJournal:
         for data in self._kept.values():
             await self._patience.until_done(self._store.blobs.put, data)
 
-    async def _body(self, body: bytes, blobs: list[str]) -> bytes:
-        if len(body) <= SPILL_BYTES:
-            return body
+    async def _stand_in(self, body: bytes, blobs: list[str]) -> bytes:
         return encode(SpilledStep(await self._keep(body, blobs), len(body)))
 
     async def _spilled(self, outcome: Success, blobs: list[str]) -> Success:

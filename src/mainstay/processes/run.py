@@ -57,14 +57,13 @@ class ProcessRun:
     `heeded`: something was written about it meanwhile, perhaps after it was parked.
     """
 
-    def __init__(
-        self, row: ProcessRow, scope: ProcessScope, store: Store, clock: Clock, on_rest: Callable[[bool], None]
-    ) -> None:
-        self.row, self.scope, self._store, self._clock, self._on_rest = row, scope, store, clock, on_rest
+    def __init__(self, row: ProcessRow, scope: ProcessScope, store: Store, clock: Clock) -> None:
+        self.row, self.scope, self._store, self._clock = row, scope, store, clock
+        self.on_rest: Callable[[bool], None] | None = None
         self.journal = ProcessJournal(store, scope, row, clock)
         self.gate = Gate()
         self.listener: Listener = GateListener(self.gate)
-        self.parked = self.resting = False
+        self.parked = self.resting = self.placed = False
         self.leaving = False
         self.heeded = False
         self.listens: set[str] = set()
@@ -141,4 +140,5 @@ class ProcessRun:
         """Nobody works in it just now: its place may be another's."""
         if resting != self.resting:
             self.resting = resting
-            self._on_rest(resting)
+            if self.on_rest is not None:
+                self.on_rest(resting)

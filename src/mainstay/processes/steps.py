@@ -107,6 +107,8 @@ class Steps(Caller):
         if before is not None and before.faltered is not None:
             await self._pause(branch, step, before.faltered.due, before.faltered.at)
         while True:
+            if not self._host.placed(self.process_id):
+                await self._host.place(self.process_id)
             if branch.owes and attempt.repeated:  # what a dead worker did of it may have had its effect
                 return self._end(step.done(unknown=DIED, cut=True, dropped=branch.pay(), attempts=attempt.number - 1))
             self._check_cut(branch, step.key, "step", step.name, step.asked)

@@ -12,6 +12,7 @@ parked is nothing but its row.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -41,9 +42,9 @@ StartChild = Callable[[ProcessRow, str, Any, Mapping[str, Any], ChildOptions], A
 class ProcessWorker:
     """Works on the processes of one Runtime.
 
-    `runs` are those in its hands, by id; `_expected` who waits here for which to end; `_intake` what was found on disk
-    and waits for a place, and `_behind` that there may be more. `on_news` is told of every process that changed here,
-    `on_wake` of every session that may have something to hear.
+    `runs` are those in its hands, by id; `_expected` who waits here for which to end; `_queue` who goes on and waits
+    for a place; `_intake` what was found on disk and waits for one, and `_behind` that there may be more. `on_news` is
+    told of every process that changed here, `on_wake` of every session that may have something to hear.
     """
 
     def __init__(self, workshop: Workshop, supervisor: Supervisor, concurrency: int = CONCURRENCY) -> None:
@@ -59,6 +60,7 @@ class ProcessWorker:
         self._busy = 0
         self._intake: dict[str, ProcessRow] = {}
         self._behind = False
+        self._queue: dict[asyncio.Future[None], ProcessRun] = {}
         self._filling: asyncio.Task[None] | None = None
         self._expected: dict[str, list[asyncio.Future[ProcessRow]]] = {}
         self._listening: dict[str, set[str]] = {}
@@ -187,18 +189,50 @@ class ProcessWorker:
         if row.id in self.runs or self.leaving:
             return
         scope = ProcessScope(row.id, row.pid, self.id, row.generation)
-        run = self.runs[row.id] = ProcessRun(row, scope, self.store, self.clock, self._rested)
+        run = self.runs[row.id] = ProcessRun(row, scope, self.store, self.clock)
+        run.on_rest = functools.partial(self._rested, run)
         run.journal.on_events = self._tell_news
-        self._busy += 1
+        self._give_place(run)
         _ = self._supervisor.spawn(self._work(run), f"process {row.id}")
 
-    def _rested(self, resting: bool) -> None:
-        self._busy += -1 if resting else 1
-        if resting:
+    def _rested(self, run: ProcessRun, resting: bool) -> None:
+        """A process that only waits gives up its place, and has it again if there is one when it goes on."""
+        if resting and run.placed:
+            self._give_up(run)
             self._fill()
+        elif not resting and not run.placed and self._has_place and not self._queue:
+            self._give_place(run)
+
+    def _give_place(self, run: ProcessRun) -> None:
+        run.placed = True
+        self._busy += 1
+
+    def _give_up(self, run: ProcessRun) -> None:
+        run.placed = False
+        self._busy -= 1
+
+    def placed(self, process_id: str) -> bool:
+        return self.runs[process_id].placed
+
+    async def place(self, process_id: str) -> None:
+        """Wait for a place to work in: before anything acts outside, by a process that has waited in memory."""
+        free: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue[free] = self.runs[process_id]
+        try:
+            self._fill()
+            await free
+        finally:
+            self._queue.pop(free, None)
 
     def _fill(self) -> None:
-        """Give free places to processes that wait on disk for one."""
+        """Give free places to processes that go on in memory, then to those that wait on disk for one."""
+        while self._queue and (self._busy < self._concurrency or self.leaving):
+            free, run = next(iter(self._queue.items()))
+            del self._queue[free]
+            if not run.placed:
+                self._give_place(run)
+            if not free.done():
+                free.set_result(None)
         wanted = (self._behind or self._intake) and self._has_place
         if wanted and (self._filling is None or self._filling.done()):
             self._filling = self._supervisor.spawn(self._take_in(), "mainstay intake")
@@ -240,8 +274,8 @@ class ProcessWorker:
             del self.runs[run.row.id]
             for process_id in run.listens:
                 self._listening.get(process_id, set()).discard(run.row.id)
-            if not run.resting:
-                self._busy -= 1
+            if run.placed:
+                self._give_up(run)
             self.woken(run.journal.woken)
             if run.parked:
                 self._tell_news(run.journal.row)
@@ -412,6 +446,7 @@ class ProcessWorker:
         self.leaving = True
         for run in list(self.runs.values()):
             run.leave()
+        self._fill()
 
 
 def _none(what: Any, args: Mapping[str, Any]) -> None:

@@ -158,7 +158,7 @@ def append(rows: Rows, write: Append) -> Appended:
     park = bool(write.park) and row.cancel is None and _all_open(rows, write.park)
     if park:
         rows.put_session(replace(row, state="parked", owner=None, takeovers=0, updated=write.at))
-    elif row.takeovers and write.nodes:
+    elif row.takeovers and write.nodes and not write.repeats:
         rows.put_session(replace(row, takeovers=0))
     return Appended(row.cancel, rows.has_mail(scope.sid), park)
 

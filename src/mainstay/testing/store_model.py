@@ -181,7 +181,7 @@ class StoreModel(ProcessModel):
                 known = self.waits.get(wait.id)
                 if known is None or known["state"] == "open":
                     self.waits[wait.id] = plain(wait)
-        if write.nodes:
+        if write.nodes and not write.repeats:
             session["takeovers"] = 0
         parks = bool(write.park) and session["cancel"] is None and all(self._is_open(w) for w in write.park)
         if parks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 from mainstay.errors import ToolError
 from mainstay.model.process import ParentEnd, WakePolicy
@@ -13,7 +13,13 @@ from mainstay.ports.services import ToolHost
 from mainstay.ports.tool import Handle, Handles, StartOptions
 from mainstay.tools.artifacts import Artifacts, Shelf, must_be_awaited
 
-Deps = TypeVar("Deps")
+if TYPE_CHECKING:
+    # Type checkers know it on every Python: a context whose deps nobody looks at needs no argument.
+    from typing_extensions import TypeVar as DefaultTypeVar
+
+    Deps = DefaultTypeVar("Deps", default=Any)
+else:
+    Deps = TypeVar("Deps")
 
 Prepare: TypeAlias = "Callable[[str, Mapping[str, Any]], Awaitable[tuple[PreparedCall, ToolSpec]]]"
 """Another tool of the catalogue, prepared as if the model had asked for it in this call."""
