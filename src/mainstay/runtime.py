@@ -27,6 +27,7 @@ from mainstay.ports.store import Store
 from mainstay.processes.define import Process
 from mainstay.processes.function import FunctionEngine
 from mainstay.processes.handle import ProcessHandle
+from mainstay.processes.policy import CancelPolicy
 from mainstay.processes.recovery import ProcessWatch
 from mainstay.processes.service import ProcessService, Start
 from mainstay.processes.worker import CONCURRENCY, ProcessWorker
@@ -65,6 +66,7 @@ class Runtime:
         processes: Iterable[Process[..., Any]] = (),
         deps: Any = None,
         concurrency: int = CONCURRENCY,
+        cancel_policy: CancelPolicy | None = None,
         recover: bool = True,
         grace: float = GRACE,
         lease: LeaseTerms | None = None,
@@ -78,7 +80,7 @@ class Runtime:
         self._deps, self._recover, self._grace, self._concurrency = deps, recover, grace, concurrency
         self._terms = lease or LeaseTerms()
         self._random: Random = random or SystemRandom()
-        self._trace = trace
+        self._trace, self._cancel_policy = trace, cancel_policy
         self._desk: Desk | None = None
 
     # ------------------------------------------------------------------ life
@@ -130,7 +132,7 @@ class Runtime:
         work.passive = not self._agents and not self._functions
         work.serve([FunctionEngine(self._functions, work), TurnEngine(desk, work), task_engine(desk)])
         work.serve(engines_of(each.plugins for each in self._definitions.values()))
-        self._processes = ProcessService(work)
+        self._processes = ProcessService(work, self._cancel_policy)
         serve_tools(desk, self._dispatcher, work, self._processes)
         return work
 

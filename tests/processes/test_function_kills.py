@@ -109,7 +109,7 @@ def test_killed_at_every_point_in_every_way_it_ends_as_if_nobody_had(scenario: C
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", [killed.play_plain, killed.play_choosing, killed.play_raising], ids=name_of)
+@pytest.mark.parametrize("scenario", [killed.play_plain, killed.play_choosing], ids=name_of)
 def test_killed_twice_at_any_two_points(scenario: Callable[..., Any]) -> None:
     trace = [point for point in play(scenario).traces[0] if point.kind in ("record", "effect")]
     crashes = [Crash(point.name, mode) for point in trace for mode in ("before", "lost")]

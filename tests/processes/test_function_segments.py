@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -363,12 +362,13 @@ async def test_whoever_waits_for_what_was_pruned_is_told_so(place: Place) -> Non
         except ProcessPruned as pruned:
             return pruned.code
 
-    async with living(place, late, child) as runtime:
+    clock = VirtualClock()
+    async with living(place, late, child, clock=clock) as runtime:
         await (await runtime.start(child, {"n": 1}, id="gone")).signal("go")
         await result(runtime.handle("gone"))
         handle = await runtime.start(late)
         await parked(handle)
-        await asyncio.sleep(0.002)
+        clock.advance(1)
         assert await runtime.processes.prune(older_than=0) == 1
         await handle.signal("go")
 

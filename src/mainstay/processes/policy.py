@@ -30,7 +30,7 @@ class CancelAsk(Struct, frozen=True):
 
 
 class CancelPolicy(Protocol):
-    """A host's own way to decide about cancels: `runtime.processes.cancel_policy = …`.
+    """A host's own way to decide about cancels: `Runtime(cancel_policy=…)`.
 
     Asked for every process that the run at hand has not started itself. It cancels through `processes` or raises; what
     it raises is told to whoever asked.

@@ -87,9 +87,9 @@ class Start(Struct, frozen=True):
 class ProcessService:
     """The processes of a store. Everything here works on any process, whoever works on it."""
 
-    def __init__(self, worker: ProcessWorker) -> None:
+    def __init__(self, worker: ProcessWorker, cancel_policy: CancelPolicy | None = None) -> None:
         self._worker, self._store, self._clock = worker, worker.store, worker.clock
-        self.cancel_policy: CancelPolicy | None = None
+        self.cancel_policy = cancel_policy
         worker.begin_child = self._begin_child
 
     # ------------------------------------------------------------------ starting

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from mainstay.engine.jumps import Jumps
 from mainstay.engine.lease import Worker
 from mainstay.engine.supervisor import Supervisor
 from mainstay.errors import MainstayError, StoreError
-from mainstay.model.session import SessionRow, WaitRow
+from mainstay.model.session import SessionRow
 from mainstay.model.write import Retire
-from mainstay.ports.host import Clock
 from mainstay.processes.recovery import ProcessWatch
 from mainstay.sessions.archive import decode_pending
 from mainstay.sessions.desk import Desk
@@ -24,39 +24,8 @@ log = logging.getLogger("mainstay.sessions")
 PERIOD = 0.25
 TRIM_SECONDS = 5.0
 SWEEP_SECONDS = 3600.0
-STEP_MS = 1000
-"""A clock that is nudged into step moves by less between two looks."""
 RECOVER_AT_ONCE = 256
 """Takeovers under way at the same time: a start after a crash must not starve the host."""
-
-
-class Steps:
-    """Steps of the wall clock, seen against the monotonic one: they neither end a wait early nor prolong it."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._steps = clock, list[tuple[int, int]]()
-        self._base = self._offset()
-        self.back = 0
-
-    def _offset(self) -> int:
-        return self._clock.now() - round(self._clock.monotonic() * 1000)
-
-    def look(self) -> int:
-        """The time now, after taking note of a step since the last look."""
-        now, step = self._clock.now(), self._offset() - self._base
-        if abs(step) > STEP_MS:
-            self._base += step
-            self._steps.append((now - step, now))
-            self.back += max(-step, 0)
-        return now
-
-    def due(self, wait: WaitRow) -> int:
-        """When a wait is due on today's clock. One set shortly before a step backwards counts as set after it."""
-        since, due = decode_pending(wait.body).since, wait.due or 0
-        for before, after in self._steps:
-            if since <= min(before, after):
-                since, due = since + after - before, due + after - before
-        return due
 
 
 class Watch:
@@ -66,7 +35,7 @@ class Watch:
         self._desk, self._worker, self._processes, self._runs = desk, worker, processes, runs
         self._recovering = asyncio.Semaphore(RECOVER_AT_ONCE)
         self._judged = self._trimmed = self._swept = desk.clock.monotonic()
-        self._steps = Steps(desk.clock)
+        self._jumps = Jumps(desk.clock)
         self._unattended: set[str] = set()
         self._aside = Supervisor()
         self._sweeping: asyncio.Task[None] | None = None
@@ -127,9 +96,9 @@ class Watch:
 
     async def _expire(self) -> None:
         """End the waits whose time is up."""
-        now = self._steps.look()
-        for wait in await self._desk.store.waits(due=now + self._steps.back):
-            if self._steps.due(wait) <= now:
+        now = self._jumps.look()
+        for wait in await self._desk.store.waits(due=now + self._jumps.back):
+            if self._jumps.due(decode_pending(wait.body).since, wait.due or 0) <= now:
                 await self._desk.resolve(wait.id, None)
 
     async def _take_over(self) -> None:
