@@ -433,8 +433,8 @@ class ForeignTask(MainstayError):
     def __init__(self, process_id: str) -> None:
         self.process_id = process_id
         super().__init__(
-            f"the context of process {process_id!r} was used from another task: run branches with "
-            "`ctx.gather(…)`, `ctx.any(…)` or `ctx.all(…)` instead of asyncio's own"
+            f"the context of process {process_id!r} was used from another task, from a step, or after its function "
+            "ended: run branches with `ctx.gather(…)`, `ctx.any(…)` or `ctx.all(…)` instead of asyncio's own"
         )
 
 

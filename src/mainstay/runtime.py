@@ -164,6 +164,7 @@ class Runtime:
                 self._turns.residents.tell(
                     resident.session_id, turn, RuntimeClosed("the Runtime was left while the turn is open")
                 )
+        self._work.close()
         desk.feed.close()
 
     async def drain(self, timeout: float | None = None) -> bool:

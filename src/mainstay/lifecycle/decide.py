@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mainstay.errors import (
@@ -13,7 +14,7 @@ from mainstay.errors import (
     WrongAuthority,
 )
 from mainstay.lifecycle.fold import RESERVED, SIGNAL
-from mainstay.model.codec import encode
+from mainstay.model.codec import clean_text, encode
 from mainstay.model.process import (
     MAX_PROCESS_ID,
     RETIRED,
@@ -93,6 +94,20 @@ def declared(registration: Registration, event_type: str) -> EventType:
     if event_type.startswith(SIGNAL) and len(event_type) > len(SIGNAL) and registration.open_signals:
         return EventType(event_type)
     raise UndeclaredEvent(registration.id, event_type, [each.name for each in registration.events])
+
+
+def check_args(args: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Arguments as they are kept: by name."""
+    if args is not None and not isinstance(args, Mapping):
+        raise InvalidProcess(f"arguments are given by name, such as {{'day': 'Sunday'}}, not as {type(args).__name__}")
+    return dict(args or {})
+
+
+def check_signal(name: object) -> str:
+    """The name itself when a signal may carry it."""
+    if not isinstance(name, str) or not name or clean_text(name) != name:
+        raise InvalidProcess(f"a signal needs a name, not {name!r}")
+    return name
 
 
 def known(row: ProcessRow | None, process_id: str) -> ProcessRow:

@@ -23,7 +23,7 @@ from mainstay.errors import (
     TimedOut,
     UnknownProcess,
 )
-from mainstay.lifecycle.decide import declared
+from mainstay.lifecycle.decide import check_args, check_signal, declared
 from mainstay.lifecycle.fold import CONTINUED, SIGNAL
 from mainstay.model.codec import clean, clean_text, decode, encode_checked
 from mainstay.model.process import Event, Failure, NoLongerRetained, ProcessRow, Success, WaitOn
@@ -86,8 +86,7 @@ class Calls(Steps, Joins):
 
     @call
     async def wait_signal(self, branch: Branch, name: str, kind: Any, timeout: float | None) -> Any:
-        if not name:
-            raise InvalidInput(f"a signal needs a name, not {name!r}")
+        check_signal(name)
         _check_timeout(timeout)
         declared(self._row.registration, f"{SIGNAL}{name}")
         read = None if kind is None else _codec(kind).from_json
@@ -175,7 +174,7 @@ class Calls(Steps, Joins):
 
     @call
     async def start(self, branch: Branch, what: Any, args: Mapping[str, Any] | None, options: ChildOptions) -> str:
-        plain = clean(dict(args or {}))
+        plain = clean(check_args(args))
         name = getattr(what, "name", None) or getattr(getattr(what, "spec", None), "name", None) or str(what)
         key = branch.next_key()
 
@@ -260,7 +259,7 @@ class Calls(Steps, Joins):
 
     @call
     async def continue_as_new(self, branch: Branch, args: Mapping[str, Any] | None) -> NoReturn:
-        plain = clean(dict(args or {}))
+        plain = clean(check_args(args))
         self._check_args(plain)
         encode_checked(plain, "the arguments of a process")
         self._end_segment(branch, "continue_as_new")

@@ -53,7 +53,7 @@ class Process(Generic[P, R]):
         self.name = str(getattr(fn, "__name__", "")) if name is None else name
         owner = f"process {self.name!r}"
         if not _NAME.fullmatch(self.name):
-            raise InvalidDefinition(f"{owner}: use 1 to 120 letters, digits, '_', '-' or '.' as its name")
+            raise InvalidDefinition(f"{owner}: use 1 to 120 letters, digits, '_', '-' or '.' as its name=")
         if not version or "@" in version or not version.isprintable():
             raise InvalidDefinition(f"{owner}: version={version!r} is not usable: give a short text such as '2'")
         if max_attempts is not None and max_attempts < 1:
@@ -62,6 +62,11 @@ class Process(Generic[P, R]):
         signature = read_signature(fn, owner, ProcessContext)
         if signature.context is None:
             raise InvalidDefinition(f"{owner} has no parameter for its context: annotate one as `ctx: ProcessContext`")
+        if signature.needs_instance:
+            raise InvalidDefinition(
+                f"{owner} is a method, and no instance survives a crash: decorate a plain function, which finds what "
+                "it needs in its arguments or `ctx.deps`"
+            )
         self._context = signature.context.name
         self._arguments = Arguments(owner, signature.parameters)
         self.open_signals = signals is None

@@ -136,7 +136,9 @@ class FunctionEngine:
             raise
         except asyncio.CancelledError as error:
             outcome = self._cancelled(error, calls, branches)
-        except (Exception, SystemExit) as error:  # a function may raise anything; it ends the process, and says how
+        except (GeneratorExit, KeyboardInterrupt):
+            raise  # not by the function: everything ends
+        except BaseException as error:  # a function may raise anything; it ends the process, and says how
             outcome = failure(error)
         if branches.away:  # its code has swallowed that
             raise await self._why(branches, run)

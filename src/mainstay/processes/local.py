@@ -6,6 +6,7 @@ next Runtime gives it up, which is known to be harmless.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -84,9 +85,9 @@ class LocalEngine:
             return Cancelled(request.by, request.reason, unknown=True)
         except SelfCancelled as error:
             return Failure("raised", str(error))
-        except Leaving:
+        except (Leaving, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
             raise
-        except Exception as error:  # a task may raise anything; it ends this process, and says how
+        except BaseException as error:  # a task may raise anything; it ends this process, and says how
             return failure(error)
 
     async def _give_up(self, owner: str) -> ProcessOutcome:

@@ -12,7 +12,7 @@ from mainstay.processes.worker import PAGE, ProcessWorker
 
 log = logging.getLogger("mainstay.processes")
 
-DUE_AT_ONCE = 4096
+DUE_AT_ONCE = 1024
 """Parked processes whose time has come that are looked at at a time."""
 
 
@@ -26,18 +26,21 @@ class ProcessWatch:
     async def take_over(self, gone: Mapping[str, str | None], known: set[str]) -> None:
         """Take up every process that nobody alive works on. `gone` are dead workers, with the proof of it if any."""
         found, ours = list[tuple[ProcessRow, str | None]](), dict[str, ProcessRow]()
+        unowned = False
         for row in await self._store.active_processes():
             if row.owner == self._worker.id:
                 if row.id not in self._worker.runs:
                     ours[row.id] = row
             elif row.owner is None:
-                found.append((row, None))
+                unowned = True
             elif row.owner in gone:
                 found.append((row, gone[row.owner]))
             elif row.owner not in known:
                 found.append((row, "its worker has retired"))
         for at in range(0, len(found), PAGE):
             await asyncio.gather(*(self._worker.recover(row, proof) for row, proof in found[at : at + PAGE]))
+        if unowned:
+            self._worker.look_around()
         # Once is normal: a registration may be on disk whose task is about to start. Twice means that it rested.
         for process_id in self._unattended & ours.keys():
             self._worker.launch(ours.pop(process_id))
@@ -45,6 +48,8 @@ class ProcessWatch:
 
     async def wake(self, now: int) -> None:
         """Take up the parked processes whose time has come."""
+        if self._worker.backlog:
+            return  # what was found before has no place yet, and would be found again
         jumps = self._worker.jumps
         now = jumps.look()
         passed = 0

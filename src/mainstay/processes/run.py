@@ -19,6 +19,9 @@ from mainstay.processes.journal import ProcessJournal
 
 R = TypeVar("R")
 
+EVENTS = 1000
+"""Events that are read at a time."""
+
 
 class Listener(Protocol):
     """What hears of what happens to a process while it runs here."""
@@ -111,11 +114,14 @@ class ProcessRun:
             await self._look()
 
     async def _look(self) -> None:
-        while found := await self._store.events(self.row.pid, self.journal.looked):
+        more = True
+        while more:
+            found = await self._store.events(self.row.pid, self.journal.looked, EVENTS)
             for _, sequence, event in found:
                 if sequence > self.journal.looked:  # a write of ours may have moved it meanwhile
                     self.journal.looked = sequence
                     self.listener.heard(sequence, event.type, event.payload)
+            more = len(found) == EVENTS
 
     async def catch_up(self) -> None:
         """Look at what others wrote since the last look. Of many who want that at once, one does."""

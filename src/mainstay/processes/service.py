@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from mainstay.errors import InvalidInput, InvalidProcess, ProcessEnded, ProcessStuck, TimedOut, UnknownProcess
-from mainstay.lifecycle.decide import check_process_id, declared, known
+from mainstay.errors import InvalidInput, InvalidProcess, ProcessEnded, ProcessStuck, TimedOut
+from mainstay.lifecycle.decide import check_args, check_process_id, check_signal, declared, known
 from mainstay.lifecycle.fold import (
     ABANDON_REQUESTED,
     CALLER_DEPARTED,
@@ -60,6 +60,7 @@ from mainstay.model.process_write import (
     Told,
 )
 from mainstay.model.session import CancelRequest
+from mainstay.ports.store import Store
 from mainstay.processes.handle import ProcessHandle, handle_id
 from mainstay.processes.host import ChildOptions
 from mainstay.processes.policy import CancelPolicy
@@ -88,9 +89,14 @@ class ProcessService:
     """The processes of a store. Everything here works on any process, whoever works on it."""
 
     def __init__(self, worker: ProcessWorker, cancel_policy: CancelPolicy | None = None) -> None:
-        self._worker, self._store, self._clock = worker, worker.store, worker.clock
+        self._worker, self._clock = worker, worker.clock
         self.cancel_policy = cancel_policy
         worker.begin_child = self._begin_child
+
+    @property
+    def _store(self) -> Store:
+        self._worker.check()
+        return self._worker.store
 
     # ------------------------------------------------------------------ starting
 
@@ -99,7 +105,7 @@ class ProcessService:
     ) -> ProcessHandle:
         """Begin a process; on disk when this returns. The same id with the same content is the same process."""
         start = start or Start()
-        draft = self._worker.draft(what, clean(dict(args or {})))
+        draft = self._worker.draft(what, clean(check_args(args)))
         process_id = check_process_id(start.id) if start.id is not None else self._mint()
         registration = msgspec.structs.replace(
             draft,
@@ -114,6 +120,7 @@ class ProcessService:
         )
         encode_checked(registration, "the arguments of a process")
         blobs = () if start.env is None else (start.env,)
+        self._worker.check()
         await self._worker.register(registration, start.grants, blobs)
         return ProcessHandle(self, process_id)
 
@@ -161,6 +168,7 @@ class ProcessService:
             wake=wake,
         )  # fmt: skip
         encode_checked(registration, "the metadata of a process")
+        self._worker.check()
         await self._worker.register(registration, tuple(grants))
         return ProcessHandle(self, process_id)
 
@@ -212,15 +220,14 @@ class ProcessService:
 
     async def outcome(self, process_id: str, timeout: float | None = None) -> AwaitOutput:
         """How a process ended; waits for it. A pruned one is told as that, not as an error."""
-        row = await self._store.process(process_id)
-        if row is None:
-            raise UnknownProcess(process_id)
-        if row.live and row.stuck is None:
-            try:
-                async with asyncio.timeout(timeout):
-                    row = await self._worker.end_of(process_id)
-            except TimeoutError:
-                raise TimedOut(f"process {process_id!r} did not end", timeout) from None
+        if timeout is not None and (type(timeout) not in (int, float) or not timeout >= 0):
+            raise InvalidInput(f"timeout={timeout!r} is not usable: give seconds, 0 or more, or None for no limit")
+        self._worker.check()
+        try:
+            async with asyncio.timeout(timeout):
+                row = await self._worker.end_of(process_id)
+        except TimeoutError:
+            raise TimedOut(f"process {process_id!r} did not end", timeout) from None
         return await self._output(row)
 
     async def _output(self, row: ProcessRow) -> AwaitOutput:
@@ -239,8 +246,7 @@ class ProcessService:
 
     async def signal(self, process_id: str, name: str, payload: Any = None, *, key: str | None = None) -> int:
         """Send a signal; the number of the event that it became. The same `key` is the same signal."""
-        if not name:
-            raise InvalidProcess(f"a signal needs a name, not {name!r}")
+        check_signal(name)
         plain = clean(payload)
         encode_checked(plain, "the payload of a signal")
         row = known(await self._store.process(process_id), process_id)
@@ -407,7 +413,7 @@ class ProcessService:
 
         `watermark` is the cursor up to which somebody who follows `changes` has come: what is beyond stays.
         """
-        if not older_than >= 0:
+        if type(older_than) not in (int, float) or not older_than >= 0:
             raise InvalidInput(f"prune what ended 0 or more seconds ago, not {older_than!r}")
         now, count = self._clock.now(), 0
         limit = None if watermark == "no_projector" else watermark

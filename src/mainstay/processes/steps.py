@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -209,7 +210,9 @@ class Steps(Caller):
         except Leaving:
             body.stop()
             raise
-        except (Exception, SystemExit) as error:  # a step may raise anything, and its function decides what it means
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+            raise  # not by the step: its task is ended, or everything is
+        except BaseException as error:  # a step may raise anything, and its function decides what it means
             return Ended(fault=Fault("raised", told(error)), again=True)
         finally:
             branch.in_step = False
@@ -286,11 +289,13 @@ def _called(
         raise InvalidInput(f"recovery={recovery!r} is not usable for a step: say recovery='once' or 'rerun'")
     retries = options.retries if options.retries is not None else spec.retries if spec is not None else 0
     timeout = options.timeout if options.timeout is not None else spec.timeout if spec is not None else None
-    if retries < 0:
+    if type(retries) is not int or retries < 0:
         raise InvalidInput(f"retries={retries!r} is not usable: give a whole number, 0 or more")
-    if timeout is not None and not timeout > 0:
+    if timeout is not None and (type(timeout) not in (int, float) or not timeout > 0):
         raise InvalidInput(f"timeout={timeout!r} is not usable: give seconds, more than 0")
-    name = options.name or (spec.name if spec is not None else str(getattr(fn, "__name__", type(fn).__name__)))
+    name = clean_text(
+        options.name or (spec.name if spec is not None else str(getattr(fn, "__name__", type(fn).__name__)))
+    )
     return StepCall(key, name, shape(args, kwargs), fn, args, kwargs, recovery == "rerun", retries, timeout)
 
 

@@ -208,6 +208,7 @@ class Waiting:
             task.cancel()
         if late:
             await asyncio.wait(late)
+        del self._park, self._rest, self._failed  # they lead back here: without them the run is freed at once
 
     # ------------------------------------------------------------------ signals and ends of others
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -20,14 +21,22 @@ from typing import Any
 from mainstay.engine.gate import Leaving, TurnCancelled
 from mainstay.engine.jumps import Jumps
 from mainstay.engine.supervisor import Supervisor
-from mainstay.errors import Fenced, InvalidDefinition, InvalidProcess, StoreUnavailable
+from mainstay.errors import (
+    Fenced,
+    InvalidDefinition,
+    InvalidProcess,
+    RuntimeClosed,
+    StoreUnavailable,
+    UnknownProcess,
+    WrongLoop,
+)
 from mainstay.model.process import Cancelled, ProcessOutcome, ProcessRow, Registration
 from mainstay.model.process_write import LetGo, ProcessScope, Register, Registered, Stop, Take, Tell
 from mainstay.model.session import CancelRequest
 from mainstay.ports.process import Engine
 from mainstay.processes.branches import PutAway
 from mainstay.processes.host import ChildOptions
-from mainstay.processes.run import ProcessRun
+from mainstay.processes.run import GateListener, ProcessRun
 from mainstay.tools.workshop import Workshop
 
 log = logging.getLogger("mainstay.processes")
@@ -68,7 +77,15 @@ class ProcessWorker:
         self.on_news: Callable[[ProcessRow], None] | None = None
         self.on_wake: Callable[[str], None] | None = None
         self.begin_child: StartChild | None = None
-        self.leaving = self.passive = False
+        self.leaving = self.passive = self._closed = False
+        self._loop = asyncio.get_running_loop()
+
+    def check(self) -> None:
+        """Refuse use after the Runtime was left, or from another loop: what is held of it outlives it."""
+        if self._closed:
+            raise RuntimeClosed
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongLoop
 
     def serve(self, engines: Iterable[Engine]) -> None:
         """Which engines run what is registered here."""
@@ -224,6 +241,16 @@ class ProcessWorker:
         finally:
             self._queue.pop(free, None)
 
+    @property
+    def backlog(self) -> bool:
+        """Whether something was found that has no place yet."""
+        return bool(self._intake)
+
+    def look_around(self) -> None:
+        """There is work on disk that nobody has: it is taken in page by page."""
+        self._behind = True
+        self._fill()
+
     def _fill(self) -> None:
         """Give free places to processes that go on in memory, then to those that wait on disk for one."""
         while self._queue and (self._busy < self._concurrency or self.leaving):
@@ -240,7 +267,7 @@ class ProcessWorker:
     async def _take_in(self) -> None:
         while self._has_place and (self._intake or await self._look_for_more()):
             free = min(self._concurrency - self._busy, len(self._intake))
-            page = [self._intake.pop(process_id) for process_id in list(self._intake)[:free]]
+            page = [self._intake.pop(process_id) for process_id in list(itertools.islice(self._intake, free))]
             await asyncio.gather(*(self.take(row) for row in page))
 
     async def _look_for_more(self) -> bool:
@@ -272,6 +299,8 @@ class ProcessWorker:
             await self._get_stuck(run, error)
         finally:
             del self.runs[run.row.id]
+            # What it heard with leads back to it: freed at once, and not by the collector.
+            run.listener, run.on_rest = GateListener(run.gate), None
             for process_id in run.listens:
                 self._listening.get(process_id, set()).discard(run.row.id)
             if run.placed:
@@ -373,6 +402,8 @@ class ProcessWorker:
         waiting.append(changed)
         try:
             await asyncio.wait({changed}, timeout=seconds)
+            if changed.done():
+                changed.result()
         finally:
             waiting.remove(changed)
             if not waiting:
@@ -394,7 +425,9 @@ class ProcessWorker:
             if process_id not in self.runs:
                 # Somebody else works on it, and may have ended it before we began to listen.
                 row = await self.store.process(process_id)
-                if row is not None and (not row.live or row.stuck is not None):
+                if row is None:
+                    raise UnknownProcess(process_id)
+                if not row.live or row.stuck is not None:
                     return row
             return await future
         finally:
@@ -447,6 +480,16 @@ class ProcessWorker:
         for run in list(self.runs.values()):
             run.leave()
         self._fill()
+
+    def close(self) -> None:
+        """The Runtime was left: whoever still waits here for a process is told, because nobody else will tell."""
+        self._closed = True
+        left = "the Runtime was left before process {!r} ended: it goes on, ask for it in another Runtime"
+        waiting: list[tuple[str, Iterable[asyncio.Future[Any]]]] = [*self._expected.items(), *self._watched.items()]
+        for process_id, futures in waiting:
+            for future in futures:
+                if not future.done():
+                    future.set_exception(RuntimeClosed(left.format(process_id)))
 
 
 def _none(what: Any, args: Mapping[str, Any]) -> None:
