@@ -27,6 +27,7 @@ SQLITE = (
     ("OpenAI Agents SQLiteSession", "OpenAI Agents"),
     ("Google ADK Sqlite", "Google ADK"),
 )
+UNITS = (("Restate", "Restate"), ("Procrastinate", "Procrastinate"), ("DBOS, SQLite", "DBOS"))
 PANELS = (
     Panel(
         "w1",
@@ -42,6 +43,8 @@ PANELS = (
     ),
     Panel("w2", "t1.cpu_ms", "A durable turn (SQLite)", "ms CPU", SQLITE),
     Panel("w3", "1000.written_b", "Written by turn 1,000 of a session", "kB", SQLITE),
+    Panel("w4s", "seq_p50_ms", "A durable process, start to result", "ms", UNITS),
+    Panel("w4", "cpu_ms", "The same, 50 at once", "ms CPU", UNITS),
     Panel(
         "w5s",
         "wall_s",

@@ -187,7 +187,10 @@ class Journal:
 
 def _repeats(records: Sequence[Record]) -> bool:
     """Whether all that happened is that calls are attempted again which took their worker's life, perhaps."""
-    return bool(records) and all(type(each) is Started and each.repeated > 0 for each in records)
+    for each in records:
+        if type(each) is not Started or not each.repeated:
+            return False
+    return bool(records)
 
 
 def _taken(records: Sequence[Record]) -> tuple[int, ...]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec import ValidationError
+from msgspec.json import decode as decode_as
+from msgspec.structs import replace
 
 from mainstay.errors import (
     InvalidProcess,
@@ -27,6 +31,8 @@ from mainstay.model.process import (
 )
 from mainstay.model.process_write import Authority, ExternalOwner, ReconciledAbandon, WorkflowKey
 
+S = TypeVar("S")
+
 MAX_TAKEOVERS = 3
 
 ADMITTED: dict[type, frozenset[str]] = {
@@ -46,9 +52,19 @@ def check_process_id(process_id: object) -> str:
     return process_id
 
 
+def readable(value: S, what: str) -> S:
+    """The value itself, when it can be read back: a wrong type is told to whoever gave it, not to who reads it next."""
+    try:
+        decode_as(encode(value), type=type(value))
+    except (ValidationError, UnicodeEncodeError, TypeError) as error:
+        raise InvalidProcess(f"{what} cannot be kept like this: {error}") from None
+    return value
+
+
 def check(registration: Registration) -> Registration:
     """The registration itself, when it is one."""
     check_process_id(registration.id)
+    readable(replace(registration, input=None), f"process {registration.id!r}")
     if not registration.kind:
         raise InvalidProcess("a process needs a kind: it says which engine runs it")
     if registration.max_attempts is not None and registration.max_attempts < 1:
@@ -91,6 +107,7 @@ def declared(registration: Registration, event_type: str) -> EventType:
     for each in registration.events:
         if each.name == event_type:
             return each
+    event_type = clean_text(event_type)
     if event_type.startswith(SIGNAL) and len(event_type) > len(SIGNAL) and registration.open_signals:
         return EventType(event_type)
     raise UndeclaredEvent(registration.id, event_type, [each.name for each in registration.events])

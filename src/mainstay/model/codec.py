@@ -171,7 +171,10 @@ def clean_message(said: str | Message, role: str = "user") -> Message:
 
 def encode_checked(value: Any, what: str) -> bytes:
     """Canonical bytes of `value`, refused when they are larger than any session may carry."""
-    data = encode(value)
+    try:
+        data = encode(value)
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{what} has text that is none: {error}") from None
     if len(data) > MAX_VALUE:
         raise TooLarge(what, len(data), MAX_VALUE)
     return data

@@ -14,6 +14,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from mainstay.errors import InvalidDefinition, InvalidProcess
 from mainstay.lifecycle.fold import RESERVED, SIGNAL
+from mainstay.model.codec import clean_text
 from mainstay.model.process import EventType, ProcessRecovery
 from mainstay.processes.context import ProcessContext
 from mainstay.tools.answer import output_codec
@@ -52,11 +53,11 @@ class Process(Generic[P, R]):
         functools.update_wrapper(self, fn, updated=())
         self.name = str(getattr(fn, "__name__", "")) if name is None else name
         owner = f"process {self.name!r}"
-        if not _NAME.fullmatch(self.name):
+        if not _NAME.fullmatch(clean_text(self.name)):
             raise InvalidDefinition(f"{owner}: use 1 to 120 letters, digits, '_', '-' or '.' as its name=")
-        if not version or "@" in version or not version.isprintable():
+        if not version or "@" in clean_text(version) or not version.isprintable():
             raise InvalidDefinition(f"{owner}: version={version!r} is not usable: give a short text such as '2'")
-        if max_attempts is not None and max_attempts < 1:
+        if max_attempts is not None and (type(max_attempts) is not int or max_attempts < 1):
             raise InvalidDefinition(f"{owner}: max_attempts={max_attempts!r} is not usable: give 1 or more, or None")
         self.version, self.max_attempts = version, max_attempts
         signature = read_signature(fn, owner, ProcessContext)
@@ -69,6 +70,8 @@ class Process(Generic[P, R]):
             )
         self._context = signature.context.name
         self._arguments = Arguments(owner, signature.parameters)
+        if signals is not None and not isinstance(signals, Mapping):
+            raise InvalidDefinition(f"{owner}: signals={signals!r} is not usable: give their types by name, or None")
         self.open_signals = signals is None
         self.signals = {each: _payload(owner, each, kind) for each, kind in (signals or {}).items()}
         self.events = (*self.signals.values(), *(_event(owner, each) for each in events))
@@ -107,15 +110,15 @@ class Process(Generic[P, R]):
 
 
 def _payload(owner: str, name: str, kind: Any) -> EventType:
-    if not name:
+    if not clean_text(name):
         raise InvalidDefinition(f"{owner}: a signal needs a name, not {name!r}")
     schema = None if kind in (None, Any, object) else output_codec(kind).schema
     return EventType(f"{SIGNAL}{name}", schema)
 
 
 def _event(owner: str, declared: EventType | str) -> EventType:
-    made = EventType(declared) if isinstance(declared, str) else declared
-    if not made.name or made.name.startswith((RESERVED, SIGNAL)):
+    made = declared if isinstance(declared, EventType) else EventType(declared)
+    if not clean_text(made.name) or made.name.startswith((RESERVED, SIGNAL)):
         raise InvalidDefinition(f"{owner}: {declared!r} cannot be an event: '{RESERVED}' and '{SIGNAL}' are reserved")
     return made
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from mainstay.errors import InternalError, InvalidDefinition
 from mainstay.lifecycle.fold import RESERVED, SIGNAL
+from mainstay.model.codec import clean_text
 from mainstay.model.process import EventType, ProcessOutcome, Registration
 from mainstay.ports.process import EngineRun
 
@@ -37,10 +38,10 @@ class External:
         signals: Mapping[str, Any] | Iterable[str] = (),
         events: Iterable[EventType | str] = (),
     ) -> None:
-        if not name or not name.isprintable() or len(name) > 120:
+        if not clean_text(name) or not name.isprintable() or len(name) > 120:
             raise InvalidDefinition(f"external work has a name of 1 to 120 printable characters, not {name!r}")
         schemas = dict(signals) if isinstance(signals, Mapping) else dict.fromkeys(signals)
-        told = [EventType(each) if isinstance(each, str) else each for each in events]
+        told = [each if isinstance(each, EventType) else EventType(clean_text(each)) for each in events]
         wrong = next((each.name for each in told if each.name.startswith((RESERVED, SIGNAL))), None)
         if wrong is not None:
             raise InvalidDefinition(f"external work {name!r}: event {wrong!r} is reserved: choose another name")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
@@ -50,7 +51,10 @@ def parse_handle(value: Any) -> tuple[str, str | None]:
 
 
 def handle_id(value: Any) -> str:
-    """The id of a process from whatever a user has of it: its handle, its JSON, its id."""
+    """The id of a process from whatever a user has of it: its handle, its JSON, that as text, its id."""
+    if isinstance(value, str) and value.startswith("{"):
+        with contextlib.suppress(msgspec.DecodeError, UnicodeEncodeError):
+            return parse_handle(msgspec.json.decode(value))[0]
     if isinstance(value, str):
         return check_process_id(value)
     found = getattr(value, "id", None)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from mainstay.errors import InvalidInput, InvalidProcess, ProcessEnded, ProcessStuck, TimedOut
-from mainstay.lifecycle.decide import check_args, check_process_id, check_signal, declared, known
+from mainstay.lifecycle.decide import check_args, check_process_id, check_signal, declared, known, readable
 from mainstay.lifecycle.fold import (
     ABANDON_REQUESTED,
     CALLER_DEPARTED,
@@ -39,6 +39,7 @@ from mainstay.model.process import (
     ProcessRow,
     Registration,
     Success,
+    WakePolicy,
     WakeRow,
     WakeState,
     WakeTarget,
@@ -132,6 +133,8 @@ class ProcessService:
     ) -> str:
         """A process that another one starts: it belongs to the same chain, and is asked for once."""
         wake = parent.registration.wake
+        if options.wake not in get_args(WakePolicy):
+            raise InvalidProcess(f"wake={options.wake!r} is not usable: say {', '.join(get_args(WakePolicy))}")
         if wake is not None:
             wake = msgspec.structs.replace(wake, policy=options.wake)
         start = Start(
@@ -251,7 +254,7 @@ class ProcessService:
         encode_checked(plain, "the payload of a signal")
         row = known(await self._store.process(process_id), process_id)
         self.check_payload(row, f"{SIGNAL}{name}", plain)
-        key = f"process:{process_id}:{SIGNAL}{name}:{key or self._mint()}"
+        key = f"process:{process_id}:{SIGNAL}{name}:{clean_text(key) if key else self._mint()}"
         return await self._worker.tell(process_id, name, plain, key)
 
     def check_payload(self, row: ProcessRow, event_type: str, payload: Any) -> None:
@@ -288,7 +291,9 @@ class ProcessService:
         if outcome is None:
             plain = clean(value)
             outcome = Success(plain) if error is None else Failure(clean_text(code), clean_text(error), plain)
-        encode_checked(outcome, "the outcome of a process")
+        if not isinstance(outcome, ProcessOutcome):
+            raise InvalidProcess(f"{outcome!r} is no outcome: give Success, Failure, Cancelled or Abandoned")
+        encode_checked(readable(outcome, "an outcome"), "the outcome of a process")
         ending = await self._store.write(Complete(process_id, outcome, authority or ExternalOwner(), self._clock.now()))
         if ending.status == "committed":
             self._worker.over(ending.row)
@@ -297,9 +302,9 @@ class ProcessService:
 
     async def emit(self, process: Any, event: str, payload: Any = None, *, key: str | None = None) -> int:
         """Add an event that the process declares, from outside."""
-        process_id, plain = handle_id(process), clean(payload)
+        process_id, plain, key = handle_id(process), clean(payload), None if key is None else clean_text(key)
         row = known(await self._store.process(process_id), process_id)
-        if not event.startswith("process."):
+        if not str(event).startswith("process."):
             self.check_payload(row, event, plain)
         return (await self._mark(process_id, Event(event, plain, self._clock.now(), key))).sequence
 
@@ -320,6 +325,7 @@ class ProcessService:
 
     async def retarget(self, process: Any, wake: WakeTarget) -> None:
         """Another session hears of this process from now on; with policy "none", nobody does."""
+        readable(wake, "a wake target")
         await self._mark(handle_id(process), Event(SUBSCRIPTION_RETARGETED, wake, self._clock.now()))
 
     async def request_abandon(self, process: Any, reason: str = "", *, by: str = "host") -> None:

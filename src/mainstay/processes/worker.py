@@ -290,6 +290,7 @@ class ProcessWorker:
             if not run.parked:
                 await self._let_go(run)
         except Fenced as error:
+            run.leaving = True
             log.warning("%s", error)
         except StoreUnavailable as error:
             # It is still ours: the watch finds it unattended and tries again.
@@ -308,7 +309,8 @@ class ProcessWorker:
             self.woken(run.journal.woken)
             if run.parked:
                 self._tell_news(run.journal.row)
-            if run.heeded and (run.parked or run.leaving) and not self.leaving:
+            told = run.heeded or run.row.id in self._expected  # somebody waits, and it may be over by another's word
+            if told and (run.parked or run.leaving) and not self.leaving:
                 self.attend(run.row.id)  # what it was told while it left our hands is for whoever takes it next
             self._fill()
 

@@ -36,6 +36,7 @@ from mainstay.lifecycle.decide import (
     gives_up,
     is_due,
     known,
+    readable,
     same,
     same_asking,
 )
@@ -365,6 +366,7 @@ def mark(rows: Rows, write: Mark) -> Told:
         declared(row.registration, event.type)
     if event.type == events.CALLER_DEPARTED and row.registration.recovery != "externally_owned":
         raise InvalidProcess(f"process {row.id!r} is worked on here: only a caller from outside can depart")
+    readable(event, f"event {event.type!r}")
     try:
         fold(row.record, event)
     except msgspec.ValidationError as error:
