@@ -318,10 +318,13 @@ async def test_an_engine_may_be_added_and_a_kind_has_one() -> None:
             runtime._work.serve([Echo()])
 
 
-async def test_a_fault_of_an_engine_leaves_its_process_stuck_and_harms_no_other(place: Place) -> None:
+@pytest.mark.parametrize("fault", [RuntimeError, SystemExit])
+async def test_a_fault_of_an_engine_leaves_its_process_stuck_and_harms_no_other(
+    place: Place, fault: type[BaseException]
+) -> None:
     class Broken(Echo):
         async def run(self, run: EngineRun) -> Success:
-            raise RuntimeError("out of order")
+            raise fault("out of order")
 
     async with place.runtime(processes=[calling]) as runtime:
         runtime._work.serve([Broken()])

@@ -30,6 +30,7 @@ from mainstay.errors import (
     UnknownProcess,
     WrongLoop,
 )
+from mainstay.model.codec import error_text
 from mainstay.model.process import Cancelled, ProcessOutcome, ProcessRow, Registration
 from mainstay.model.process_write import LetGo, ProcessScope, Register, Registered, Stop, Take, Tell
 from mainstay.model.session import CancelRequest
@@ -324,6 +325,10 @@ class ProcessWorker:
             request = run.gate.request
             assert request is not None
             outcome = Cancelled(request.by, request.reason)
+        except BaseException as error:  # an engine of somebody's own may raise anything, and is not run again for it
+            if isinstance(error, Exception | asyncio.CancelledError | PutAway):
+                raise
+            raise InvalidDefinition(f"its engine raised {type(error).__name__}: {error_text(error)}") from error
         advanced = await run.journal.settle(outcome)
         self.over(advanced.row)
 
