@@ -13,8 +13,8 @@ from tests.crash.delegated import cancelled, delegated, followed, reminded, wait
 
 SCENARIOS = [delegated, waited, followed, reminded]
 
-# How many model calls are under way at once, at most: as many may be asked for again after a kill.
-# Model calls that may be in flight together: a child in the background runs beside the turn that started it.
+# How many model calls are under way at once, at most: as many may be asked for again after a kill. A child in the
+# background runs beside the turn that started it.
 AT_ONCE = {"delegated": 2, "waited": 1, "followed": 2, "reminded": 2}
 
 
