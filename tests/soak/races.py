@@ -22,6 +22,7 @@ from mainstay.model.process import TERMINAL, Cancelled, ProcessRow, Success  # n
 from mainstay.stores.sqlite import SqliteStore  # noqa: E402
 from tests.crash.children import child, count  # noqa: E402
 from tests.crash.process_worker import Outside  # noqa: E402
+from tests.soak.lane import told  # noqa: E402
 
 
 @dataclass
@@ -97,10 +98,7 @@ def main() -> int:
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mainstay-races-") as folder:
         found = race(Path(folder), wanted.races)
-    print(found)
-    for problem in found.problems[:20]:
-        print(f"  {problem}")
-    return 1 if found.problems else 0
+    return told(found)
 
 
 if __name__ == "__main__":

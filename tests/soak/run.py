@@ -29,6 +29,7 @@ from mainstay.model.outcome import Finished  # noqa: E402
 from mainstay.model.tool import Ok  # noqa: E402
 from mainstay.model.write import SessionFilter  # noqa: E402
 from mainstay.stores.sqlite import SqliteStore  # noqa: E402
+from tests.soak.lane import lines, told  # noqa: E402
 
 
 @dataclass
@@ -82,8 +83,8 @@ def soak(folder: Path, kills: int, seed: int, inputs: int) -> Count:
 
 
 async def tally(folder: Path, count: Count) -> None:
-    ledger = Counter(_lines(folder / "ledger"))
-    acknowledged = {line.split(" ")[1] for line in _lines(folder / "acknowledged")}
+    ledger = Counter(lines(folder / "ledger"))
+    acknowledged = {line.split(" ")[1] for line in lines(folder / "acknowledged")}
     count.acknowledged, count.effects = len(acknowledged), ledger.total()
     store = SqliteStore(folder / "agent.db")
     await store.open()
@@ -117,10 +118,6 @@ def _check(count: Count, view: TurnView, ledger: Counter[str]) -> None:
             count.problems.append(f"{line}: {effects} effects, {call.repeated} repeats declared, {call.outcome}")
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=500)
@@ -130,10 +127,7 @@ def main() -> int:
     print(f"soak: {wanted.kills} kills, seed {wanted.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="mainstay-soak-") as folder:
         count = soak(Path(folder), wanted.kills, wanted.seed, wanted.inputs)
-    print(f"\n{count}")
-    for problem in count.problems[:20]:
-        print(f"  {problem}")
-    return 1 if count.problems else 0
+    return told(count)
 
 
 if __name__ == "__main__":

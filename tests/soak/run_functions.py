@@ -29,6 +29,7 @@ from mainstay.model.step import Done  # noqa: E402
 from mainstay.processes.journal import load_steps  # noqa: E402
 from mainstay.stores.sqlite import SqliteStore  # noqa: E402
 from tests.soak.functions import sums  # noqa: E402
+from tests.soak.lane import lines, told  # noqa: E402
 
 WORKERS = 2
 PATIENCE = 300.0
@@ -123,8 +124,8 @@ def soak(folder: Path, kills: int, seed: int, processes: int) -> Count:
 
 
 async def tally(folder: Path, count: Count, processes: int) -> None:
-    ledger = Counter(_lines(folder / "ledger"))
-    acknowledged = set(_lines(folder / "acknowledged"))
+    ledger = Counter(lines(folder / "ledger"))
+    acknowledged = set(lines(folder / "acknowledged"))
     count.acknowledged, count.effects = len(acknowledged), ledger.total()
     store = SqliteStore(folder / "agent.db")
     await store.open()
@@ -163,10 +164,6 @@ def _check_adder(count: Count, row: ProcessRow, records: Sequence[object], ledge
         count.problems.append(f"{row.id} paid {paid} times and says {outcome}")
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
@@ -176,10 +173,7 @@ def main() -> int:
     print(f"soak of durable functions: {wanted.kills} kills, seed {wanted.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="mainstay-soak-") as folder:
         count = soak(Path(folder), wanted.kills, wanted.seed, wanted.processes)
-    print(f"\n{count}")
-    for problem in count.problems[:20]:
-        print(f"  {problem}")
-    return 1 if count.problems else 0
+    return told(count)
 
 
 if __name__ == "__main__":

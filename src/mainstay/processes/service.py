@@ -213,7 +213,7 @@ class ProcessService:
                 continue
             if not follow or over:
                 return
-            await self._worker.change_of(process_id, FOLLOW_SECONDS)
+            await self._worker.awaiting.change(process_id, FOLLOW_SECONDS)
             row = known(await self._store.process(process_id), process_id)
 
     async def changes(self, cursor: int = 0, limit: int = 1000) -> Sequence[Change]:

@@ -35,6 +35,7 @@ from mainstay.model.process import Cancelled, ProcessOutcome, ProcessRow, Regist
 from mainstay.model.process_write import LetGo, ProcessScope, Register, Registered, Stop, Take, Tell
 from mainstay.model.session import CancelRequest
 from mainstay.ports.process import Engine
+from mainstay.processes.awaiting import Awaiting
 from mainstay.processes.branches import PutAway
 from mainstay.processes.host import ChildOptions
 from mainstay.processes.run import GateListener, ProcessRun
@@ -52,9 +53,9 @@ StartChild = Callable[[ProcessRow, str, Any, Mapping[str, Any], ChildOptions], A
 class ProcessWorker:
     """Works on the processes of one Runtime.
 
-    `runs` are those in its hands, by id; `_expected` who waits here for which to end; `_queue` who goes on and waits
-    for a place; `_intake` what was found on disk and waits for one, and `_behind` that there may be more. `on_news` is
-    told of every process that changed here, `on_wake` of every session that may have something to hear.
+    `runs` are those in its hands, by id; `_queue` who goes on and waits for a place; `_intake` what was found on disk
+    and waits for one, and `_behind` that there may be more. `on_news` is told of every process that changed here,
+    `on_wake` of every session that may have something to hear.
     """
 
     def __init__(self, workshop: Workshop, supervisor: Supervisor, concurrency: int = CONCURRENCY) -> None:
@@ -72,9 +73,7 @@ class ProcessWorker:
         self._behind = False
         self._queue: dict[asyncio.Future[None], ProcessRun] = {}
         self._filling: asyncio.Task[None] | None = None
-        self._expected: dict[str, list[asyncio.Future[ProcessRow]]] = {}
-        self._listening: dict[str, set[str]] = {}
-        self._watched: dict[str, list[asyncio.Future[None]]] = {}
+        self.awaiting = Awaiting()
         self.on_news: Callable[[ProcessRow], None] | None = None
         self.on_wake: Callable[[str], None] | None = None
         self.begin_child: StartChild | None = None
@@ -183,7 +182,7 @@ class ProcessWorker:
         if taken.row is not None and not taken.row.live:
             self.over(taken.row)
         elif taken.row is not None and taken.row.stuck is not None:
-            self._answer(taken.row)
+            self.awaiting.answer(taken.row)
         self.woken(taken.woken)
         if not taken.won or taken.row is None:
             self._fill()
@@ -303,14 +302,13 @@ class ProcessWorker:
             del self.runs[run.row.id]
             # What it heard with leads back to it: freed at once, and not by the collector.
             run.listener, run.on_rest = GateListener(run.gate), None
-            for process_id in run.listens:
-                self._listening.get(process_id, set()).discard(run.row.id)
+            self.awaiting.leave(run.row.id, run.listens)
             if run.placed:
                 self._give_up(run)
             self.woken(run.journal.woken)
             if run.parked:
                 self._tell_news(run.journal.row)
-            told = run.heeded or run.row.id in self._expected  # somebody waits, and it may be over by another's word
+            told = run.heeded or run.row.id in self.awaiting  # somebody waits, and it may be over by another's word
             if told and (run.parked or run.leaving) and not self.leaving:
                 self.attend(run.row.id)  # what it was told while it left our hands is for whoever takes it next
             self._fill()
@@ -352,7 +350,7 @@ class ProcessWorker:
             log.error("process %s could not be set aside: %s", run.row.id, second)
         row = await self.store.process(run.row.id)
         if row is not None and row.stuck is not None:
-            self._answer(row)
+            self.awaiting.answer(row)
             self._tell_news(row)
 
     # ------------------------------------------------------------------ news
@@ -381,7 +379,7 @@ class ProcessWorker:
             self.over(row)
             return
         elif row.stuck is not None:
-            self._answer(row)
+            self.awaiting.answer(row)
         elif row.active and row.owner is None and self.can(row.registration):
             self._intake[row.id] = row
             self._fill()
@@ -391,43 +389,20 @@ class ProcessWorker:
 
     def over(self, row: ProcessRow) -> None:
         """It has ended: whoever waits for it here is told."""
-        self._answer(row)
-        for process_id in self._listening.pop(row.id, ()):
+        self.awaiting.answer(row)
+        for process_id in self.awaiting.listening_to(row.id):
             if (run := self.runs.get(process_id)) is not None:
                 run.listener.ended(row.id)
         self._tell_news(row)
 
-    def _answer(self, row: ProcessRow) -> None:
-        for future in self._expected.pop(row.id, ()):
-            if not future.done():
-                future.set_result(row)
-
-    async def change_of(self, process_id: str, seconds: float) -> None:
-        """Wait until something here has happened to a process, or for so many seconds: others may have written."""
-        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = self._watched.setdefault(process_id, [])
-        waiting.append(changed)
-        try:
-            await asyncio.wait({changed}, timeout=seconds)
-            if changed.done():
-                changed.result()
-        finally:
-            waiting.remove(changed)
-            if not waiting:
-                self._watched.pop(process_id, None)
-
     def _tell_news(self, row: ProcessRow) -> None:
-        for future in self._watched.get(row.id, ()):
-            if not future.done():
-                future.set_result(None)
+        self.awaiting.tell(row.id)
         if self.on_news is not None:
             self.on_news(row)
 
     async def end_of(self, process_id: str) -> ProcessRow:
         """The process, once it has ended. Whoever stops waiting harms nobody."""
-        future: asyncio.Future[ProcessRow] = asyncio.get_running_loop().create_future()
-        waiting = self._expected.setdefault(process_id, [])
-        waiting.append(future)
+        future = self.awaiting.expect(process_id)
         try:
             if process_id not in self.runs:
                 # Somebody else works on it, and may have ended it before we began to listen.
@@ -438,20 +413,12 @@ class ProcessWorker:
                     return row
             return await future
         finally:
-            if future in waiting:
-                waiting.remove(future)
-            if not waiting and self._expected.get(process_id) is waiting:
-                del self._expected[process_id]
+            self.awaiting.forget(process_id, future)
 
     def listen(self, process_id: str, other: str) -> None:
         """A process in our hands waits for the end of another."""
-        self._listening.setdefault(other, set()).add(process_id)
+        self.awaiting.listen(process_id, other)
         self.runs[process_id].listens.add(other)
-
-    @property
-    def expected(self) -> set[str]:
-        """Processes that somebody here waits for."""
-        return {*self._expected, *(each for each, who in self._listening.items() if who)}
 
     # ------------------------------------------------------------------ for functions
 
@@ -489,14 +456,9 @@ class ProcessWorker:
         self._fill()
 
     def close(self) -> None:
-        """The Runtime was left: whoever still waits here for a process is told, because nobody else will tell."""
+        """The Runtime was left."""
         self._closed = True
-        left = "the Runtime was left before process {!r} ended: it goes on, ask for it in another Runtime"
-        waiting: list[tuple[str, Iterable[asyncio.Future[Any]]]] = [*self._expected.items(), *self._watched.items()]
-        for process_id, futures in waiting:
-            for future in futures:
-                if not future.done():
-                    future.set_exception(RuntimeClosed(left.format(process_id)))
+        self.awaiting.close()
 
 
 def _none(what: Any, args: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TypeVar
 
 from msgspec import Struct
@@ -12,7 +13,7 @@ from mainstay.model.process import Event, ProcessRow, WakeRow
 from mainstay.model.process_write import ProcessFilter
 
 
-class MemoryProcessRows:
+class MemoryProcessRows(ABC):
     """Tables as dictionaries. What was put in comes out as from disk: nobody may rely on the structs that were given.
 
     `log` is the change feed: which process has the event at a place. The dictionaries of one process's events and
@@ -77,9 +78,9 @@ class MemoryProcessRows:
             seen.pop(row.pid, None)
         self.drop_references(-row.pid)
 
+    @abstractmethod
     def drop_references(self, number: int) -> None:
-        """The blobs that this session, or process, referred to."""
-        raise NotImplementedError
+        """This session, or process, refers to no blob any more."""
 
     def children(self, parent: str) -> list[ProcessRow]:
         return [row for pid in self.by_parent.get(parent, ()) if (row := self.by_pid[pid]).live]

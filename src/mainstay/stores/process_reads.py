@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from mainstay.model.process import Event, ProcessRow, WakeRow
@@ -17,13 +18,14 @@ INLINE_STEPS = 64
 """A read of at most so many records is done on the event loop: it takes less time than a change of threads."""
 
 
-class SqliteProcessReads:
+class SqliteProcessReads(ABC):
     """The reading side of processes, for a store that has a connection to read with."""
 
     path: Path
 
+    @abstractmethod
     def _live(self) -> sqlite3.Connection:
-        raise NotImplementedError
+        """The connection to read with, if the store is open and ours."""
 
     async def process(self, process_id: str) -> ProcessRow | None:
         with reading(self.path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +16,7 @@ OVER = (*ENDED, "caller_departed")
 ENDING = {"success": "completed", "failure": "failed", "cancelled": "cancelled", "abandoned": "abandoned"}
 
 
-class ProcessLog:
+class ProcessLog(ABC):
     """The tables of processes, as dictionaries of plain values.
 
     `events` has, by number of the process, what happened to it; `journals` its records by ordinal; `wakes`, by number,
@@ -33,11 +34,13 @@ class ProcessLog:
         self.grants: set[tuple[str, int]] = set()
         self.wakes: dict[int, Plain] = {}
 
+    @abstractmethod
     def _need_blobs(self, digests: Iterable[str]) -> None:
-        raise NotImplementedError
+        """Refuse references to blobs that are not there."""
 
+    @abstractmethod
     def _refer(self, sid: int, digests: Iterable[str]) -> None:
-        raise NotImplementedError
+        """Note who refers to which blobs."""
 
     def _happened(
         self, row: Plain, kind: str, payload: Any, at: int, key: str | None = None, *, late: bool = False

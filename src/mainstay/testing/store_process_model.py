@@ -7,6 +7,7 @@ a process is read off the waits of those that are parked, and nothing is folded:
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -59,8 +60,9 @@ MAY_BE_MARKED = ("abandon_requested", "external_ref_set", "caller_departed", "su
 class ProcessModel(ProcessLog):
     """What each write does, and answers."""
 
+    @abstractmethod
     def accept(self, write: Accept) -> Plain:
-        raise NotImplementedError
+        """What the model of sessions makes of an input: a delivered wake is one."""
 
     def process_rules(self) -> dict[type[Write[Any]], Callable[[Any], Any]]:
         return {

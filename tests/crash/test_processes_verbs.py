@@ -1,0 +1,171 @@
+"""What a host says about processes of others, killed just before and just after it is on disk.
+
+Each verb is one write: killed before it nothing of it is there, killed after it all of it, and nobody half-way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from mainstay.errors import ProcessStuck
+from mainstay.model.process import Registration, Success, WakeTarget
+from mainstay.ports.process import EngineRun
+from mainstay.testing.crash import Crash, Lab, Played, StoreKind, play
+from mainstay.testing.forks import Forks
+from tests.crash.test_processes_points import idle
+
+STORES: tuple[StoreKind, ...] = ("memory", "sqlite")
+
+
+async def speak(lab: Lab) -> None:
+    """Register work of others, say everything that may be said of it, complete and forget it."""
+    async with lab.runtime() as runtime:
+        build = await runtime.processes.register("build", wake=WakeTarget("chat", policy="notify"))
+        await runtime.processes.set_external_ref(build, "ci/7")
+        await runtime.processes.grant("chat", build)
+        await runtime.processes.request_abandon(build, "it is silent")
+        await runtime.processes.complete(build, "built")
+        [wake] = await runtime.processes.wakes()
+        await runtime.processes.discard(wake.number, reason="nobody reads it")
+        await runtime.processes.prune(0)
+
+
+async def look(lab: Lab) -> None:
+    """Open the store and leave it: what is there was there when the host died."""
+    async with lab.runtime():
+        pass
+
+
+class There(Struct, frozen=True):
+    """What is on disk: events but for the first, and the states of what a session is told."""
+
+    events: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+
+
+NOTHING = None
+REGISTERED = There()
+REFERRED = There(("external_ref_set",))
+SHARED = There(("external_ref_set", "observer_added"))
+DOUBTED = There(("external_ref_set", "observer_added", "abandon_requested"))
+ENDED = ("external_ref_set", "observer_added", "abandon_requested", "completed")
+COMPLETED, DISMISSED = There(ENDED, ("pending",)), There(ENDED, ("discarded",))
+PRUNED = NOTHING
+
+# The write at which the host dies; what is there when it was not sent, and when it was.
+THERE: dict[str, tuple[There | None, There | None]] = {
+    "register build": (NOTHING, REGISTERED),
+    "mark": (REGISTERED, REFERRED),
+    "share": (REFERRED, SHARED),
+    "mark #2": (SHARED, DOUBTED),
+    "complete": (DOUBTED, COMPLETED),
+    "dismiss": (COMPLETED, DISMISSED),
+    "prune": (DISMISSED, PRUNED),
+    "prune #2": (PRUNED, PRUNED),
+}
+CRASHES = {
+    crash: there
+    for point, (unsent, sent) in THERE.items()
+    for crash, there in ((Crash(point, "before"), unsent), (Crash(point, "lost"), sent))
+}
+CASES = [pytest.param(crash, there, id=str(crash)) for crash, there in CRASHES.items()]
+
+
+def check(played: Played, there: There | None) -> None:
+    found = played.ending.process("build")
+
+    assert played.problems == []
+    if there is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.events == ["process.created", *(f"process.{event}" for event in there.events)]
+        assert found.told == list(there.told)
+
+
+def test_every_verb_has_its_ruling() -> None:
+    [trace] = play(speak, []).traces
+
+    assert [point.name for point in trace if point.name not in ("beat", "retire")] == list(THERE)
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize(("crash", "there"), CASES)
+def test_a_host_killed_here_has_said_all_of_it_or_nothing(crash: Crash, there: There | None, store: StoreKind) -> None:
+    check(play(speak, [crash], store=store, resume=look), there)
+
+
+@pytest.fixture(scope="module")
+def forks() -> Generator[Forks, None, None]:
+    with Forks(speak) as helper:
+        yield helper
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize(("crash", "there"), CASES)
+def test_a_host_really_killed_here_has_said_all_of_it_or_nothing(
+    forks: Forks, crash: Crash, there: There | None
+) -> None:
+    check(forks.play([crash], speak, resume=look), there)
+
+
+# ---------------------------------------------------------------------- set aside, and taken up again
+
+
+class Moody:
+    """An engine that is out of order until its host has mended it."""
+
+    kind = "moody"
+    mended = False
+
+    def knows(self, registration: Registration) -> bool:
+        return True
+
+    def draft(self, what: Any, args: Any) -> Registration | None:
+        return Registration("", self.kind, "rerunnable") if what == "moody" else None
+
+    async def run(self, run: EngineRun) -> Success:
+        await run.begin()
+        if not self.mended:
+            raise RuntimeError("out of order")
+        return Success("mended")
+
+
+async def mend(lab: Lab) -> None:
+    """Start it, find it stuck, mend what it needs, and let it go on; all over again after a kill."""
+    async with lab.runtime(processes=[idle]) as runtime:
+        engine = Moody()
+        runtime._work.serve([engine])
+        handle = await runtime.start("moody", id="p")
+        with contextlib.suppress(ProcessStuck):
+            await handle.result()
+        engine.mended = True
+        await runtime.processes.resume("p")
+        assert await handle.result() == "mended"
+
+
+# How often it was set aside in the end: a resumed one whose mended host died is set aside once more.
+ASIDE = {
+    Crash("let p go as stuck", "before"): 1,
+    Crash("let p go as stuck", "lost"): 1,
+    Crash("revive", "before"): 1,
+    Crash("revive", "lost"): 2,
+}
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize(("crash", "times"), ASIDE.items(), ids=map(str, ASIDE))
+def test_a_process_set_aside_is_mended_wherever_its_host_dies(crash: Crash, times: int, store: StoreKind) -> None:
+    played = play(mend, [crash], store=store)
+    found = played.ending.process("p")
+
+    assert played.problems == []
+    assert found is not None
+    assert (found.status, found.stuck) == ("completed", None)
+    assert found.events.count("process.stuck") == times
+    assert found.events.count("process.revived") == times
