@@ -182,7 +182,7 @@ async def say_hello(lab: Lab) -> None:
 
 
 POISON = [Crash("ask model 1.1", "lost")] * 4
-STUCK = "3 workers in a row died on this turn without a new record"
+STUCK = "3 workers in a row took this turn over and died without a new record"
 
 
 def test_turn_that_killed_four_workers_is_stuck_with_its_reason() -> None:

@@ -48,7 +48,7 @@ async def test_a_rerun_tool_that_kills_its_workers_is_set_aside(place: Place) ->
     await crash(runtime)
 
     assert ran == [1, 2, 3, 4]
-    assert row.stuck == "3 workers in a row died on it without a new record"
+    assert row.stuck == "3 workers in a row took it over and died without a new record"
 
 
 async def is_stuck(runtime: Any) -> bool:

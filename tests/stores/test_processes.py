@@ -325,7 +325,7 @@ async def test_three_takeovers_without_a_record_and_it_is_stuck_until_a_person_l
 
     assert not last.won
     assert last.row == (stuck := await found(store, "p"))
-    assert stuck.stuck == "3 workers in a row died on it without a new record"
+    assert stuck.stuck == "3 workers in a row took it over and died without a new record"
     assert await store.active_processes() == []
     with pytest.raises(Fenced):
         await store.write(Advance(ProcessScope("p", 1, "w4", 4), 7, outcome=Success()))

@@ -167,5 +167,5 @@ def check_authority(row: ProcessRow, authority: Authority, outcome: ProcessOutco
 def gives_up(row: ProcessRow) -> str | None:
     """Why nobody should take this process over again, if so."""
     if row.takeovers > MAX_TAKEOVERS:
-        return f"{MAX_TAKEOVERS} workers in a row died on it without a new record"
+        return f"{MAX_TAKEOVERS} workers in a row took it over and died without a new record"
     return None

@@ -124,7 +124,7 @@ def claim(rows: Rows, write: Claim) -> Claimed:
     takeovers = row.takeovers + (row.owner is not None)
     if row.owner is not None and takeovers % (MAX_TAKEOVERS + 1) == 0:
         # Counted on when a person resumes the turn: a takeover is a model call that may have been asked for nothing.
-        why = f"{MAX_TAKEOVERS} workers in a row died on this turn without a new record"
+        why = f"{MAX_TAKEOVERS} workers in a row took this turn over and died without a new record"
         row = replace(row, state="stuck", owner=None, generation=row.generation + 1, takeovers=takeovers, reason=why)
         row = replace(row, updated=write.at)
         rows.put_session(row)
