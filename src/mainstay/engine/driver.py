@@ -139,7 +139,8 @@ async def drive(run: Run, handlers: Mapping[type[Effect], Handler]) -> Outcome |
         if type(effect) is Finish:
             return effect.outcome
         try:
-            run.heed()
+            if run.journal.cancel is not None:
+                run.heed()
             run.gate.check()
             parked = await handlers[type(effect)](run, effect)
         except TurnCancelled:

@@ -23,7 +23,7 @@ from mainstay.model.llm import Delta, ModelRequest, ModelResponse, Stop, Usage
 from mainstay.model.message import Part, Reasoning, Text, ToolCall
 from mainstay.model.record import INTERRUPTED, Faltered, Replied
 from mainstay.model.tool import ToolSpec
-from mainstay.ports.hooks import StreamEnd
+from mainstay.ports.hooks import StreamEnd, TurnHooks
 from mainstay.ports.host import Random
 from mainstay.turn import native, prompt
 
@@ -46,7 +46,8 @@ class ModelCaller:
 
     async def call(self, run: Run, effect: CallModel) -> None:
         await run.journal.flush()
-        await run.sleep_until(effect.due)
+        if effect.due:
+            await run.sleep_until(effect.due)
         request = await self._request(run, effect)
         try:
             response = await run.gate.guard(self._ask(run, request, effect.step), _time_left(run))
@@ -75,7 +76,9 @@ class ModelCaller:
             again = self._failed(run, effect, error)
             await _finished(run, effect, "attempt_reset" if again else "provider_error")
         else:
-            self._answered(run, effect, await _responded(run, effect, response))
+            if run.hooks is not None:
+                response = await _responded(run, run.hooks, effect, response)
+            self._answered(run, effect, response)
 
     async def _request(self, run: Run, effect: CallModel) -> ModelRequest:
         agent = run.agent
@@ -176,12 +179,10 @@ async def _finished(run: Run, effect: CallModel, reason: StreamEnd) -> None:
         await run.hooks.stream_finished(effect.step, reason)
 
 
-async def _responded(run: Run, effect: CallModel, response: ModelResponse) -> ModelResponse:
+async def _responded(run: Run, hooks: TurnHooks, effect: CallModel, response: ModelResponse) -> ModelResponse:
     """The answer as plugins leave it. People have seen its text: when it is refused, that is taken back."""
-    if run.hooks is None:
-        return response
     try:
-        return await run.hooks.respond(response, effect.step)
+        return await hooks.respond(response, effect.step)
     except (TurnAborted, TurnCancelled, Leaving) as end:
         run.events.emit(Retracted, step=effect.step, reason=str(end) or "the turn ended before it was recorded")
         raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from mainstay.engine.patience import Patience
@@ -108,7 +108,7 @@ class Journal:
             bodies, blobs = await self._encode(pending)
             nodes = tuple([Node(self._ordinal + i, body) for i, body in enumerate(bodies)])
             self._doubtful = Append(
-                self.scope, nodes, self._clock.now(), _taken(pending), waits, park, blobs, _repeats(pending)
+                self.scope, nodes, self._clock.now(), taken(pending), waits, park, blobs, _repeats(pending)
             )
             # Only now: others may have recorded more while blobs were written.
             del self._pending[: len(pending)], self._blobs[:referred]
@@ -143,7 +143,7 @@ class Journal:
         reply = pending.pop() if pending and isinstance(pending[-1], Replied) else None
         closed = commits.close(end, reply if isinstance(reply, Replied) else None, self._clock.now())
         bodies, blobs = await self._encode([*pending, closed])
-        tail = commits.Tail(self._ordinal, bodies, _taken([*self._pending, closed]), blobs)
+        tail = commits.Tail(self._ordinal, bodies, taken([*self._pending, closed]), blobs)
         return await self._send(commits.plan(self.scope, head, tail, closed, end), blobs)
 
     def _send(self, write: Write[R], blobs: tuple[str, ...]) -> Awaitable[R]:
@@ -193,7 +193,7 @@ def _repeats(records: Sequence[Record]) -> bool:
     return bool(records)
 
 
-def _taken(records: Sequence[Record]) -> tuple[int, ...]:
+def taken(records: Iterable[Record]) -> tuple[int, ...]:
     """Inputs whose delivery these records tell of."""
     found: list[int] = []
     for record in records:

@@ -54,10 +54,13 @@ class Turn(Struct):
 def turns(rows: Iterable[tuple[int, Record]]) -> list[Turn]:
     """Records grouped by turn."""
     found: list[Turn] = []
+    current, records = 0, list[Record]()
     for number, record in rows:
-        if not found or found[-1].number != number:
-            found.append(Turn(number, []))
-        found[-1].records.append(record)
+        if number == current:
+            records.append(record)
+        else:
+            current, records = number, [record]
+            found.append(Turn(number, records))
     return found
 
 

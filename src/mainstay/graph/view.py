@@ -14,7 +14,7 @@ from mainstay.model.outcome import Finished, Incomplete, Outcome, Waiting
 from mainstay.model.plugin import PluginSnapshot
 from mainstay.model.record import Closed, Ended, Faltered, Framed, Record, Replied, Started
 from mainstay.model.tool import Cancelled, ToolRecord
-from mainstay.model.transcript import Transcript, calls_of
+from mainstay.model.transcript import NEVER_RAN, Transcript, calls_of
 
 
 class View(Struct):
@@ -120,9 +120,8 @@ def without_text(outcome: Outcome) -> Outcome:
 
 
 def _asked(turn_id: str, reply: Replied) -> dict[str, ToolRecord]:
-    never = Cancelled("runtime", "the turn ended before the call ran")
     found = {}
     for key, call in calls_of(reply.parts, reply.step).items():
         step, _, index = key.partition(".")
-        found[key] = ToolRecord(call_id(turn_id, int(step), int(index)), call.name, call.args, never, attempts=0)
+        found[key] = ToolRecord(call_id(turn_id, int(step), int(index)), call.name, call.args, NEVER_RAN, attempts=0)
     return found

@@ -70,7 +70,7 @@ def clean(value: Any, depth: int = 0) -> Any:
     """`value` as plain JSON that every store holds alike. Raises InvalidInput for what is not JSON."""
     kind = type(value)
     if kind is str:
-        return clean_text(value)
+        return value if value.isascii() and "\0" not in value else clean_text(value)
     if value is None or kind is bool:
         return value
     if kind is int:

@@ -20,6 +20,9 @@ STATUS: dict[type, ResultStatus] = {
 }
 
 
+NEVER_RAN = Cancelled("runtime", "the turn ended before the call ran")
+
+
 class Transcript(Struct):
     """Messages so far, and the calls of the newest reply with the outcomes that have arrived.
 
@@ -61,7 +64,7 @@ class Transcript(Struct):
 
     def pair(self, end: Outcome | None) -> None:
         """Give every call its result: a history with an unanswered call could not be continued."""
-        never = end if isinstance(end, Cancelled) else Cancelled("runtime", "the turn ended before the call ran")
+        never = end if isinstance(end, Cancelled) else NEVER_RAN
         for key, call in self.calls.items():
             outcome = self.ended.get(key, never)
             self.messages.append(result_message(call, outcome))
@@ -81,9 +84,9 @@ def result_message(call: ToolCall, outcome: ToolOutcome) -> Message:
 
 def told(outcome: ToolOutcome) -> object:
     """An outcome for the model: the value where the tool returned one, an explanation where not."""
+    if isinstance(outcome, Ok):
+        return outcome.value
     match outcome:
-        case Ok(value=value):
-            return value
         case Failed(code=code, message=message):
             return {"error": code, "message": message}
         case Denied(reason=reason):

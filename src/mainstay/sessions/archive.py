@@ -142,9 +142,10 @@ class Archive:
             if [turn.number for turn in found] != list(range(begin, end + 1)):
                 raise StoreDamaged(f"session number {sid}", f"a turn between {begin} and {end} is missing")
             for turn in found:
-                if turn.joined is not None or turn.closed is None:
-                    continue  # an input that opened no turn, or a note that still waits for one
+                closed = turn.closed
+                if closed is None:
+                    continue  # an input that was delivered into another turn, or a note that still waits for one
                 records = turn.records if turn.number != last or ordinal is None else turn.records[: ordinal + 1]
-                view.extend(turn.number, records, turn.closed.prelude)
+                view.extend(turn.number, records, closed.prelude)
             await asyncio.sleep(0)
         return last

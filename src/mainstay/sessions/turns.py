@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
 from mainstay.engine.executor import ModelCaller
 from mainstay.engine.gate import Leaving, TurnAborted
-from mainstay.engine.journal import Journal, load
+from mainstay.engine.journal import Journal, load, taken
 from mainstay.engine.lease import Worker
 from mainstay.engine.supervisor import Supervisor
 from mainstay.errors import Fenced, InternalError, SessionDeleted, StoreDamaged, StoreUnavailable, TurnFailed
@@ -344,7 +344,7 @@ class Turns:
         end = End(Waiting(ended.calls), machine.state.usage, machine.slot()) if isinstance(ended, Parked) else ended.end
         closed = Closed(end.outcome, end.usage, slot=end.slot, ledger=end.ledger, prelude=end.prelude)
         records = [*run.records, closed]
-        result = TurnResult[Any](
+        result: TurnResult[Any] = TurnResult(
             run.turn_id, scope.session_id, end.outcome, end.usage, records, past, run.agent.revive, late
         )
         if isinstance(ended, Parked):
@@ -359,9 +359,8 @@ class Turns:
     def _tell_all(self, run: Run, result: TurnResult[Any]) -> None:
         """Answer who waits for the turn, and for inputs that were delivered into it."""
         self.residents.tell(run.scope.session_id, run.scope.turn, result)
-        for record in result.records:
-            for delivered in _delivered(record):
-                self.residents.tell(run.scope.session_id, delivered.input, result)
+        for number in taken(result.records):
+            self.residents.tell(run.scope.session_id, number, result)
 
     async def _let_go(self, scope: Scope) -> None:
         try:
@@ -399,8 +398,7 @@ class Turns:
     async def _mail(self, run: Run) -> tuple[Delivered, ...]:
         found = []
         # A delivery leaves the inbox with the record that tells of it, which may not be written yet.
-        held = {d.input for d in run.machine.state.delivered}
-        held |= {d.input for record in run.records for d in _delivered(record)}
+        held = {*taken(run.records), *[d.input for d in run.machine.state.delivered]}
         for row in await self._store.inbox(run.scope.sid):
             if row.kind == "queue" or row.input in held:
                 continue
@@ -420,8 +418,3 @@ def _past(view: View, records: Sequence[Record]) -> list[Message]:
 
 def _no_services(run: Run) -> TurnServices:
     raise InternalError(f"turn {run.turn_id} has plugins, and nobody made services for them")
-
-
-def _delivered(record: Record) -> tuple[Delivered, ...]:
-    slot = getattr(record, "slot", None)
-    return () if slot is None else slot.delivered

@@ -53,7 +53,8 @@ R = TypeVar("R")
 
 def apply(rows: Rows, write: Write[R]) -> R:
     """Run the rule of a write."""
-    return cast(R, RULES[type(write)](rows, write))
+    receipt: R = RULES[type(write)](rows, write)
+    return receipt
 
 
 def beat(rows: Rows, write: Beat) -> bool:

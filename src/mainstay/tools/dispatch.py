@@ -25,8 +25,11 @@ class Dispatcher(Workshop):
         plugins = plugins_of(run)
         if plugins is not None and plugins.vets:
             return ()  # somebody has to be asked first, and what he says is recorded with the start
+        calls = calls_of(parts, step)
+        if not calls:
+            return ()
         started = []
-        for index, asked in enumerate(asked_calls(calls_of(parts, step), ()).values()):
+        for index, asked in enumerate(asked_calls(calls, ()).values()):
             ready = inspect(run.agent.catalog, asked, f"{run.turn_id}.{asked.call}")
             if isinstance(ready, Failed) or ready.entry.provider is not None:
                 continue

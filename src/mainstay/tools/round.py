@@ -92,7 +92,7 @@ class Round:
                 await self._flush()
                 if self.run.gate.nudged and self.questions.waiting:
                     await self._answers()
-                elif not self.late & self.tasks.keys() and not any(t.done() for t in self.tasks.values()):
+                elif not any(task.done() or key in self.late for key, task in self.tasks.items()):
                     await self.run.gate.pause()
 
     def abandon(self) -> None:
@@ -447,10 +447,13 @@ class Round:
 
     async def _known_waits(self) -> dict[str, WaitRow]:
         """Waits of this turn that exist already; no reply without waits reads them."""
-        specs = [spec for call in self.effect.calls if (spec := self._spec(call)) is not None]
-        asks = any(spec.approval == "ask" or spec.deferred for spec in specs)
-        found = any(call.started and call.call not in self.run.held for call in self.effect.calls)
-        return await self.questions.known() if asks or found or self.run.resumed else {}
+        return await self.questions.known() if self.run.resumed or any(map(self._may_wait, self.effect.calls)) else {}
+
+    def _may_wait(self, call: AskedCall) -> bool:
+        if call.started and call.call not in self.run.held:
+            return True  # the process died while it ran, and somebody may have been asked about it
+        spec = self._spec(call)
+        return spec is not None and (spec.approval == "ask" or spec.deferred)
 
     async def _stop_all(self) -> None:
         """Cancel what runs, give it a moment, and record what is known of it. Raises what shut the gate."""

@@ -60,6 +60,8 @@ OutputRule: TypeAlias = Callable[[str], Any]
 
 MAX_REPAIRS = 2
 
+CHECKPOINTS = {phase: Checkpoint(phase.value) for phase in (Phase.OPENING, Phase.AFTER_WORK, Phase.BEFORE_COMPLETION)}
+
 
 class Machine:
     """One turn: built from its first message, or from a state that was dumped before."""
@@ -99,7 +101,7 @@ class Machine:
                     raise InternalError(f"turn {state.turn_id} is done without an outcome")
                 return Finish(state.outcome)
             case _:
-                return Checkpoint(phase.value)
+                return CHECKPOINTS[phase]
 
     def messages(self) -> Sequence[Message]:
         """The turn's own messages, as the next model call should see them."""

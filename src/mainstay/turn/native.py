@@ -15,7 +15,10 @@ CUT_OFF = ("length", "filtered")
 
 def with_unique_ids(parts: Sequence[Part], turn_id: str, step: int) -> tuple[Part, ...]:
     """The parts with every call's provider id present and unique in the reply: results are paired by it."""
-    given = {part.id for part in parts if type(part) is ToolCall}
+    ids = [part.id for part in parts if type(part) is ToolCall]
+    given = set(ids)
+    if len(given) == len(ids) and "" not in given:
+        return tuple(parts)
     seen: set[str] = set()
     out: list[Part] = []
     index = 0
