@@ -22,12 +22,14 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
     "E3 power loss": (
         "crash/test_power.py::test_every_acknowledged_turn_survives_a_power_cut",
         "crash/test_turns.py::test_nothing_is_acknowledged_before_it_is_on_disk",
+        "stores/test_blobs.py::test_a_blob_is_on_disk_before_its_name_is_and_its_name_before_anybody_hears_of_it",
         "stores/test_sqlite_file.py::test_every_connection_syncs_fully_and_never_checkpoints_by_itself",
     ),
     "E4 damaged or newer file": (
         "stores/test_sqlite_file.py::test_a_damaged_file_is_refused_or_served_whole",
         "stores/test_sqlite_file.py::test_a_cut_wal_is_refused_with_a_hint",
         "stores/test_sqlite_file.py::test_a_file_of_a_newer_mainstay_is_refused",
+        "stores/test_upgrade.py::test_an_upgrade_killed_at_any_statement_leaves_a_file_that_opens",
     ),
     "E5 locked file": (
         "runtime/test_trouble.py::test_whoever_does_not_let_go_of_the_lock_is_not_waited_for_in_silence",
@@ -39,6 +41,7 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
         "stores/test_sqlite_file.py::test_nothing_is_written_while_somebody_else_holds_the_lock",
         "stores/test_sqlite_file.py::test_nothing_is_folded_back_while_somebody_else_holds_the_lock",
         "stores/test_sqlite_file.py::test_nobody_opens_the_file_while_somebody_else_holds_the_lock",
+        "stores/test_closing.py::test_the_last_to_close_folds_nothing_back_while_somebody_else_holds_the_lock",
     ),
     "E9 cancelled await": (
         "crash/test_cancels.py::test_what_a_lost_caller_said_runs_once_and_at_once",
@@ -57,6 +60,7 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
         "cli/test_run.py::test_the_terminate_signal_leaves_the_turn_open_for_later",
         "runtime/test_leaving.py::test_a_once_tool_cut_off_at_leaving_is_recorded_as_unknown",
         "runtime/test_leaving.py::test_draining_finishes_what_runs_and_starts_nothing_new",
+        "soak/test_soak.py::test_random_kills_and_leavings_lose_nothing_and_repeat_only_what_may_be",
     ),
     "E12 no descriptors, no threads, read-only": (
         "runtime/test_forked.py::test_a_process_without_descriptors_says_so_and_goes_on_when_it_has_some",
@@ -191,6 +195,8 @@ OWNERSHIP: dict[str, tuple[str, ...]] = {
     "expiry permits, a claim fences": ("engine/test_lease.py::test_expiry_permits_a_claim_and_only_a_claim_fences",),
     "the owner makes sure before a body": (
         "engine/test_lease.py::test_a_relieved_worker_finds_out_when_it_makes_sure",
+        "engine/test_lease.py::test_a_term_begins_when_a_worker_speaks_and_not_when_it_hears_of_it",
+        "runtime/test_relieved.py::test_a_relieved_owner_runs_no_body",
         "runtime/test_clock.py::test_an_hour_of_sleep_does_not_cost_a_turn",
     ),
     "three takeovers": ("crash/test_ownership.py::test_turn_that_really_killed_four_workers_is_stuck_with_its_reason",),

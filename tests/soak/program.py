@@ -3,19 +3,25 @@
     python -m tests.soak.program FOLDER INPUTS
 
 It says every input again after each start, under the same key, and notes each acknowledgement in a file of its own.
+Told to end (SIGTERM), it leaves its Runtime and ends with status 0.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
 from mainstay.testing import FunctionModel
 
 SESSIONS = 8
+LASTS = 0.02
+"""Seconds that a tool goes on after its effect: long enough for an end to fall there."""
 
 
 def append(path: Path, line: str) -> None:
@@ -34,11 +40,13 @@ def agent(folder: Path) -> Agent[str]:
     @tool
     async def pay(order: str, ctx: ToolContext[None]) -> str:
         append(ledger, f"pay {ctx.idempotency_key}")
+        await asyncio.sleep(LASTS)
         return f"paid {order}"
 
     @tool(recovery="rerun")
     def note(order: str, ctx: ToolContext[None]) -> str:
         append(ledger, f"note {ctx.idempotency_key}")
+        time.sleep(LASTS)
         return f"noted {order}"
 
     def model(request: ModelRequest) -> str | list[ToolCall]:
@@ -51,6 +59,9 @@ def agent(folder: Path) -> Agent[str]:
 
 
 async def main(folder: Path, inputs: int) -> None:
+    me = asyncio.current_task()
+    assert me is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
     async with Runtime(folder / "agent.db", agents=[agent(folder)]) as runtime:
 
         async def talk(number: int) -> None:
@@ -66,4 +77,5 @@ async def main(folder: Path, inputs: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))

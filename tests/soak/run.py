@@ -1,6 +1,8 @@
-"""`make soak`: kill a process at random moments, again and again, and count from outside what became of its work.
+"""`make soak`: end a process at random moments, again and again, and count from outside what became of its work.
 
-    python tests/soak/run.py [--kills N] [--seed N] [--inputs N]
+    python tests/soak/run.py [--kills N] [--leavings N] [--seed N] [--inputs N]
+
+Some of the ends are kills (SIGKILL), some are orders to leave (SIGTERM), which must be obeyed at once and in peace.
 
 Everything is counted from the ledger the tools write, the acknowledgements the program wrote, and the file itself:
 nothing acknowledged may be lost, no `once` effect repeated, no `rerun` effect repeated more often than the store says.
@@ -31,12 +33,16 @@ from mainstay.model.write import SessionFilter  # noqa: E402
 from mainstay.stores.sqlite import SqliteStore  # noqa: E402
 from tests.soak.lane import lines, told  # noqa: E402
 
+LEAVES_WITHIN = 10.0
+"""Seconds: far more than leaving takes, so that only one that hangs is found."""
+
 
 @dataclass
 class Count:
     """What was found. `problems` are broken promises."""
 
     kills: int = 0
+    leavings: int = 0
     acknowledged: int = 0
     turns: int = 0
     effects: int = 0
@@ -47,9 +53,10 @@ class Count:
 
     def __str__(self) -> str:
         return (
-            f"{self.kills} kills: {self.acknowledged} inputs acknowledged, {self.turns} turns committed, "
-            f"{self.effects} effects; {self.lost} lost, {self.repeated} repeated as allowed, "
-            f"{self.unknown} declared unknown, {len(self.problems)} broken promises"
+            f"{self.kills} kills, {self.leavings} leavings: {self.acknowledged} inputs acknowledged, "
+            f"{self.turns} turns committed, {self.effects} effects; "
+            f"{self.lost} lost, {self.repeated} repeated as allowed, {self.unknown} declared unknown, "
+            f"{len(self.problems)} broken promises"
         )
 
 
@@ -58,19 +65,24 @@ def start(folder: Path, inputs: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def soak(folder: Path, kills: int, seed: int, inputs: int) -> Count:
-    """Kill the program `kills` times at random moments, let it end, and count."""
+def soak(folder: Path, kills: int, leavings: int, seed: int, inputs: int) -> Count:
+    """Kill the program and tell it to leave, so many times each, at random moments; let it end, and count."""
     dice, count = random.Random(seed), Count()
-    while count.kills < kills:
+    while count.kills < kills or count.leavings < leavings:
         process = start(folder, inputs)
+        left = kills - count.kills, leavings - count.leavings
         try:
             process.wait(timeout=0.25 + dice.random() * 0.6)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            count.kills += 1
+            if dice.randrange(sum(left)) < left[0]:
+                process.kill()
+                process.wait()
+                count.kills += 1
+            else:
+                _tell_to_leave(process, count)
             if sys.stderr.isatty():
-                print(f"\r{count.kills} of {kills} kills", end="", file=sys.stderr, flush=True)
+                ended = f"{count.kills} of {kills} kills, {count.leavings} of {leavings} leavings"
+                print(f"\r{ended}", end="", file=sys.stderr, flush=True)
             continue
         if process.returncode != 0:
             count.problems.append(f"the program ended by itself with status {process.returncode}")
@@ -80,6 +92,21 @@ def soak(folder: Path, kills: int, seed: int, inputs: int) -> Count:
         count.problems.append("the last run did not end well")
     asyncio.run(tally(folder, count))
     return count
+
+
+def _tell_to_leave(process: subprocess.Popen[bytes], count: Count) -> None:
+    process.terminate()
+    try:
+        status = process.wait(timeout=LEAVES_WITHIN)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        count.problems.append(f"told to leave, it was still there after {LEAVES_WITHIN:g} s")
+        return
+    if status == 0:
+        count.leavings += 1
+    elif status != -signal.SIGTERM:  # that is the interpreter's own end, before the program listened
+        count.problems.append(f"told to leave, it ended with status {status}")
 
 
 async def tally(folder: Path, count: Count) -> None:
@@ -121,12 +148,13 @@ def _check(count: Count, view: TurnView, ledger: Counter[str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--leavings", type=int, default=500)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--inputs", type=int, default=200)
     wanted = parser.parse_args()
-    print(f"soak: {wanted.kills} kills, seed {wanted.seed}", flush=True)
+    print(f"soak: {wanted.kills} kills, {wanted.leavings} leavings, seed {wanted.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="mainstay-soak-") as folder:
-        count = soak(Path(folder), wanted.kills, wanted.seed, wanted.inputs)
+        count = soak(Path(folder), wanted.kills, wanted.leavings, wanted.seed, wanted.inputs)
     return told(count)
 
 
