@@ -232,6 +232,30 @@ def test_an_error_says_what_to_do(error: Exception, says: str) -> None:
     assert says in str(error)
 
 
+@pytest.mark.parametrize(
+    ("kind", "outcome", "says"),
+    [
+        ("stuck", {"reason": "no disk"}, "stuck: no disk"),
+        ("provider_failed", {"code": "busy", "message": "try later"}, "provider_failed: busy: try later"),
+        ("budget_spent", {"which": "steps", "limit": 3}, "budget_spent: steps"),
+        (
+            "waiting",
+            {"calls": [{"tool": "pay", "call_id": "s.1.1.0", "kind": "approval"}]},
+            "waiting: pay (s.1.1.0) waits for approval",
+        ),
+    ],
+    ids=["stuck", "provider_failed", "budget_spent", "waiting"],
+)
+def test_a_turn_that_did_not_finish_says_why_in_words(kind: str, outcome: dict[str, object], says: str) -> None:
+    assert str(errors.TurnFailed("s.1", kind, outcome)) == f"turn s.1 did not finish: {says}"
+
+
+def test_an_answer_that_comes_too_late_hears_who_was_first() -> None:
+    late = errors.AlreadyAnswered("call s.1.1.0", {"verdict": "approved", "by": "ann"})
+
+    assert str(late) == "call s.1.1.0 was answered before with 'approved' by ann: the first answer stands"
+
+
 def test_a_provider_error_carries_its_own_code_and_what_happens_next() -> None:
     plain = errors.ProviderError("busy")
     rich = errors.ProviderError("busy", retryable=True, after=2.5, code="overloaded")

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from mainstay.errors import InvalidDefinition, PluginConflict
+from mainstay.errors import InvalidDefinition, PluginConflict, quoted
+from mainstay.model import given
 from mainstay.model.agent import AgentSpec, Budget
 from mainstay.model.codec import clean_text, error_text
 from mainstay.model.message import Message
@@ -79,22 +80,24 @@ class Agent(Generic[T]):
         mode: str = "tools",
     ) -> None:
         if output_budget is not None and not isinstance(output_budget, OutputBudget):
-            raise InvalidDefinition(f"output_budget={output_budget!r} is not usable: give an OutputBudget")
+            raise InvalidDefinition(f"output_budget={quoted(output_budget)} is not usable: give an OutputBudget")
+        if budget is not None and not isinstance(budget, Budget):
+            raise InvalidDefinition(f"budget={quoted(budget)} is not usable: give a Budget")
+        name = given.name(name, "name", InvalidDefinition)
         if not name or not name.isprintable() or len(name) > 100:
-            raise InvalidDefinition(f"an agent's name is 1 to 100 printable characters, not {name!r}")
+            raise InvalidDefinition(f"an agent's name is 1 to 100 printable characters, not {quoted(name)}")
         if mode != "tools":
             raise InvalidDefinition("code mode is not part of this version: use mode='tools'")
         self.name, self.model, self.instructions = name, model, clean_text(instructions)
-        self.tools, self.output, self.budget = tuple(tools), output, budget or Budget()
-        self.output_budget = output_budget or OutputBudget()
+        self.tools, self.output = given.several(tools, "tools", InvalidDefinition), output
+        self.budget, self.output_budget = budget or Budget(), output_budget or OutputBudget()
         self._plugins = PluginSet(plugins)
         check_slots(self._plugins)
         self._catalog = catalog_of(self.tools, self._plugins)
         self._operations = OperationTable(self._plugins.plugins)
         self._codec = None if output in (None, str) else output_codec(output)
         self._provider = None if isinstance(model, str) else model
-        if isinstance(model, str):
-            check_model(model)
+        check_model(model)
 
     @property
     def spec(self) -> AgentSpec:
@@ -150,6 +153,7 @@ class Agent(Generic[T]):
         Several calls in one reply run at the same time. With `background` the call returns a handle at once, and the
         session is woken when the agent has answered.
         """
+        given.flag(background, "background", InvalidDefinition)
         return agent_tool(self, str if self.output is None else self.output, name, description, background)
 
     async def run(self, said: str | Message, *, deps: Any = None, timeout: float | None = None) -> TurnResult[T]:
@@ -160,14 +164,20 @@ class Agent(Generic[T]):
 
     def run_sync(self, said: str | Message, *, deps: Any = None, timeout: float | None = None) -> TurnResult[T]:
         """The same from sync code, also where an event loop is running (a notebook): then on a thread of its own."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not _in_a_loop():  # not in an `except`: tracebacks of tools and models would begin with its error
             return asyncio.run(self.run(said, deps=deps, timeout=timeout))
         return _on_thread(lambda: asyncio.run(self.run(said, deps=deps, timeout=timeout)))
 
     def __repr__(self) -> str:
         return f"Agent({self.spec.model!r}, name={self.name!r}, tools={list(self.spec.tools)})"
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def check_slots(plugins: PluginSet) -> None:
@@ -216,10 +226,13 @@ def _offered(plugin: Plugin) -> tuple[list[Any], list[str]]:
         raise InvalidDefinition(f"plugin {plugin.id!r}: its tools cannot be used: {what}") from error
 
 
-def check_model(model: str) -> None:
-    """Refuse a model string that no version of ours could mean."""
-    if model != "scripted" and ":" not in model:
-        raise InvalidDefinition(f"model {model!r} is not 'provider:model', a Provider object or 'scripted'")
+def check_model(model: object) -> None:
+    """Refuse what is no provider, and a model string that no version of ours could mean."""
+    known = model == "scripted" or ":" in model if isinstance(model, str) else callable(getattr(model, "stream", None))
+    if not known:
+        raise InvalidDefinition(
+            f"model {quoted(model)} is not one: pass a Provider object (it has `stream`), or 'scripted'"
+        )
 
 
 def provider_for(model: str) -> Provider:

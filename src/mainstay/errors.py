@@ -43,6 +43,7 @@
     ├── Fenced                this owner was relieved; reload and stop writing
     ├── StoreError
     │   ├── StoreDamaged        refused to open: the file is not whole
+    │   │   └── NotAStore         the file is another program's
     │   ├── StoreTooNew         written by a newer Mainstay
     │   ├── StoreUnavailable    disk full, locked or read-only: retry when repaired
     │   ├── StoreInherited      a forked child used its parent's store
@@ -75,6 +76,17 @@ from __future__ import annotations
 
 from typing import Any
 
+MAX_QUOTED = 500
+
+
+def quoted(value: object) -> str:
+    """What a caller gave, as a message shows it: never long, and whatever its own `__repr__` does."""
+    try:
+        text = repr(value)
+    except (Exception, SystemExit):  # code of the caller's runs here, or there is no end to the value
+        return f"<a {type(value).__name__} that cannot be shown>"
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
+
 
 class MainstayError(Exception):
     """Base of everything Mainstay raises at its host. `code` is stable; the text may improve."""
@@ -95,7 +107,7 @@ class InvalidSessionId(InvalidInput):
 
     def __init__(self, session_id: object, why: str = "use 1 to 200 printable characters") -> None:
         self.session_id = session_id
-        super().__init__(f"session id {session_id!r} is not usable: {why}")
+        super().__init__(f"session id {quoted(session_id)} is not usable: {why}")
 
 
 class InvalidCursor(InvalidInput):
@@ -105,7 +117,7 @@ class InvalidCursor(InvalidInput):
 
     def __init__(self, cursor: object, why: str) -> None:
         self.cursor = cursor
-        super().__init__(f"cursor {cursor!r} {why}: start again without a cursor")
+        super().__init__(f"cursor {quoted(cursor)} {why}: start again without a cursor")
 
 
 class InvalidDefinition(InvalidInput):
@@ -150,7 +162,7 @@ class UndeclaredEvent(InvalidProcess):
     def __init__(self, process_id: str, event_type: str, declared: list[str]) -> None:
         self.process_id, self.event_type, self.declared = process_id, event_type, declared
         known = ", ".join(declared) or "none"
-        super().__init__(f"process {process_id!r} declares no event {event_type!r}; it declares: {known}")
+        super().__init__(f"process {process_id!r} declares no event {quoted(event_type)}; it declares: {known}")
 
 
 class ProcessConflict(Conflict):
@@ -203,7 +215,7 @@ class WrongAgent(Conflict):
     def __init__(self, session_id: str, expected: str, actual: str) -> None:
         self.session_id, self.expected, self.actual = session_id, expected, actual
         super().__init__(
-            f"session {session_id!r} belongs to agent {actual!r}, not {expected!r}: "
+            f"session {session_id!r} belongs to agent {actual!r}, not {quoted(expected)}: "
             f"open it with agent={actual!r} or use another session id"
         )
 
@@ -215,7 +227,9 @@ class AlreadyAnswered(Conflict):
 
     def __init__(self, what: str, answer: Any) -> None:
         self.what, self.answer = what, answer
-        super().__init__(f"{what} was answered before with {answer!r}: the first answer stands")
+        given = answer.get("verdict") if isinstance(answer, dict) else None
+        told = quoted(answer) if given is None else f"{quoted(given)}{f' by {by}' if (by := answer.get('by')) else ''}"
+        super().__init__(f"{what} was answered before with {told}: the first answer stands")
 
 
 class StaleSettings(Conflict):
@@ -259,7 +273,9 @@ class UnknownSession(NotFound):
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
-        super().__init__(f"there is no session {session_id!r} in this store: `runtime.sessions.list()` shows what is")
+        super().__init__(
+            f"there is no session {quoted(session_id)} in this store: `runtime.sessions.list()` shows what is"
+        )
 
 
 class UnknownTurn(NotFound):
@@ -267,7 +283,7 @@ class UnknownTurn(NotFound):
 
     def __init__(self, turn_id: str) -> None:
         self.turn_id = turn_id
-        super().__init__(f"there is no turn {turn_id!r} in this store: turn ids come from a receipt or result")
+        super().__init__(f"there is no turn {quoted(turn_id)} in this store: turn ids come from a receipt or result")
 
 
 class UnknownCall(NotFound):
@@ -275,7 +291,7 @@ class UnknownCall(NotFound):
 
     def __init__(self, call_id: str, why: str = "nothing waits under this id") -> None:
         self.call_id = call_id
-        super().__init__(f"call {call_id!r}: {why}; `session.pending()` lists what waits for a person")
+        super().__init__(f"call {quoted(call_id)}: {why}; `session.pending()` lists what waits for a person")
 
 
 class UnknownNode(NotFound):
@@ -283,7 +299,7 @@ class UnknownNode(NotFound):
 
     def __init__(self, node_id: str, why: str) -> None:
         self.node_id = node_id
-        super().__init__(f"cannot fork at {node_id!r}: {why}")
+        super().__init__(f"cannot fork at {quoted(node_id)}: {why}")
 
 
 class UnknownTool(NotFound):
@@ -291,7 +307,9 @@ class UnknownTool(NotFound):
 
     def __init__(self, name: str, known: list[str]) -> None:
         self.name, self.known = name, known
-        super().__init__(f"there is no tool {name!r} in this session; there are: {', '.join(known[:20]) or 'none'}")
+        super().__init__(
+            f"there is no tool {quoted(name)} in this session; there are: {', '.join(known[:20]) or 'none'}"
+        )
 
 
 class UnknownWait(NotFound):
@@ -309,7 +327,7 @@ class UnknownProcess(NotFound):
 
     def __init__(self, process_id: str, why: str = "there is no such process in this store") -> None:
         self.process_id = process_id
-        super().__init__(f"process {process_id!r}: {why}; `runtime.processes.list()` shows what is")
+        super().__init__(f"process {quoted(process_id)}: {why}; `runtime.processes.list()` shows what is")
 
 
 class ProcessPruned(UnknownProcess):
@@ -342,6 +360,14 @@ class SessionDeleted(NotFound):
         super().__init__(f"session {session_id!r} was deleted: ids are used once per store, choose another")
 
 
+def _details(outcome: Any) -> list[str]:
+    """What an outcome says besides its kind, for people; programs have the outcome itself."""
+    if not isinstance(outcome, dict):
+        return []
+    told = [str(outcome[name]) for name in ("code", "message", "which", "reason") if outcome.get(name)]
+    return told + [f"{call['tool']} ({call['call_id']}) waits for {call['kind']}" for call in outcome.get("calls", ())]
+
+
 class TurnFailed(MainstayError):
     """A turn ended without finishing. `outcome` is the outcome as JSON, `turn_id` finds the evidence."""
 
@@ -349,7 +375,7 @@ class TurnFailed(MainstayError):
 
     def __init__(self, turn_id: str, kind: str, outcome: Any) -> None:
         self.turn_id, self.kind, self.outcome = turn_id, kind, outcome
-        super().__init__(f"turn {turn_id} did not finish: {kind} {outcome!r}")
+        super().__init__(f"turn {turn_id} did not finish: {': '.join([kind, *_details(outcome)])}")
 
 
 class ProcessFailed(MainstayError):
@@ -467,6 +493,16 @@ class StoreDamaged(StoreError):
         )
 
 
+class NotAStore(StoreDamaged):
+    """The file is a database of another program. Nothing in it was changed."""
+
+    code = "not_a_store"
+
+    def __init__(self, path: str) -> None:
+        self.path, self.why = path, "it is a SQLite database of some other program"
+        StoreError.__init__(self, f"{path} is no store ({self.why}): choose another path; nothing in it was changed")
+
+
 class StoreTooNew(StoreError):
     """The file was written by a newer Mainstay."""
 
@@ -562,7 +598,7 @@ class OperationError(PluginError):
     def __init__(self, operation: str, plugin: str, why: str) -> None:
         super().__init__(plugin, why)
         self.operation = operation
-        self.args = (f"operation {operation!r}: {why}",)
+        self.args = (f"operation {quoted(operation)}: {why}",)
 
 
 class UnknownOperation(OperationError, NotFound):
@@ -590,7 +626,7 @@ class UnexpectedSession(OperationError, InvalidInput):
 
     def __init__(self, operation: str, plugin: str, session_id: str) -> None:
         self.session_id = session_id
-        super().__init__(operation, plugin, f"it works on no session: call it without {session_id!r}")
+        super().__init__(operation, plugin, f"it works on no session: call it without {quoted(session_id)}")
 
 
 class InvalidArguments(OperationError, InvalidInput):

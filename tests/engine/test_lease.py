@@ -1,14 +1,18 @@
 """Who owns, who is believed to live, and who is relieved."""
 
+from collections.abc import Callable
 from math import inf, nan
+from typing import TypeVar
 
 import pytest
 
 from mainstay.engine.lease import LeaseTerms, Worker
 from mainstay.errors import InvalidDefinition
-from mainstay.model.write import Accept, Claim, Retire, Scope
+from mainstay.model.write import Accept, Claim, Release, Retire, Scope, Write
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import VirtualClock
+
+R = TypeVar("R")
 
 TERMS = LeaseTerms(term=30, renewal=10)
 
@@ -85,6 +89,60 @@ async def test_a_relieved_worker_finds_out_when_it_makes_sure() -> None:
     pair.clocks[0].advance(31)
 
     assert not await pair.owner.confirm(scope)
+
+
+async def test_a_worker_that_was_relieved_and_came_back_does_not_own_what_it_had_before() -> None:
+    """The owner is the same again and the turn too: only the generation tells the old task from the new one."""
+    pair = Pair()
+    old = await pair.start()
+    await pair.stores[1].write(Claim("s", "w2", old.generation, 2))
+    new = Scope("s", old.sid, 1, "w1", old.generation + 2)
+    await pair.stores[1].write(Release(Scope("s", old.sid, 1, "w2", old.generation + 1), 3))
+    claimed = await pair.stores[0].write(Claim("s", "w1", old.generation + 1, 4))
+
+    assert claimed.won
+    assert await pair.owner.confirm(new)
+    assert not await pair.owner.confirm(old)
+
+
+class SlowStore(MemoryStore):
+    """A disk on which a write lands at once and is heard of 20 seconds later."""
+
+    def __init__(self, rows: MemoryRows, clock: VirtualClock) -> None:
+        super().__init__(rows)
+        self._clock = clock
+
+    async def write(self, write: Write[R]) -> R:
+        receipt = await super().write(write)
+        self._clock.advance(20)
+        return receipt
+
+    def submit(self, write: Write[R], done: Callable[[R | None, BaseException | None], None]) -> None:
+        def late(receipt: R | None, error: BaseException | None) -> None:
+            self._clock.advance(20)
+            done(receipt, error)
+
+        super().submit(write, late)
+
+
+@pytest.mark.parametrize("how", ["start", "renew", "speak"])
+async def test_a_term_begins_when_a_worker_speaks_and_not_when_it_hears_of_it(how: str) -> None:
+    """Whoever judges it may have seen the beat long before. Counted from the reply, two would be sure of themselves."""
+    clock = VirtualClock()
+    worker = Worker(SlowStore(MemoryRows(), clock), "w1", TERMS, clock)
+    await worker.start()
+    if how != "start":
+        clock.advance(3600)
+        assert not worker.sure()
+    if how == "renew":
+        worker.renew()
+    elif how == "speak":
+        await worker.speak()
+
+    clock.advance(9.9)
+    assert worker.sure(), "20 s for the reply, 9.9 s since"
+    clock.advance(0.1)
+    assert not worker.sure()
 
 
 async def test_what_a_worker_without_a_row_owned_is_free_to_claim() -> None:

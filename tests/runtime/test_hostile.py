@@ -157,6 +157,8 @@ ANSWERS: dict[str, Callable[[], Any]] = {
     "usage that cannot be shown": lambda: ModelResponse("x", usage=ODD),
     "a stop that cannot be compared": lambda: ModelResponse("x", stop=ODD),
     "a model that cannot be shown": lambda: ModelResponse("x", model=ODD),
+    "a cost that says yes": lambda: ModelResponse("x", usage=Usage(cost=True)),
+    "a cost that no float can hold": lambda: ModelResponse("x", usage=Usage(cost=10**5000)),
     "usage of nothing": lambda: ModelResponse("x", usage=Usage(input=any_of("many"))),
     "no calls at all": lambda: ModelResponse("x", NONE),
     "a call without a name": lambda: ModelResponse("", [ToolCall("a", NONE)]),

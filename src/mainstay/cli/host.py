@@ -24,8 +24,10 @@ from mainstay.errors import (
     UnknownCall,
     UnknownProcess,
     UnknownSession,
+    quoted,
 )
 from mainstay.lifecycle.decide import known
+from mainstay.model.codec import clean_text
 from mainstay.model.process import ProcessRow
 from mainstay.model.session import SessionRow
 from mainstay.ports.store import Store
@@ -74,7 +76,7 @@ def perform(work: Callable[[], Coroutine[Any, Any, int]], json: bool = False) ->
 
 def _say(message: str, code: str, json: bool) -> None:
     if json:
-        sys.stdout.write(as_json({"error": {"code": code, "message": message}}))
+        sys.stdout.write(as_json({"error": {"code": code, "message": clean_text(message)}}))
     else:
         complain(message)
 
@@ -138,7 +140,11 @@ def existing(store: str | None) -> str:
 def is_there(where: str) -> bool:
     """Whether a file store exists; what is no file is for `open_store` to judge."""
     path = where.removeprefix("sqlite:///")
-    return where not in ("memory", ":memory:") and ("://" in path or Path(path).exists())
+    try:
+        return where not in ("memory", ":memory:") and ("://" in path or Path(path).exists())
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise Refused(f"{quoted(where)} cannot be looked at ({why}): check the path, and who may read it") from None
 
 
 @contextlib.asynccontextmanager
@@ -216,6 +222,19 @@ def condition(row: SessionRow, dead: dict[str, bool]) -> str:
     if row.owner is None or dead.get(row.owner, True):
         return "interrupted"
     return "running"
+
+
+async def finish(ending: Coroutine[Any, Any, bool], what: str) -> None:
+    """Wait for an ending before leaving: what a command began or took up is not cut off behind anybody's back."""
+    me = asyncio.current_task()
+    assert me is not None
+    sys.stdout.flush()  # the answer is not kept back
+    timer = asyncio.get_running_loop().call_later(1.0, complain, f"{what} (Ctrl-C leaves it) …")
+    try:
+        with on_signals({signal.SIGINT: me.cancel, signal.SIGTERM: me.cancel}):
+            await ending
+    finally:
+        timer.cancel()
 
 
 async def is_helped(runtime: Runtime, owner: str | None) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from math import inf
 from typing import get_args
 
 from msgspec.structs import astuple
@@ -226,4 +225,5 @@ def sound_parts(response: ModelResponse) -> tuple[Part, ...]:
 def _countable(usage: Usage) -> bool:
     *counts, cost = astuple(usage)
     whole = set(map(type, counts)) == {int} and min(counts) >= 0 and max(counts) < 2**53
-    return whole and isinstance(cost, int | float) and 0 <= cost < inf
+    # A cost of True would be read back as no number, and one that no float can hold ends the turn.
+    return whole and type(cost) in (int, float) and 0 <= cost < 2**53

@@ -19,13 +19,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from math import inf
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.errors import InvalidDefinition, StoreError
+from mainstay.errors import InvalidDefinition, StoreError, quoted
 from mainstay.model.session import SessionRow, WorkerRow
 from mainstay.model.write import Beat, Retire, Scope
 from mainstay.ports.host import Clock
@@ -35,6 +34,8 @@ log = logging.getLogger("mainstay.engine")
 
 BLOCKED_AFTER = 1.0
 TICK = 0.2
+FOR_EVER = 1e9
+"""Seconds: no lease is longer."""
 
 
 class LeaseTerms(Struct, frozen=True):
@@ -44,10 +45,12 @@ class LeaseTerms(Struct, frozen=True):
     renewal: float = 10.0
 
     def __post_init__(self) -> None:
+        seconds = all(type(each) in (int, float) for each in (self.term, self.renewal))
         # Said so that what is not a number is refused too; 0.3 is three times 0.1 for people.
-        if not (self.renewal > 0 and 3 * self.renewal <= self.term * (1 + 1e-9) < inf):
+        if not (seconds and 0 < self.renewal <= self.term < FOR_EVER and 3 * self.renewal <= self.term * (1 + 1e-9)):
+            term, renewal = quoted(self.term), quoted(self.renewal)
             raise InvalidDefinition(
-                f"a lease of {self.term} s renewed every {self.renewal} s is too tight: use term >= 3 * renewal"
+                f"a lease of {term} s renewed every {renewal} s is too tight, or none: use term >= 3 * renewal"
             )
 
 

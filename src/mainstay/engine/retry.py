@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from msgspec import Struct
 
 from mainstay.ports.host import Random
@@ -19,7 +17,7 @@ class RetryPolicy(Struct, frozen=True):
 
     def delay(self, attempt: int, asked: float | None, random: Random) -> float:
         """Seconds to wait after failed attempt number `attempt`; what the other side asked for goes first."""
-        if isinstance(asked, int | float) and not math.isnan(asked):
+        if isinstance(asked, int | float) and asked == asked:  # not NaN; an int may be beyond what a float can hold
             return min(max(asked, 0.0), self.asked_cap)
         wait = min(self.base * 2.0 ** min(attempt - 1, 60), self.cap)
         return wait * (1 - random.bits(16) / 65536 / 4)

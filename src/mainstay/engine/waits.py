@@ -11,7 +11,7 @@ import hashlib
 import hmac
 from typing import Any
 
-from mainstay.errors import UnknownWait
+from mainstay.errors import UnknownWait, quoted
 from mainstay.model.codec import decode
 from mainstay.model.session import WaitRow
 
@@ -44,7 +44,7 @@ def verify(secret: bytes, key: str) -> str:
     except (ValueError, AttributeError, TypeError):
         genuine, wait = False, ""
     if not genuine:
-        raise UnknownWait(str(key))
+        raise UnknownWait(key if type(key) is str else quoted(key))
     return wait
 
 

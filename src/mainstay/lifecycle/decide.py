@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from msgspec import ValidationError
-from msgspec.json import decode as decode_as
+from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.errors import (
@@ -16,8 +15,10 @@ from mainstay.errors import (
     UndeclaredEvent,
     UnknownProcess,
     WrongAuthority,
+    quoted,
 )
 from mainstay.lifecycle.fold import RESERVED, SIGNAL
+from mainstay.model import given
 from mainstay.model.codec import clean_text, encode
 from mainstay.model.process import (
     MAX_PROCESS_ID,
@@ -31,7 +32,7 @@ from mainstay.model.process import (
 )
 from mainstay.model.process_write import Authority, ExternalOwner, ReconciledAbandon, WorkflowKey
 
-S = TypeVar("S")
+S = TypeVar("S", bound=Struct)
 
 MAX_TAKEOVERS = 3
 
@@ -46,18 +47,17 @@ ADMITTED: dict[type, frozenset[str]] = {
 def check_process_id(process_id: object) -> str:
     """The id itself when a process may carry it."""
     if not isinstance(process_id, str) or not process_id or len(process_id) > MAX_PROCESS_ID:
-        raise InvalidProcess(f"process id {process_id!r} is not usable: use 1 to {MAX_PROCESS_ID} printable characters")
+        wanted = f"use 1 to {MAX_PROCESS_ID} printable characters"
+        raise InvalidProcess(f"process id {quoted(process_id)} is not usable: {wanted}")
     if not process_id.isprintable() or process_id != process_id.strip() or "#" in process_id:
-        raise InvalidProcess(f"process id {process_id!r} is not usable: use printable characters, and no '#'")
-    return process_id
+        raise InvalidProcess(f"process id {quoted(process_id)} is not usable: use printable characters, and no '#'")
+    # An enum of strings is its value: its name, which `format` would show, is in no row.
+    return process_id if type(process_id) is str else str.__str__(process_id)
 
 
 def readable(value: S, what: str) -> S:
     """The value itself, when it can be read back: a wrong type is told to whoever gave it, not to who reads it next."""
-    try:
-        decode_as(encode(value), type=type(value))
-    except (ValidationError, UnicodeEncodeError, TypeError) as error:
-        raise InvalidProcess(f"{what} cannot be kept like this: {error}") from None
+    given.read_back(value, what, InvalidProcess)
     return value
 
 
@@ -123,8 +123,8 @@ def check_args(args: Mapping[str, Any] | None) -> dict[str, Any]:
 def check_signal(name: object) -> str:
     """The name itself when a signal may carry it."""
     if not isinstance(name, str) or not name or clean_text(name) != name:
-        raise InvalidProcess(f"a signal needs a name, not {name!r}")
-    return name
+        raise InvalidProcess(f"a signal needs a name, not {quoted(name)}")
+    return name if type(name) is str else str.__str__(name)
 
 
 def known(row: ProcessRow | None, process_id: str) -> ProcessRow:
@@ -158,7 +158,7 @@ def is_due(row: ProcessRow, now: int) -> bool:
 def check_authority(row: ProcessRow, authority: Authority, outcome: ProcessOutcome) -> None:
     """Refuse whoever may not say how this process ended."""
     contract = row.registration.recovery
-    if contract not in ADMITTED[type(authority)]:
+    if contract not in ADMITTED.get(type(authority), ()):
         raise WrongAuthority(row.id, type(authority).__name__, contract)
     if isinstance(authority, ReconciledAbandon) and not isinstance(outcome, Abandoned):
         raise WrongAuthority(row.id, "ReconciledAbandon", "an outcome that is not abandoned")
@@ -166,6 +166,7 @@ def check_authority(row: ProcessRow, authority: Authority, outcome: ProcessOutco
 
 def gives_up(row: ProcessRow) -> str | None:
     """Why nobody should take this process over again, if so."""
-    if row.takeovers > MAX_TAKEOVERS:
+    # Counted on when a person resumes it: a takeover is a step that may have been made for nothing.
+    if row.takeovers and row.takeovers % (MAX_TAKEOVERS + 1) == 0:
         return f"{MAX_TAKEOVERS} workers in a row took it over and died without a new record"
     return None

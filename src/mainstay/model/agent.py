@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from mainstay.errors import InvalidDefinition, quoted
 from mainstay.model.tool import OutputBudget
+
+MOST = 2**53
+"""What is more than this is no limit, and not every number beyond can be told from its neighbour."""
 
 
 class Budget(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -19,6 +23,16 @@ class Budget(Struct, frozen=True, gc=False, omit_defaults=True):
     money: float | None = None
     seconds: float | None = None
     no_progress: int | None = 12
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "tokens", "no_progress"):
+            value = getattr(self, name)
+            if value is not None and not (type(value) is int and 0 <= value < MOST):
+                raise InvalidDefinition(f"a budget of {quoted(value)} {name} is not usable: give 0 or more, or None")
+        for name in ("money", "seconds"):
+            value = getattr(self, name)
+            if value is not None and not (type(value) in (int, float) and 0 <= value < MOST):
+                raise InvalidDefinition(f"a budget of {quoted(value)} {name} is not usable: give 0 or more, or None")
 
 
 class AgentSpec(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from mainstay.errors import InvalidInput, TooLarge
+from mainstay.errors import InvalidInput, TooLarge, quoted
 from mainstay.model.message import Message, Part, Reasoning, Text, ToolCall, ToolResult
 from mainstay.model.record import Row
 
@@ -157,7 +157,7 @@ def clean_message(said: str | Message, role: str = "user") -> Message:
         message = Message("user", (Text(clean_text(said)),))
     elif isinstance(said, Message):
         if said.role != role:
-            raise InvalidInput(f"a session takes messages with role 'user', not {said.role!r}")
+            raise InvalidInput(f"a session takes messages with role 'user', not {quoted(said.role)}")
         if not all(isinstance(p, Text) for p in said.parts):
             # Calls and results that a host made up could never be paired.
             raise InvalidInput("a message to a session holds text only: calls and results are the runtime's to say")
@@ -173,8 +173,8 @@ def encode_checked(value: Any, what: str) -> bytes:
     """Canonical bytes of `value`, refused when they are larger than any session may carry."""
     try:
         data = encode(value)
-    except UnicodeEncodeError as error:
-        raise InvalidInput(f"{what} has text that is none: {error}") from None
+    except (TypeError, ValueError, RecursionError) as error:  # also text that is none
+        raise InvalidInput(f"{what} cannot be kept: {error}") from None
     if len(data) > MAX_VALUE:
         raise TooLarge(what, len(data), MAX_VALUE)
     return data

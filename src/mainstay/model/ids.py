@@ -30,6 +30,8 @@ def call_id(turn: str, step: int, index: int) -> str:
 
 def split(text: str, parts: int) -> tuple[str, tuple[int, ...]]:
     """`split("chat-1.7.2", 2)` is `("chat-1", (7, 2))`: the session and the ordinals after it."""
+    if not isinstance(text, str):
+        raise UnknownTurn(text)
     head, *ordinals = text.rsplit(".", parts)
     if len(ordinals) != parts or not head or not all(o.isascii() and o.isdigit() and len(o) < 16 for o in ordinals):
         raise UnknownTurn(text)
@@ -42,7 +44,8 @@ def check_session_id(session_id: object) -> str:
         raise InvalidSessionId(session_id)
     if session_id != session_id.strip():
         raise InvalidSessionId(session_id)
-    return session_id
+    # An enum of strings is its value: its name, which `format` would show, is in no row.
+    return session_id if type(session_id) is str else str.__str__(session_id)
 
 
 def mint(prefix: str, millis: int, noise: int) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
+from mainstay.errors import InvalidInput, quoted
+
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 ResultStatus: TypeAlias = Literal["ok", "failed", "denied", "cancelled", "outcome_unknown"]
 
@@ -62,7 +64,9 @@ class Message(Struct, frozen=True, gc=False):
         if isinstance(given, str):
             force_setattr(self, "parts", (Text(given),))
         elif type(given) is not tuple:
-            force_setattr(self, "parts", tuple(self.parts))
+            if not isinstance(given, Iterable):
+                raise InvalidInput(f"the parts of a message are text, or a list of parts, not {quoted(given)}")
+            force_setattr(self, "parts", tuple(given))
 
     @property
     def text(self) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct, field
 
-from mainstay.errors import InvalidDefinition
+from mainstay.errors import InvalidDefinition, quoted
 
 Recovery: TypeAlias = Literal["once", "rerun", "ask"]
 Approval: TypeAlias = Literal["never", "ask"]
@@ -25,7 +25,9 @@ class OutputBudget(Struct, frozen=True, gc=False, omit_defaults=True):
     def __post_init__(self) -> None:
         for name, value, least in (("bytes", self.bytes, LEAST_BYTES), ("lines", self.lines, LEAST_LINES)):
             if value is not None and (type(value) is not int or value < least):
-                raise InvalidDefinition(f"an output budget of {value!r} {name} is not usable: give {least} or more")
+                raise InvalidDefinition(
+                    f"an output budget of {quoted(value)} {name} is not usable: give {least} or more"
+                )
 
 
 class ToolSpec(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -127,6 +127,8 @@ def _outcome(outcome: object) -> ToolOutcome:
 
 def sound_child(asked: CreateSession) -> CreateSession:
     """A request for a child session as a store would give it back. Raises InvalidInput."""
+    if not isinstance(asked, CreateSession):
+        raise InvalidInput(f"a child session is begun with a CreateSession, not with a {type(asked).__name__}")
     fields = {name: getattr(asked, name) for name in ("agent", "options", "hidden", "label", "only", "start", "output")}
     try:
         sound = convert({"kind": "create_session", **clean(fields)}, CreateSession)

@@ -17,6 +17,7 @@ from mainstay.errors import (
     ProcessFailed,
     StepFailed,
     ToolError,
+    quoted,
 )
 from mainstay.model.codec import clean_text, decode, encode, error_text
 from mainstay.model.process import Cancelled, Failure, ProcessOutcome, Registration, Success, WaitOn
@@ -192,7 +193,7 @@ def by_definition(functions: Iterable[Process[..., Any]]) -> dict[str, Process[.
     found: dict[str, Process[..., Any]] = {}
     for function in functions:
         if not isinstance(function, Process):
-            raise InvalidDefinition(f"{function!r} is no durable function: decorate it with @process")
+            raise InvalidDefinition(f"{quoted(function)} is no durable function: decorate it with @process")
         if function.definition in found:
             raise InvalidDefinition(
                 f"two processes are {function.definition!r}: give each a name or version of its own"

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from mainstay.errors import InvalidInput, InvalidProcess, ProcessEnded, ProcessStuck, TimedOut
+from mainstay.errors import InvalidInput, InvalidProcess, ProcessEnded, ProcessStuck, TimedOut, quoted
 from mainstay.lifecycle.decide import check_args, check_process_id, check_signal, declared, known, readable
 from mainstay.lifecycle.fold import (
     ABANDON_REQUESTED,
@@ -18,8 +18,9 @@ from mainstay.lifecycle.fold import (
     SIGNAL,
     SUBSCRIPTION_RETARGETED,
 )
+from mainstay.model import given
 from mainstay.model.codec import clean, clean_text, encode_checked
-from mainstay.model.ids import mint
+from mainstay.model.ids import check_session_id, mint
 from mainstay.model.process import (
     RETIRED,
     Abandoned,
@@ -70,6 +71,8 @@ from mainstay.processes.worker import ProcessWorker
 from mainstay.tools.check import check
 
 FOLLOW_SECONDS = 0.25
+FOR_EVER = 1e12
+"""Seconds: more than any store has seen, and fewer than a store can count."""
 
 
 class Start(Struct, frozen=True):
@@ -164,15 +167,29 @@ class ProcessService:
 
         `signals` may give a JSON schema for each payload.
         """
-        schemas = dict(signals) if isinstance(signals, Mapping) else dict.fromkeys(signals)
-        types = (*(EventType(f"{SIGNAL}{name}", schema) for name, schema in schemas.items()), *events)
+        process_id, sessions = (
+            check_process_id(process_id),
+            tuple(map(check_session_id, given.several(grants, "grants"))),
+        )
+        named = (
+            signals
+            if isinstance(signals, Mapping)
+            else dict.fromkeys(map(check_signal, given.several(signals, "signals")))
+        )
+        types = (*(EventType(f"{SIGNAL}{check_signal(name)}", each) for name, each in named.items()),)
         registration = Registration(
-            process_id, "external", "externally_owned", input=clean(metadata), label=clean_text(label), events=types,
+            process_id,
+            "external",
+            "externally_owned",
+            input=clean(metadata),
+            label=clean_text(label),
+            events=types + given.several(events, "events"),
             wake=wake,
-        )  # fmt: skip
+        )
+        readable(registration, f"process {process_id!r}")
         encode_checked(registration, "the metadata of a process")
         self._worker.check()
-        await self._worker.register(registration, tuple(grants))
+        await self._worker.register(registration, sessions)
         return ProcessHandle(self, process_id)
 
     # ------------------------------------------------------------------ looking
@@ -182,26 +199,31 @@ class ProcessService:
         return ProcessHandle(self, handle_id(process))
 
     async def get(self, process_id: str) -> ProcessRow:
+        process_id = handle_id(process_id)
         return known(await self._store.process(process_id), process_id)
 
     async def list(
         self, status: str | Sequence[str] | None = None, *, limit: int = 100, **wanted: Any
     ) -> Sequence[ProcessRow]:
         """Processes, newest first. Filters: kind, name, definition, label, session_id, origin, parent, live, …"""
-        statuses = () if status is None else (status,) if isinstance(status, str) else tuple(status)
-        unknown = set(statuses) - RETIRED - {"running", "waiting"}
+        statuses = () if status is None else (status,) if isinstance(status, str) else given.several(status, "status")
+        unknown = [each for each in statuses if each not in (*RETIRED, "running", "waiting")]
         if unknown:
             raise InvalidInput(
-                f"there is no status {sorted(unknown)}: use running, waiting, {', '.join(sorted(RETIRED))}"
+                f"there is no status {quoted(unknown)}: use running, waiting, {', '.join(sorted(RETIRED))}"
             )
         try:
-            chosen = ProcessFilter(status=statuses, limit=limit, **wanted)
+            chosen = ProcessFilter(status=statuses, limit=given.count(limit, "limit"), **wanted)
         except TypeError as error:
             raise InvalidInput(f"{error}: filter by {', '.join(ProcessFilter.__struct_fields__)}") from None
-        return await self._store.processes(chosen)
+        for each in ("since", "until", "before"):
+            if getattr(chosen, each) is not None:
+                given.count(getattr(chosen, each), each)
+        return await self._store.processes(given.readable(chosen, "the filter"))
 
     async def events(self, process_id: str, after: int = 0, *, follow: bool = False) -> AsyncIterator[ProcessEvent]:
         """Events of a process after number `after`; with `follow`, until it has ended."""
+        process_id, after = handle_id(process_id), given.count(after, "after")
         row = known(await self._store.process(process_id), process_id)
         while True:
             over = not row.live
@@ -218,13 +240,12 @@ class ProcessService:
 
     async def changes(self, cursor: int = 0, limit: int = 1000) -> Sequence[Change]:
         """Processes that have changed after `cursor`, in order; tombstones have no row. Go on from the last cursor."""
-        found = await self._store.changes(cursor, limit)
+        found = await self._store.changes(given.count(cursor, "cursor"), given.count(limit, "limit"))
         return [Change(place, row.id, None if row.pruned is not None else row) for place, row in found]
 
     async def outcome(self, process_id: str, timeout: float | None = None) -> AwaitOutput:
         """How a process ended; waits for it. A pruned one is told as that, not as an error."""
-        if timeout is not None and (type(timeout) not in (int, float) or not timeout >= 0):
-            raise InvalidInput(f"timeout={timeout!r} is not usable: give seconds, 0 or more, or None for no limit")
+        process_id, timeout = handle_id(process_id), given.seconds(timeout)
         self._worker.check()
         try:
             async with asyncio.timeout(timeout):
@@ -249,12 +270,13 @@ class ProcessService:
 
     async def signal(self, process_id: str, name: str, payload: Any = None, *, key: str | None = None) -> int:
         """Send a signal; the number of the event that it became. The same `key` is the same signal."""
-        check_signal(name)
-        plain = clean(payload)
+        process_id, name, plain = handle_id(process_id), check_signal(name), clean(payload)
+        if key is not None:
+            key = given.name(key, "key")
         encode_checked(plain, "the payload of a signal")
         row = known(await self._store.process(process_id), process_id)
         self.check_payload(row, f"{SIGNAL}{name}", plain)
-        key = f"process:{process_id}:{SIGNAL}{name}:{clean_text(key) if key else self._mint()}"
+        key = f"process:{process_id}:{SIGNAL}{name}:{key or self._mint()}"
         return await self._worker.tell(process_id, name, plain, key)
 
     def check_payload(self, row: ProcessRow, event_type: str, payload: Any) -> None:
@@ -269,7 +291,7 @@ class ProcessService:
     async def cancel(self, process_id: str, reason: str = "", *, by: str = "host") -> str:
         """Ask a process to end: "requested", "already_requested" or "ended"."""
         request = CancelRequest(clean_text(by), clean_text(reason))
-        stopped = await self._store.write(Stop(process_id, request, self._clock.now()))
+        stopped = await self._store.write(Stop(handle_id(process_id), request, self._clock.now()))
         self._worker.woken((stopped.row, *stopped.woken))
         return stopped.status
 
@@ -292,9 +314,12 @@ class ProcessService:
             plain = clean(value)
             outcome = Success(plain) if error is None else Failure(clean_text(code), clean_text(error), plain)
         if not isinstance(outcome, ProcessOutcome):
-            raise InvalidProcess(f"{outcome!r} is no outcome: give Success, Failure, Cancelled or Abandoned")
+            raise InvalidProcess(f"{quoted(outcome)} is no outcome: give Success, Failure, Cancelled or Abandoned")
+        authority = ExternalOwner() if authority is None else authority
+        if not isinstance(authority, Authority):
+            raise InvalidProcess(f"{quoted(authority)} is no authority: leave it out, or give a WorkflowKey")
         encode_checked(readable(outcome, "an outcome"), "the outcome of a process")
-        ending = await self._store.write(Complete(process_id, outcome, authority or ExternalOwner(), self._clock.now()))
+        ending = await self._store.write(Complete(process_id, outcome, authority, self._clock.now()))
         if ending.status == "committed":
             self._worker.over(ending.row)
             self._worker.woken(ending.woken)
@@ -367,7 +392,8 @@ class ProcessService:
     async def _share(
         self, session_id: str, processes: Sequence[Any], remove: bool = False, moved_from: str | None = None
     ) -> int:
-        ids = tuple(handle_id(each) for each in processes)
+        session_id, ids = check_session_id(session_id), tuple(handle_id(each) for each in processes)
+        moved_from = None if moved_from is None else given.name(moved_from, "source")
         return await self._store.write(Share(session_id, ids, self._clock.now(), remove, moved_from)) if ids else 0
 
     # ------------------------------------------------------------------ what sessions are told
@@ -375,17 +401,18 @@ class ProcessService:
     async def wakes(self, state: WakeState = "pending", *, session_id: str | None = None) -> Sequence[WakeRow]:
         """What sessions are told of processes, oldest first: "pending", "enqueued" or, with its reason, "discarded"."""
         if state not in get_args(WakeState):
-            raise InvalidInput(f"there is no state {state!r} of a wake: use pending, enqueued or discarded")
-        return await self._store.wakes(session_id, state)
+            raise InvalidInput(f"there is no state {quoted(state)} of a wake: use pending, enqueued or discarded")
+        return await self._store.wakes(None if session_id is None else given.name(session_id, "session_id"), state)
 
     async def discard(self, *wakes: int, reason: str) -> int:
         """Do not tell their sessions of these, by number. Returns how many were still to be told."""
-        changed = await self._store.write(Dismiss(wakes, self._clock.now(), clean_text(reason) or "the host said so"))
+        why = clean_text(reason) or "the host said so"
+        changed = await self._store.write(Dismiss(_numbers(wakes), self._clock.now(), why))
         return len(changed)
 
     async def redrive(self, *wakes: int) -> int:
         """Bring discarded wakes back, by number, to be delivered now. Returns how many there were."""
-        changed = await self._store.write(Dismiss(wakes, self._clock.now()))
+        changed = await self._store.write(Dismiss(_numbers(wakes), self._clock.now()))
         if self._worker.on_wake is not None:
             for session_id in dict.fromkeys(wake.session_id for wake in changed):
                 self._worker.on_wake(session_id)
@@ -419,14 +446,14 @@ class ProcessService:
 
         `watermark` is the cursor up to which somebody who follows `changes` has come: what is beyond stays.
         """
-        if type(older_than) not in (int, float) or not older_than >= 0:
-            raise InvalidInput(f"prune what ended 0 or more seconds ago, not {older_than!r}")
-        now, count = self._clock.now(), 0
-        limit = None if watermark == "no_projector" else watermark
+        if type(older_than) not in (int, float) or not 0 <= older_than <= FOR_EVER:
+            raise InvalidInput(f"prune what ended 0 or more seconds ago, not {quoted(older_than)}")
+        now, count, statuses = self._clock.now(), 0, given.several(status, "status")
+        if not all(each in tuple(RETIRED) for each in statuses):
+            raise InvalidInput(f"only what is over can be pruned, not {quoted(status)}: {', '.join(sorted(RETIRED))}")
+        limit = None if watermark == "no_projector" else given.count(watermark, "watermark")
         while True:
-            gone = await self._store.write(
-                Prune(now - round(older_than * 1000) + 1, now, tuple(status), watermark=limit)
-            )
+            gone = await self._store.write(Prune(now - round(older_than * 1000) + 1, now, statuses, watermark=limit))
             count += len(gone)
             for process_id in gone:
                 row = await self._store.process(process_id)
@@ -435,3 +462,7 @@ class ProcessService:
             if not gone:
                 return count
             await asyncio.sleep(0)
+
+
+def _numbers(wakes: Iterable[int]) -> tuple[int, ...]:
+    return tuple(given.count(each, "the number of a wake") for each in wakes)

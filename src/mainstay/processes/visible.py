@@ -20,8 +20,9 @@ from mainstay.engine.driver import Run
 from mainstay.engine.gate import CANCEL_GRACE
 from mainstay.engine.journal import write_referring
 from mainstay.engine.patience import Patience
-from mainstay.errors import InvalidInput, MainstayError, ProcessNotVisible, ProcessPruned, StoreError, ToolError
+from mainstay.errors import InvalidInput, MainstayError, ProcessNotVisible, ProcessPruned, StoreError, ToolError, quoted
 from mainstay.lifecycle.fold import ENDS
+from mainstay.model import given
 from mainstay.model.codec import clean, convert, error_text
 from mainstay.model.process import (
     Abandoned,
@@ -105,11 +106,11 @@ class Visible:
     async def start(self, what: Any, args: Mapping[str, Any], options: StartOptions) -> ProcessHandle:
         """Start a process besides the call: the same one when the call is made again."""
         self._starts += options.key is None
-        name = self._starts if options.key is None else options.key
+        name = self._starts if options.key is None else given.name(options.key, "key")
         process_id = self._asker.call_id if name == "" else f"{self._asker.call_id}.{name}"
         for value, known in ((options.wake, WakePolicy), (options.parent_end, ParentEnd)):
             if value not in get_args(known):
-                raise InvalidInput(f"{value!r:.80} is not usable here: give one of {', '.join(get_args(known))}")
+                raise InvalidInput(f"{quoted(value):.80} is not usable here: give one of {', '.join(get_args(known))}")
         if self._asker.run is not None and options.parent_end == "cancel":
             self._asker.run.children = True  # its commit asks them to stop
         start = self._start(process_id, options)

@@ -29,6 +29,7 @@ from mainstay.errors import (
     StoreUnavailable,
     UnknownProcess,
     WrongLoop,
+    quoted,
 )
 from mainstay.model.codec import error_text
 from mainstay.model.process import Cancelled, ProcessOutcome, ProcessRow, Registration
@@ -61,10 +62,9 @@ class ProcessWorker:
     def __init__(self, workshop: Workshop, supervisor: Supervisor, concurrency: int = CONCURRENCY) -> None:
         self._worker, self.store, self.clock = workshop.worker, workshop.store, workshop.clock
         self.random, self.threads, self.deps = workshop.random, workshop.threads, workshop.deps
+        self.slots = workshop.slots
         self.jumps = Jumps(self.clock)
         self._supervisor = supervisor
-        if concurrency < 1:
-            raise InvalidDefinition(f"work on 1 or more processes at once, not {concurrency!r}")
         self._concurrency = concurrency
         self._engines: dict[str, Engine] = {}
         self.runs: dict[str, ProcessRun] = {}
@@ -116,7 +116,8 @@ class ProcessWorker:
             if draft is not None:
                 return draft
         raise InvalidProcess(
-            f"{what!r} cannot be started: give a durable function, a tool or an agent that is part of this Runtime"
+            f"{quoted(what)} cannot be started: give a durable function, a tool or an agent, "
+            "which is part of this Runtime"
         )
 
     def _checked(self, draft: Registration) -> Registration:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -18,10 +18,11 @@ from msgspec.structs import replace
 from mainstay.engine.driver import Run
 from mainstay.engine.executor import sound_parts
 from mainstay.engine.retry import MODEL_RETRIES
-from mainstay.errors import MainstayError, ProviderError, StaleSettings
-from mainstay.model.codec import clean_text, encode, error_text
+from mainstay.errors import InvalidInput, MainstayError, ProviderError, StaleSettings, quoted
+from mainstay.model import given
+from mainstay.model.codec import clean_part, clean_text, encode, error_text
 from mainstay.model.llm import Completion, ModelRequest, ModelResponse, Usage
-from mainstay.model.message import Message, Text
+from mainstay.model.message import Message, Role, Text
 from mainstay.model.record import Asking, Completed
 from mainstay.model.settings import dump, load
 from mainstay.sessions.at_hand import AtHand
@@ -46,9 +47,10 @@ class Completions:
     ) -> Completion:
         codec = None if output is None or output == "json" else output_codec(output)
         schema = {"type": "object"} if output == "json" else None if codec is None else codec.schema
-        messages = [Message("user", asked)] if isinstance(asked, str) else list(asked)
-        if system:
-            messages.insert(0, Message("system", system))
+        said = [Message("user", asked)] if isinstance(asked, str) else given.several(asked, "asked")
+        if not said:
+            raise InvalidInput("ask a model something: text, or at least one message")
+        messages = [*([Message("system", clean_text(system))] if system else []), *map(_sound, said)]
         digest = hashlib.blake2b(encode((messages, schema)), digest_size=12).hexdigest()
         request = ModelRequest(messages, (), schema, session_id=self._at.id)
         run = self._at.run
@@ -187,3 +189,10 @@ async def _whole(definition: Definition, request: ModelRequest) -> ModelResponse
     if response is None:
         raise ProviderError("the stream broke off before the answer was complete", retryable=True, code="broken_stream")
     return response
+
+
+def _sound(message: object) -> Message:
+    """A message that a model may be shown, normalised."""
+    if not isinstance(message, Message) or message.role not in get_args(Role):
+        raise InvalidInput(f"a model is asked with text or Messages, not with {quoted(message)}")
+    return Message(message.role, [clean_part(part) for part in message.parts])

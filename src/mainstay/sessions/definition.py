@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from mainstay.errors import InvalidDefinition
+from mainstay.model import given
 from mainstay.model.agent import AgentSpec, Budget
 from mainstay.model.tool import OutputBudget, ToolSpec
 from mainstay.plugins.registry import PluginSet
@@ -63,17 +64,18 @@ class Defined(Protocol):
 def by_name(agents: Iterable[Defined]) -> dict[str, Defined]:
     """Agents by name, and after them those that they give work to. Each name is one agent's."""
     found: dict[str, Defined] = {}
-    for agent in agents:
+    for agent in given.several(agents, "agents", InvalidDefinition):
+        given.having(agent, "an agent", "definition", refuse=InvalidDefinition)
         if agent.name in found:
             raise _two(agent.name)
         found[agent.name] = agent
-    given, waiting = frozenset(found), list(found.values())
+    own, waiting = frozenset(found), list(found.values())
     while waiting:
         for agent in getattr(waiting.pop(), "subagents", ()):
             if agent.name not in found:
                 found[agent.name] = agent
                 waiting.append(agent)
-            elif agent.name not in given and found[agent.name] != agent:
+            elif agent.name not in own and found[agent.name] != agent:
                 raise _two(agent.name)
     return found
 

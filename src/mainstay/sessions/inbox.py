@@ -7,7 +7,8 @@ import hashlib
 from collections.abc import Mapping
 
 from mainstay.engine.journal import spill, write_referring
-from mainstay.errors import InvalidDefinition, InvalidInput
+from mainstay.errors import InvalidDefinition, InvalidInput, quoted
+from mainstay.model import given
 from mainstay.model.codec import clean_message, clean_text, encode, encode_checked
 from mainstay.model.message import Message
 from mainstay.model.record import InputKind, Said
@@ -65,18 +66,20 @@ def _check_key(key: object) -> str | None:
     if key is None:
         return None
     if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY:
-        raise InvalidInput(f"a key is a string of 1 to {MAX_KEY} characters, not {key!r:.80}")
-    if clean_text(key) != key:
+        raise InvalidInput(f"a key is a string of 1 to {MAX_KEY} characters, not {quoted(key):.80}")
+    plain = clean_text(key)
+    if plain != key:
         raise InvalidInput("a key may not contain NUL or lone surrogates: use an id of your own")
-    return key
+    return plain
 
 
 def pick_agent(definitions: Mapping[str, Definition], name: str | None) -> str:
     """The agent of a new session: the named one, or the first."""
     if name is not None:
+        name = given.name(name, "agent", InvalidDefinition)
         if name not in definitions:
             known = ", ".join(definitions) or "none"
-            raise InvalidDefinition(f"this Runtime has no agent {name!r}; it has: {known}")
+            raise InvalidDefinition(f"this Runtime has no agent {quoted(name)}; it has: {known}")
         return name
     if not definitions:
         raise InvalidDefinition("this Runtime has no agents: give it agents=[…], or name an existing session")

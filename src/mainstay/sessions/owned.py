@@ -7,7 +7,8 @@ from typing import Any, Literal, get_args
 
 from msgspec.structs import replace
 
-from mainstay.errors import InvalidInput, ProcessNotVisible, SessionDeleted
+from mainstay.errors import InvalidInput, ProcessNotVisible, SessionDeleted, quoted
+from mainstay.model import given
 from mainstay.model.process import SessionOrigin, WakePolicy, WakeTarget
 from mainstay.model.process_write import ProcessFilter
 from mainstay.ports.store import Store
@@ -36,7 +37,7 @@ class SessionProcesses:
     ) -> ProcessHandle:
         """Begin a process for the session, which may see it if it is `listed`; `start` says the rest."""
         if wake not in get_args(WakePolicy):
-            raise InvalidInput(f"a session is woken by 'turn', 'notify' or 'none', not {wake!r:.80}")
+            raise InvalidInput(f"a session is woken by 'turn', 'notify' or 'none', not {quoted(wake):.80}")
         row = await self._store.session(self._id)
         if row is not None and row.deleted:
             raise SessionDeleted(self._id)
@@ -55,8 +56,8 @@ class SessionProcesses:
         if grants == "all":
             return await self._all()
         if isinstance(grants, str):
-            raise InvalidInput(f"a fork is granted 'none', 'all' or a list of processes, not {grants!r:.80}")
-        chosen = tuple(dict.fromkeys(handle_id(each) for each in grants))
+            raise InvalidInput(f"a fork is granted 'none', 'all' or a list of processes, not {quoted(grants):.80}")
+        chosen = tuple(dict.fromkeys(handle_id(each) for each in given.several(grants, "grants")))
         for process_id in chosen:
             if not await self._store.is_granted(self._id, process_id):
                 raise ProcessNotVisible(process_id, self._id)

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from mainstay.engine.driver import Run
 from mainstay.engine.gate import TurnAborted
 from mainstay.errors import Conflict, InvalidInput, PluginError, StaleSettings, Unavailable, UnknownTurn
-from mainstay.model import ids
-from mainstay.model.codec import clean_text
+from mainstay.model import given, ids
+from mainstay.model.codec import clean_message, clean_text
 from mainstay.model.llm import Completion
 from mainstay.model.message import Message
 from mainstay.model.plugin import CreateSession
@@ -105,7 +105,9 @@ class Services(TaskServices):
         return load((await self._at.row_or_new(session_id)).settings).tools
 
     async def apply_tool_state(self, state: ToolState, session_id: str | None = None) -> int:
-        current = await self.tool_state(session_id)
+        if not isinstance(state, ToolState):
+            raise InvalidInput(f"a {type(state).__name__} is no state of tools: change what `state()` gave")
+        state, current = given.readable(state, "the state of tools"), await self.tool_state(session_id)
         if current.generation != state.generation:
             raise StaleSettings(session_id or self._id)
         edits: dict[str, bool | None] = dict.fromkeys(current.members.keys() - state.members.keys())
@@ -113,7 +115,9 @@ class Services(TaskServices):
         return await self._edit(edits, session_id, state.generation)
 
     async def set_tools(self, names: Sequence[str], member: bool | None, session_id: str | None = None) -> int:
-        return await self._edit(dict.fromkeys(names, member), session_id, None)
+        known = [given.name(each, "tool") for each in given.several(names, "tools")]
+        member = None if member is None else given.flag(member, "member")
+        return await self._edit(dict.fromkeys(known, member), session_id, None)
 
     async def _edit(self, edits: dict[str, bool | None], session_id: str | None, generation: int | None) -> int:
         if self._run is not None and self._at.own(session_id):
@@ -207,13 +211,15 @@ class Services(TaskServices):
     async def append(
         self, messages: Sequence[Message], *, after: str | None = None, session_id: str | None = None
     ) -> Appending | StaleBranch:
-        if not messages:
+        # All are looked at before the first is written.
+        said = [clean_message(each) for each in given.several(messages, "messages")]
+        if not said:
             raise InvalidInput("append at least one message")
         row = await self._at.row(session_id)
         if after is not None and not await self._on_path(row, after):
             return StaleBranch(ids.turn_id(row.id, row.head) if row.head else None)
         nodes = []
-        for message in messages:
+        for message in said:
             accepted = await self._desk.inbox.accept(row.id, row.agent, message, "note")
             nodes.append(ids.node_id(row.id, accepted.turn, 0))
         return Appending(tuple(nodes), nodes[-1])

@@ -17,13 +17,15 @@ from mainstay.errors import (
     KeyConflict,
     NotFound,
     SessionDeleted,
+    TimedOut,
     UnknownCall,
     UnknownNode,
     UnknownSession,
     UnknownTurn,
+    quoted,
 )
 from mainstay.graph.tree import forkable, turns
-from mainstay.model import ids
+from mainstay.model import given, ids
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.event import AnyEvent
 from mainstay.model.llm import Usage
@@ -48,7 +50,11 @@ from mainstay.sessions.tooling import SessionTools
 
 
 class Receipt:
-    """Proof that an input is on disk. `turn_id` is the turn it opens, or joins if it was steered."""
+    """Proof that an input is on disk.
+
+    `turn_id` is the turn it opens. One that was steered opens none if it reaches the running turn: then `turn_id` names
+    the input (events call it `input_id`), and the `turn_id` of its result is the turn it joined.
+    """
 
     __slots__ = ("_session", "known", "turn_id")
 
@@ -57,8 +63,12 @@ class Receipt:
 
     async def result(self, timeout: float | None = None) -> TurnResult[Any]:
         """Wait until the turn ends or parks. Giving up the wait does not stop the turn."""
-        async with asyncio.timeout(timeout):
-            return await self._session.result(self.turn_id)
+        given.seconds(timeout)
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._session.result(self.turn_id)
+        except TimeoutError:
+            raise TimedOut(f"turn {self.turn_id} did not end", timeout) from None
 
     def __repr__(self) -> str:
         return f"Receipt({self.turn_id!r})"
@@ -87,6 +97,7 @@ class Session:
         the same content is the same turn, however often it is said.
         """
         self._desk.check()
+        given.seconds(timeout)
         accepted = await self.accept(said, "queue", key)
         if timeout is None:
             return await self._desk.outcome(self.id, accepted.turn, accepted.known)
@@ -163,7 +174,7 @@ class Session:
         """
         self._desk.check()
         if by not in ("label", "model"):
-            raise InvalidInput(f"usage is told by 'label' or 'model', not {by!r:.80}")
+            raise InvalidInput(f"usage is told by 'label' or 'model', not {quoted(by):.80}")
         row = await self._desk.store.session(self.id)
         row = SessionRow(0, self.id, self.agent) if row is None else self._usable(row)
         return await spent(self._desk.store, row, by)
@@ -207,6 +218,8 @@ class Session:
     async def processes(self, status: str | Sequence[str] | None = None, **wanted: Any) -> Sequence[ProcessRow]:
         """The processes that this session may see, newest first; filters as for `runtime.processes.list`."""
         self._desk.check()
+        if "session_id" in wanted:
+            raise InvalidInput("session.processes() lists what this session may see: ask runtime.processes.list()")
         return await self._desk.processes.list(status, session_id=self.id, **wanted)
 
     @property
@@ -260,7 +273,7 @@ class Session:
         ended as unknown, the model is told with the next turn.
         """
         if verdict not in ("rerun", "done", "failed"):
-            raise InvalidInput(f"settle a call as 'rerun', 'done' or 'failed', not {verdict!r}")
+            raise InvalidInput(f"settle a call as 'rerun', 'done' or 'failed', not {quoted(verdict):.80}")
         answer = Answer(verdict, clean(value), clean_text(reason), clean_text(by))
         encode_checked(answer, "the settlement")
         _split(call_id, 3, UnknownCall(call_id, "this is no call id"))
@@ -285,7 +298,7 @@ class Session:
         """
         self._desk.check()
         row = await self._row()
-        turn, ordinal = await self._fork_point(row, at)
+        turn, ordinal = await self._fork_point(row, None if at is None else given.name(at, "at"))
         name = ids.check_session_id(session_id) if session_id is not None else self._desk.mint("s")
         shared, now = await self._processes.chosen(grants), self._desk.clock.now()
         branch = await self._desk.store.write(Branch(name, self.agent, self.id, turn, ordinal, now, shared))
@@ -312,7 +325,10 @@ class Session:
         self._desk.check()
         if _split(call_id, 3, UnknownCall(call_id, "this is no call id"))[0] != self.id:
             raise UnknownCall(call_id, "it belongs to another session")
-        resolved: Resolved = await self._desk.resolve(await self._newest_wait(wait_id(call_id, kind)), answer)
+        name = wait_id(call_id, kind)
+        if kind == "recovery":  # only of those may there be several: one for each attempt that was cut off
+            name = await self._newest_wait(name)
+        resolved: Resolved = await self._desk.resolve(name, answer)
         if resolved.status == "unknown":
             raise UnknownCall(call_id)
         if resolved.status == "already_resolved":

@@ -15,9 +15,10 @@ from typing import Any
 from msgspec import Struct, ValidationError, structs
 
 from mainstay.engine.gate import TurnAborted
-from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, PluginError, PluginFault
+from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, PluginError, PluginFault, quoted
 from mainstay.graph.commit import End
 from mainstay.graph.view import View
+from mainstay.model import given
 from mainstay.model.codec import clean, clean_text, convert, error_text
 from mainstay.model.message import Message, Text
 from mainstay.model.plugin import Issue, PluginSnapshot, PromptPart
@@ -43,12 +44,9 @@ class Overlay(Plugin):
     id = "context"
 
     def __init__(self, tools: Iterable[Any] = (), prompts: Iterable[PromptPart | str] = (), base: bool = True) -> None:
-        self.given, self.base = tuple(tools), base
-        parts: list[Any] = [PromptPart(part) if isinstance(part, str) else part for part in prompts]
-        wrong = next((part for part in parts if not isinstance(part, PromptPart)), None)
-        if wrong is not None:
-            raise InvalidDefinition(f"a {type(wrong).__name__} is no piece of prompt: give text or a PromptPart")
-        self.prompts: tuple[PromptPart, ...] = tuple(parts)
+        self.given = given.several(tools, "tools", InvalidDefinition)
+        self.base = given.flag(base, "include_base", InvalidDefinition)
+        self.prompts = tuple(_piece(part) for part in given.several(prompts, "prompts", InvalidDefinition))
         try:
             self.catalog = Catalog(self.given)  # refused here, before anything changes
         except InvalidDefinition as error:
@@ -67,6 +65,13 @@ class Overlay(Plugin):
             and len(self.given) == len(other.given)
             and all(a is b for a, b in zip(self.given, other.given, strict=True))
         )
+
+
+def _piece(part: object) -> PromptPart:
+    made = PromptPart(clean_text(part)) if isinstance(part, str) else part
+    if not isinstance(made, PromptPart):
+        raise InvalidDefinition(f"a {type(made).__name__} is no piece of prompt: give text or a PromptPart")
+    return given.readable(made, "a piece of prompt", InvalidDefinition)
 
 
 class Setup(Struct):
@@ -190,12 +195,14 @@ def checked_options(
     """Options as JSON, after plugins have had a look at them beside what was decided for the session before."""
     if definition is None:
         raise InvalidInput("options are for plugins of an agent, and its agent is not part of this Runtime")
+    if not isinstance(options, Mapping):
+        raise InvalidInput(f"options are given by the id of their plugin, not as a {type(options).__name__}")
     known = definition.plugins.ids
     unknown = [name for name in options if name not in known]
     if unknown:
         there = ", ".join(known) or "none"
         raise InvalidInput(
-            f"there is no plugin {unknown[0]!r} to give options to; agent {definition.name!r} has: {there}"
+            f"there is no plugin {quoted(unknown[0])} to give options to; agent {definition.name!r} has: {there}"
         )
     plain: dict[str, Any] = clean(dict(options))
     beside = structs.replace(settings, options=settings.options | plain)

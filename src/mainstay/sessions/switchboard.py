@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from mainstay.engine.journal import write_referring
 from mainstay.errors import Conflict, StaleSettings, Unavailable, UnknownOperation, UnknownSession
+from mainstay.model import given
 from mainstay.model.event import PluginEvent
 from mainstay.model.ids import check_session_id, turn_id
 from mainstay.model.message import Message
@@ -44,7 +45,7 @@ class Switchboard:
 
     def list(self, agent: str | None = None) -> Sequence[OperationDefinition]:
         """The operations of one agent, or of all."""
-        names = list(self._desk.definitions) if agent is None else [agent]
+        names = list(self._desk.definitions) if agent is None else [given.name(agent, "agent")]
         return [each for name in names for each in self.of(name).list()]
 
     async def call(
@@ -61,6 +62,7 @@ class Switchboard:
         `default` is the session the caller is in, for operations that were told none.
         """
         self._desk.check()
+        name, agent = given.name(name, "operation"), None if agent is None else given.name(agent, "agent")
         where = session if session is not None else default
         if where is not None:
             row = await self._desk.store.session(check_session_id(where))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from mainstay.errors import InvalidDefinition
+from mainstay.errors import InvalidDefinition, quoted
+from mainstay.model import given
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
 
@@ -13,8 +14,14 @@ def open_store(where: str | os.PathLike[str] | Store, clock: Clock | None = None
     """A store from what a user writes: a path, a `sqlite:///` URL, "memory", or a Store."""
     # Stores are imported when they are chosen: a Runtime in memory needs no driver.
     if not isinstance(where, str | os.PathLike):
-        return where
+        return given.having(where, "store", "open", "write", "close", refuse=InvalidDefinition)
     text = os.fspath(where)
+    try:
+        usable = text != "" and b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        raise InvalidDefinition(f"store={quoted(where)} is no path: use a path, sqlite:///path or 'memory'")
     if text in ("memory", ":memory:"):
         from mainstay.stores.memory import MemoryStore  # noqa: PLC0415  # chosen at run time
 

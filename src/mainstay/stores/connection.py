@@ -10,12 +10,15 @@ import zlib
 from collections.abc import Generator
 from pathlib import Path
 
-from mainstay.errors import MainstayError, StoreDamaged, StoreTooNew, StoreUnavailable
+from mainstay.errors import InvalidInput, MainstayError, NotAStore, StoreDamaged, StoreTooNew, StoreUnavailable
 from mainstay.stores import schema, sql
 from mainstay.stores.process_sql import bad_rows
 from mainstay.stores.sql import node_crc
 
 PAGE_SIZE = 1024
+
+OURS = ("tip", "nodes")
+"""Tables that every store of ours has had from its first transaction on."""
 
 DAMAGE = ("malformed", "no such ", "Could not decode", "unsupported file format")
 """Damage for which SQLite or its driver has no code of its own."""
@@ -59,6 +62,7 @@ def connect(path: Path) -> sqlite3.Connection:
     )
     _connections.add(connection)
     try:
+        check_ours(connection, path)
         connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -70,6 +74,13 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def check_ours(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse the database of another program before anything of it is changed, and be it the mode of its journal."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    if tables and not tables.issuperset(OURS):
+        raise NotAStore(str(path))
+
+
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring a file to the current schema, or refuse it whole."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -77,7 +88,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreTooNew(str(path), version, schema.VERSION)
     foreign = version == 0 and connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
     if foreign:
-        raise StoreDamaged(str(path), "it is a SQLite database of some other program")
+        raise NotAStore(str(path))
     if version == schema.VERSION:
         if _is_small(path):
             problems = [str(r[0]) for r in connection.execute("PRAGMA integrity_check(1)")]
@@ -145,6 +156,8 @@ def reading(path: Path) -> Generator[None, None, None]:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise mapped(path, error) from error
+    except (UnicodeEncodeError, OverflowError) as error:  # what was asked for is in no store
+        raise InvalidInput(f"no store can hold what is asked for ({error}): correct it") from None
 
 
 def mapped(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> MainstayError:

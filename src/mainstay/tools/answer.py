@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import convert, to_builtins
 
-from mainstay.errors import InvalidDefinition, InvalidInput
+from mainstay.errors import InvalidDefinition, InvalidInput, quoted
 from mainstay.model.codec import clean
 from mainstay.tools.check import check, schema_fault
 from mainstay.tools.schema import ADVICE, Schema, decode_foreign, describe, encode_foreign, explain, plain_type, tidy
@@ -38,7 +38,7 @@ def output_codec(kind: Any) -> OutputCodec:
         described = describe([plain])
         schema = tidy(described.schemas[0], described.defs)
     except Exception as error:  # a foreign type describes itself with code of its own
-        raise InvalidDefinition(f"output type {kind!r} cannot be asked of a model ({error}): {ADVICE}") from error
+        raise InvalidDefinition(f"output type {quoted(kind)} cannot be asked of a model ({error}): {ADVICE}") from error
     is_text = schema.get("type") == "string"
 
     def read(value: Any) -> Any:

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from mainstay.errors import ToolError
+from mainstay.errors import ToolError, quoted
 from mainstay.model.codec import MAX_VALUE, clean_text
 from mainstay.model.tool import Artifact
 
@@ -37,10 +37,9 @@ class Artifacts:
 
     __slots__ = ("_over", "_put", "_shelf", "_tool")
 
-    def __init__(self, shelf: Shelf | None = None, tool: str = "") -> None:
-        self._shelf, self._tool = shelf or LooseShelf(), tool
+    def __init__(self, shelf: Shelf | None = None, tool: str = "", over: bool = False) -> None:
+        self._shelf, self._tool, self._over = shelf or LooseShelf(), tool, over
         self._put: dict[str, Artifact] = {}
-        self._over = False
 
     def put(self, data: bytes | str, *, name: str, media_type: str | None = None) -> Coroutine[Any, Any, Artifact]:
         """Keep `data` under `name`; await it. A name that was used before means the new bytes from now on.
@@ -76,7 +75,8 @@ class Artifacts:
         return artifact
 
     async def _find(self, name: str) -> bytes:
-        found = self._put.get(_name(name)) or await self._shelf.find(name)
+        name = _name(name)
+        found = self._put.get(name) or await self._shelf.find(name)
         if found is None:
             raise ToolError(f"there is no artifact {name!r} in this session", code="artifact_unknown")
         return await self._shelf.read(found)
@@ -132,6 +132,7 @@ def _content(data: object) -> bytes:
 def _name(name: object) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
         raise ToolError(
-            f"an artifact's name is 1 to {MAX_NAME} printable characters, not {name!r:.80}", code="invalid_artifact"
+            f"an artifact's name is 1 to {MAX_NAME} printable characters, not {quoted(name):.80}",
+            code="invalid_artifact",
         )
-    return name
+    return name if type(name) is str else str.__str__(name)

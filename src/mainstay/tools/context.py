@@ -6,7 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
-from mainstay.errors import ToolError
+from mainstay.errors import ToolError, quoted
 from mainstay.model.process import ParentEnd, WakePolicy
 from mainstay.model.tool import Artifact, PreparedCall, ToolSpec
 from mainstay.ports.services import ToolHost
@@ -42,6 +42,7 @@ class ToolContext(Generic[Deps]):
         "_host",
         "_key",
         "_make_handles",
+        "_over",
         "_progress",
         "_services",
         "_shelf",
@@ -85,7 +86,7 @@ class ToolContext(Generic[Deps]):
         self._make_handles = handles
         self._handles: Handles | None = None
         self.prepare: Prepare | None = None
-        self.deferred = False
+        self.deferred = self._over = False
         self.defer_timeout: float | None = None
         self._cancelled: threading.Event | None = None
 
@@ -152,12 +153,13 @@ class ToolContext(Generic[Deps]):
     def artifacts(self) -> Artifacts:
         """Bytes by name: `await ctx.artifacts.put(…)` for later tools and the host, `await ctx.artifacts.get(name)`."""
         if self._artifacts is None:
-            self._artifacts = Artifacts(self._shelf, self.tool)
+            self._artifacts = Artifacts(self._shelf, self.tool, over=self._over)
         return self._artifacts
 
     def close(self) -> tuple[Artifact, ...]:
         """The runtime's side of `artifacts`: what the call has put, and from now on it may put no more."""
-        return self.artifacts.taken()
+        self._over = True
+        return () if self._artifacts is None else self._artifacts.taken()
 
     def defer(self, timeout: float | None = None) -> str:
         """The signed key under which this call will be completed later with `runtime.resolve(key, value)`.
@@ -170,7 +172,7 @@ class ToolContext(Generic[Deps]):
                 f"tool {self.tool!r} may not defer: declare it with @tool(deferred=True)",
                 code="tool_deferral_not_declared",
             )
-        if timeout is not None and not 0 <= timeout < MAX_DEFER:
-            raise ToolError(f"defer for 0 to {MAX_DEFER:,} seconds or without a limit, not {timeout!r}")
+        if timeout is not None and not (type(timeout) in (int, float) and 0 <= timeout < MAX_DEFER):
+            raise ToolError(f"defer for 0 to {MAX_DEFER:,} seconds or without a limit, not {quoted(timeout)}")
         self.deferred, self.defer_timeout = True, timeout
         return self._key

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from typing import (
 
 from msgspec import UNSET, Struct
 
-from mainstay.errors import InvalidDefinition, ToolError
+from mainstay.errors import InvalidDefinition, ToolError, quoted
 from mainstay.model.tool import Approval, OutputBudget, Recovery, ToolSpec
 from mainstay.tools import docstring
 from mainstay.tools.answer import output_schema_of
@@ -42,6 +41,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+FOR_EVER = 1e12
+"""Seconds: no call takes longer, and a timer can count them."""
 
 
 class ToolOptions(Struct, frozen=True):
@@ -83,6 +84,7 @@ class Tool(Generic[P, R]):
         owner = f"tool {_label(fn)}"
         name = _own_name(fn) if options.name is None else options.name
         _check_options(owner, name, options)
+        name = str.__str__(name)  # an enum of strings is its value
         signature = read_signature(fn, owner)
         text = docstring.parse(_doc(fn))
         parameters = [one._replace(description=text.parameters.get(one.name, "")) for one in signature.parameters]
@@ -377,7 +379,9 @@ def _check_callable(fn: Any) -> None:
     if inspect.isclass(get_origin(fn) or fn):
         raise InvalidDefinition(f"{_label(fn)} is a class: pass a function, or an instance that can be called")
     if not callable(fn):
-        raise InvalidDefinition(f"{fn!r} cannot be called: a tool is a function; its name is given with @tool(name=…)")
+        raise InvalidDefinition(
+            f"{quoted(fn)} cannot be called: a tool is a function; its name is given with @tool(name=…)"
+        )
     body = _body(fn)
     if inspect.isasyncgenfunction(body) or inspect.isgeneratorfunction(body):
         raise InvalidDefinition(
@@ -402,7 +406,7 @@ def _is_whole(value: object, least: int) -> bool:
 
 
 def _is_seconds(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < FOR_EVER
 
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -422,12 +426,12 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 def _check_options(owner: str, name: Any, options: ToolOptions) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidDefinition(
-            f"{owner}: {name!r} is no name for a tool: use 1 to 64 letters, digits, _ or -, with @tool(name=…)"
+            f"{owner}: {quoted(name)} is no name for a tool: use 1 to 64 letters, digits, _ or -, with @tool(name=…)"
         )
     for option, (holds, expected) in _RULES.items():
         value = getattr(options, option)
         if not holds(value):
-            raise InvalidDefinition(f"{owner}: {option}={value!r} is not usable: give {expected}")
+            raise InvalidDefinition(f"{owner}: {option}={quoted(value)} is not usable: give {expected}")
     if options.background and options.deferred:
         raise InvalidDefinition(
             f"{owner}: background=True and deferred=True exclude each other: in the background a tool may simply wait"
