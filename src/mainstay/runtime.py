@@ -14,7 +14,8 @@ from mainstay.engine.host import SystemClock, SystemRandom
 from mainstay.engine.lease import LeaseTerms, Pulse, Worker
 from mainstay.engine.supervisor import Supervisor
 from mainstay.engine.waits import ending, verify
-from mainstay.errors import AlreadyAnswered, RuntimeClosed, UnknownWait, WrongAgent
+from mainstay.errors import AlreadyAnswered, InvalidDefinition, RuntimeClosed, UnknownWait, WrongAgent, quoted
+from mainstay.model import given
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.ids import check_session_id, mint
 from mainstay.model.session import Answer
@@ -25,7 +26,7 @@ from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import Store
 from mainstay.processes.define import Process
-from mainstay.processes.function import FunctionEngine
+from mainstay.processes.function import FunctionEngine, by_definition
 from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.policy import CancelPolicy
 from mainstay.processes.recovery import ProcessWatch
@@ -35,6 +36,7 @@ from mainstay.sessions.definition import Defined, Definition, by_name
 from mainstay.sessions.desk import Desk
 from mainstay.sessions.environment import serve_tools
 from mainstay.sessions.inbox import Inbox, pick_agent
+from mainstay.sessions.late import LateResults
 from mainstay.sessions.roster import Sessions
 from mainstay.sessions.services import services_of
 from mainstay.sessions.session import Session
@@ -68,19 +70,26 @@ class Runtime:
         concurrency: int = CONCURRENCY,
         cancel_policy: CancelPolicy | None = None,
         recover: bool = True,
-        grace: float = GRACE,
+        grace: float | None = GRACE,
         lease: LeaseTerms | None = None,
         trace: TraceSink | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
-        self._clock: Clock = clock or SystemClock()
+        able = functools.partial(given.having, refuse=InvalidDefinition)
+        self._clock: Clock = SystemClock() if clock is None else able(clock, "clock", "now", "monotonic", "sleep")
+        self._random: Random = SystemRandom() if random is None else able(random, "random", "bits")
+        self._trace = None if trace is None else able(trace, "trace", "write")
+        self._cancel_policy = None if cancel_policy is None else able(cancel_policy, "cancel_policy", "cancel")
+        self._deps, self._recover = deps, given.flag(recover, "recover", InvalidDefinition)
+        self._grace = given.seconds(grace, "grace", InvalidDefinition)
+        self._concurrency = given.count(concurrency, "concurrency", 1, InvalidDefinition)
+        self._terms = LeaseTerms() if lease is None else lease
+        if not isinstance(self._terms, LeaseTerms):
+            raise InvalidDefinition(f"lease={quoted(lease)} is not usable: give LeaseTerms")
+        self._agents = by_name(agents)
+        self._functions = by_definition(given.several(processes, "processes", InvalidDefinition)).values()
         self._store = open_store(store, self._clock)
-        self._agents, self._functions = by_name(agents), tuple(processes)
-        self._deps, self._recover, self._grace, self._concurrency = deps, recover, grace, concurrency
-        self._terms = lease or LeaseTerms()
-        self._random: Random = random or SystemRandom()
-        self._trace, self._cancel_policy = trace, cancel_policy
         self._desk: Desk | None = None
 
     # ------------------------------------------------------------------ life
@@ -111,7 +120,7 @@ class Runtime:
         desk = Desk(self._worker, feed, self._turns, definitions, inbox, bool(definitions))
         self._turns.serve(functools.partial(services_of, desk))
         self._work = self._employ(desk)
-        desk.employ(self._processes, self._work, self._supervisor)
+        desk.employ(self._processes, self._work, self._supervisor, LateResults(desk).told)
         watch = Watch(
             desk, self._worker, ProcessWatch(self._work, self._clock), self._recover and not self._work.passive
         )
@@ -141,14 +150,14 @@ class Runtime:
     ) -> None:
         await self._stop(0 if kind is not None else self._grace)
 
-    async def _stop(self, grace: float) -> None:
+    async def _stop(self, grace: float | None) -> None:
         desk, self._desk = self._desk, None
         if desk is None:
             return
         desk.closed = True
         self._turns.leaving = self._work.leaving = True
         async with self._opened:
-            if grace > 0:
+            if grace is None or grace > 0:
                 await self._supervisor.finish(grace)
 
     async def _cut_off(self) -> None:
@@ -170,12 +179,14 @@ class Runtime:
     async def drain(self, timeout: float | None = None) -> bool:
         """For servers about to stop: claim nothing new, and wait until what runs has ended or parked."""
         self._open()
+        given.seconds(timeout)
         self._turns.leaving = self._work.leaving = True
         return await self._supervisor.finish(timeout)
 
     async def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until this store holds nothing that this Runtime could work on now; False when time ran out."""
         self._open()
+        given.seconds(timeout)
         try:
             async with asyncio.timeout(timeout):
                 while len(self._supervisor) or await self._could_work():
@@ -188,8 +199,15 @@ class Runtime:
         return True
 
     async def _could_work(self) -> bool:
-        turns = any(r.state == "open" and r.agent in self._definitions for r in await self._store.open_sessions())
-        return turns or any(self._work.can(r.registration) for r in await self._store.active_processes())
+        def mine(owner: str | None) -> bool:  # without recovery, what others have or left behind is never taken up here
+            return self._recover or owner == self._worker.id
+
+        opened = (r for r in await self._store.open_sessions() if r.state == "open" and mine(r.owner))
+        if any(r.agent in self._definitions for r in opened):
+            return True
+        if any(self._work.can(r.registration) and mine(r.owner) for r in await self._store.active_processes()):
+            return True
+        return self._recover and await self._open().wakes.could_deliver()
 
     def _busy_with(self) -> str:
         running = ", ".join(f"tool {tool} ({call})" for call, tool in list(self._dispatcher.running.items())[:3])
@@ -211,7 +229,8 @@ class Runtime:
         `options` are for its plugins, by plugin id; they are kept with the session and hold until others are given.
         """
         desk = self._open()
-        row = None if session_id is None else await self._store.session(check_session_id(session_id))
+        session_id = None if session_id is None else check_session_id(session_id)
+        row = None if session_id is None else await self._store.session(session_id)
         if row is not None and agent is not None and agent != row.agent:
             raise WrongAgent(row.id, agent, row.agent)
         name = pick_agent(self._definitions, agent) if row is None else row.agent

@@ -232,6 +232,14 @@ def test_a_rule_that_asks_every_time_is_not_silenced_by_one_that_remembers() -> 
     assert decided(plugin, asked(RM, call="chat.2.1.0")) == ASKED
 
 
+def test_nothing_is_remembered_of_what_comes_after_its_turn_since_anybody_may_have_started_it() -> None:
+    plugin = opened(Permissions([Rule("ask", "shell", remember=True)]))
+
+    plugin.after_tool_call(replace(ended(RM), late=True))
+
+    assert decided(plugin, asked(RM)) == [AskPerson("the rule `ask shell` asks")]
+
+
 def test_nothing_is_remembered_of_a_call_that_never_ran() -> None:
     plugin = opened(Permissions([Rule("ask", "shell", remember=True)]))
     plugin.before_tool_call(asked(RM))  # and a person rejects it: no hook is told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mainstay import Agent, ModelRequest, Runtime, tool
+from mainstay import Agent, ModelRequest, Retry, Runtime, ToolError, tool
 from mainstay.builtin.redaction import BUILTIN, Pattern, RedactingSink, Redaction, Redactor, redact
 from mainstay.errors import InvalidDefinition
 from mainstay.model.event import TextDelta, ToolFinished
@@ -500,4 +501,55 @@ async def test_a_secret_reaches_neither_the_store_nor_those_who_watch(tmp_path: 
     assert "".join([event.text for event in events if isinstance(event, TextDelta)]) == result.text
     assert AWS not in repr([event for event in events if isinstance(event, TextDelta | ToolFinished)])
     assert b"key 1000: [redacted:aws_key]" in stored  # the whole output too, beside what the model was shown
+    assert AWS.encode() not in stored
+
+
+async def test_a_secret_in_a_failure_that_is_tried_again_is_not_recorded(tmp_path: Path) -> None:
+    attempts = 0
+
+    @tool(name="leak", retries=1)
+    async def flaky(lines: int) -> str:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise Retry(f"busy, said {AWS}", after=0.01)
+        return "fine"
+
+    async with Runtime(
+        tmp_path / "agent.db", agents=[Agent(Leaking(), tools=[flaky], plugins=[Redaction()])]
+    ) as runtime:
+        result = await (await runtime.session("chat")).run("go")
+    stored = b"".join([path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()])
+
+    assert (attempts, result.tool_calls[0].outcome) == (2, Ok("fine"))
+    assert AWS.encode() not in stored
+    assert b"what it said is withheld" in stored
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+async def test_a_secret_in_the_last_words_of_a_cancelled_tool_is_not_recorded(tmp_path: Path, retries: int) -> None:
+    begun = asyncio.Event()
+
+    @tool(name="leak", retries=retries)
+    async def stubborn(lines: int) -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            kind = Retry if retries else ToolError
+            raise kind(f"stopped at {AWS}") from None
+        return ""
+
+    agent = Agent(Leaking(), tools=[stubborn], plugins=[Redaction()])
+    async with Runtime(tmp_path / "agent.db", agents=[agent]) as runtime:
+        session = await runtime.session("chat")
+        receipt = await session.send("go")
+        await begun.wait()
+        await session.cancel()
+        result = await receipt.result()
+    stored = b"".join([path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()])
+
+    outcome = result.tool_calls[0].outcome
+    assert isinstance(outcome, Failed)
+    assert outcome.message == "stopped at [redacted:aws_key]"
     assert AWS.encode() not in stored

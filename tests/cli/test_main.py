@@ -6,10 +6,24 @@ from pathlib import Path
 
 import pytest
 
+from mainstay import __version__
 from tests.cli.shell import shell
 
 COMMANDS = ["demo", "run", "sessions", "show", "pending", "doctor", "fork", "delete"]
-COMMANDS += ["approve", "reject", "settle", "cancel", "operations", "call"]
+COMMANDS += [
+    "approve",
+    "reject",
+    "settle",
+    "cancel",
+    "operations",
+    "call",
+    "send",
+    "steer",
+    "ps",
+    "logs",
+    "signal",
+    "processes",
+]
 
 
 def test_help_lists_every_command() -> None:
@@ -25,6 +39,23 @@ def test_run_documents_its_exit_codes() -> None:
     assert "0 finished, 1 failed, 2 usage error, 3 waiting" in told
     assert "4 cancelled" in told
     assert "5 budget spent, 6 incomplete" in told
+
+
+def test_the_package_run_as_a_module_is_the_command(store: Path) -> None:
+    program = [sys.executable, "-m", "mainstay", "sessions", "--store", str(store)]
+
+    ended = subprocess.run(program, capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"mainstay: there is no store at {store}")
+
+
+def test_importing_the_module_that_is_run_runs_nothing() -> None:
+    program = "import sys, mainstay.__main__; print('typer' in sys.modules)"
+
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert ended.stdout == "False\n"
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
@@ -85,3 +116,7 @@ def test_errors_are_json_for_machines(store: Path) -> None:
 
     assert result.exit_code == 2
     assert '"code": "usage"' in result.stdout
+
+
+def test_it_tells_its_version() -> None:
+    assert shell("--version") == (0, f"mainstay {__version__}\n", "")

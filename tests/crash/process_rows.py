@@ -39,11 +39,13 @@ PROCESSES: dict[str, tuple[str, ...]] = {
         POINTS.format(""),
         POINTS.format("really_"),
         "crash/test_processes_points.py::test_a_reply_that_is_lost_changes_nothing",
+        TOOLS.format("what_a_background_tool_came_to_passes_the_plugins_whoever_is_killed"),
     ),
     "P8 its end written, nobody told": (
         "crash/test_wakes.py::test_killed_anywhere_it_is_told_once_and_in_order",
         "crash/test_wakes.py::test_lost_reply_of_a_delivery_costs_nothing",
         "crash/test_wakes.py::test_really_killed_it_is_told_once_and_in_order",
+        TOOLS.format("what_a_session_hears_passes_the_plugins_whoever_is_killed"),
     ),
     "P9 signals early, late, twice, out of order": (
         "processes/test_service.py::test_the_same_key_is_the_same_signal",

@@ -87,7 +87,7 @@ async def test_a_once_step_that_a_crash_cut_off_is_unknown_at_its_line_and_stays
         await parked(handle)  # the second life has written it down; the third only reads it
         await handle.signal("go")
 
-        assert await result(handle) == ["act", "outcome_unknown", "its worker died while it ran"]
+        assert await result(handle) == ["act", "outcome_unknown", "its worker died before its end was written"]
     assert world.count == {}
 
 

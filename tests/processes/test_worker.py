@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
 from typing import Any
 
 import pytest
 
-from mainstay import ProcessContext, Runtime, process
+from mainstay import Process, ProcessContext, Retry, Runtime, process
 from mainstay.engine.lease import LeaseTerms
 from mainstay.errors import InvalidDefinition, ProcessStuck, RuntimeClosed
 from mainstay.model.process import Success
+from mainstay.model.step import Done
 from mainstay.ports.process import EngineRun
 from mainstay.testing import VirtualClock
 from tests.plugins.test_engines import Echo
+from tests.processes.functions import journal_of
 from tests.sessions.places import SOON, Place, crash, file, place, until
 
 __all__ = ["file", "place"]
@@ -26,6 +29,7 @@ class Hall:
     def __init__(self) -> None:
         self.inside = self.most = 0
         self.done: Counter[int] = Counter()
+        self.failed = False
         self.open = asyncio.Event()
 
     async def visit(self, n: int) -> int:
@@ -35,6 +39,12 @@ class Hall:
         self.inside -= 1
         self.done[n] += 1
         return n
+
+    async def fail_then_visit(self, n: int) -> int:
+        if not self.failed:
+            self.failed = True
+            raise Retry("not yet", after=0)
+        return await self.visit(n)
 
 
 @process
@@ -160,29 +170,89 @@ async def rerunning(ctx: ProcessContext[Hall], n: int) -> int:
     return await ctx.step(ctx.deps.visit, n, recovery="rerun")
 
 
-async def test_three_workers_in_a_row_that_die_on_a_process_leave_it_stuck(file: Place) -> None:
+@process
+async def rerunning_beside(ctx: ProcessContext[Hall], n: int) -> int:
+    found = await ctx.gather(ctx.step(ctx.deps.visit, n, recovery="rerun"), ctx.wait_signal("never", timeout=3600))
+    return int(found[0])
+
+
+@process
+async def rerunning_twice(ctx: ProcessContext[Hall], n: int) -> int:
+    step = functools.partial(ctx.step, ctx.deps.visit, recovery="rerun")
+    return sum(await ctx.gather(step(n), step(0)))
+
+
+@process
+async def rerunning_after_a_failure(ctx: ProcessContext[Hall], n: int) -> int:
+    return await ctx.step(ctx.deps.fail_then_visit, n, recovery="rerun", retries=1)
+
+
+KILLED = [(rerunning, 1), (rerunning_beside, 1), (rerunning_twice, 2), (rerunning_after_a_failure, 1)]
+"""Functions that kill their worker, with how many steps are under way then."""
+
+
+async def die_of(file: Place, hall: Hall, function: Process[..., Any], inside: int, start: bool) -> None:
+    """One life that ends while steps are under way."""
+    runtime = file.runtime(processes=[function], deps=hall)
+    await runtime.__aenter__()
+    if start:
+        await runtime.start(function, {"n": 1}, id="v-1")
+    await until(lambda: hall.inside == inside)
+    hall.inside = 0
+    await crash(runtime)
+
+
+@pytest.mark.parametrize(("function", "inside"), KILLED, ids=["alone", "beside a wait", "beside a step", "failed"])
+async def test_three_workers_in_a_row_that_die_on_a_process_leave_it_stuck(
+    file: Place, function: Process[..., Any], inside: int
+) -> None:
     hall = Hall()
-
-    async def live_and_die(begin: bool) -> None:
-        runtime = file.runtime(processes=[rerunning], deps=hall)
-        await runtime.__aenter__()
-        if begin:
-            await runtime.start(rerunning, {"n": 1}, id="v-1")
-        await until(lambda: hall.inside == 1)
-        hall.inside = 0
-        await crash(runtime)
-
-    for begin in (True, False, False, False):
-        await live_and_die(begin)
-    async with file.runtime(processes=[rerunning], deps=hall) as runtime:
+    for start in (True, False, False, False):
+        await die_of(file, hall, function, inside, start)
+    async with file.runtime(processes=[function], deps=hall) as runtime:
         hall.open.set()
         with pytest.raises(ProcessStuck, match="3 workers in a row"):
             await runtime.handle("v-1").result(SOON)
+        assert hall.done == {}
         assert await runtime.processes.resume("v-1")
+        if function is rerunning_beside:
+            await until(lambda: hall.done)
+            await runtime.handle("v-1").signal("never", 1)
         assert await runtime.handle("v-1").result(SOON) == 1
         assert not await runtime.processes.resume("v-1")
+        done = [each for each in await journal_of(runtime, runtime.handle("v-1")) if isinstance(each, Done)]
 
-    assert hall.done == {1: 1}
+    assert hall.done[1] == 1
+    failed = int(function is rerunning_after_a_failure)
+    assert [(d.attempts, d.repeated) for d in done if d.kind == "step"] == [(5 + failed, 4)] * inside
+
+
+async def test_progress_in_another_branch_lets_a_process_live_that_kills_its_workers(file: Place) -> None:
+    """Three deaths in a row count, and these are not in a row: something was done between them."""
+    hall, heard = Hall(), set[int]()
+
+    @process
+    async def listening(ctx: ProcessContext[Hall], n: int) -> int:
+        async def listen() -> None:
+            for life in range(1, 7):
+                await ctx.wait_signal(f"life {life}")
+                await ctx.step(heard.add, life, recovery="rerun")  # that it heard is on disk before this begins
+
+        found = await ctx.gather(ctx.step(ctx.deps.visit, n, recovery="rerun"), listen())
+        return int(found[0])
+
+    for life in range(1, 7):
+        runtime = file.runtime(processes=[listening], deps=hall)
+        await runtime.__aenter__()
+        handle = await runtime.start(listening, {"n": 1}, id="v-1") if life == 1 else runtime.handle("v-1")
+        await until(lambda: hall.inside == 1)
+        hall.inside = 0
+        await handle.signal(f"life {life}")
+        await until(functools.partial(heard.__contains__, life))
+        await crash(runtime)
+    hall.open.set()
+    async with file.runtime(processes=[listening], deps=hall) as runtime:
+        assert await runtime.handle("v-1").result(SOON) == 1
 
 
 async def test_a_silent_worker_is_relieved_after_its_term_and_changes_nothing_then(place: Place) -> None:

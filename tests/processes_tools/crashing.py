@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from mainstay import Agent, ModelRequest, ToolCall, ToolContext, tool
+from mainstay import Agent, ModelRequest, Plugin, ToolCall, ToolContext, tool
 from mainstay.builtin.processes import process_tools
 from mainstay.engine.lease import LeaseTerms
-from mainstay.model.tool import Recovery
+from mainstay.model.plugin import ShortCircuit
+from mainstay.model.tool import Ok, Recovery
+from mainstay.plugins.hooks import ToolEndContext
 from mainstay.ports.store import Store
+from mainstay.processes.context import ProcessContext
+from mainstay.processes.define import process
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Lab
+from tests.crash.reference import patiently
 
 SESSION = "chat"
 PROCESS = "chat.1.1.0"
@@ -27,7 +32,22 @@ def committed(turn: int) -> Callable[[Store], Awaitable[bool]]:
     return check
 
 
-def spider(lab: Lab, recovery: Recovery, awaits: bool = False) -> Agent[Any]:
+class Censor(Plugin):
+    """Lets pass what a call came to only after a look that the world can count; handles are no results."""
+
+    id = "censor"
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+
+    async def after_tool_call(self, ctx: ToolEndContext) -> ShortCircuit | None:
+        if not isinstance(ctx.outcome, Ok) or not isinstance(ctx.outcome.value, str):
+            return None
+        await self._lab.effect("look", ctx.call_id)
+        return ShortCircuit(Ok(f"censored {ctx.outcome.value}"))
+
+
+def spider(lab: Lab, recovery: Recovery, awaits: bool = False, plugins: Sequence[Plugin] = ()) -> Agent[Any]:
     """Starts one background call. It either goes on and hears of its end, or awaits it in the same turn."""
 
     @tool(background=True, recovery=recovery)
@@ -47,7 +67,7 @@ def spider(lab: Lab, recovery: Recovery, awaits: bool = False) -> Agent[Any]:
             return [ToolCall(name="await_process", args={"handle": result.content})]
         return f"{result.name}: {result.status}"
 
-    return Agent(FunctionModel(think), name="spider", tools=[crawl])
+    return Agent(FunctionModel(think), name="spider", tools=[crawl], plugins=plugins)
 
 
 async def told(lab: Lab, recovery: Recovery) -> None:
@@ -68,6 +88,29 @@ async def told_ask(lab: Lab) -> None:
 
 async def told_rerun(lab: Lab) -> None:
     await told(lab, "rerun")
+
+
+async def told_censored(lab: Lab) -> None:
+    """The same before the eyes of a plugin."""
+    agent = spider(lab, "rerun", plugins=[Censor(lab)])
+    async with lab.runtime([agent], lease=ATTENDED) as runtime:
+        await (await runtime.session(SESSION)).run("go", key="1")
+        await runtime.handle(PROCESS).outcome()
+        await lab.until(committed(2))
+
+
+@process
+async def greet(ctx: ProcessContext[Any]) -> str:
+    return "hello"
+
+
+async def heard_censored(lab: Lab) -> None:
+    """A session hears of a function before the eyes of a plugin."""
+    agent = Agent(FunctionModel(lambda _: "heard"), name="listener", plugins=[Censor(lab)])
+    async with lab.runtime([agent], processes=[greet], lease=ATTENDED) as runtime:
+        session = await runtime.session(SESSION)
+        await patiently(lambda: session.start(greet, id="greeting"))
+        await lab.until(committed(1))
 
 
 async def awaited(lab: Lab, recovery: Recovery) -> None:

@@ -160,13 +160,21 @@ async def test_plugins_are_asked_once_and_what_they_rewrote_runs(place: Place) -
     assert value == "crawled rewritten"
 
 
-async def test_plugins_see_the_handle_as_what_the_call_came_to(place: Place) -> None:
-    plugin = Rewriter()
+async def test_plugins_see_the_handle_and_later_once_what_it_came_to(place: Place) -> None:
+    plugin, go = Rewriter(), asyncio.Event()
+
+    @tool(background=True)
+    async def crawl(site: str) -> str:
+        await go.wait()
+        return f"crawled {site}"
+
     async with place.runtime(agent_of(Talk([call("crawl", site="a")]), crawl, plugins=[plugin])) as runtime:
         await said(runtime)
+        go.set()
         await ended(runtime, "chat.1.1.0")
+        assert await runtime.wait_idle(SOON)
 
-    assert plugin.ends == [("crawl", Ok(handle("chat.1.1.0")))]
+    assert plugin.ends == [("crawl", Ok(handle("chat.1.1.0"))), ("crawl", Ok("crawled rewritten"))]
 
 
 class Denier(Plugin):

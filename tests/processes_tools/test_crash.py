@@ -18,8 +18,10 @@ from tests.processes_tools.crashing import (
     SESSION,
     awaited_once,
     awaited_rerun,
+    heard_censored,
     signalled,
     told_ask,
+    told_censored,
     told_once,
     told_rerun,
 )
@@ -138,6 +140,43 @@ def test_a_tool_that_asks_is_not_repeated_either() -> None:
 def test_a_rerun_tool_killed_anywhere_ends_and_repeats_only_in_its_one_window(store: StoreKind) -> None:
     check(kill_everywhere(told_rerun, store=store, modes=EVERY, timeout=10), RERUN)
 
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_what_a_background_tool_came_to_passes_the_plugins_whoever_is_killed(store: StoreKind) -> None:
+    report = kill_everywhere(told_censored, store=store, timeout=10)
+
+    assert {"effect look", "advance chat.1.1.0: ending", "deliver"} <= {row.crash.point for row in report.rows}
+    for row in report.rows:
+        assert row.problems == [], row.crash
+        session, ended = row.played.ending.session(SESSION), row.played.ending.process(PROCESS)
+        assert session is not None
+        assert ended is not None
+        assert ended.outcome == {"type": "success", "value": "censored crawled"}, row.crash
+        (news,) = [text for text in session.said if text.startswith("user: [process")]
+        assert news.endswith("value: censored crawled"), row.crash
+        # Only what is not on disk yet is looked at again, and then its body ran again too.
+        assert row.played.count("look") <= row.played.count("crawl") <= 2, row.crash
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_what_a_session_hears_passes_the_plugins_whoever_is_killed(store: StoreKind) -> None:
+    report = kill_everywhere(heard_censored, store=store, timeout=10)
+
+    assert {"effect look", "deliver"} <= {row.crash.point for row in report.rows}
+    for row in report.rows:
+        assert row.problems == [], row.crash
+        session, ended = row.played.ending.session(SESSION), row.played.ending.process("greeting")
+        assert session is not None
+        assert ended is not None
+        assert ended.outcome == {"type": "success", "value": "hello"}, row.crash
+        (news,) = [text for text in session.said if text.startswith("user: [process")]
+        assert news.endswith("value: censored hello"), row.crash
+        looked = 2 if (row.crash.point, row.crash.mode) in AGAIN else 1
+        assert row.played.count("look") == looked, row.crash
+
+
+AGAIN = [("effect look", "lost"), ("deliver", "before"), ("deliver", "hang")]
+"""Looked at, and nothing of that on disk."""
 
 KILLS = [
     Crash("append 1: started 1.0", "lost"),

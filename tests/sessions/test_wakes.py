@@ -357,6 +357,20 @@ async def test_wake_that_a_crash_left_is_delivered_by_the_next_runtime(place: Pl
         assert await later.processes.wakes() == []
 
 
+async def test_runtime_is_not_idle_before_what_others_left_is_told(place: Place) -> None:
+    ear = Ear()
+    async with place.runtime(Agent(ear.model, name="a")) as runtime:
+        await (await runtime.session("chat")).run("hello")
+    async with place.runtime(processes=FUNCTIONS) as runtime:  # has no agent, and so tells nobody
+        await (await (await runtime.session("chat")).start(double, {"n": 4})).result(SOON)
+
+    async with place.runtime(Agent(ear.model, name="a")) as runtime:
+        assert await runtime.wait_idle(SOON)
+
+        assert [said.partition("\n")[0] for said in ear.heard] == ["hello", '[process "double" completed]']
+        assert await runtime.processes.wakes() == []
+
+
 async def test_process_that_ends_elsewhere_wakes_the_session_here(file: Place) -> None:
     ear = Ear()
     async with file.runtime(Agent(ear.model, name="a"), processes=[double]) as here:

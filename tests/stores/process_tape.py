@@ -102,6 +102,7 @@ class ProcessTape:
             [
                 Advance(scope, at, records, told[: pick([0, 1])], first, seen),
                 Advance(scope, at, (), told, first, seen),
+                Advance(scope, at, records, seen=seen, repeats=True),
                 Advance(scope, at, records, first=True, seen=seen, park=waits[: pick([1, 2])]),
                 Advance(scope, at, records, outcome=pick(OUTCOMES), first=first),
                 Advance(scope, at, records, drop=records[-1].ordinal - pick([0, there // 2])),

@@ -331,8 +331,10 @@ async def test_three_takeovers_without_a_record_and_it_is_stuck_until_a_person_l
         await store.write(Advance(ProcessScope("p", 1, "w4", 4), 7, outcome=Success()))
     revived = await store.write(Revive("p", 8))
     assert revived is not None
-    assert (revived.stuck, revived.takeovers) == (None, 0)
-    assert (await store.write(Take("p", "w10", 5, 9))).won
+    assert (revived.stuck, revived.takeovers) == (None, 4)
+    for generation in (5, 6, 7, 8):
+        assert (await store.write(Take("p", f"v{generation}", generation, 9))).won
+    assert not (await store.write(Take("p", "v9", 9, 9))).won
 
 
 async def test_a_record_makes_takeovers_count_from_the_start(store: Store) -> None:
@@ -342,6 +344,17 @@ async def test_a_record_makes_takeovers_count_from_the_start(store: Store) -> No
     await store.write(Advance(ProcessScope("p", 1, "w4", 4), 6, (Node(1, b"1"),)))
 
     assert (await store.write(Take("p", "w5", 4, 7))).won
+
+
+async def test_a_record_that_only_repeats_lets_takeovers_be_counted_on(store: Store) -> None:
+    await begun(store, "p")
+    for generation in (1, 2, 3):
+        await store.write(Take("p", f"w{generation + 1}", generation, 5))
+    repeat = Advance(ProcessScope("p", 1, "w4", 4), 6, (Node(1, b"1"),), repeats=True)
+    assert (await store.write(repeat)).row.takeovers == 3
+
+    assert not (await store.write(Take("p", "w5", 4, 7))).won
+    assert (await found(store, "p")).stuck == "3 workers in a row took it over and died without a new record"
 
 
 async def test_a_stuck_process_that_is_cancelled_ends_and_says_that_nobody_knows(store: Store) -> None:

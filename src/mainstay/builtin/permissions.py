@@ -237,6 +237,8 @@ class Permissions(Plugin):
 
     def after_tool_call(self, ctx: ToolEndContext) -> None:
         """Look at the call as it ran: the person was shown these arguments, whatever the model had given."""
+        if ctx.late:
+            return  # what a host or a function started, no person has approved
         name = ctx.tool.name
         judged = self.judge(name, ctx.args)
         if judged.decision != "ask":

@@ -285,6 +285,9 @@ class Redaction(Plugin):
     Put it first: then what later plugins make of a result is looked at once more, and a secret that one of them brings
     in fails the call instead of being recorded.
 
+    What comes after its turn is covered too: a background tool's result before it is recorded, and what sessions are
+    told of other processes. What those processes keep of themselves is their own.
+
     It does not touch arguments: the call would be another one. Nor does it see what users say, progress and artifacts
     of tools, completions and settlements from outside, a model's live reasoning, or what another plugin answers in
     place of a call. Traces have their own: `RedactingSink`.

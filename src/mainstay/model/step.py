@@ -26,7 +26,8 @@ class Fault(Struct, frozen=True, gc=False, omit_defaults=True):
 class Begun(Struct, frozen=True, gc=False, tag="begun.1", omit_defaults=True):
     """A step is about to run, or a wait has begun. `asked` is what it was asked for: another one is another code.
 
-    `repeated` counts attempts made because a crash left the one before unknown.
+    `repeated` counts attempts made because a crash left the one before unknown. `life` is which begin of its process
+    made this attempt of a step that may be repeated: the begins since then may each have made another.
     """
 
     key: str
@@ -37,6 +38,7 @@ class Begun(Struct, frozen=True, gc=False, tag="begun.1", omit_defaults=True):
     attempt: int = 1
     repeated: int = 0
     at: int = 0
+    life: int = 0
 
 
 class StepFaltered(Struct, frozen=True, gc=False, tag="faltered.1", omit_defaults=True):

@@ -129,7 +129,12 @@ class ToolCallContext(HookContext, frozen=True):
 
 
 class ToolEndContext(HookContext, frozen=True):
-    """A call has ended. `inspecting`: this outcome replaces another one that this plugin let pass."""
+    """A call has ended. `inspecting`: this outcome replaces another one that this plugin let pass.
+
+    `late`: it is the result of a process, which comes in no turn: `call_id` is its id. Of a process that is no tool,
+    `tool` has the name and an id that begins with `process:`, and `args` is empty. Perhaps nobody was asked before it
+    began.
+    """
 
     host: ToolHost
     call_id: str
@@ -137,6 +142,7 @@ class ToolEndContext(HookContext, frozen=True):
     args: dict[str, Any]
     outcome: ToolOutcome
     inspecting: bool = False
+    late: bool = False
 
 
 class StreamContext(HookContext, frozen=True):
@@ -309,6 +315,8 @@ class Plugin:
     def after_tool_call(self, ctx: ToolEndContext) -> Maybe[Directives]:
         """A body has ended and its outcome is not recorded yet. May abort, replace the outcome, enqueue, create, emit.
 
+        Also told, as `late`, of what comes after its turn: how a background tool ended, before that is recorded, and
+        what any other process tells the session, before it does. No turn can be aborted or added to then.
         An exception withholds the result from the model.
         """
 

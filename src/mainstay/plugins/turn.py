@@ -200,7 +200,12 @@ class TurnPlugins:
     @property
     def looks(self) -> bool:
         """Whether somebody wants to see how a call ended before it is recorded."""
-        return self._session.has("after_tool_call") or self._session.has("project_result")
+        return self.judges or self._session.has("project_result")
+
+    @property
+    def judges(self) -> bool:
+        """Whether somebody decides what is recorded of it."""
+        return self._session.has("after_tool_call")
 
     async def before_call(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> laws.Verdict:
         base, host = self._base(), self._host.at(f"{call_id}.before")

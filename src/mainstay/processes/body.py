@@ -28,17 +28,19 @@ from mainstay.model.process import (
     WaitOn,
 )
 from mainstay.model.step import Begun, StepFaltered, StepRecord
-from mainstay.model.tool import Artifact, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome
+from mainstay.model.tool import Artifact, Denied, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome
+from mainstay.model.tool import Cancelled as ToolCancelled
 from mainstay.ports.services import ToolHost
 from mainstay.ports.tool import Handles
 from mainstay.processes.branches import PutAway
 from mainstay.processes.host import Host
 from mainstay.processes.run import ProcessRun
-from mainstay.tools.attempt import Again, Attempted, Interrupted, Outlet, attempt
+from mainstay.tools.attempt import Again, Attempted, Interrupted, Look, Outlet, attempt
 from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready
 from mainstay.tools.round import TOOL_RETRIES
 from mainstay.tools.shelf import in_the_past
+from mainstay.tools.vetting import WITHHELD
 from mainstay.tools.workshop import Workshop
 
 log = logging.getLogger("mainstay.processes")
@@ -52,13 +54,17 @@ PROGRESS_SECONDS = 1.0
 
 
 class ToolWork:
-    """One process of a tool in the hands of this worker. `attempts` have begun, `repeated` of them after a death."""
+    """One process of a tool in the hands of this worker. `attempts` have begun, `repeated` of them after a death.
+
+    `look` is what plugins make of how it ended, where there are any who want to see that before it is recorded.
+    """
 
     def __init__(self, run: ProcessRun, ready: Ready, home: Workshop, host: Host) -> None:
         self._run, self._ready, self._home, self._host = run, ready, home, host
         self._spec, self._clock = ready.entry.spec, home.clock
         self.services: Callable[[], ToolHost] | None = None
         self.handles: Callable[[], Handles] | None = None
+        self.look: Look | None = None
         self.attempts = self.repeated = 0
         self._expired = False
 
@@ -81,13 +87,23 @@ class ToolWork:
     async def _attempts(self) -> ProcessOutcome:
         while True:
             await self._may_begin()
-            end = await self._attempt()
+            end = await self._seen(await self._attempt())
             outcome = self._outcome(end)
             if outcome is not None:
                 return outcome
             assert isinstance(end, Again)
             delay = TOOL_RETRIES.delay(self.attempts, end.after, self._home.random)
             await self._put_off(end.failed, self._clock.now() + round(delay * 1000))
+
+    async def _seen(self, end: ToolOutcome | Again) -> ToolOutcome | Again:
+        """How an attempt ended, as the plugins of its session leave it. One that is made again ends nothing."""
+        gate = self._run.gate
+        if isinstance(end, Again):
+            if gate.request is not None or self.attempts <= self._spec.retries:
+                return end
+            end = end.otherwise
+        known = isinstance(end, Ok | Failed)
+        return end if self.look is None or (gate.shut and not known) else await self.look(end)
 
     async def _may_begin(self) -> None:
         """Raise what the process was asked for. Left between two attempts it parks: who lets go of work that only its
@@ -239,6 +255,8 @@ class ToolWork:
             return Success(end.value)
         if isinstance(end, Failed):
             return Failure(end.code, end.message, end.data)
+        if isinstance(end, Denied | ToolCancelled):  # a plugin's word: the body says no such thing
+            return Failure(str(type(end).__struct_config__.tag), end.reason)
         if request is not None:
             return self._cancelled(unknown=True)
         if self._run.gate.leaving and not self._expired:
@@ -258,8 +276,9 @@ class ToolWork:
     # ------------------------------------------------------------------ until the next attempt
 
     async def _put_off(self, failed: Failed, due: int) -> None:
-        now = self._clock.now()
-        self._run.journal.record(StepFaltered(KEY, failed.code, failed.message, due, self.attempts, now))
+        # What plugins see is how the tool ends. Until then nobody has looked through what it says.
+        now, message = self._clock.now(), failed.message if self.look is None else WITHHELD
+        self._run.journal.record(StepFaltered(KEY, failed.code, message, due, self.attempts, now))
         await self._until(due)
 
     async def _until(self, due: int) -> None:

@@ -13,6 +13,7 @@ from mainstay.model.process import ParentEnd, ProcessRow, WakePolicy
 from mainstay.model.session import CancelRequest
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.store import Store
+from mainstay.tools.slots import Slots
 
 
 class Host(Protocol):
@@ -22,6 +23,7 @@ class Host(Protocol):
     clock: Clock
     random: Random
     threads: Threads
+    slots: Slots
     deps: Any
     passive: bool
     jumps: Jumps

@@ -48,6 +48,7 @@ class ProcessJournal:
         "_patience",
         "_pending",
         "_progress",
+        "_repeats",
         "_store",
         "_writing",
         "first",
@@ -64,6 +65,7 @@ class ProcessJournal:
         self._ordinal = 0
         # Bytes, made at once: what a call has returned is its caller's to change, and must not change here.
         self._pending: list[bytes] = []
+        self._repeats = 0  # how many of these only say that something is attempted again
         self._events: list[Event] = []
         self._progress: list[Event] = []
         self._blobs: list[str] = []
@@ -81,8 +83,10 @@ class ProcessJournal:
         """The number of the next record, where some were written before."""
         self._ordinal = ordinal
 
-    def record(self, record: StepRecord) -> None:
+    def record(self, record: StepRecord, repeats: bool = False) -> None:
+        """With `repeats` it only says that a step is attempted again: who dies of it has made no progress."""
         self._pending.append(encode(record))
+        self._repeats += repeats
 
     def event(self, event: Event) -> None:
         """An event that goes with the next write. Of progress only the newest counts, and it causes no write."""
@@ -134,6 +138,7 @@ class ProcessJournal:
             await self._send_doubtful()
             self._ordinal += len(self._pending)
             self._pending[:] = [encode(segment)]
+            self._repeats = 0
             self._events.append(event)
             await self._send_rest(drop=self._ordinal)
 
@@ -153,6 +158,7 @@ class ProcessJournal:
     ) -> Advanced:
         await self._send_doubtful()
         pending, events, progress = list(self._pending), list(self._events), self._progress[-1:]
+        repeats = self._repeats
         if not (pending or events or self.first or park or outcome is not None or (report and progress)):
             return Advanced(self.row)
         referred, blobs = len(self._blobs), list(self._blobs)
@@ -164,11 +170,12 @@ class ProcessJournal:
             outcome = await self._spilled(outcome, blobs)
         self._doubtful = Advance(
             self.scope, self._clock.now(), tuple(nodes), (*events, *progress), self.first, self.looked, park, outcome,
-            drop, tuple(blobs),
+            drop, tuple(blobs), 0 < len(pending) == repeats,
         )  # fmt: skip
         # Only now: others may have recorded more while blobs were written.
         del self._pending[: len(pending)], self._events[: len(events)], self._progress[: len(progress)]
         del self._blobs[:referred]
+        self._repeats -= repeats
         self._ordinal += len(nodes)
         return await self._send(self._doubtful)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from mainstay.errors import Fenced, InvalidInput, Retry, ToolError
 from mainstay.model.codec import MAX_VALUE, clean, clean_text, encode, error_text
 from mainstay.model.process import WaitOn
 from mainstay.model.step import Begun, Done, Fault, StepFaltered
+from mainstay.model.tool import ToolSpec
 from mainstay.processes.branches import Branch, Cut, PutAway
 from mainstay.processes.caller import Caller, answered, call
 from mainstay.processes.replay import Open, shape
@@ -27,7 +29,7 @@ STEP_RETRIES = RetryPolicy()
 MAX_TEXT = 16_000
 """Characters of an error that are kept."""
 
-DIED = "its worker died while it ran"
+DIED = "its worker died before its end was written"
 
 
 class Options(Struct, frozen=True):
@@ -40,7 +42,7 @@ class Options(Struct, frozen=True):
 
 
 class StepCall(Struct, frozen=True):
-    """One step as it was asked for."""
+    """One step as it was asked for. `tool` is set if it is one: its limits hold for steps as for calls in turns."""
 
     key: str
     name: str
@@ -51,6 +53,7 @@ class StepCall(Struct, frozen=True):
     reruns: bool
     retries: int
     timeout: float | None
+    tool: ToolSpec | None = None
 
     def done(self, **how: Any) -> Done:
         return Done(self.key, "step", self.name, self.asked, **how)
@@ -113,6 +116,8 @@ class Steps(Caller):
             if branch.owes and attempt.repeated:  # what a dead worker did of it may have had its effect
                 return self._end(step.done(unknown=DIED, cut=True, dropped=branch.pay(), attempts=attempt.number - 1))
             self._check_cut(branch, step.key, "step", step.name, step.asked)
+            if step.tool is not None and not await self._take_slot(branch, step.tool):
+                continue  # asked to end meanwhile
             ended = await self._attempt(branch, step, attempt)
             if isinstance(ended, Done):
                 return self._end(ended)
@@ -130,7 +135,7 @@ class Steps(Caller):
         if before.faltered is not None:
             return Attempt(before.faltered.attempt + 1, repeated)
         assert before.begun is not None
-        lost = max(lost, 1)
+        lost = max(self.attempt - before.begun.life if before.begun.life else lost, 1)
         return Attempt(before.begun.attempt + lost, repeated + lost) if step.reruns else None
 
     async def _pause(self, branch: Branch, step: StepCall, due: int, since: int) -> None:
@@ -144,16 +149,48 @@ class Steps(Caller):
             raise Cut(f"process {self.process_id} was asked to end")
         return answered(done)
 
+    async def _take_slot(self, branch: Branch, tool: ToolSpec) -> bool:
+        """Wait until the tool's limits leave room; False when the branch is asked to end before.
+
+        Who waits needs no place of the worker, and does not wait for one once it has a slot: so nobody holds the one
+        and waits for the other.
+        """
+        slots = self._host.slots
+        if slots.try_take(tool):
+            return True
+        try:
+            turn = functools.partial(slots.take, tool)
+            await branch.gate.guard(self._branches.waiting.stand_in_line(turn))
+        except TurnCancelled:
+            return False
+        except Leaving:
+            raise PutAway from None
+        if self._branches.away:
+            slots.give(tool)
+            raise PutAway
+        return True
+
     async def _attempt(self, branch: Branch, step: StepCall, attempt: Attempt) -> Done | int:
+        """One attempt, with the slot of its tool. A thread gives that back itself, when it has really ended."""
+        body = Body(self._host.threads, step, self._tool_context(step, attempt))
+        tool = step.tool
+        if tool is not None:
+            body.ended = functools.partial(self._host.slots.give_later, asyncio.get_running_loop(), tool)
+        try:
+            return await self._try(branch, step, attempt, body)
+        finally:
+            if tool is not None and not body.on_thread:
+                self._host.slots.give(tool)
+
+    async def _try(self, branch: Branch, step: StepCall, attempt: Attempt, body: Body) -> Done | int:
         """Run the body once: how the step ended, or when it is tried again."""
         recorded = self._records_begun(step, attempt)
         if recorded:
-            self._record_begun(step, attempt)
+            self._record_begun(step, attempt, repeats=attempt.repeated > 0)
         await self._journal.flush()
         if not await self._host.still_ours(self._row):
             raise Fenced(f"process {self.process_id}", self._journal.scope.generation)
         began = self._clock.monotonic()
-        body = Body(self._host.threads, step, self._tool_context(step, attempt))
         try:
             ended = await self._ended(branch, step, body)
         except Leaving:
@@ -183,11 +220,10 @@ class Steps(Caller):
         """
         return not step.reruns or attempt.failures > 1 or (attempt.repeated > 0 and not self._branches.alone)
 
-    def _record_begun(self, step: StepCall, attempt: Attempt) -> None:
-        now = self._clock.now()
-        self._journal.record(
-            Begun(step.key, "step", step.name, step.asked, None, attempt.number, attempt.repeated, now)
-        )
+    def _record_begun(self, step: StepCall, attempt: Attempt, repeats: bool = False) -> None:
+        now, life = self._clock.now(), self.attempt if step.reruns else 0
+        begun = Begun(step.key, "step", step.name, step.asked, None, attempt.number, attempt.repeated, now, life)
+        self._journal.record(begun, repeats)
 
     async def _ended(self, branch: Branch, step: StepCall, body: Body) -> Ended:
         branch.in_step = True
@@ -252,12 +288,15 @@ class Steps(Caller):
 
 
 class Body:
-    """One attempt of a step's function. `began`: it may have had an effect."""
+    """One attempt of a step's function. `began`: it may have had an effect. `on_thread`: it runs, or ran, on one, which
+    calls `ended` at its end, however long after everybody has gone."""
 
-    __slots__ = ("_call", "_ctx", "_threads", "began")
+    __slots__ = ("_call", "_ctx", "_threads", "began", "ended", "on_thread")
 
     def __init__(self, threads: Threads, call: StepCall, ctx: ToolContext[Any] | None) -> None:
-        self._threads, self._call, self._ctx, self.began = threads, call, ctx, False
+        self._threads, self._call, self._ctx = threads, call, ctx
+        self.began = self.on_thread = False
+        self.ended: Callable[[], None] | None = None
 
     def stop(self) -> None:
         """Tell a body on a thread that nobody waits for it any more."""
@@ -273,8 +312,17 @@ class Body:
             fn = fn.fn
         if inspect.iscoroutinefunction(fn):
             return await fn(*args, **kwargs)
-        found = await self._threads.run(lambda: fn(*args, **kwargs))
+        running = self._threads.run(functools.partial(self._to_its_end, fn, args, kwargs))
+        self.on_thread = True
+        found = await running
         return await found if inspect.isawaitable(found) else found
+
+    def _to_its_end(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            if self.ended is not None:
+                self.ended()
 
 
 def _called(
@@ -296,7 +344,7 @@ def _called(
     name = clean_text(
         options.name or (spec.name if spec is not None else str(getattr(fn, "__name__", type(fn).__name__)))
     )
-    return StepCall(key, name, shape(args, kwargs), fn, args, kwargs, recovery == "rerun", retries, timeout)
+    return StepCall(key, name, shape(args, kwargs), fn, args, kwargs, recovery == "rerun", retries, timeout, spec)
 
 
 def checked(value: Any, what: str) -> Any:

@@ -34,6 +34,7 @@ from mainstay.processes.body import ARTIFACT, ToolWork
 from mainstay.processes.host import Host
 from mainstay.processes.journal import load_steps
 from mainstay.processes.run import ProcessRun
+from mainstay.tools.attempt import Look
 from mainstay.tools.catalog import Entry
 from mainstay.tools.define import Tool
 from mainstay.tools.prepare import Ready
@@ -78,6 +79,10 @@ class Tools(Protocol):
     def host(self, agent: str, session_id: str) -> ToolHost: ...
 
     def handles(self, run: ProcessRun, agent: str) -> Handles: ...
+
+    def look(self, agent: str, session_id: str, call: PreparedCall, spec: ToolSpec) -> Look | None:
+        """What the plugins of its session make of how a call ended; None when none of them wants to know."""
+        ...
 
 
 class ToolEngine:
@@ -124,6 +129,8 @@ class ToolEngine:
         run.journal.begin_at(ordinal)
         work = ToolWork(run, ready, self._home, self._host)
         work.services = None if session_id is None else lambda: self._tools.host(asked.agent, session_id)
+        if session_id is not None:
+            work.look = self._tools.look(asked.agent, session_id, call, entry.spec)
         work.handles = lambda: self._tools.handles(run, asked.agent)
         return await work.go(records)
 

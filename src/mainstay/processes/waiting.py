@@ -1,6 +1,7 @@
 """Who works in a process, who waits for what, and when the whole of it may rest.
 
     blocked     a branch that waits for a time, a signal or another process
+    in line     a branch that waits for what calls in this worker share: it cannot be parked, but needs no place
     idle        nobody works and everybody is blocked: after a short linger the process is parked, and nothing of it
                 stays in memory
 
@@ -15,7 +16,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -28,6 +29,8 @@ NAP = 1.0
 """Sleeps up to so many seconds are spent in memory: to park and come back would cost more."""
 
 CUT, AWAY = object(), object()
+
+R = TypeVar("R")
 
 
 class Waiter(Struct, eq=False):
@@ -45,8 +48,8 @@ class Signal(Struct, frozen=True):
 class Waiting:
     """The waits of one process. `park` writes it away, or says that something has happened; `failed` hears of a fault.
 
-    `working` counts the branches that are not blocked, `_eager` the waits that may be over at any moment: those for
-    more than a time. `seconds_until` says how far off a wait's due time is.
+    `working` counts the branches that are neither blocked nor in line, `_eager` the waits that may be over at any
+    moment: those for more than a time. `seconds_until` says how far off a wait's due time is.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Waiting:
     ) -> None:
         self._clock, self._seconds_until, self._park = clock, seconds_until, park
         self._rest, self._failed = rest, failed
-        self.working = 0
+        self.working = self._in_line = 0
         self._waiters: dict[str, Waiter] = {}
         self._by_name: dict[tuple[str, str], dict[str, Waiter]] = {}
         self._eager = 0
@@ -90,6 +93,17 @@ class Waiting:
                 self.working += 1  # torn out of its wait: nobody told it anything
                 self._stir()
             self._remove(waiter)
+
+    async def stand_in_line(self, turn: Callable[[], Awaitable[R]]) -> R:
+        """Wait for something in this worker's memory that other processes hold."""
+        self._in_line += 1
+        self._block()
+        try:
+            return await turn()
+        finally:
+            self._in_line -= 1
+            self.working += 1
+            self._stir()
 
     def _add(self, waiter: Waiter) -> None:
         on = waiter.on
@@ -162,14 +176,15 @@ class Waiting:
 
     def check_idle(self) -> None:
         """If nobody works, linger; then park."""
-        if self.working or not self._waiters or self._linger is not None or self._is_closed:
+        blocked = self._waiters or self._in_line
+        if self.working or not blocked or self._linger is not None or self._is_closed:
             return
         if self._parking is not None and not self._parking.done():
             return
         self._rest(True)
         while self._dues and self._dues[0][2].told.done():
             heapq.heappop(self._dues)
-        if self._dues and self._dues[0][0] - self._clock.monotonic() <= NAP:
+        if self._in_line or (self._dues and self._dues[0][0] - self._clock.monotonic() <= NAP):
             self._arm()
             return
         loop = asyncio.get_running_loop()
@@ -177,7 +192,7 @@ class Waiting:
 
     def _lie_down(self) -> None:
         self._linger = None
-        if not self.working and not self._is_closed:
+        if not self.working and not self._in_line and not self._is_closed:
             self._parking = asyncio.get_running_loop().create_task(self._try_to_park())
 
     async def _try_to_park(self) -> None:

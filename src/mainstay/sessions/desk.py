@@ -36,7 +36,7 @@ from mainstay.sessions.keeper import TaskKeeper
 from mainstay.sessions.news import News
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.turns import Turns
-from mainstay.sessions.wakes import Wakes
+from mainstay.sessions.wakes import Vet, Wakes
 from mainstay.stores import forks
 
 
@@ -55,11 +55,11 @@ class Desk:
         self._pid = forks.pid()
         self.closed = False
 
-    def employ(self, processes: ProcessService, work: ProcessWorker, supervisor: Supervisor) -> None:
-        """Who works on processes here: sessions start them, and hear of them."""
+    def employ(self, processes: ProcessService, work: ProcessWorker, supervisor: Supervisor, vet: Vet) -> None:
+        """Who works on processes here: sessions start them, and hear of them what `vet` lets pass."""
         self.processes = processes
         self.news = News(self.feed, self.store, supervisor)
-        self.wakes = Wakes(self.turns, supervisor, self.definitions, self.worker_for)
+        self.wakes = Wakes(self.turns, supervisor, self.definitions, self.worker_for, vet)
         local = LocalEngine(self.store, self._worker.id, lambda: self._worker.alive)
         self.tasks = TaskKeeper(local, processes, supervisor)
         work.serve([local])
@@ -97,8 +97,9 @@ class Desk:
         """How a turn ends or parks. `known`: it may have done so already."""
         residents = self.turns.residents
         future = residents.expect(session_id, turn)  # before looking: it may end meanwhile, and is told only once
-        if not known and residents.of(session_id).task is not None:
-            return await future
+        resident = residents.of(session_id)
+        if resident.turn == turn or (not known and resident.task is not None):
+            return await future  # whoever works on it here tells its events first, and then its end
         try:
             result = await self.on_disk(session_id, turn)
         except BaseException:  # nobody waits any more
@@ -120,10 +121,11 @@ class Desk:
         result = await self.turns.archive.result(row, turn)
         if result is None and row.turn == turn and row.state == "parked":
             return await self.turns.archive.parked(row, (await self.turns.view(row)).messages)
-        if result is None and row.turn == turn and row.state == "stuck":
-            # Nobody works on it until a person looks: whoever waits must hear why.
-            raise TurnFailed(turn_id(session_id, turn), "stuck", {"reason": row.reason})
-        return result or await self.turns.archive.refused(row, turn)
+        result = result or await self.turns.archive.refused(row, turn)
+        if result is None and row.turn is not None and row.turn <= turn and row.state == "stuck":
+            # Nobody works on it, nor on what was said after it, until a person looks: whoever waits must hear why.
+            raise TurnFailed(turn_id(session_id, row.turn), "stuck", {"reason": row.reason})
+        return result
 
     async def resolve(self, wait_id: str, answer: Answer | None) -> Resolved:
         """Resolve a wait, and see to it that its turn goes on."""

@@ -17,6 +17,7 @@ from mainstay.errors import PluginError
 from mainstay.model.codec import convert, decode
 from mainstay.model.process import Registration
 from mainstay.model.settings import Settings, load
+from mainstay.model.tool import PreparedCall, ToolSpec
 from mainstay.plugins.registry import overrides
 from mainstay.ports.services import ToolHost
 from mainstay.processes.external import ExternalEngine
@@ -27,8 +28,10 @@ from mainstay.processes.visible import Asker, Visible
 from mainstay.processes.worker import ProcessWorker
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.desk import Desk
+from mainstay.sessions.late import LateResults
 from mainstay.sessions.services import Services
 from mainstay.sessions.setup import contexts_of
+from mainstay.tools.attempt import Look
 from mainstay.tools.catalog import Catalog, Entry
 from mainstay.tools.define import Tool
 from mainstay.tools.membership import Membership
@@ -107,6 +110,9 @@ class Environments:
 
     def host(self, agent: str, session_id: str) -> ToolHost:
         return Services(self._desk, session_id, agent)
+
+    def look(self, agent: str, session_id: str, call: PreparedCall, spec: ToolSpec) -> Look | None:
+        return LateResults(self._desk).look(agent, session_id, call, spec)
 
     # ------------------------------------------------------------------ what calls may do
 

@@ -33,6 +33,7 @@ class Resident:
         "session_id",
         "setup",
         "task",
+        "turn",
         "view",
         "waiters",
     )
@@ -44,6 +45,7 @@ class Resident:
         self.overlay: Overlay | None = None
         self.run: Run | None = None
         self.task: asyncio.Task[None] | None = None
+        self.turn: int | None = None  # what the task works on, until its end was told
         self.following: SessionRow | None = None  # what the task finds open when it is done
         # What came for the turn that is just being loaded: a cancel request, an input.
         self.cancel: tuple[int, CancelRequest] | None = None

@@ -15,11 +15,13 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mainstay.errors import BlobMissing, StoreDamaged
 from mainstay.lifecycle.fold import ENDS
 from mainstay.model.process import Wake, WakeRow
-from mainstay.model.tool import OutputBudget
+from mainstay.model.tool import Cancelled, Failed, Ok, OutputBudget, ToolOutcome
+from mainstay.model.transcript import told as shown_of
 from mainstay.ports.store import Store
 from mainstay.tools.output import project
 
@@ -60,6 +62,36 @@ async def heard(store: Store, row: WakeRow) -> Heard:
         return Heard(wake, msgspec.json.decode(await store.blobs.get(blob["digest"])))
     except (BlobMissing, StoreDamaged) as error:
         return Heard(wake, None, str(error))
+
+
+def outcome_of(told: Heard) -> ToolOutcome | None:
+    """What a wake says as the outcome of a call; None when there is nothing to be shown of it."""
+    wake, payload = told.wake, told.wake.payload
+    if told.lost:
+        return None
+    kind = payload.get("type") if wake.type in ENDS.values() and isinstance(payload, dict) else None
+    if kind == "failure":
+        return Failed(payload["code"], payload.get("message", ""), payload.get("data"))
+    if kind == "cancelled":
+        return Cancelled(payload.get("by", ""), payload.get("reason", ""))
+    return None if kind == "abandoned" else Ok(told.value)
+
+
+def instead(told: Heard, outcome: ToolOutcome) -> Heard:
+    """The same news with another outcome. What happened stays what it was; what is shown of it does not."""
+    wake = told.wake
+    if isinstance(outcome, Ok):
+        payload = {"type": "success"} if wake.type in ENDS.values() else outcome.value
+        return Heard(replace(wake, payload=payload), outcome.value)
+    if wake.type not in ENDS.values():
+        return Heard(replace(wake, payload=None), shown_of(outcome))
+    if isinstance(outcome, Cancelled) and wake.payload.get("type") == "cancelled":
+        return Heard(replace(wake, payload=wake.payload | {"by": outcome.by, "reason": outcome.reason}))
+    failed = (
+        outcome if isinstance(outcome, Failed) else Failed(str(type(outcome).__struct_config__.tag), outcome.reason)
+    )
+    payload = {"type": "failure", "code": failed.code, "message": failed.message, "data": failed.data}
+    return Heard(replace(wake, payload=payload))
 
 
 def in_words(told: Sequence[Heard]) -> str:

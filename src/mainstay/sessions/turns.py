@@ -162,7 +162,7 @@ class Turns:
                 stuck = TurnFailed(turn_id(row.id, row.turn), "stuck", {"reason": claimed.row.reason})
                 self.residents.tell(row.id, row.turn, stuck)  # nobody else will: this claim was the last one
             return False
-        log.info("took over turn %s.%s, generation %d", row.id, row.turn, claimed.row.generation)
+        log.info("took over turn %s.%s from %s, generation %d", row.id, row.turn, row.owner, claimed.row.generation)
         if self.residents.of(row.id).task is None:
             self.launch(claimed.row)
         return True
@@ -172,6 +172,7 @@ class Turns:
         try:
             while row.turn is not None and row.owner == self._worker.id and not self.leaving:
                 scope = Scope(row.id, row.sid, row.turn, self._worker.id, row.generation)
+                resident.turn = row.turn
                 after = await self._turn(resident, row, scope, opening)
                 if after is None:
                     return
@@ -194,8 +195,7 @@ class Turns:
             if scope is not None:
                 await self._get_stuck(resident, scope, error)
         finally:
-            resident.task = None
-            resident.run = None
+            resident.task = resident.run = resident.turn = None
             following, resident.following = resident.following, None
             if following is not None and following.turn is not None and following.turn > (scope.turn if scope else 0):
                 self.launch(following)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from mainstay.engine.journal import spill, write_referring
 from mainstay.engine.supervisor import Supervisor
@@ -37,6 +38,10 @@ AT_ONCE = 1000
 """Wakes in one input; more are the turn after it."""
 
 
+Vet: TypeAlias = Callable[[SessionRow, Sequence[Heard]], Awaitable[Sequence[Heard]]]
+"""What plugins of a session let it be told."""
+
+
 class Wakes:
     """Delivers wakes to the sessions of a Runtime.
 
@@ -50,8 +55,10 @@ class Wakes:
         supervisor: Supervisor,
         definitions: Mapping[str, Definition],
         worker_for: Callable[[str], str | None],
+        vet: Vet,
     ) -> None:
         self._turns, self._supervisor, self._definitions, self._worker_for = turns, supervisor, definitions, worker_for
+        self._vet = vet
         self._store, self._clock = turns.store, turns.clock
         self._called, self._looking, self._blocked = set[str](), set[str](), set[str]()
         turns.between = self.between
@@ -110,6 +117,19 @@ class Wakes:
             if wakes[0].at <= self._clock.now() - EXPIRY_MS:
                 await self._expire(session_id, wakes)
 
+    async def could_deliver(self) -> bool:
+        """Whether something waits that a session of this Runtime can be told now."""
+        first = {wake.session_id: wake for wake in reversed(await self._store.wakes())}
+        busy = {row.id for row in await self._store.open_sessions()} if first else ()
+        for session_id in first.keys() - busy:
+            row = await self._store.session(session_id)
+            if row is not None and row.deleted:
+                continue  # it is discarded
+            agent = await self._agent_of(row, first[session_id])
+            if agent is not None and self._worker_for(agent) is not None:
+                return True
+        return False
+
     async def _expire(self, session_id: str, wakes: list[WakeRow]) -> None:
         """Give up what nobody can deliver. A busy session is no reason: it hears when it is idle."""
         row = await self._store.session(session_id)
@@ -141,18 +161,19 @@ class Wakes:
             if agent is not None and self._worker_for(agent) is None:
                 self._blocked.discard(session_id)
                 return None  # for a Runtime that has the agent
-            delivered = await self._try(session_id, agent, wakes[:AT_ONCE], busy)
+            whom = row or SessionRow(0, session_id, agent or "")
+            delivered = await self._try(whom, wakes[:AT_ONCE], busy)
             if delivered is not None and delivered.opened:
                 return delivered
 
-    async def _try(self, session_id: str, agent: str | None, wakes: list[WakeRow], busy: bool) -> Accepted | None:
+    async def _try(self, whom: SessionRow, wakes: list[WakeRow], busy: bool) -> Accepted | None:
         """One attempt. None: look again, something has changed."""
         known = await self._readable(wakes)
         if not known:
             return None
         turn = not busy and any(row.policy == "turn" for row, _ in known)
         try:
-            return await self._put(session_id, agent or "", known, turn)
+            return await self._put(whom, known, turn)
         except (SessionDeleted, UnknownSession) as error:
             await self._discard(wakes, str(error))
             return None
@@ -168,12 +189,11 @@ class Wakes:
                 await self._discard([row], f"it is unreadable: {error}")
         return known
 
-    async def _put(
-        self, session_id: str, agent: str, known: list[tuple[WakeRow, Heard]], turn: bool
-    ) -> Accepted | None:
+    async def _put(self, whom: SessionRow, known: list[tuple[WakeRow, Heard]], turn: bool) -> Accepted | None:
+        session_id, agent = whom.id, whom.agent
+        told = await self._vet(whom, [each for _, each in known])
         now, op = self._clock.now(), f"{self._turns.random.bits(64):016x}"
         kind: InputKind = "queue" if turn else "note"
-        told = [each for _, each in known]
         names = tuple(dict.fromkeys(each.wake.process_id for each in told))
         said = Said(Message("user", in_words(told)), now, op, kind, wakes=names)
         whole = encode_checked(said, "the news of processes")

@@ -212,7 +212,7 @@ def advance(rows: Rows, write: Advance) -> Advanced:
         rows.put_process(row)
         rows.put_awaits(row.pid, awaited(write.park))
         return Advanced(row, parked=True)
-    if row.takeovers and write.records:
+    if row.takeovers and write.records and not write.repeats:
         row = replace(row, takeovers=0)
     if row is not before:
         rows.put_process(row)
@@ -426,6 +426,6 @@ def revive(rows: Rows, write: Revive) -> ProcessRow | None:
     row = known(rows.process(write.process_id), write.process_id)
     if row.stuck is None:
         return None
-    row = appended(rows, replace(row, stuck=None, takeovers=0), Event(events.REVIVED, None, write.at))
+    row = appended(rows, replace(row, stuck=None), Event(events.REVIVED, None, write.at))
     rows.put_process(row)
     return row

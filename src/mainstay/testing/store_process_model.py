@@ -148,7 +148,7 @@ class ProcessModel(ProcessLog):
             woken = self._end(row, failure, write.at)
             return {"row": copy.deepcopy(row), "won": False, "woken": woken}
         row["takeovers"] += 1
-        if row["takeovers"] == 4:  # three successors of an owner died, and left no record
+        if row["takeovers"] in (4, 8, 12, 16):  # three successors of an owner died, or of whoever resumed it
             row.update(owner=None, stuck=SomeReason(), generation=row["generation"] + 1)
             self._happened(row, "process.stuck", {"reason": SomeReason()}, write.at)
             return {"row": copy.deepcopy(row), "won": False, "woken": []}
@@ -179,7 +179,7 @@ class ProcessModel(ProcessLog):
             self._happened(row, "process.first_started", start, write.at)
         for event in write.events:
             self._told(row, event)
-        if write.records:
+        if write.records and not write.repeats:
             row["takeovers"] = 0
         woken: list[Plain] = []
         targets = [self.processes.get(wait.name) for wait in write.park if wait.kind == "process"]
@@ -294,7 +294,7 @@ class ProcessModel(ProcessLog):
         row = self._known(write.process_id)
         if row["stuck"] is None:
             return None
-        row.update(stuck=None, takeovers=0)
+        row.update(stuck=None)
         self._happened(row, "process.revived", None, write.at)
         return copy.deepcopy(row)
 

@@ -182,14 +182,21 @@ class WorkerRules(ProcessMachine):
             self.send(Take(row["registration"]["id"], worker, row["generation"], self.tick()))
 
     @has(ProcessMachine.held_processes)
-    @rule(n=index, bodies=few, first=st.booleans(), kinds=st.lists(marks, max_size=2), key=st.booleans())
+    @rule(
+        n=index,
+        bodies=few,
+        first=st.booleans(),
+        kinds=st.lists(marks, max_size=2),
+        key=st.booleans(),
+        repeats=st.booleans(),
+    )
     def the_owner_goes_on_and_the_same_sent_again_changes_nothing(
-        self, n: int, bodies: list[bytes], first: bool, kinds: list[Event], key: bool
+        self, n: int, bodies: list[bytes], first: bool, kinds: list[Event], key: bool, repeats: bool
     ) -> None:
         row = self.pick(self.held_processes(), n)
         told = [Event(e.type, e.payload, self.now, f"k{self.tick()}" if key else None) for e in kinds]
         kept = tuple(e for e in told if not e.type.startswith("process.") or e.type == "process.progress")
-        write = self.advancing(row, bodies, first=first, events=kept)
+        write = self.advancing(row, bodies, first=first, events=kept, repeats=repeats)
         self.send_again(write, self.send(write))
 
     @has(ProcessMachine.held_processes)

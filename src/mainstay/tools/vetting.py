@@ -20,6 +20,16 @@ from mainstay.plugins.turn import plugins_of
 from mainstay.tools.attempt import Again, Asking, Attempted, Outlet
 from mainstay.tools.prepare import Ready, inspect
 
+WITHHELD = "what it said is withheld: plugins have not seen it"
+
+
+def _withheld(again: Again) -> Again:
+    """A failure after which the call is made again. Plugins see how it ends; until then nobody keeps what it said."""
+    if not isinstance(again.otherwise, Failed):
+        return again  # it was cut off, and said nothing
+    failed = Failed(again.failed.code, WITHHELD)
+    return Again(failed, again.after, failed)
+
 
 class Vetting:
     """The plugins' side of a round. A turn without plugins passes through."""
@@ -65,13 +75,15 @@ class Vetting:
 
     async def after(self, call: AskedCall, ready: Ready, attempted: Attempted) -> Attempted:
         """Let plugins look at a call that did not return a value; one that did has passed them already."""
-        end, spec = attempted.end, ready.entry.spec
-        if self._plugins is None or not self._plugins.looks or self._run.gate.shut or isinstance(end, Ok):
+        end, spec, shut = attempted.end, ready.entry.spec, self._run.gate.shut
+        if self._plugins is None or not self._plugins.looks or isinstance(end, Ok):
             return attempted
         if isinstance(end, Again):
-            if self._run.machine.state.calls[call.call].attempts <= spec.retries:
-                return attempted
+            if self._run.machine.state.calls[call.call].attempts <= spec.retries and not shut:
+                return Attempted(_withheld(end)) if self._plugins.judges else attempted
             end = end.otherwise
+        if shut and not isinstance(end, Failed):
+            return attempted  # our own words: the body said nothing
         return Attempted(await self._look(call, spec, ready.call.args, end), attempted.blobs)
 
     async def _look(self, call: AskedCall, spec: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:

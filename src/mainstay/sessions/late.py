@@ -1,0 +1,179 @@
+"""Results that come after their turn, and the plugins that must see them first.
+
+    a background tool    `after_tool_call` sees how it ended before its process records that
+    any other process    `after_tool_call` sees what a session is told of it before that becomes an input
+    both                 `project_result` decides what the session is told
+
+The id of the process stands for that of the call. There is no turn: a result may be replaced, and a fault withholds it,
+as in one; events and traces are emitted. What a plugin wants said or created beside it has no place, and is logged.
+What was decided is in what is written next, so nobody is asked again once that is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from mainstay.engine.gate import TurnAborted
+from mainstay.errors import PluginFault
+from mainstay.lifecycle.fold import ENDS
+from mainstay.model.codec import clean, error_text
+from mainstay.model.event import PluginEvent
+from mainstay.model.plugin import EmitEvents, EmitTrace, kind_of
+from mainstay.model.process import ProcessRow
+from mainstay.model.session import SessionRow
+from mainstay.model.tool import Failed, Ok, PreparedCall, ToolOutcome, ToolSpec
+from mainstay.observe.feed import TurnEvents
+from mainstay.plugins import laws
+from mainstay.plugins.calls import Hooks, probed
+from mainstay.plugins.hooks import ToolEndContext
+from mainstay.processes.tool import KIND, read_input, session_of
+from mainstay.sessions.desk import Desk
+from mainstay.sessions.services import Services
+from mainstay.sessions.setup import Setup
+from mainstay.sessions.telling import IN_FULL, Heard, instead, outcome_of
+from mainstay.tools.attempt import Look
+
+log = logging.getLogger("mainstay.sessions")
+
+
+class LateResults:
+    """Shows late results to the plugins of their sessions."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def look(self, agent: str, session_id: str, call: PreparedCall, tool: ToolSpec) -> Look | None:
+        """What becomes of the outcome of a background tool; None when no plugin wants to see it."""
+        if not self._concerned(agent, "after_tool_call"):
+            return None
+        return functools.partial(self._ended, agent, session_id, call, tool)
+
+    async def _ended(
+        self, agent: str, session_id: str, call: PreparedCall, tool: ToolSpec, outcome: ToolOutcome
+    ) -> ToolOutcome:
+        row = await self._desk.store.session(session_id)
+        if row is None or row.deleted or row.agent != agent:
+            row = SessionRow(0, session_id, agent)  # as it was when the tool was asked for
+        setup = await self._setup(row)
+        return await Showing(self._desk, row, setup, call.call_id, tool, call.args).vetted(outcome)
+
+    async def told(self, row: SessionRow, told: Sequence[Heard]) -> list[Heard]:
+        """What a session is told of its processes. Of those that it only hears the names of nobody sees more."""
+        if not self._concerned(row.agent, "after_tool_call") and not self._concerned(row.agent, "project_result"):
+            return list(told)
+        setup = await self._setup(row)
+        return [await self._seen(row, setup, each) for each in told[:IN_FULL]] + list(told[IN_FULL:])
+
+    async def _seen(self, row: SessionRow, setup: Setup | TurnAborted, told: Heard) -> Heard:
+        outcome = outcome_of(told)
+        if outcome is None:
+            return told  # there is nothing to see
+        process = await self._desk.store.process(told.wake.process_id)
+        tool, args = _asked(process, setup, told.wake.name)
+        showing = Showing(self._desk, row, setup, told.wake.process_id, tool, args)
+        # Why it was cancelled is whoever's words that wanted it: the tool's engine has not seen them.
+        ended = told.wake.type in ENDS.values() and isinstance(outcome, Ok | Failed)
+        seen = outcome if ended and _is_vetted(process, row.id) else await showing.vetted(outcome)
+        seen = showing.projected(seen)
+        return told if seen == outcome else instead(told, seen)
+
+    def _concerned(self, agent: str, hook: str) -> bool:
+        definition = self._desk.definition(agent)
+        return definition is not None and definition.plugins.has(hook)
+
+    async def _setup(self, row: SessionRow) -> Setup | TurnAborted:
+        """What the session runs with, or which plugin refuses it."""
+        try:
+            async with self._desk.turns.residents.of(row.id).saving:
+                return await self._desk.turns.setup(row)
+        except TurnAborted as refused:
+            return refused
+
+
+class Showing:
+    """One late result before the plugins of its session."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        row: SessionRow,
+        setup: Setup | TurnAborted,
+        call_id: str,
+        tool: ToolSpec,
+        args: dict[str, Any],
+    ) -> None:
+        self._desk, self._agent, self._session_id, self._setup = desk, row.agent, row.id, setup
+        self._call_id, self._tool, self._args = call_id, tool, args
+        self._services = Services(desk, row.id, row.agent)
+
+    async def vetted(self, outcome: ToolOutcome) -> ToolOutcome:
+        """The outcome as `after_tool_call` leaves it."""
+        if isinstance(self._setup, TurnAborted):
+            return Failed(self._setup.code, f"{laws.WITHHELD}: {self._setup.message}")
+        hooks = self._hooks("after_tool_call")
+        if not hooks:
+            return outcome
+        verdict = await laws.after(hooks, self._context, outcome)
+        self._asides(verdict.asides)
+        return outcome if verdict.outcome is None else verdict.outcome
+
+    def projected(self, outcome: ToolOutcome) -> ToolOutcome:
+        """What the model sees of it, if a plugin decides that."""
+        if isinstance(self._setup, TurnAborted) or not isinstance(outcome, Ok):
+            return outcome
+        for plugin, method in self._hooks("project_result").entries:
+            try:
+                return Ok(clean(method(self._context(outcome, False))))
+            except BaseException as error:  # shown as it is, as in a turn: its plugin is no more to be trusted
+                what = f"{type(error).__name__}: {error_text(error)}"
+                log.warning("%s", PluginFault(plugin.id, "project_result", what))
+        return outcome
+
+    def _hooks(self, name: str) -> Hooks:
+        plugins = self._setup.plugins if isinstance(self._setup, Setup) else None
+        return Hooks(name) if plugins is None else probed(plugins.hooks(name), self._services.probe)
+
+    def _context(self, outcome: ToolOutcome, inspecting: bool) -> ToolEndContext:
+        host, deps = self._services, self._services.deps
+        base = (self._session_id, "", self._agent, deps)
+        return ToolEndContext(*base, host, self._call_id, self._tool, self._args, outcome, inspecting, True)
+
+    def _asides(self, given: laws.Asides) -> None:
+        for plugin, directive in given:
+            match directive:
+                case EmitEvents(events=events):
+                    sink = TurnEvents(self._desk.feed, self._session_id, "", asyncio.get_running_loop())
+                    for value in events:
+                        sink.emit(PluginEvent, plugin=plugin, value=value)
+                case EmitTrace(name=name, payload=payload, context=context):
+                    self._services.trace(f"plugin.{plugin}.{name}", payload, context)
+                case _:
+                    log.warning(
+                        "plugin %s: %s means nothing after the result of process %s, which belongs to no turn",
+                        *(plugin, kind_of(directive), self._call_id),
+                    )
+
+
+def _is_vetted(process: ProcessRow | None, session_id: str) -> bool:
+    """Whether its end was shown to this session's plugins before it was recorded."""
+    if process is None or process.registration.kind != KIND:
+        return False
+    return session_of(process.registration) == session_id
+
+
+def _asked(process: ProcessRow | None, setup: Setup | TurnAborted, name: str) -> tuple[ToolSpec, dict[str, Any]]:
+    """What plugins are told of the call: its tool and arguments, or the name of a process that is none."""
+    asked = None
+    if process is not None and process.registration.kind == KIND:
+        asked = read_input(process.registration)
+    if asked is None:
+        return ToolSpec(name, id=f"process:{name}"), {}  # not to be mistaken for a tool of that name
+    try:
+        entry = setup.definition.catalog.get(asked.tool) if isinstance(setup, Setup) else None
+    except TurnAborted:  # who hides tools could not say which; the next turn will tell
+        entry = None
+    return (ToolSpec(asked.tool) if entry is None else entry.spec), asked.args
