@@ -6,6 +6,7 @@ from typing import Any
 
 from mainstay import Agent, ModelResponse, Runtime, ToolCall, ToolContext, Usage, tool
 from mainstay.errors import RuntimeClosed
+from mainstay.model.event import ToolProgress
 from mainstay.model.outcome import Waiting
 from mainstay.model.tool import Ok, OutcomeUnknown
 from mainstay.testing import ScriptedModel
@@ -233,6 +234,34 @@ async def test_a_thread_that_does_not_end_does_not_keep_the_runtime(place: Place
     stop.set()
 
 
+def test_a_thread_that_outlives_its_event_loop_may_still_tell_of_progress(place: Place) -> None:
+    left, ended, told = threading.Event(), threading.Event(), []
+
+    @tool
+    def write_all(ctx: ToolContext) -> None:
+        ctx.progress("begun")
+        left.wait(SOON)
+        for row in range(3):
+            told.append(row)
+            ctx.progress(row)
+        ended.set()
+
+    async def leave() -> None:
+        agent = Agent(ScriptedModel([[ToolCall("a", "write_all")]]), tools=[write_all])
+        async with place.runtime(agent, grace=0) as runtime:
+            session = await runtime.session("chat")
+            async with session.stream("go") as turn:
+                async for event in turn:
+                    if isinstance(event, ToolProgress):
+                        break
+
+    asyncio.run(leave())
+    left.set()
+
+    assert ended.wait(SOON)
+    assert told == [0, 1, 2]
+
+
 async def test_who_waits_when_the_runtime_is_left_is_told(place: Place) -> None:
     model = TellingModel()
     async with place.runtime(Agent(model), grace=0) as runtime:
@@ -276,6 +305,19 @@ async def test_wait_idle_gives_up_in_time(place: Place) -> None:
         await (await runtime.session("chat")).send("go")
 
         assert not await runtime.wait_idle(0.02)
+
+
+async def test_without_recovery_wait_idle_does_not_wait_for_what_others_have(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model), grace=0) as other:
+        await (await other.session("theirs")).send("go")
+        await model.next()
+        async with place.runtime(Agent(ScriptedModel(["a"])), recover=False) as runtime:
+            session = await runtime.session("mine")
+            await session.send("say")
+
+            assert await runtime.wait_idle(SOON)
+            assert texts(await session.history()) == ["say", "a"]
 
 
 async def test_draining_finishes_what_runs_and_starts_nothing_new(place: Place) -> None:

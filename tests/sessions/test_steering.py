@@ -8,6 +8,7 @@ import pytest
 from mainstay import Agent, Budget, ModelResponse, ToolCall, Usage, tool
 from mainstay.errors import ProviderError
 from mainstay.model.event import InputDelivered
+from mainstay.model.outcome import BudgetSpent
 from mainstay.model.tool import Cancelled
 from mainstay.testing import ScriptedModel
 from tests.sessions.places import SOON, Place, TellingModel, crash, texts
@@ -155,23 +156,33 @@ async def test_a_delivered_input_survives_a_crash_and_is_delivered_once(place: P
         assert texts(await session.history()) == ["go", "", "", "left", "done"]
 
 
-async def test_input_delivered_into_a_turn_whose_budget_is_spent_is_answered_and_kept_in_order(place: Place) -> None:
+async def test_an_answer_that_spent_the_budget_stands_and_what_was_steered_is_answered_in_the_next_turn(
+    place: Place,
+) -> None:
     model = TellingModel()
     async with place.runtime(Agent(model, budget=Budget(tokens=5))) as runtime:
         session = await runtime.session("chat")
-        await session.send("go")
+        first = await session.send("go")
         await model.next()
         steered = await session.steer("more")
-        waiting = asyncio.create_task(steered.result(SOON))
-        await asyncio.sleep(0)
-        model.say(ModelResponse("answer", usage=Usage(input=10)))
-        result = await waiting
+        model.say(ModelResponse("answer", usage=Usage(input=10)), ModelResponse("more of it", usage=Usage(input=10)))
 
-        assert result.turn_id == "chat.1"
-        assert result.outcome.__class__.__name__ == "BudgetSpent"
-        assert texts(await session.history()) == ["go", "answer", "more"]
-    async with place.runtime(Agent()) as runtime:
-        assert texts(await (await runtime.session("chat")).history()) == ["go", "answer", "more"]
+        assert ((await first.result(SOON)).turn_id, (await first.result(SOON)).text) == ("chat.1", "answer")
+        assert ((await steered.result(SOON)).turn_id, (await steered.result(SOON)).text) == ("chat.2", "more of it")
+        assert texts(await session.history()) == ["go", "answer", "more", "more of it"]
+
+
+async def test_what_is_said_while_the_tools_spend_the_budget_is_answered_in_the_next_turn(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model, tools=[look], budget=Budget(tokens=5))) as runtime:
+        session = await runtime.session("chat")
+        first = await session.send("go")
+        await model.next()
+        steered = await session.steer("more")
+        model.say(ModelResponse(tool_calls=(ToolCall("a", "look"),), usage=Usage(input=10)), "here it is")
+
+        assert (await first.result(SOON)).outcome == BudgetSpent("tokens", 5)
+        assert ((await steered.result(SOON)).turn_id, (await steered.result(SOON)).text) == ("chat.2", "here it is")
 
 
 async def test_who_waits_for_a_steered_input_hears_that_its_turn_parked(place: Place) -> None:

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import TypeVar
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ToolCall, ToolContext, tool
+from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
 from mainstay.errors import InvalidInput, KeyConflict
 from mainstay.model.event import (
     TextDelta,
@@ -18,8 +19,12 @@ from mainstay.model.event import (
 )
 from mainstay.model.outcome import Finished
 from mainstay.model.tool import Ok
+from mainstay.model.write import Commit, Write
+from mainstay.stores.memory import MemoryStore
 from mainstay.testing import FunctionModel, ScriptedModel
 from tests.sessions.places import SOON, Place, TellingModel, texts
+
+R = TypeVar("R")
 
 
 async def test_a_stream_shows_the_turn_and_then_gives_its_result(place: Place) -> None:
@@ -173,3 +178,35 @@ async def test_the_built_in_model_streams_what_it_then_answers(place: Place) -> 
         result = await turn.result()
 
     assert "".join(shown) == result.text == "You said: You and You"
+
+
+class SlowToTell(MemoryStore):
+    """Commits, and says so when it is told to: what is on disk may be read before its writer hears of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.committed, self.tell = asyncio.Event(), asyncio.Event()
+
+    async def write(self, write: Write[R]) -> R:
+        receipt = await super().write(write)
+        if isinstance(write, Commit):
+            self.committed.set()
+            await self.tell.wait()
+        return receipt
+
+
+async def test_whoever_asks_how_a_turn_of_ours_ended_hears_it_after_its_events() -> None:
+    store = SlowToTell()
+    async with Runtime(store, agents=[Agent(ScriptedModel(["hello"]))]) as runtime:
+        session = await runtime.session("s")
+        events = session.observe()
+        turn = (await session.send("hi")).turn_id
+        await store.committed.wait()
+        asked = asyncio.create_task(session.result(turn))
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+        assert not asked.done()
+        store.tell.set()
+        seen = [await anext(events) for _ in range(3)]
+        assert (type(seen[-1]), (await asked).text) == (TurnCommitted, "hello")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
-from mainstay import Agent, Runtime, TurnFailed
+from mainstay import Agent, ModelRequest, Runtime, TurnFailed
+from mainstay.engine.lease import LeaseTerms
 from mainstay.model.codec import encode
 from mainstay.model.message import Message
 from mainstay.model.record import Said
 from mainstay.model.write import Accept, Release, Scope
+from mainstay.sessions.definition import Definition
 from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing import ScriptedModel
+from mainstay.testing import FunctionModel, ScriptedModel
+from tests.sessions.places import SOON, until
 
 
 async def stuck_turn() -> MemoryRows:
@@ -55,3 +61,60 @@ async def test_nothing_takes_up_a_stuck_turn_by_itself() -> None:
         listed = await runtime.sessions.list(state="stuck")
 
     assert [(row.id, row.reason) for row in listed] == [("s", "the disk ate it")]
+
+
+async def test_what_is_said_after_a_stuck_turn_is_told_why_it_does_not_run_and_runs_when_that_goes_on() -> None:
+    rows = await stuck_turn()
+
+    async with Runtime(
+        MemoryStore(rows), agents=[Agent(ScriptedModel(["hello again", "and hello to you"]))]
+    ) as runtime:
+        session = await runtime.session("s")
+        with pytest.raises(TurnFailed, match="the disk ate it") as caught:
+            await session.run("are you there?", key="there")
+        await session.resume()
+        result = await session.run("are you there?", key="there")
+
+    assert (caught.value.turn_id, caught.value.kind) == ("s.1", "stuck")
+    assert (result.turn_id, result.text) == ("s.2", "and hello to you")
+
+
+class Faulty:
+    """An agent with a fault of ours or the host's, as far as one can be made: reading its output fails."""
+
+    name = "assistant"
+
+    def __init__(self, model: FunctionModel) -> None:
+        self._agent = Agent(model)
+        self.spec = self._agent.spec
+
+    def definition(self) -> Definition:
+        made = self._agent.definition()
+        made.output_rule = self._read
+        return made
+
+    def _read(self, text: str) -> Any:
+        raise ZeroDivisionError("a bug")
+
+
+async def test_whoever_waits_already_hears_that_the_turn_before_his_got_stuck() -> None:
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def model(request: ModelRequest) -> str:
+        began.set()
+        await go_on.wait()
+        return "an answer"
+
+    faulty: Any = Faulty(FunctionModel(model))
+    async with Runtime("memory", agents=[faulty], lease=LeaseTerms(0.3, 0.1)) as runtime:
+        session = await runtime.session("s")
+        await session.send("first")
+        await began.wait()
+        second = asyncio.create_task(session.run("second"))
+        waiters = runtime._open().turns.residents.of("s").waiters
+        await until(lambda: waiters.get(2))
+        go_on.set()
+        with pytest.raises(TurnFailed, match="a bug") as caught:
+            await asyncio.wait_for(second, SOON)
+
+    assert (caught.value.turn_id, caught.value.kind) == ("s.1", "stuck")

@@ -71,15 +71,15 @@ def test_output_of_the_last_step_is_not_repaired() -> None:
     assert machine.next_effect() == Finish(Incomplete("the output did not validate: wrong", "word"))
 
 
-def test_an_input_after_the_last_word_is_kept_but_not_answered() -> None:
+def test_the_last_word_stands_and_what_is_said_after_it_belongs_to_the_next_turn() -> None:
     machine = asking(Budget(steps=2))
     steps_until_the_end(machine)
     say(machine, "this is all I know")
 
-    deliver(machine, "one more thing")
+    assert not machine.may_ask()
+    deliver(machine, "one more thing")  # and what was delivered all the same is kept
 
-    assert machine.next_effect() == Finish(BudgetSpent("steps", 2))
-    assert machine.messages()[-1] == Message("user", "one more thing")
+    assert machine.next_effect() == Finish(Finished("this is all I know"))
     slot = machine.slot()
     assert slot is not None
     assert [d.input for d in slot.delivered] == [2]

@@ -45,8 +45,9 @@ class ModelCaller:
 
     async def call(self, run: Run, effect: CallModel) -> None:
         await run.journal.flush()
-        if effect.due:
-            await run.sleep_until(effect.due)
+        if effect.due and not await _waited(run, effect.due):
+            run.machine.receive(TimeIsUp())
+            return
         request = await self._request(run, effect)
         try:
             response = await run.gate.guard(self._ask(run, request, effect.step), _time_left(run))
@@ -192,6 +193,15 @@ async def _close(deltas: AsyncIterator[Delta]) -> None:
     close = getattr(deltas, "aclose", None)
     if close is not None:
         await close()
+
+
+async def _waited(run: Run, due: int) -> bool:
+    """Wait until an attempt is due; False, at once, when the turn's time is up before."""
+    left = _time_left(run)
+    if left is not None and due - run.clock.now() > left * 1000:
+        return False
+    await run.sleep_until(due)
+    return True
 
 
 def _time_left(run: Run) -> float | None:

@@ -20,6 +20,9 @@ STATUS: dict[type, ResultStatus] = {
 }
 
 
+TOLD = 4096
+"""Characters of an explanation that a model is told: within the output budget whatever they are."""
+
 NEVER_RAN = Cancelled("runtime", "the turn ended before the call ran")
 
 
@@ -88,14 +91,22 @@ def told(outcome: ToolOutcome) -> object:
         return outcome.value
     match outcome:
         case Failed(code=code, message=message):
-            return {"error": code, "message": message}
+            return {"error": code, "message": _short(message)}
         case Denied(reason=reason):
-            return {"error": "denied", "message": reason or "the call was not approved"}
+            return {"error": "denied", "message": _short(reason) or "the call was not approved"}
         case Cancelled(reason=reason):
-            return {"error": "cancelled", "message": reason or "the call was cancelled"}
+            return {"error": "cancelled", "message": _short(reason) or "the call was cancelled"}
         case _:
             return {
                 "error": "outcome_unknown",
-                "message": f"{outcome.reason}: the call may or may not have taken effect and was not repeated; "
+                "message": f"{_short(outcome.reason)}: the call may or may not have taken effect and was not repeated; "
                 "check before you call it again",
             }
+
+
+def _short(text: str) -> str:
+    """Words for the model: an exception may hold megabytes. The record keeps all of them."""
+    if len(text) <= TOLD:
+        return text
+    half, dropped = TOLD // 2, len(text) - TOLD
+    return f"{text[:half]}\n[… {dropped:,} characters dropped; the record has them all …]\n{text[-half:]}"

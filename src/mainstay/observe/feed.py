@@ -18,20 +18,26 @@ from weakref import WeakValueDictionary
 
 from mainstay.errors import InvalidCursor
 from mainstay.model.codec import clean_text
-from mainstay.model.event import AnyEvent, Event, Gap, TextDelta
+from mainstay.model.event import AnyEvent, Event, Gap, TextDelta, TurnCommitted
+from mainstay.model.ids import split, turn_id
 
 REPLAY_EVENTS = 2048
 REPLAY_SECONDS = 120.0
 
 
 class Channel:
-    """Recent events of one session. `first` is the position of the oldest kept, `next` of the one to come."""
+    """Recent events of one session. `first` is the position of the oldest kept, `next` of the one to come.
 
-    __slots__ = ("__weakref__", "_events", "_feed", "_times", "_waiters", "first", "next", "session_id")
+    `head` is the newest turn that readers know to be committed, if anybody has looked; `over`: the session is deleted.
+    """
+
+    __slots__ = ("__weakref__", "_events", "_feed", "_times", "_waiters", "first", "head", "next", "over", "session_id")
 
     def __init__(self, feed: Feed, session_id: str, start: int) -> None:
         self._feed, self.session_id = feed, session_id
         self.first = self.next = start
+        self.head: int | None = None
+        self.over = False
         self._events: deque[Any] = deque()
         self._times: deque[float] = deque()
         self._waiters: list[asyncio.Future[None]] = []
@@ -83,7 +89,7 @@ class Channel:
             yield self.gap(reason)
         while True:
             taken = self.take(position)
-            if taken is None and self._feed.closed:
+            if taken is None and (self._feed.closed or self.over):
                 return
             if taken is None:
                 waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -94,7 +100,8 @@ class Channel:
                 yield event
 
     def gap(self, reason: str) -> Gap:
-        return Gap(self.session_id, "", self._feed.cursor(self.session_id, self.first), reason=reason)
+        last = turn_id(self.session_id, self.head) if self.head else ""
+        return Gap(self.session_id, "", self._feed.cursor(self.session_id, self.first), reason, last)
 
 
 class Feed:
@@ -130,6 +137,22 @@ class Feed:
             if channel is not None:
                 self._channels[session_id] = channel
         return channel
+
+    def end(self, session_id: str) -> None:
+        """The session is deleted: readers see what there is, and then the end."""
+        channel = self.listening(session_id)
+        if channel is not None:
+            del self._channels[session_id]
+            self._start = max(self._start, channel.next + 1)
+            channel.over = True
+            channel.wake()
+
+    def behind(self, session_id: str, head: int) -> bool:
+        """Whether a turn up to `head` was committed that readers have not heard of. The first one knows all so far."""
+        channel = self.listening(session_id)
+        if channel is not None and channel.head is None:
+            channel.head = head
+        return channel is not None and channel.head is not None and channel.head < head
 
     @property
     def sessions(self) -> list[str]:
@@ -176,6 +199,8 @@ class TurnEvents:
             self.flush()
         channel = self._feed.listening(self._session_id)
         if channel is not None:
+            if kind is TurnCommitted:
+                channel.head = split(self._turn_id, 1)[1][0]
             channel.publish(kind, self._turn_id, fields)
 
     def text(self, step: int, text: str) -> None:

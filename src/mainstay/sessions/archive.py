@@ -16,7 +16,7 @@ from mainstay.graph.view import View, with_text
 from mainstay.model.ids import split, turn_id
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message
-from mainstay.model.outcome import PendingCall, Waiting
+from mainstay.model.outcome import Outcome, PendingCall, Waiting
 from mainstay.model.record import Closed, Record, Replied
 from mainstay.model.session import SessionRow
 from mainstay.model.settings import load as settings_of
@@ -70,6 +70,15 @@ class Archive:
             past.messages,
             self._revive(row),
         )
+
+    async def outcome(self, row: SessionRow, turn: int) -> Outcome:
+        """How a committed turn ended, without its past."""
+        (found,) = turns(await load(self._store, row.sid, turn, turn))
+        if found.closed is None:
+            raise StoreDamaged(f"session {row.id}", f"turn {turn} is before its head and has no end")
+        own = View()
+        own.extend(turn, found.records)
+        return with_text(found.closed.outcome, own.messages)
 
     def _revive(self, row: SessionRow) -> Callable[[Any], Any] | None:
         if row.settings and settings_of(row.settings).output is not None:

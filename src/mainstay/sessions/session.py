@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -191,9 +192,19 @@ class Session:
         return await Switchboard(self._desk).call(operation, args, agent=self.agent, default=self.id)
 
     def observe(self, cursor: str | None = None) -> AsyncIterator[AnyEvent]:
-        """Live events after `cursor`, or from now on, for ever. A gap is an event."""
+        """Live events after `cursor`, or from now on, until the session is deleted. A gap is an event.
+
+        Of a turn that another process works on its end is told, after a gap.
+        """
         self._desk.check()
-        return self._desk.feed.read(self.id, cursor)
+        return self._observed(self._desk.feed.read(self.id, cursor))
+
+    async def _observed(self, events: AsyncGenerator[AnyEvent, None]) -> AsyncGenerator[AnyEvent, None]:
+        async with contextlib.aclosing(events):
+            row = await self._desk.store.session(self.id)
+            self._desk.feed.behind(self.id, 0 if row is None else self._usable(row).head)
+            async for event in events:
+                yield event
 
     # ------------------------------------------------------------------ processes
 

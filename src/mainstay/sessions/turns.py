@@ -388,7 +388,7 @@ class Turns:
     async def _checkpoint(self, run: Run, effect: Checkpoint) -> None:
         """Deliver what was said to the running turn since the last boundary, from outside and by plugins."""
         inputs: tuple[Delivered, ...] = ()
-        if run.journal.mail:
+        if run.journal.mail and run.machine.may_ask():  # else nobody would answer it here: the next turn does
             run.journal.mail = False
             inputs = await self._mail(run)
         plugins = plugins_of(run)

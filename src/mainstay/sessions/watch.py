@@ -13,8 +13,11 @@ from mainstay.engine.jumps import Jumps
 from mainstay.engine.lease import Worker
 from mainstay.engine.supervisor import Supervisor
 from mainstay.errors import MainstayError, StoreError
+from mainstay.model.event import Gap, TurnCommitted
+from mainstay.model.ids import turn_id
 from mainstay.model.session import SessionRow
 from mainstay.model.write import Retire
+from mainstay.observe.feed import TurnEvents
 from mainstay.processes.recovery import ProcessWatch
 from mainstay.sessions.archive import decode_pending
 from mainstay.sessions.desk import Desk
@@ -66,6 +69,8 @@ class Watch:
         if self._runs and (first or changed or due):
             self._judged = clock.monotonic()
             await self._take_over()
+        if changed or due:
+            await self._observed()
         if changed:
             await self._notice()
             await self._processes.notice()
@@ -110,6 +115,10 @@ class Watch:
         for worker_id in gone:
             await self._desk.store.write(Retire(worker_id, dead=True))
         self._attend(await self._desk.store.open_sessions())
+        for resident in self._desk.turns.residents.all():
+            if resident.waiters and resident.task is None:
+                # Nobody here is going to tell them: what they wait for may be stuck, or behind something that is.
+                await self._tell(resident.session_id, list(resident.waiters))
 
     def _attend(self, rows: list[SessionRow]) -> None:
         """Open turns that are ours and that nobody here works on, seen twice in a row: work on them again.
@@ -140,6 +149,26 @@ class Watch:
             desk.turns.heed(row)
             if resident.run is None:
                 await self._tell(resident.session_id, list(resident.waiters))
+
+    async def _observed(self) -> None:
+        """Turns that ended in other processes: who observes their sessions here hears of that, after a gap."""
+        desk = self._desk
+        for session_id in desk.feed.sessions:
+            row = await desk.store.session(session_id)
+            if row is not None and row.deleted:
+                desk.feed.end(session_id)
+            elif row is not None and self._missed(row):
+                outcome = await desk.turns.archive.outcome(row, row.head)
+                if self._missed(row):  # still: nobody has told of it meanwhile
+                    name = turn_id(session_id, row.head)
+                    events = TurnEvents(desk.feed, session_id, name, asyncio.get_running_loop())
+                    events.emit(Gap, reason="another process worked on the session", last_committed=name)
+                    events.emit(TurnCommitted, outcome=outcome)
+
+    def _missed(self, row: SessionRow) -> bool:
+        """Whether a turn has ended that nobody here works on, or is about to tell of."""
+        resident = self._desk.turns.residents.get(row.id)
+        return (resident is None or resident.task is None) and self._desk.feed.behind(row.id, row.head)
 
     async def _tell(self, session_id: str, turns: list[int]) -> None:
         for turn in turns:

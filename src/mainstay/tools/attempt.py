@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
@@ -128,38 +129,57 @@ async def _run(ready: Ready, ctx: ToolContext[Any], threads: Threads, ended: Cal
     if tool.is_async:
         return await tool.invoke(kwargs, ctx)
 
+    return await _on_thread(functools.partial(tool.invoke, kwargs, ctx), threads, ended or _nobody)
+
+
+def _nobody() -> None:
+    """Nobody wants to know that a thread has ended."""
+
+
+async def _on_thread(invoke: Callable[[], Any], threads: Threads, ended: Callable[[], None]) -> Any:
     def work() -> Any:
+        value = None
         try:
-            return tool.invoke(kwargs, ctx)
+            value = invoke()
+            return value
         finally:
-            if ended is not None:
+            if not inspect.isawaitable(value):
                 ended()
 
     try:
         future = threads.run(work)
     except RuntimeError as error:  # no more threads: it has not begun, and holds nothing
-        if ended is not None:
-            ended()
+        ended()
         raise ToolError(f"the tool could not be started: {error}", code="no_thread") from None
     try:
         value = await asyncio.shield(future)
-        # A plain wrapper around an async function gives what is still to be awaited.
-        return await value if inspect.isawaitable(value) else value
     except asyncio.CancelledError:
         if future.done():
             raise  # the tool's own
         # A thread cannot be stopped, but it may look at `ctx.cancelled` and say how far it came.
         await asyncio.wait({future}, timeout=CANCEL_GRACE)
-        if not future.done():
-            future.add_done_callback(_look_at)
+        future.add_done_callback(functools.partial(_look_at, ended))
+        if not future.done() or _unawaited(future):
             raise
         return future.result()
+    if not inspect.isawaitable(value):
+        return value
+    try:
+        return await value  # a plain wrapper around an async function gives what is still to be awaited
+    finally:
+        ended()
 
 
-def _look_at(future: asyncio.Future[Any]) -> None:
-    """Nobody waits for it any more; looked at, so that asyncio does not complain."""
-    if not future.cancelled():
-        future.exception()
+def _unawaited(future: asyncio.Future[Any]) -> bool:
+    return not future.cancelled() and future.exception() is None and inspect.isawaitable(future.result())
+
+
+def _look_at(ended: Callable[[], None], future: asyncio.Future[Any]) -> None:
+    """Nobody waits for it any more: looked at, so that asyncio does not complain; what it gave is not awaited."""
+    if _unawaited(future):
+        if inspect.iscoroutine(future.result()):
+            future.result().close()
+        ended()
 
 
 def _cut_off(ready: Ready, interrupted: Interrupted) -> ToolOutcome | Again:

@@ -79,6 +79,11 @@ class Questions:
         wait = known.get(self.wait_id(call.call, "deferred"))
         return wait is not None and (wait.state != "open" or _PENDING(wait.body).reason != RESERVED)
 
+    async def completed(self, call: AskedCall) -> bool:
+        """Whether a deferred call was completed while its body ran: that was acknowledged, however the body ends."""
+        wait = await self._store.wait(self.wait_id(call.call, "deferred"))
+        return wait is not None and wait.state == "resolved"
+
     def take_opened(self) -> tuple[WaitRow, ...]:
         opened, self.opened = self.opened, []
         return tuple(opened)
@@ -86,9 +91,15 @@ class Questions:
     # ------------------------------------------------------------------ answers
 
     async def known(self) -> dict[str, WaitRow]:
-        """The waits of this turn as they are on disk."""
-        scope = self._run.scope
-        return {row.id: row for row in await self._store.waits(scope.sid) if row.turn == scope.turn}
+        """The waits of the calls in hand as they are on disk: each by its id, however many a long session has had."""
+        found = {}
+        for call in list(self._run.machine.state.calls.values()):
+            kinds = ("approval",) if not call.started else ("recovery", "deferred") if call.deferred else ("recovery",)
+            for kind in kinds:
+                wait = await self._store.wait(self.wait_id(call.call, kind))
+                if wait is not None:
+                    found[wait.id] = wait
+        return found
 
     @staticmethod
     def answer(wait: WaitRow) -> Answer | None:

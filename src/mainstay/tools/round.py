@@ -287,7 +287,7 @@ class Round:
             home.running.pop(call_id, None)
             if not on_thread:
                 home.slots.give(spec)
-        if context.deferred and isinstance(attempted.end, Ok):
+        if context.deferred and (isinstance(attempted.end, Ok) or await self.questions.completed(call)):
             return Attempted(attempted.end, deferred=True, due=context.defer_timeout)
         return await self.vetting.after(call, ready, attempted)
 
@@ -465,6 +465,8 @@ class Round:
             await asyncio.wait(self.tasks.values(), timeout=CANCEL_GRACE)
         for key, task in list(self.tasks.items()):
             del self.tasks[key]
+            if not task.done():
+                self.home.left_behind(task)
             call = self.run.machine.state.calls[key]
             ended = None if not task.done() or task.cancelled() else task.result()
             self._stopped(call, ended, reason, leaving)

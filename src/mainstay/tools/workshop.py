@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +45,8 @@ class Workshop:
 
         def progress(value: Any) -> None:
             fields = {"call_id": call_id, "tool": name, "value": clean(value)}
-            loop.call_soon_threadsafe(functools.partial(run.events.emit, ToolProgress, **fields))
+            with contextlib.suppress(RuntimeError):  # the loop is closed: a thread outlived it, and nobody watches
+                loop.call_soon_threadsafe(functools.partial(run.events.emit, ToolProgress, **fields))
 
         return ToolContext(
             session_id=run.scope.session_id,

@@ -117,6 +117,13 @@ class Machine:
             return None
         return Slot(delivered=state.delivered, messages=state.added, elapsed_ms=elapsed_ms, last=state.last)
 
+    def may_ask(self) -> bool:
+        """Whether the budget grants one more model call: what is said to the turn is heard only then."""
+        state = self.state
+        step = state.step + (state.phase is Phase.BEFORE_COMPLETION)
+        over = self._budget.steps is not None and step > self._budget.steps and state.last
+        return not over and spent(self._budget, state) is None
+
     # ------------------------------------------------------------------ receiving
 
     def receive(self, received: Received) -> None:
@@ -163,10 +170,10 @@ class Machine:
 
     def _completing(self, delivery: Delivery) -> None:
         state = self.state
-        if not delivery.inputs and not delivery.messages:
-            state.phase = Phase.DONE
-            return
         state.delivered, state.added = delivery.inputs, delivery.messages
+        if not (delivery.inputs or delivery.messages) or not self.may_ask():
+            state.phase = Phase.DONE  # the answer stands, whatever came too late for the budget
+            return
         state.outcome = None
         state.step += 1
         self._ask()

@@ -1,0 +1,25 @@
+"""A retry that its provider asks to wait for must begin within the turn's time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from mainstay import Agent, Budget, ModelRequest
+from mainstay.errors import ProviderError
+from mainstay.model.outcome import BudgetSpent
+from mainstay.testing import FunctionModel
+from tests.sessions.places import SOON, Place
+
+
+async def test_a_turn_does_not_wait_for_a_retry_beyond_its_time(place: Place) -> None:
+    asked = 0
+
+    def model(request: ModelRequest) -> str:
+        nonlocal asked
+        asked += 1
+        raise ProviderError("slow down", retryable=True, after=30)
+
+    async with place.runtime(Agent(FunctionModel(model), budget=Budget(seconds=10))) as runtime:
+        result = await asyncio.wait_for((await runtime.session("s")).run("go"), SOON)
+
+    assert (result.outcome, asked) == (BudgetSpent("seconds", 10), 1)
