@@ -245,6 +245,31 @@ async def noticed(runtime: Runtime) -> None:
     await until(lambda: resident.run is not None and resident.run.journal.mail)
 
 
+async def test_an_approval_from_another_runtime_does_not_wait_for_the_calls_beside_it(file: Place) -> None:
+    booked, enough = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def stand_by() -> str:
+        await enough.wait()
+        return "stood by"
+
+    @tool(approval="ask")
+    async def book() -> str:
+        booked.set()
+        return "booked"
+
+    model = ScriptedModel([[ToolCall("a", "stand_by"), ToolCall("b", "book")], "done"])
+    async with file.runtime(Agent(model, tools=[stand_by, book])) as one, file.runtime() as two:
+        receipt = await (await one.session("chat")).send("go")
+        person = await two.session("chat")
+        await until(person.pending)
+        await person.approve("chat.1.1.1")
+        await asyncio.wait_for(booked.wait(), SOON)
+        enough.set()
+
+        assert [call.outcome for call in (await receipt.result(SOON)).tool_calls] == [Ok("stood by"), Ok("booked")]
+
+
 async def test_two_hundred_sessions_at_once(place: Place) -> None:
     @tool
     async def double(n: int, ctx: ToolContext[None]) -> int:

@@ -88,6 +88,47 @@ def test_a_writer_killed_at_any_moment_leaves_whole_blobs_only(blobs: FileBlobs)
         blobs.read(digest)
 
 
+SYNCS = """
+import os, pathlib, sys
+from mainstay.stores.blobs import FileBlobs
+
+sync, folder = os.fsync, pathlib.Path(sys.argv[1])
+
+def name(path):
+    return "a temporary file" if path.endswith(".tmp") else os.path.relpath(path, folder.parent)
+
+def told(descriptor):
+    print("sync", name(os.readlink(f"/proc/self/fd/{descriptor}")))
+    sync(descriptor)
+
+def heard(event, args):
+    if event == "os.rename":
+        print("rename", name(str(args[0])), "to", name(str(args[1])))
+
+os.fsync = told  # this process is ours alone
+sys.addaudithook(heard)
+for _ in range(2):
+    FileBlobs(folder).write(b"hello")
+    print("acknowledged")
+"""
+
+
+def test_a_blob_is_on_disk_before_its_name_is_and_its_name_before_anybody_hears_of_it(blobs: FileBlobs) -> None:
+    """A row is synced that refers to it: after a power cut the blob must be there too, and whole. One that was there
+    already may have been put an instant ago, by somebody who has not synced its name yet."""
+    said = subprocess.run(
+        [sys.executable, "-c", SYNCS, str(blobs.folder)], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.splitlines()
+
+    its_name = ["sync blobs/2c", "sync blobs", "sync .", "acknowledged"]
+    assert said == [
+        "sync a temporary file",
+        f"rename a temporary file to blobs/2c/{HELLO[2:]}",
+        *its_name,
+        *its_name,
+    ]
+
+
 async def test_a_disk_that_takes_no_blob_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "blobs").write_bytes(b"a file where the folder should be")
 
