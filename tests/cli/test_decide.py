@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Runtime
+from mainstay import Agent, Runtime, ToolCall, tool
 from mainstay.model.event import TurnCommitted
 from mainstay.model.tool import Cancelled
+from mainstay.testing import ScriptedModel
 from tests.cli.sample_agents import helper
 from tests.cli.shell import process, say, shell, shell_json, start, until
 
@@ -95,6 +96,26 @@ def test_a_settled_call_ends_with_the_value_that_was_given(asked: Path) -> None:
     assert settled.stdout.startswith("settled as done risk.1.1.0\n")
     ended = shell("run", "sample_agents:helper", "-s", "risk", "--resume", store=asked)
     assert ended.stdout == "risky: ok: {'seat': '12A'}\n"
+
+
+def test_what_became_of_a_call_is_told_later_when_its_turn_is_over(store: Path) -> None:
+    @tool(timeout=0.01)
+    async def order() -> None:
+        """Order something."""
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        model = ScriptedModel([[ToolCall("a", "order")], "I cannot know."])
+        async with Runtime(store, agents=[Agent(model, tools=[order])]) as runtime:
+            await (await runtime.session("shop")).run("order")
+
+    asyncio.run(work())
+
+    settled = shell("settle", "shop.1.1.0", "done", store=store)
+
+    assert settled.stdout == (
+        "settled as done shop.1.1.0\nits turn is over: the model is told with the next one of shop\n"
+    )
 
 
 def test_a_value_that_is_no_json_is_refused_before_anything_is_written(waiting: Path) -> None:
@@ -186,4 +207,4 @@ def test_nothing_to_cancel_is_said_and_is_no_success(store: Path) -> None:
     result = shell("cancel", "chat", store=store)
 
     assert result.exit_code == 1
-    assert "nothing to stop" in result.stdout
+    assert result.stdout == "nothing to stop: no turn of chat is open\n"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, Runtime, ToolCall, tool
+from mainstay import Agent, Runtime, ToolCall, ToolContext, tool
 from mainstay.model.codec import encode
 from mainstay.model.message import Message
 from mainstay.model.record import Said
 from mainstay.model.session import WorkerRow
 from mainstay.model.write import Accept, Beat, Release, Scope
 from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing import FunctionModel
+from mainstay.testing import FunctionModel, ScriptedModel
 from tests.cli.shell import say, shell, shell_json
 
 
@@ -189,6 +189,27 @@ def test_deep_finds_a_blob_that_is_gone(store: Path) -> None:
 
     shallow, deep = shell("doctor", store=store), shell("doctor", "--deep", store=store)
     assert (shallow.exit_code, deep.exit_code) == (0, 1)
+    assert "is missing" in deep.stdout
+
+
+def test_deep_finds_an_artifact_that_is_gone(store: Path) -> None:
+    @tool
+    async def draw(ctx: ToolContext) -> str:
+        """Draw a plan."""
+        return (await ctx.artifacts.put(b"<svg/>", name="plan.svg", media_type="image/svg+xml")).name
+
+    async def work() -> None:
+        model = ScriptedModel([[ToolCall("a", "draw")], "drawn"])
+        async with Runtime(store, agents=[Agent(model, tools=[draw])]) as runtime:
+            await (await runtime.session("chat")).run("draw")
+
+    asyncio.run(work())
+    assert shell("doctor", "--deep", store=store).exit_code == 0
+
+    next(p for p in Path(f"{store}-blobs").rglob("*") if p.is_file()).unlink()
+
+    deep = shell("doctor", "--deep", store=store)
+    assert deep.exit_code == 1
     assert "is missing" in deep.stdout
 
 

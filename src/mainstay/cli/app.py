@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from mainstay import __version__
 from mainstay.cli.decide import approve, cancel, pending, reject, settle
 from mainstay.cli.demo import demo
 from mainstay.cli.doctor import doctor
@@ -12,6 +15,7 @@ from mainstay.cli.operations import call, operations
 from mainstay.cli.processes import processes, signal
 from mainstay.cli.ps import ps
 from mainstay.cli.run import run
+from mainstay.cli.say import send, steer
 from mainstay.cli.sessions import delete, fork, sessions
 from mainstay.cli.show import show
 
@@ -27,10 +31,27 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mainstay {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _mainstay(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None: ...
+
+
 WORK, LOOK, DECIDE = "Run agents", "Look", "Decide"
 
 app.command(rich_help_panel=WORK)(demo)
 app.command(rich_help_panel=WORK)(run)
+app.command(rich_help_panel=WORK)(send)
+app.command(rich_help_panel=WORK)(steer)
 app.command(rich_help_panel=LOOK)(sessions)
 app.command(rich_help_panel=LOOK)(show)
 app.command(rich_help_panel=LOOK)(pending)

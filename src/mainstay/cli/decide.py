@@ -92,7 +92,7 @@ def reject(
 
 def settle(
     call: CallArgument,
-    verdict: Annotated[Verdict, typer.Argument(help="What became of it, or to run it again.")],
+    verdict: Annotated[Verdict, typer.Argument(metavar="VERDICT", help="What became of it; rerun: run it again.")],
     value: Annotated[str | None, typer.Option("--value", help="What the tool would have returned, as JSON.")] = None,
     reason: ReasonOption = "",
     by: ByOption = None,
@@ -117,7 +117,7 @@ def _json_value(text: str) -> Any:
 
 def _answer(call: str, store: str | None, json: bool, word: str, answer: Callable[[Session], Awaitable[None]]) -> None:
     async def work() -> int:
-        session_id = _session_of(call)
+        session_id, turn = _turn_of(call)
         async with deciding(store) as runtime:
             row = await runtime.store.session(session_id)
             if row is None or row.deleted:
@@ -128,17 +128,21 @@ def _answer(call: str, store: str | None, json: bool, word: str, answer: Callabl
             print_json({"call_id": call, "session_id": session_id, "answer": word})
         else:
             text_line(console(), f"{word} {call}", "green")
-            say_when(f"agent {row.agent!r}", helped)
+            if row.turn == turn:
+                say_when(f"agent {row.agent!r}", helped)
+            else:
+                text_line(console(), f"its turn is over: the model is told with the next one of {session_id}", "dim")
         return 0
 
     perform(work, json)
 
 
-def _session_of(call: str) -> str:
+def _turn_of(call: str) -> tuple[str, int]:
     try:
-        return ids.split(call, 3)[0]
+        session_id, (turn, *_) = ids.split(call, 3)
     except UnknownTurn:
         raise Refused(f"{call!r} is not a call id: it looks like session.turn.step.index") from None
+    return session_id, turn
 
 
 def cancel(
@@ -191,7 +195,9 @@ async def _cancel_turn(runtime: Runtime, session: str, turn: str | None, reason:
     if json:
         print_json({"session_id": session, "turn_id": asked, "status": status})
     else:
-        text_line(console(), CANCELLED[status].format(turn=asked or f"of {session}"))
+        ended = status == "completion_won" and asked is None
+        words = f"nothing to stop: no turn of {session} is open" if ended else CANCELLED[status].format(turn=asked)
+        text_line(console(), words)
         if status == "requested":
             say_when(f"agent {row.agent!r}", helped)
     return 0 if status in ("requested", "already_requested") else FAILED

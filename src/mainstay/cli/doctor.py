@@ -30,7 +30,7 @@ from mainstay.engine.journal import load
 from mainstay.errors import BlobMissing, MainstayError, StoreError
 from mainstay.model.ids import turn_id
 from mainstay.model.outcome import PendingCall
-from mainstay.model.record import Ended, Said
+from mainstay.model.record import Ended, Record, Said
 from mainstay.model.session import SessionRow, WorkerRow
 from mainstay.model.tool import Ok
 from mainstay.model.write import SessionFilter, StoreFacts
@@ -228,9 +228,21 @@ async def _read_everything(store: Store, health: Health) -> int:
 async def _read_turns(store: Store, row: SessionRow, first: int, last: int) -> int:
     records = await load(store, row.sid, first, last)
     for _, record in records:
-        if isinstance(record, Ended) and isinstance(record.outcome, Ok) and record.outcome.whole is not None:
-            await store.blobs.get(record.outcome.whole.digest)
+        for digest in _digests(record):
+            await store.blobs.get(digest)
     return len(records)
+
+
+def _digests(record: Record) -> list[str]:
+    """The blobs that a record refers to: whole results, artifacts, and what plugins keep."""
+    slot = getattr(record, "slot", None)
+    snapshots = slot.snapshots or {} if slot is not None else {}
+    found = [blob.digest for snapshot in snapshots.values() for blob in snapshot.blobs.values()]
+    if isinstance(record, Ended):
+        found += [artifact.digest for artifact in record.artifacts]
+        if isinstance(record.outcome, Ok) and record.outcome.whole is not None:
+            found.append(record.outcome.whole.digest)
+    return found
 
 
 @contextlib.contextmanager
@@ -284,7 +296,8 @@ def _print(health: Health) -> None:
     text_line(out, f"  {', '.join(counts)}")
     _print_processes(out, health.processes)
     if health.checked is not None:
-        text_line(out, f"  checked: every page, {plural(health.checked, 'record')} and the blobs they refer to")
+        checked = plural(health.checked, "record") if not facts.processes else f"{health.checked:,} records and events"
+        text_line(out, f"  checked: every page, {checked}, and the blobs they refer to")
     _print_workers(out, health, now)
     if health.open:
         text_line(out, "\nopen turns", "bold")

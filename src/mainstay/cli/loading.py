@@ -1,4 +1,4 @@
-"""Finding the agent that `module:attribute` names, with an error that helps when there is none."""
+"""Finding the agent that `module:attribute` names, and what is beside it, with errors that help."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from mainstay.agent import Agent
 from mainstay.cli.host import Refused
+from mainstay.processes.define import Process
 
 
 def load_agent(name: str) -> Agent[object]:
@@ -30,6 +32,12 @@ def load_agent(name: str) -> Agent[object]:
     if not isinstance(found, Agent):
         raise Refused(f"{name} is a {type(found).__name__}, not an Agent; {_choices(module_name, module)}")
     return found
+
+
+def load_functions(name: str) -> list[Process[Any, Any]]:
+    """The durable functions in the module of the agent that `name` names: its tools may start them."""
+    module = _import(name.rpartition(":")[0])
+    return list({id(found): found for found in vars(module).values() if isinstance(found, Process)}.values())
 
 
 def _import(name: str) -> ModuleType:

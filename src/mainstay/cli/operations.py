@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mainstay.cli.host import JsonOption, Refused, StoreOption, existing, is_there, perform, store_path
-from mainstay.cli.loading import load_agent
+from mainstay.cli.host import JsonOption, Refused, StoreOption, existing, finish, is_there, perform, store_path
+from mainstay.cli.loading import load_agent, load_functions
 from mainstay.cli.render import brief, complain, console, print_json, print_value, table, text_line
-from mainstay.cli.run import EXIT_CODES
+from mainstay.cli.run import EXIT_CODES, AgentArgument
 from mainstay.cli.wire import result_json
 from mainstay.errors import MissingSession
 from mainstay.model.ids import split
@@ -19,8 +19,6 @@ from mainstay.model.outcome import kind_of
 from mainstay.plugins.operations import OperationDefinition, OperationOutcome
 from mainstay.runtime import Runtime
 from mainstay.sessions.result import TurnResult
-
-AgentArgument = Annotated[str, typer.Argument(help="Where the agent is: module:attribute or file.py:attribute.")]
 
 SESSIONS = {"required": "on a session", "optional": "on a session, or without", "forbidden": "without a session"}
 
@@ -55,7 +53,7 @@ def call(
     """Call an operation of an agent's plugins.
 
     Its output goes to stdout. Turns that it queues are run here, unless another process runs the session, and waited
-    for; Ctrl-C leaves them for later.
+    for, as is what it began in the background; Ctrl-C leaves them for later.
 
     Exit codes: 0 done, 1 failed, 2 usage error; of a turn that did not finish, that of `mainstay run`.
     """
@@ -63,7 +61,8 @@ def call(
     async def work() -> int:
         loaded, given = load_agent(agent), _arguments(args)
         loaded.definition()  # a model that does not exist is refused before a store is opened
-        async with Runtime(_where(store, session), agents=[loaded], recover=False) as runtime:
+        functions = load_functions(agent)
+        async with Runtime(_where(store, session), agents=[loaded], processes=functions, recover=False) as runtime:
             try:
                 outcome = await runtime.operations.call(name, given, session=session)
             except MissingSession as error:
@@ -71,11 +70,12 @@ def call(
             if not json:
                 print_value(outcome.output)
             results = [await _ended(runtime, turn) for turn in outcome.accepted]
-        if json:
-            print_json(_as_json(outcome, results))
-        else:
-            for result in results:
-                complain(f"turn {result.turn_id}: {kind_of(result.outcome)}: {brief(result.text, 200)}")
+            if json:
+                print_json(_as_json(outcome, results))
+            else:
+                for result in results:
+                    complain(f"turn {result.turn_id}: {kind_of(result.outcome)}: {brief(result.text, 200)}")
+            await finish(runtime.wait_idle(), "waiting for work in the background")
         return next((code for result in results if (code := EXIT_CODES[kind_of(result.outcome)])), 0)
 
     perform(work, json)

@@ -29,6 +29,7 @@ from mainstay.cli.host import (
 )
 from mainstay.cli.logs import result
 from mainstay.cli.render import ago, brief, console, plural, print_json, table, text_line
+from mainstay.cli.steps import steps
 from mainstay.model.process import RETIRED, ProcessRow, Wake, WakeRow
 from mainstay.model.process_write import Dismiss
 from mainstay.runtime import Runtime
@@ -275,5 +276,5 @@ def redrive(
     perform(work, json)
 
 
-for verb in (result, resume, prune, versions, wakes, redrive):
+for verb in (result, steps, resume, prune, versions, wakes, redrive):
     processes.command()(verb)

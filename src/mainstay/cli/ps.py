@@ -108,7 +108,8 @@ def _print(found: list[ProcessRow], dead: dict[str, bool], over: bool) -> None:
 
 
 def _table(out: Console, headers: list[str], cells: list[list[str]], shown: list[int]) -> None:
-    fold = [place for place, i in enumerate(shown) if i in (0, 1, 2, 6)]
+    told = any(" " in row[2] for row in cells)  # a bare status is one word, and stays whole
+    fold = [place for place, i in enumerate(shown) if i in (0, 1, 4, 6) or (i == 2 and told)]
     table(out, [headers[i] for i in shown], [[row[i] or "—" for i in shown] for row in cells], fold=fold)
 
 
@@ -128,7 +129,7 @@ def _cells(row: ProcessRow, state: str, now: int) -> list[str]:
 def what_text(row: ProcessRow) -> str:
     """`function nightly@2 "the night of the 3rd"`"""
     each = row.registration
-    words = [each.kind, each.definition or each.name]
+    words = [each.kind, (each.definition or each.name).removeprefix(f"{each.kind}:")]
     if each.label and each.label not in (each.name, each.definition):
         words.append(f'"{brief(each.label, 40)}"')
     return " ".join(word for word in words if word)

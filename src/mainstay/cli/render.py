@@ -134,15 +134,25 @@ def table(out: Console, headers: Sequence[str], rows: Sequence[Sequence[str]], f
     from rich.text import Text
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    first = _first_width(out.width, headers, rows)
     for index, header in enumerate(headers):
-        least = None
-        if index == 0:
-            wanted = max((len(line) for row in rows for line in row[0].splitlines()), default=0)
-            least = min(wanted, int(out.width * 0.4))
-        drawn.add_column(header, overflow="fold", no_wrap=index not in fold, min_width=least)
+        # A fixed width: with a least one rich draws tables that are wider than the terminal, and cuts them.
+        drawn.add_column(header, overflow="fold", no_wrap=index not in fold, width=None if index else first)
     for row in rows:
         drawn.add_row(*[Text(safe(cell), style=STYLES.get(cell.split(":")[0].split(" ")[0], "")) for cell in row])
     out.print(drawn)
+
+
+def _first_width(width: int, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """What the first column gets: all it wants if there is room, else up to two fifths of the terminal."""
+    from rich.cells import cell_len
+
+    wanted = [
+        max(cell_len(line) for cell in column for line in (cell or " ").splitlines())
+        for column in zip(headers, *rows, strict=True)
+    ]
+    room = width - sum(wanted[1:]) - 3 * len(wanted)  # three between two columns, one at either end
+    return min(wanted[0], max(room, int(width * 0.4)))
 
 
 def plain_table(out: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

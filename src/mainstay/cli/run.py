@@ -18,19 +18,21 @@ from mainstay.cli.host import (
     Refused,
     StoreOption,
     find,
+    finish,
     is_terminal,
     is_there,
     on_signals,
     perform,
     store_path,
 )
-from mainstay.cli.loading import load_agent
+from mainstay.cli.loading import load_agent, load_functions
 from mainstay.cli.render import complain, print_json
 from mainstay.cli.wire import result_json
 from mainstay.model.event import AnyEvent, TurnCommitted, WaitingFor
 from mainstay.model.ids import check_session_id, turn_id
 from mainstay.model.outcome import Waiting, kind_of
 from mainstay.ports.store import Store
+from mainstay.processes.define import Process
 from mainstay.runtime import Runtime
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.session import Session
@@ -49,6 +51,15 @@ EXIT_CODES = {
 }
 
 
+AgentArgument = Annotated[
+    str, typer.Argument(metavar="AGENT", help="Where the agent is: module:attribute or file.py:attribute.")
+]
+PromptArgument = Annotated[
+    str | None, typer.Argument(metavar="PROMPT", help="What to say; '-' or nothing reads stdin.")
+]
+KeyOption = Annotated[str | None, typer.Option(help="The same key is the same turn, however often you say it.")]
+
+
 class Wish(Struct, frozen=True):
     """What was asked for on the command line. `prompt` None: go on with what is open."""
 
@@ -61,13 +72,13 @@ class Wish(Struct, frozen=True):
 
 
 def run(
-    agent: Annotated[str, typer.Argument(help="Where the agent is: module:attribute or file.py:attribute.")],
-    prompt: Annotated[str | None, typer.Argument(help="What to say; '-' or nothing reads stdin.")] = None,
+    agent: AgentArgument,
+    prompt: PromptArgument = None,
     session: Annotated[
         str | None, typer.Option("--session", "-s", help="Go on with this session, or begin it.")
     ] = None,
     store: StoreOption = None,
-    key: Annotated[str | None, typer.Option(help="The same key is the same turn, however often you run it.")] = None,
+    key: KeyOption = None,
     timeout: Annotated[float | None, typer.Option(min=0, help="Cancel the turn after so many seconds.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Say nothing; go on with the session's open turn.")] = False,
     json: JsonOption = False,
@@ -76,7 +87,8 @@ def run(
     """Run one turn of an agent, durably.
 
     The answer goes to stdout. Ctrl-C cancels the turn, a second Ctrl-C leaves it open for later. A turn that was
-    interrupted, also by a crash, goes on when its session is run again.
+    interrupted, also by a crash, goes on when its session is run again. Work that the turn began in the background is
+    waited for after the answer; durable functions are those of the agent's module.
 
     Exit codes: 0 finished, 1 failed, 2 usage error, 3 waiting for a person or an outside completion, 4 cancelled,
     5 budget spent, 6 incomplete; 130 left open.
@@ -87,31 +99,35 @@ def run(
         if resume and (session is None or prompt is not None):
             raise Refused("--resume goes on with an open turn: name its --session, and say nothing new")
         loaded = load_agent(agent)
-        said = None if resume else _prompt(prompt)
-        return await _run(loaded, Wish(said, session, store_path(store), key, timeout, json))
+        said = None if resume else what_is_said(prompt, "mainstay run module:agent 'your question'")
+        wish = Wish(said, session, store_path(store), key, timeout, json)
+        return await _run(loaded, load_functions(agent), wish)
 
     perform(work, json)
 
 
-def _prompt(given: str | None) -> str:
+def what_is_said(given: str | None, example: str) -> str:
+    """The prompt, or what is piped in."""
     if given is not None and given != "-":
         return given
     if given is None and sys.stdin.isatty():
-        raise Refused("say something: mainstay run module:agent 'your question', or pipe it in")
+        raise Refused(f"say something: {example}, or pipe it in")
     return sys.stdin.buffer.read().decode(errors="replace")
 
 
-async def _run(agent: Agent[Any], wish: Wish) -> int:
+async def _run(agent: Agent[Any], functions: list[Process[Any, Any]], wish: Wish) -> int:
     agent.definition()  # a model that does not exist is refused before a store is made
     # Others' interrupted turns may need what only their own host has. They are taken up only when this session is
     # interrupted itself: then its turn must end before the new one can begin.
     busy = wish.session is not None and await _is_open(wish)
-    async with Runtime(wish.store, agents=[agent], recover=busy) as runtime:
+    async with Runtime(wish.store, agents=[agent], processes=functions, recover=busy) as runtime:
         session = await runtime.session(wish.session, agent=agent.name)
         result = await OneTurn(session, runtime.store, wish).run()
+        _report(result, wish)
         if busy:
-            await _finish_others(runtime)
-    _report(result, wish)
+            await finish(runtime.drain(), "finishing what else was interrupted in this store")
+        else:
+            await finish(runtime.wait_idle(), "waiting for work in the background")
     return EXIT_CODES[kind_of(result.outcome)]
 
 
@@ -128,17 +144,6 @@ async def _is_open(wish: Wish) -> bool:
     finally:
         await store.close()
     return row is not None and row.turn is not None
-
-
-async def _finish_others(runtime: Runtime) -> None:
-    """Interrupted turns of other sessions that were taken up beside ours are not cut off."""
-    timer = asyncio.get_running_loop().call_later(
-        1.0, complain, "finishing other interrupted turns of this store (Ctrl-C leaves them for later) …"
-    )
-    try:
-        await runtime.drain()
-    finally:
-        timer.cancel()
 
 
 class OneTurn:

@@ -41,7 +41,7 @@ from mainstay.model.ids import node_id, turn_id
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message
 from mainstay.model.outcome import PendingCall
-from mainstay.model.record import Closed, Ended, Faltered, Joined, Record, Replied, Said, Started
+from mainstay.model.record import Closed, Ended, Faltered, Joined, Noted, Record, Replied, Said, Slot, Started
 from mainstay.model.session import SessionRow
 from mainstay.model.tool import Cancelled
 from mainstay.ports.store import Store
@@ -225,7 +225,7 @@ def _print_turn(out: Console, told_: Told, shared: bool = False, state: str = ""
     for message in view.messages:
         if message.role == "tool":
             continue
-        _print_message(out, message)
+        _print_message(out, message, told_.turn.said)
         for _ in message.tool_calls:
             call = next(waiting)
             if closed is None and call.call_id not in ended:
@@ -242,10 +242,12 @@ def _print_turn(out: Console, told_: Told, shared: bool = False, state: str = ""
         text_line(out, f"  {kind}{_why(view)} · {_usage(view.usage)}", STYLES.get(kind, ""))
 
 
-def _print_message(out: Console, message: Message) -> None:
+def _print_message(out: Console, message: Message, said: Said | None) -> None:
     if not message.text:
         return
-    text_line(out, f"{message.role}: {message.text}", "bold cyan" if message.role == "user" else "")
+    # Nobody spoke when processes woke the session: the runtime put their news into words.
+    who = "wake" if said is not None and said.wakes and message == said.message else message.role
+    text_line(out, f"{who}: {message.text}", "bold cyan" if message.role == "user" else "")
 
 
 def _why(view: TurnView) -> str:
@@ -290,8 +292,8 @@ def _print_records(story: Story) -> None:
 
 def _record_text(record: Record) -> str:
     match record:
-        case Said(message=message, kind=kind):
-            return f"{kind}: {brief(message.text, 60)}"
+        case Said(message=message, kind=kind, wakes=wakes):
+            return f"{'wake' if wakes else kind}: {brief(message.text, 60)}"
         case Joined(turn=turn):
             return f"delivered into turn {turn}"
         case Replied(step=step, parts=parts):
@@ -302,6 +304,8 @@ def _record_text(record: Record) -> str:
             return f"{f'call {call}' if call else 'model'}: {code}: {brief(message, 40)}"
         case Ended(call=call, outcome=outcome):
             return f"call {call}: {outcome_kind(outcome)}: {brief(outcome_words(outcome), 44)}"
+        case Noted(slot=Slot(children=children)) if children:
+            return f"begins {', '.join(children)}"
         case Closed(outcome=outcome, reply=reply):
             text = f": {brief(_reply_text(reply.parts), 50)}" if reply is not None else ""
             return f"{outcome_kind(outcome)}{text}"

@@ -1,0 +1,69 @@
+"""`mainstay send` and `mainstay steer`: said from one process, heard in another."""
+
+import asyncio
+from pathlib import Path
+
+from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
+from mainstay.testing import FunctionModel
+from tests.cli.shell import process, say, shell, shell_json
+
+
+async def test_what_is_steered_reaches_the_turn_that_runs_elsewhere(store: Path) -> None:
+    working = asyncio.Event()
+
+    @tool
+    async def work() -> str:
+        working.set()
+        await asyncio.sleep(0.1)  # another process writes, and that is noticed within a quarter of a second
+        return "worked"
+
+    def answers(request: ModelRequest) -> str | list[ToolCall]:
+        return "minded" if request.messages[-1].text == "mind the step" else [ToolCall("a", "work")]
+
+    async with Runtime(store, agents=[Agent(FunctionModel(answers), tools=[work])]) as runtime:
+        session = await runtime.session("chat")
+        receipt = await session.send("begin")
+        await working.wait()
+        steered = await asyncio.to_thread(process, "steer", "chat", "mind the step", store=store)
+
+        assert (steered.returncode, steered.stdout, steered.stderr) == (0, "accepted: chat.2\n", "")
+        assert (await receipt.result(30)).text == "minded"
+        assert (await session.result("chat.2")).turn_id == "chat.1"
+
+
+def test_what_is_sent_waits_for_whoever_runs_the_agent(store: Path) -> None:
+    say(store, "chat", "one")
+
+    sent = shell("send", "chat", "two", "--key", "mail-2", store=store)
+    again = shell("send", "chat", "two", "--key", "mail-2", store=store)
+    ran = shell("run", "sample_agents:helper", "-s", "chat", "--resume", store=store)
+
+    assert sent.exit_code == 0
+    assert sent.stdout == "accepted: chat.2\nit goes on when a Runtime with agent 'helper' opens this store\n"
+    assert again.stdout.startswith("known before: chat.2\n")
+    assert ran.stdout == "you said two, message 3\n"
+
+
+def test_what_to_say_may_come_from_stdin_and_be_told_as_json(store: Path) -> None:
+    say(store, "chat", "one")
+
+    assert shell("send", "chat", "-", store=store, stdin="two").exit_code == 0
+    assert shell_json("steer", "chat", "three", store=store) == {
+        "session_id": "chat",
+        "input_id": "chat.3",
+        "known": False,
+    }
+
+
+def test_what_cannot_be_said_is_explained(store: Path) -> None:
+    say(store, "chat", "one")
+    shell("send", "chat", "two", "--key", "mail-2", store=store)
+
+    unknown = shell("send", "nobody", "two", store=store)
+    empty = shell("steer", "chat", "", store=store)
+    other = shell("send", "chat", "three", "--key", "mail-2", store=store)
+
+    assert (unknown.exit_code, empty.exit_code, other.exit_code) == (2, 2, 1)
+    assert "there is no session 'nobody'" in unknown.stderr
+    assert "the input is empty" in empty.stderr
+    assert "use a new key" in other.stderr
