@@ -62,6 +62,7 @@
     ├── Unavailable           this session cannot do that; the text says what
     │   ├── CodeUnavailable     it runs no code
     │   ├── CodeRuntimeExited   what its code ran in is gone
+    │   ├── MissingExtra        a package that this part needs is not installed; an ImportError too
     │   └── ProviderUnavailable its agent, and so its model, is not part of this Runtime
     ├── ProviderError         a model call failed; `retryable` says what happens next
     ├── ScriptExhausted       a scripted model has no answer left, or answers left over
@@ -649,6 +650,16 @@ class Unavailable(MainstayError):
     """This session, or this version, cannot do that."""
 
     code = "unavailable"
+
+
+class MissingExtra(Unavailable, ImportError):
+    """A package that this part of Mainstay needs is not installed. It is an ImportError for whoever asks for one."""
+
+    code = "missing_extra"
+
+    def __init__(self, what: str, package: str) -> None:
+        self.package = package
+        super().__init__(f"{what} needs {package}, which is not installed: pip install {package}")
 
 
 class CodeUnavailable(Unavailable):

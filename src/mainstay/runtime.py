@@ -34,6 +34,7 @@ from mainstay.processes.service import ProcessService, Start
 from mainstay.processes.worker import CONCURRENCY, ProcessWorker
 from mainstay.sessions.definition import Defined, Definition, by_name
 from mainstay.sessions.desk import Desk
+from mainstay.sessions.draining import see_to_needs
 from mainstay.sessions.environment import serve_tools
 from mainstay.sessions.inbox import Inbox, pick_agent
 from mainstay.sessions.late import LateResults
@@ -129,9 +130,9 @@ class Runtime:
         opened.callback(self._tell_all, desk)
         opened.callback(self._dispatcher.threads.close)
         opened.callback(self._pulse.stop)
-        opened.push_async_callback(self._background.stop)
         opened.push_async_callback(self._supervisor.stop)
         opened.push_async_callback(self._cut_off)
+        opened.push_async_callback(self._background.stop)  # first: what it was just claiming is cut off with the rest
         self._watching = self._background.spawn(watch.watch(), "mainstay watch")
         self._desk = desk
 
@@ -155,7 +156,8 @@ class Runtime:
         if desk is None:
             return
         desk.closed = True
-        self._turns.leaving = self._work.leaving = True
+        self._turns.draining = self._turns.leaving = True
+        self._work.draining = self._work.leaving = True
         async with self._opened:
             if grace is None or grace > 0:
                 await self._supervisor.finish(grace)
@@ -177,10 +179,16 @@ class Runtime:
         desk.feed.close()
 
     async def drain(self, timeout: float | None = None) -> bool:
-        """For servers about to stop: claim nothing new, and wait until what runs has ended or parked."""
-        self._open()
+        """For servers about to stop: claim nothing new, and wait until what runs has ended or parked.
+
+        What running work waits for, a subagent or a process, is part of it and goes on too.
+        """
+        desk = self._open()
         given.seconds(timeout)
-        self._turns.leaving = self._work.leaving = True
+        if not self._turns.draining:
+            self._turns.draining = True
+            self._work.drain()
+            _ = self._background.spawn(see_to_needs(desk, self._work), "mainstay drain")
         return await self._supervisor.finish(timeout)
 
     async def wait_idle(self, timeout: float | None = None) -> bool:
@@ -199,15 +207,18 @@ class Runtime:
         return True
 
     async def _could_work(self) -> bool:
-        def mine(owner: str | None) -> bool:  # without recovery, what others have or left behind is never taken up here
-            return self._recover or owner == self._worker.id
-
-        opened = (r for r in await self._store.open_sessions() if r.state == "open" and mine(r.owner))
-        if any(r.agent in self._definitions for r in opened):
+        if self._turns.draining:
+            return False  # what runs is waited for, and nothing else is taken up
+        turns = [r for r in await self._store.open_sessions() if r.state == "open" and r.agent in self._definitions]
+        processes = [r for r in await self._store.active_processes() if self._work.can(r.registration)]
+        owners = {row.owner for row in turns} | {row.owner for row in processes}
+        if self._worker.id in owners:
             return True
-        if any(self._work.can(r.registration) and mine(r.owner) for r in await self._store.active_processes()):
+        if not self._recover:
+            return False  # what others have or left behind is never taken up here
+        if owners and (None in owners or await self._worker.any_gone(owners)):
             return True
-        return self._recover and await self._open().wakes.could_deliver()
+        return await self._open().wakes.could_deliver()
 
     def _busy_with(self) -> str:
         running = ", ".join(f"tool {tool} ({call})" for call, tool in list(self._dispatcher.running.items())[:3])

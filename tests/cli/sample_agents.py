@@ -73,6 +73,25 @@ def odd(item: str) -> str:
     return "\x1b]0;pwned\x07red"
 
 
+@tool(recovery="rerun")
+async def dawdle() -> str:
+    """Take longer than others."""
+    begun()
+    await asyncio.sleep(float(os.environ.get("DAWDLE", "0")))
+    return "at last"
+
+
+def delegates(request: ModelRequest) -> object:
+    """Dawdles and then asks its deputy, or waits, as it is told."""
+    last: Message = request.messages[-1]
+    if last.role == "tool":
+        result = last.tool_results[0]
+        if result.name == "dawdle":
+            return [ToolCall("call-2", "deputy", {"task": "go on"})]
+        return f"{result.name}: {result.content}"
+    return [ToolCall("call-1", "dawdle") if last.text == "dawdle" else ToolCall("call-1", "wait", {"item": "tea"})]
+
+
 def fails(request: ModelRequest) -> object:
     raise ProviderError("the key is not valid", code="bad_key")
 
@@ -142,3 +161,7 @@ typed = Agent(FunctionModel(lambda _: '{"green": true}'), name="typed", output=C
 elsewhere = Agent("anthropic:claude", name="elsewhere")
 noting = Agent(FunctionModel(answers), name="noting", plugins=[Notes()])
 not_an_agent = 7
+deputy = Agent(FunctionModel(lambda request: "done"), name="deputy")
+chief = Agent(
+    FunctionModel(delegates), name="chief", tools=[wait, dawdle, deputy.as_tool(description="Does the rest.")]
+)

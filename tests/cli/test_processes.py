@@ -9,7 +9,7 @@ import pytest
 from mainstay import Runtime
 from mainstay.cli.processes import seconds_of
 from mainstay.model.process import Cancelled, Registration, Success, WakeTarget
-from mainstay.model.process_write import Advance, Dismiss, LetGo, ProcessScope, Register
+from mainstay.model.process_write import Advance, Dismiss, LetGo, ProcessScope, Register, Take
 from mainstay.model.session import WorkerRow
 from mainstay.model.write import Beat
 from mainstay.stores.sqlite import SqliteStore
@@ -136,6 +136,24 @@ def test_what_a_dead_worker_held_is_interrupted_and_what_nobody_has_is_queued(st
     ]
     assert [row["id"] for row in shell_json("ps", "--status", "queued", store=store)] == ["free"]
     assert [row["id"] for row in shell_json("ps", "--status", "interrupted", "--limit", 1, store=store)] == ["held"]
+
+
+def test_attempts_are_told_of_what_lives_and_nobody_works_on_what_is_over(store: Path) -> None:
+    async def work(opened: SqliteStore) -> None:
+        for process_id in ("over", "lives"):
+            scope = await registered(opened, process_id, "w-dead")
+            await opened.write(Advance(scope, 1001, first=True))
+            taken = (await opened.write(Take(process_id, "w-next", scope.generation, 1002, "it is dead"))).row
+            assert taken is not None
+            scope = ProcessScope(taken.id, taken.pid, "w-next", taken.generation)
+            if process_id == "over":
+                await opened.write(Advance(scope, 1003, outcome=Success(1)))
+
+    write(store, work)
+
+    lives, over = cells(shell("ps", "--all", store=store).stdout)
+    assert (lives[0], lives[4]) == ("lives", "w-next attempt 2")
+    assert (over[0], over[4]) == ("over", "—")
 
 
 def test_a_label_cannot_command_the_terminal(store: Path) -> None:

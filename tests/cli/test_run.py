@@ -249,6 +249,23 @@ def test_a_killed_turn_goes_on_before_what_is_said_next(store: Path, tmp_path: P
     assert begun.read_text().splitlines() == ["begun", "begun"]
 
 
+@pytest.mark.kill
+def test_what_else_was_interrupted_is_finished_with_its_subagents(store: Path, tmp_path: Path) -> None:
+    """The other turn asks its subagent when this one has ended, and nothing new is taken up any more."""
+    begun = tmp_path / "begun"
+    for lines, (said, session) in enumerate((("dawdle", "other"), ("wait", "chat")), start=1):
+        line = ("run", "sample_agents:chief", said, "-s", session)
+        with start(*line, store=store, WAIT=60, DAWDLE=60, BEGUN=begun) as child:
+            until(begun, lines)
+            child.kill()
+            child.communicate(timeout=30)
+
+    ended = process("run", "sample_agents:chief", "-s", "chat", "--resume", store=store, DAWDLE=1, BEGUN=begun)
+
+    assert (ended.returncode, ended.stdout) == (0, "wait: waited for tea\n")
+    assert shell_json("show", "other", store=store)["turns"][0]["outcome"]["text"] == "deputy: done"
+
+
 def test_an_approved_turn_goes_on_with_resume(store: Path) -> None:
     shell("run", "sample_agents:helper", "pay", "-s", "chat", store=store)
     still = shell("run", "sample_agents:helper", "-s", "chat", "--resume", store=store)

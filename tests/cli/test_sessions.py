@@ -1,10 +1,12 @@
 """`mainstay sessions`, `show`, `fork` and `delete` on real files."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from mainstay import Runtime
+from mainstay import Agent, Runtime, ToolCall, tool
+from mainstay.testing import ScriptedModel
 from tests.cli.shell import prepare, say, shell, shell_json
 
 
@@ -63,7 +65,7 @@ def test_long_ids_are_never_cut_in_a_pipe(store: Path) -> None:
     assert name in shell("sessions", store=store).stdout
 
 
-def test_an_open_turn_without_a_living_owner_is_interrupted(store: Path) -> None:
+def test_an_input_that_nobody_has_begun_to_work_on_is_queued(store: Path) -> None:
     async def work(runtime: Runtime) -> None:
         async with Runtime(store, agents=[]) as other:
             await (await runtime.session("chat")).run("hello")
@@ -72,7 +74,32 @@ def test_an_open_turn_without_a_living_owner_is_interrupted(store: Path) -> None
     prepare(store, work)
 
     [row] = shell_json("sessions", store=store)
-    assert (row["state"], row["open_turn"], row["owner"]) == ("interrupted", "chat.2", None)
+    assert (row["state"], row["open_turn"], row["owner"]) == ("queued", "chat.2", None)
+    assert shell_json("sessions", "--state", "queued", store=store) == [row]
+    assert shell_json("sessions", "--state", "interrupted", store=store) == []
+    assert shell_json("show", "chat", store=store)["state"] == "queued"
+    assert "queued" in shell("show", "chat", store=store).stdout
+    assert shell_json("doctor", store=store)["open_turns"][0]["state"] == "queued"
+
+
+def test_a_turn_that_was_let_go_after_it_was_begun_is_interrupted(store: Path) -> None:
+    running = asyncio.Event()
+
+    @tool
+    async def work() -> None:
+        running.set()
+        await asyncio.Event().wait()
+
+    async def leave() -> None:
+        agent = Agent(ScriptedModel([[ToolCall("a", "work")]]), tools=[work])
+        async with Runtime(store, agents=[agent], grace=0) as runtime:
+            await (await runtime.session("chat")).send("go")
+            await running.wait()
+
+    asyncio.run(leave())
+
+    [row] = shell_json("sessions", store=store)
+    assert (row["state"], row["open_turn"], row["owner"]) == ("interrupted", "chat.1", None)
 
 
 # ---------------------------------------------------------------------- show

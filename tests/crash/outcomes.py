@@ -104,7 +104,7 @@ RULINGS = [
     Ruling("end ship 1.1.4", "T12", SHIPPED),
     record("append 1: nothing, opening a wait, parking", "T12", SHIPPED, CLEAN),
     call("resolve deferred", "T2", CLEAN, CLEAN),
-    record("append 1: ended 1.4, opening a wait, parking", "T9", CLEAN, CLEAN),
+    record("append 1: ended 1.4, parking", "T9", CLEAN, CLEAN),
     call("resolve approval", "T2", CLEAN, CLEAN),
     record("append 1: started 1.3", "T10", CLEAN, BOOK_STARTED),
     Ruling("begin book 1.1.3", "T10", BOOK_STARTED),

@@ -4,13 +4,13 @@ import asyncio
 import threading
 from typing import Any
 
-from mainstay import Agent, ModelResponse, Runtime, ToolCall, ToolContext, Usage, tool
+from mainstay import Agent, ModelResponse, ProcessContext, Runtime, ToolCall, ToolContext, Usage, process, tool
 from mainstay.errors import RuntimeClosed
 from mainstay.model.event import ToolProgress
 from mainstay.model.outcome import Waiting
 from mainstay.model.tool import Ok, OutcomeUnknown
 from mainstay.testing import ScriptedModel
-from tests.sessions.places import SOON, Place, TellingModel, texts
+from tests.sessions.places import SOON, Place, TellingModel, crash, texts
 
 
 class Work:
@@ -318,6 +318,57 @@ async def test_without_recovery_wait_idle_does_not_wait_for_what_others_have(pla
 
             assert await runtime.wait_idle(SOON)
             assert texts(await session.history()) == ["say", "a"]
+
+
+async def test_wait_idle_does_not_wait_for_what_a_living_runtime_has(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model), grace=0) as other:
+        await (await other.session("theirs")).send("go")
+        await model.next()
+        async with place.runtime(Agent(ScriptedModel(["a"]))) as runtime:
+            session = await runtime.session("mine")
+            await session.send("say")
+
+            assert await runtime.wait_idle(SOON)
+            assert texts(await session.history()) == ["say", "a"]
+
+
+async def test_wait_idle_does_not_wait_for_a_process_that_a_living_runtime_has(place: Place) -> None:
+    begun = asyncio.Event()
+
+    @process
+    async def waiting(ctx: ProcessContext) -> None:
+        async def wait() -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        await ctx.step(wait)
+
+    async with place.runtime(processes=[waiting], grace=0) as other:
+        await other.start(waiting)
+        await begun.wait()
+        async with place.runtime(processes=[waiting]) as runtime:
+            assert await runtime.wait_idle(SOON)
+
+
+async def test_wait_idle_waits_for_what_a_dead_runtime_had(file: Place) -> None:
+    model = TellingModel()
+    dead = await file.runtime(Agent(model), grace=0).__aenter__()
+    await (await dead.session("theirs")).send("go")
+    await model.next()
+    async with file.runtime(Agent(ScriptedModel(["a"]))) as runtime:
+        assert await runtime.wait_idle(SOON)  # they live, as far as anybody knows
+        await crash(dead)
+        assert await runtime.wait_idle(SOON)
+        assert texts(await (await runtime.session("theirs")).history()) == ["go", "a"]
+
+
+async def test_what_draining_left_behind_is_not_waited_for(place: Place) -> None:
+    async with place.runtime(Agent(ScriptedModel([]))) as runtime:
+        assert await runtime.drain(SOON)
+        await (await runtime.session("chat")).send("late")
+
+        assert await runtime.wait_idle(SOON)
 
 
 async def test_draining_finishes_what_runs_and_starts_nothing_new(place: Place) -> None:

@@ -291,17 +291,18 @@ async def test_turn_that_ends_while_its_result_is_looked_up_is_told_although_the
     model, store = TellingModel(), SlowInbox()
     async with Runtime(store, agents=[Agent(model)]) as runtime, asyncio.timeout(SOON):
         session = await runtime.session("s")
-        first = await session.send("one")
+        await session.send("one")
         await model.next()
-        second = await session.send("two")
+        second, third = await session.send("two"), await session.send("three")
         store.slow = True
-        looking = asyncio.create_task(first.result())
+        looking = asyncio.create_task(second.result())
         await store.reading.wait()
         store.slow = False
-        model.say("first")
-        await model.next()  # the first turn has ended, the second one is under way
+        for said in ("first", "second"):
+            model.say(said)
+            await model.next()  # that turn has ended, the next one is under way
         store.go_on.set()
 
-        assert (await looking).text == "first"
-        model.say("second")
-        assert (await second.result()).text == "second"
+        assert (await looking).text == "second"
+        model.say("third")
+        assert (await third.result()).text == "third"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mainstay.errors import MainstayError, MissingExtra
 from mainstay.model.session import Answer, CancelRequest, Node, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import (
     Accept,
@@ -188,3 +189,15 @@ def test_only_the_contract_needs_hypothesis() -> None:
     code += "import mainstay.testing.store_contract; assert 'hypothesis' in sys.modules"
 
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_without_hypothesis_the_contract_says_what_to_install() -> None:
+    code = "import sys; sys.modules['hypothesis'] = None; import mainstay.testing.store_contract"
+
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+    last = ended.stderr.splitlines()[-1]
+    what = "the store contract needs hypothesis, which is not installed: pip install hypothesis"
+    assert last == f"mainstay.errors.MissingExtra: {what}"
+    assert issubclass(MissingExtra, MainstayError)
+    assert issubclass(MissingExtra, ImportError)

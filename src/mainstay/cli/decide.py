@@ -28,17 +28,15 @@ from mainstay.cli.host import (
 from mainstay.cli.processes import cancel_process
 from mainstay.cli.render import ago, call_text, console, print_json, table, text_line
 from mainstay.cli.wire import pending_json
+from mainstay.engine.waits import asked
 from mainstay.errors import SessionDeleted, UnknownCall, UnknownTurn
 from mainstay.model import ids
-from mainstay.model.outcome import PendingCall
 from mainstay.ports.store import Store
 from mainstay.runtime import Runtime
 from mainstay.sessions.session import Session
 
 CallArgument = Annotated[str, typer.Argument(metavar="CALL", help="The call's id; `mainstay pending` lists them.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; the model is told.")]
-
-_PENDING = msgspec.json.Decoder(PendingCall).decode
 
 
 class Verdict(StrEnum):
@@ -54,7 +52,7 @@ def pending(store: StoreOption = None, json: JsonOption = False) -> None:
 
     async def work() -> int:
         async with reading(store) as opened:
-            found = [_PENDING(w.body) for w in await opened.waits()]
+            found = await asked(opened, await opened.waits())
         if json:
             print_json([pending_json(c) for c in found])
             return 0

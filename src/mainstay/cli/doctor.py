@@ -27,6 +27,7 @@ from mainstay.cli.host import (
 )
 from mainstay.cli.render import ago, complain, console, plural, print_json, size, span, table, text_line
 from mainstay.engine.journal import load
+from mainstay.engine.waits import asked
 from mainstay.errors import BlobMissing, MainstayError, StoreError
 from mainstay.model.ids import turn_id
 from mainstay.model.outcome import PendingCall
@@ -35,8 +36,6 @@ from mainstay.model.session import SessionRow, WorkerRow
 from mainstay.model.tool import Ok
 from mainstay.model.write import SessionFilter, StoreFacts
 from mainstay.ports.store import Store
-
-_PENDING = msgspec.json.Decoder(PendingCall).decode
 
 EVERY = 1_000_000
 CHUNK = 256
@@ -147,10 +146,11 @@ async def _examine_turn(
     store: Store, row: SessionRow, dead: dict[str, bool], helped: bool, now: int, health: Health
 ) -> None:
     assert row.turn is not None
-    name, state = turn_id(row.id, row.turn), condition(row, dead)
-    waits = [_PENDING(w.body) for w in await store.waits(row.sid) if w.state == "open" and w.turn == row.turn]
-    began = row.updated
+    name, state = turn_id(row.id, row.turn), await condition(store, row, dead)
+    open_waits = [w for w in await store.waits(row.sid) if w.state == "open" and w.turn == row.turn]
+    waits, began = list[PendingCall](), row.updated
     try:
+        waits = await asked(store, open_waits)
         first = await load(store, row.sid, row.turn, row.turn)
         began = first[0][1].at if first and isinstance(first[0][1], Said) else began
     except MainstayError as error:
@@ -189,12 +189,13 @@ def _needs(turn: OpenTurn, row: SessionRow, waits: list[PendingCall], helped: bo
             for w in waits
             if w.kind in answers
         ]
-    if turn.state == "interrupted" and not helped:
+    waits_for_a_worker = turn.state in ("queued", "interrupted")
+    if waits_for_a_worker and not helped:
         advice = f"start a Runtime with agent {row.agent!r} on this store: it goes on by itself"
-        return [Need(turn.turn_id, "interrupted, and no live worker has this store open", advice)]
-    if turn.state == "interrupted" and turn.idle_ms > PATIENCE_MS:
+        return [Need(turn.turn_id, f"{turn.state}, and no live worker has this store open", advice)]
+    if waits_for_a_worker and turn.idle_ms > PATIENCE_MS:
         advice = f"does a live worker have agent {row.agent!r}? start one that does"
-        return [Need(turn.turn_id, f"interrupted, and nobody took it up for {span(turn.idle_ms)}", advice)]
+        return [Need(turn.turn_id, f"{turn.state}, and nobody took it up for {span(turn.idle_ms)}", advice)]
     return []
 
 

@@ -215,13 +215,15 @@ async def dead_workers(store: Store) -> dict[str, bool]:
     return {w.id: store.lease(w.id).proven_dead(w) for w in await store.workers()}
 
 
-def condition(row: SessionRow, dead: dict[str, bool]) -> str:
-    """The state of a session as a person would say it: an open turn runs only while its owner lives."""
-    if row.state != "open":
+async def condition(store: Store, row: SessionRow, dead: dict[str, bool]) -> str:
+    """The state of a session as a person would say it: an open turn runs only while its owner lives, and one of which
+    nothing is recorded but its input waits to be begun."""
+    if row.state != "open" or row.turn is None:
         return row.state
-    if row.owner is None or dead.get(row.owner, True):
-        return "interrupted"
-    return "running"
+    if row.owner is not None:
+        return "interrupted" if dead.get(row.owner, True) else "running"
+    begun = row.takeovers or len(await store.nodes(row.sid, row.turn, row.turn)) > 1
+    return "interrupted" if begun else "queued"
 
 
 async def finish(ending: Coroutine[Any, Any, bool], what: str) -> None:

@@ -119,7 +119,7 @@ def _cells(row: ProcessRow, state: str, now: int) -> list[str]:
     if record.cancel is not None and row.live:
         state = f"{state}, asked to stop"
     worker = "" if row.owner is None else row.owner
-    if row.attempts > 1:
+    if row.attempts > 1 and row.live:
         worker = f"{worker} attempt {row.attempts}".strip()
     progress = "" if record.progress is None or not row.live else brief(record.progress, 30)
     note = "; ".join(wait_text(wait, now) for wait in record.waits) if row.live else ended_text(row)

@@ -28,7 +28,9 @@ from mainstay.ports.store import Store
 
 SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="The session's id.")]
 
-STATES = {"running": "open", "interrupted": "open"} | {s: s for s in ("open", "parked", "stuck", "idle")}
+STATES = {"running": "open", "queued": "open", "interrupted": "open"} | {
+    s: s for s in ("open", "parked", "stuck", "idle")
+}
 """What a person may ask for, and what the store calls it."""
 
 
@@ -49,7 +51,7 @@ def sessions(
         async with reading(store) as opened:
             dead = await dead_workers(opened)
             found = [await _described(opened, row, dead) for row in await opened.sessions(wanted)]
-        if state in ("running", "interrupted"):
+        if state in ("running", "queued", "interrupted"):
             found = [s for s in found if s["state"] == state]
         if json:
             print_json(found)
@@ -68,7 +70,7 @@ async def _described(store: Store, row: SessionRow, dead: dict[str, bool]) -> di
     return {
         "id": row.id,
         "agent": row.agent,
-        "state": condition(row, dead),
+        "state": await condition(store, row, dead),
         "reason": row.reason,
         "turns": row.head,
         "inputs": row.next - 1,

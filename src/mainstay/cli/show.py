@@ -34,6 +34,7 @@ from mainstay.cli.wire import (
     usage_json,
 )
 from mainstay.engine.journal import load
+from mainstay.engine.waits import asked
 from mainstay.errors import StoreDamaged
 from mainstay.graph.tree import Turn, forkable, stretches, turns
 from mainstay.graph.view import TurnView, turn_view
@@ -49,8 +50,6 @@ from mainstay.turn.machine import usage_of
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-_PENDING = msgspec.json.Decoder(PendingCall).decode
 
 
 class Told(Struct, frozen=True):
@@ -119,11 +118,11 @@ async def read_story(store: Store, session_id: str) -> Story:
     waits = [w for w in await store.waits(row.sid) if w.state == "open"]
     return Story(
         row,
-        condition(row, await dead_workers(store)),
+        await condition(store, row, await dead_workers(store)),
         past,
         next((t for t in later if t.turn.number == row.turn), None),
         [t for t in later if t.turn.number != row.turn and t.turn.joined is None],
-        [_PENDING(w.body) for w in waits],
+        await asked(store, waits),
     )
 
 

@@ -13,10 +13,12 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from mainstay.engine.patience import Patience
 from mainstay.errors import BlobMissing, StoreDamaged, StoreError
 from mainstay.graph import commit as commits
-from mainstay.model.codec import decode_row, encode
+from mainstay.model.codec import decode_row, encode, spilled
 from mainstay.model.record import Record, Replied, Spilled, Started
 from mainstay.model.session import Node, WaitRow
 from mainstay.model.write import Append, Appended, CancelWon, Committed, Scope, Write
@@ -106,6 +108,8 @@ class Journal:
                 return None
             pending, referred = list(self._pending), len(self._blobs)
             bodies, blobs = await self._encode(pending)
+            if waits:
+                waits = tuple([await self._small(wait) for wait in waits])
             nodes = tuple([Node(self._ordinal + i, body) for i, body in enumerate(bodies)])
             self._doubtful = Append(
                 self.scope, nodes, self._clock.now(), taken(pending), waits, park, blobs, _repeats(pending)
@@ -124,9 +128,12 @@ class Journal:
         if self._doubtful is None:
             return None
         append = self._doubtful
-        appended = await self._send(append, append.blobs)
+        blobs = append.blobs
+        if append.waits:
+            blobs = (*blobs, *[digest for wait in append.waits if (digest := spilled(wait.body)) is not None])
+        appended = await self._send(append, blobs)
         self._doubtful = None
-        for digest in append.blobs:
+        for digest in blobs:
             self._kept.pop(digest, None)
         self.cancel, self.mail = appended.cancel, self.mail or appended.mail
         return appended
@@ -183,6 +190,12 @@ class Journal:
                 body, blobs = encode(Spilled(digest, len(body))), (*blobs, digest)
             bodies.append(body)
         return bodies, blobs
+
+    async def _small(self, wait: WaitRow) -> WaitRow:
+        """A wait whose row is not too large: what it asks may be."""
+        if len(wait.body) <= SPILL_BYTES:
+            return wait
+        return replace(wait, body=encode(Spilled(await self.keep(wait.body), len(wait.body))))
 
 
 def _repeats(records: Sequence[Record]) -> bool:

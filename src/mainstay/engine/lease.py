@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from msgspec import Struct
@@ -143,6 +143,11 @@ class Worker:
         self.alive = {row.id for row in rows if row.id not in found}
         self._seen = {k: v for k, v in self._seen.items() if k in self.known}
         return found
+
+    async def any_gone(self, workers: Iterable[str | None]) -> bool:
+        """Whether one of these is a worker that may be relieved, or has retired."""
+        gone = await self.gone()
+        return any(each in gone or each not in self.known for each in workers)
 
     async def claimable(self) -> tuple[list[SessionRow], dict[str, str | None]]:
         """Open turns that nobody alive works on, and the workers found gone."""

@@ -37,9 +37,14 @@ class Supervisor:
         return len(self._tasks)
 
     async def finish(self, timeout: float | None) -> bool:
-        """Wait for all tasks; True when they are done."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout)
+        """Wait for all tasks, also for those that others of them begin meanwhile; True when they are done."""
+        clock = asyncio.get_running_loop().time
+        end = None if timeout is None else clock() + timeout
+        while self._tasks:
+            left = None if end is None else end - clock()
+            if left is not None and left <= 0:
+                break
+            await asyncio.wait(self._tasks, timeout=left)
         return not self._tasks
 
     async def stop(self) -> None:

@@ -2,6 +2,8 @@
 
 A key is a bearer capability: the wait's id and a signature made with the store's secret. It works in any process on the
 same store, for as long as the wait is open, and the first resolution wins.
+
+Waits go with the commit of their turn. How one ended can be read from the turn's records ever after.
 """
 
 from __future__ import annotations
@@ -9,13 +11,25 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+from collections.abc import Iterable
 from typing import Any
 
-from mainstay.errors import UnknownWait, quoted
-from mainstay.model.codec import decode
+import msgspec
+from msgspec.structs import replace
+
+from mainstay.errors import BlobMissing, UnknownWait, quoted
+from mainstay.model.codec import decode, encode, spilled
+from mainstay.model.ids import split
+from mainstay.model.outcome import PendingCall
+from mainstay.model.record import Answered, Closed, Ended, Record, Replied, Started
 from mainstay.model.session import WaitRow
+from mainstay.model.tool import Cancelled, Failed, Ok, ToolOutcome
+from mainstay.model.transcript import calls_of
+from mainstay.ports.store import Store
 
 PREFIX = "msw1"
+
+decode_pending = msgspec.json.Decoder(PendingCall).decode
 
 
 def wait_id(call_id: str, kind: str, attempt: int = 1) -> str:
@@ -26,6 +40,101 @@ def wait_id(call_id: str, kind: str, attempt: int = 1) -> str:
 def ending(wait: WaitRow) -> Any:
     """How a wait ended: its answer as JSON, or the word for an end without one (expired, cancelled, revoked)."""
     return wait.state if wait.answer is None else decode(wait.answer)
+
+
+async def whole(store: Store, wait: WaitRow) -> WaitRow | None:
+    """A wait with what lies beside the store for it; None when its turn has been committed meanwhile."""
+    try:
+        if (digest := spilled(wait.body)) is not None:
+            wait = replace(wait, body=await store.blobs.get(digest))
+        if wait.answer is not None and (digest := spilled(wait.answer)) is not None:
+            wait = replace(wait, answer=await store.blobs.get(digest))
+    except BlobMissing:
+        if await store.wait(wait.id) is not None:
+            raise
+        return None
+    return wait
+
+
+async def asked(store: Store, waits: Iterable[WaitRow]) -> list[PendingCall]:
+    """What these waits ask."""
+    return [decode_pending(found.body) for wait in waits if (found := await whole(store, wait)) is not None]
+
+
+def named(wait: str) -> tuple[str, int, str, str]:
+    """Whose a wait is: its session, turn, call (`<step>.<index>`) and kind."""
+    call_id, _, kind = wait.rpartition(":")
+    session_id, (turn, step, index) = split(call_id, 3)
+    return session_id, turn, f"{step}.{index}", kind.partition("#")[0]
+
+
+def recalled(wait: str, sid: int, records: Iterable[Record]) -> WaitRow | None:
+    """A wait of a committed turn as it ended; None where the records know of none, or it was revoked.
+
+    Of several about one call, the last that was answered counts. A value that was given is told as the model was told.
+    """
+    _, turn, call, kind = named(wait)
+    memory = _Memory(call, kind)
+    for record in records:
+        memory.add(record)
+    if memory.answer is None:
+        return WaitRow(wait, sid, turn, call, kind, "cancelled") if memory.cancelled else None
+    if memory.answer.verdict == "revoked":
+        return None
+    if memory.answer.verdict == "expired":
+        return WaitRow(wait, sid, turn, call, kind, "expired")
+    told: dict[str, Any] = msgspec.to_builtins(memory.answer)
+    value = {} if memory.value is None else {"value": memory.value}
+    return WaitRow(wait, sid, turn, call, kind, "resolved", answer=encode({**told, **value}))
+
+
+class _Memory:
+    """What the records of a turn tell about one kind of wait of one call."""
+
+    def __init__(self, call: str, kind: str) -> None:
+        self._call, self._kind = call, kind
+        self._asked = self._started = self._deferred = self._stopped = False
+        self._outcome: ToolOutcome | None = None
+        self.answer: Answered | None = None
+
+    def add(self, record: Record) -> None:
+        if isinstance(record, Replied):
+            self._asked |= self._call in calls_of(record.parts, record.step)
+            self._started |= self._call in [f"{record.step}.{index}" for index in record.started]
+        elif isinstance(record, Closed):
+            self._stopped = isinstance(record.outcome, Cancelled)
+        elif isinstance(record, Started) and record.call == self._call:
+            self._started, self._deferred = True, record.deferred
+            self._take(None if record.approved is None else Answered("approved", record.approved.get("by", "")))
+            self._take(record.answer)
+        elif isinstance(record, Ended) and record.call == self._call:
+            self._outcome = record.outcome
+            self._take(record.answer)
+
+    def _take(self, answer: Answered | None) -> None:
+        if answer is not None:
+            of_it = "approval" if answer.verdict in ("approved", "rejected") else self._after_start()
+            self.answer = answer if of_it == self._kind else self.answer
+
+    def _after_start(self) -> str:
+        """What somebody may be asked about a call that has started."""
+        return "deferred" if self._deferred else "recovery"
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the turn was stopped while somebody was asked, or might have been. After a crash nobody is: then the
+        outcome is unknown, and stays open to a settlement."""
+        if self._kind == "approval":
+            return self._stopped and self._asked and not self._started and self._outcome is None
+        return self._stopped and self._kind == "deferred" and self._deferred
+
+    @property
+    def value(self) -> Any:
+        """What was given with the answer: the outcome is made of it."""
+        verdict, outcome = "" if self.answer is None else self.answer.verdict, self._outcome
+        if isinstance(outcome, Ok):
+            return outcome.value if verdict in ("value", "done") else None
+        return outcome.data if isinstance(outcome, Failed) and verdict in ("error", "failed") else None
 
 
 def sign(secret: bytes, wait: str) -> str:

@@ -20,7 +20,7 @@ import msgspec
 
 from mainstay.errors import InvalidInput, TooLarge, quoted
 from mainstay.model.message import Message, Part, Reasoning, Text, ToolCall, ToolResult
-from mainstay.model.record import Row
+from mainstay.model.record import Row, Spilled
 
 MAX_DEPTH = 64
 MAX_VALUE = 32 * 1024 * 1024
@@ -167,6 +167,15 @@ def clean_message(said: str | Message, role: str = "user") -> Message:
     if not message.text.strip():
         raise InvalidInput("the input is empty: say something")
     return message
+
+
+def spilled(body: bytes) -> str | None:
+    """The blob that holds what stands in this place, if it was too large for it."""
+    if not body.startswith(b'{"type":"spilled.1"'):
+        return None
+    row = decode_row(body)
+    assert type(row) is Spilled
+    return row.digest
 
 
 def encode_checked(value: Any, what: str) -> bytes:

@@ -88,10 +88,22 @@ class Replied(Struct, frozen=True, gc=False, tag="replied.1", omit_defaults=True
     slot: Slot | None = None
 
 
+class Answered(Struct, frozen=True, gc=False, omit_defaults=True):
+    """How the wait of a call ended: the verdict, by whom and why. A value that was given is the call's outcome.
+
+    Nobody's verdicts are `expired`, its time ran out, and `revoked`, the call ended by itself and its key with it.
+    """
+
+    verdict: str
+    by: str = ""
+    reason: str = ""
+
+
 class Started(Struct, frozen=True, gc=False, tag="started.1", omit_defaults=True):
     """A call is about to run that did not start with its model reply. `call` is `<step>.<index>`.
 
-    `background`: it runs as a process, whose id is the call's.
+    `background`: it runs as a process, whose id is the call's. `approved` says who approved of it, `answer` who had it
+    run again.
     """
 
     call: str
@@ -104,6 +116,7 @@ class Started(Struct, frozen=True, gc=False, tag="started.1", omit_defaults=True
     at: int = 0
     slot: Slot | None = None
     background: bool = False
+    answer: Answered | None = None
 
 
 INTERRUPTED = "interrupted"
@@ -126,7 +139,7 @@ class Faltered(Struct, frozen=True, gc=False, tag="faltered.1", omit_defaults=Tr
 class Ended(Struct, frozen=True, gc=False, tag="ended.1", omit_defaults=True):
     """A tool call ended. `attempts` were made, `repeated` of them because a crash left the one before unknown.
 
-    `artifacts` are what the last attempt put.
+    `artifacts` are what the last attempt put. `answer` is how its wait ended, if that ended it.
     """
 
     call: str
@@ -137,6 +150,7 @@ class Ended(Struct, frozen=True, gc=False, tag="ended.1", omit_defaults=True):
     at: int = 0
     slot: Slot | None = None
     artifacts: tuple[Artifact, ...] = ()
+    answer: Answered | None = None
 
 
 class Asking(Struct, frozen=True, gc=False, tag="asking.1", omit_defaults=True):

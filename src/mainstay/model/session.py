@@ -58,7 +58,10 @@ class InboxRow(Struct, frozen=True, gc=False):
 
 
 class WaitRow(Struct, frozen=True, gc=False):
-    """A durable one-shot promise of a turn. `body` tells a person what is asked, `answer` how it was resolved."""
+    """A durable one-shot promise of a turn. `body` tells a person what is asked, `answer` how it was resolved.
+
+    Either may stand for a blob (`Spilled`), which is kept until the turn is committed.
+    """
 
     id: str
     sid: int

@@ -11,7 +11,7 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 from msgspec import Struct
 
 from mainstay.model.process import ProcessRow
-from mainstay.model.record import InputKind
+from mainstay.model.record import InputKind, Spilled
 from mainstay.model.session import Answer, CancelRequest, Node, SessionRow, WaitRow, WorkerRow
 
 R = TypeVar("R")
@@ -114,7 +114,7 @@ class CancelWon(Struct, frozen=True, gc=False):
 
 
 class Commit(Write["Committed | CancelWon"], frozen=True, gc=False):
-    """End a turn: the last records, the head moved from `head` to the turn, waits closed, the next input opened.
+    """End a turn: the last records, the head moved from `head` to the turn, its waits gone, the next input opened.
 
     `tools` are what the turn decided for single tools of its session, `recorded` the revisions of plugins that its
     records hold. `children`: it may have started processes that end with it.
@@ -152,7 +152,10 @@ class Cancel(Write[CancelReceipt], frozen=True, gc=False):
 
 
 class Resolved(Struct, frozen=True, gc=False):
-    """`row` is the session after it; its turn is claimed for the resolver when nobody owned it."""
+    """`row` is the session after it; its turn is claimed for the resolver when nobody owned it.
+
+    The wait of a turn that was asked to stop is shown as cancelled. That of a committed one is gone: its records tell.
+    """
 
     status: Literal["accepted", "already_resolved", "unknown"]
     wait: WaitRow | None = None
@@ -160,10 +163,10 @@ class Resolved(Struct, frozen=True, gc=False):
 
 
 class Resolve(Write[Resolved], frozen=True, gc=False):
-    """Resolve a wait. The first answer stands. `answer` None: its time ran out."""
+    """Resolve a wait. The first answer stands; a large one is a blob. `answer` None: its time ran out."""
 
     wait_id: str
-    answer: Answer | None
+    answer: Answer | Spilled | None
     at: int
     worker: str | None = None
     agents: tuple[str, ...] = ()

@@ -6,18 +6,21 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+from mainstay.engine.hands import in_hand
 from mainstay.errors import RuntimeClosed
 from mainstay.model.process import ProcessRow
+from mainstay.ports.store import Store
 
 T = TypeVar("T")
 
 
 class Awaiting:
-    """`_ends`: callers who want the end of a process; `_news`: those who follow it; `_others`: processes that run here
-    and wait for the end of another, by that one's id."""
+    """`_ends`: callers who want the end of a process, and `_needed` those of them that are work in hand; `_news`: those
+    who follow it; `_others`: processes that run here and wait for the end of another, by that one's id."""
 
     def __init__(self) -> None:
         self._ends: dict[str, list[asyncio.Future[ProcessRow]]] = {}
+        self._needed: dict[asyncio.Future[ProcessRow], str] = {}
         self._news: dict[str, list[asyncio.Future[None]]] = {}
         self._others: dict[str, set[str]] = {}
 
@@ -26,6 +29,18 @@ class Awaiting:
         """Processes whose end somebody here waits for."""
         return {*self._ends, *self._others}
 
+    async def needed(self, store: Store) -> dict[str, ProcessRow]:
+        """Live processes whose end work in hand waits for, and those that these wait for themselves, on disk."""
+        found, asked, wanted = dict[str, ProcessRow](), set[str](), {*self._needed.values(), *self._others}
+        while wanted:
+            process_id = wanted.pop()
+            asked.add(process_id)
+            row = await store.process(process_id)
+            if row is not None and row.live:
+                found[process_id] = row
+                wanted |= {on.name for on in row.record.waits if on.kind == "process"} - asked
+        return found
+
     def __contains__(self, process_id: str) -> bool:
         return process_id in self._ends
 
@@ -33,9 +48,12 @@ class Awaiting:
         """Told when the process has ended, or is stuck. Give it back with `forget`, whatever came of it."""
         future: asyncio.Future[ProcessRow] = asyncio.get_running_loop().create_future()
         self._ends.setdefault(process_id, []).append(future)
+        if in_hand():
+            self._needed[future] = process_id
         return future
 
     def forget(self, process_id: str, future: asyncio.Future[ProcessRow]) -> None:
+        self._needed.pop(future, None)
         _remove(self._ends, process_id, future)
 
     def answer(self, row: ProcessRow) -> None:

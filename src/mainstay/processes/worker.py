@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mainstay.engine.gate import Leaving, TurnCancelled
+from mainstay.engine.hands import take_in_hand
 from mainstay.engine.jumps import Jumps
 from mainstay.engine.supervisor import Supervisor
 from mainstay.errors import (
@@ -55,8 +56,9 @@ class ProcessWorker:
     """Works on the processes of one Runtime.
 
     `runs` are those in its hands, by id; `_queue` who goes on and waits for a place; `_intake` what was found on disk
-    and waits for one, and `_behind` that there may be more. `on_news` is told of every process that changed here,
-    `on_wake` of every session that may have something to hear.
+    and waits for one, and `_behind` that there may be more. `draining`: only what work in hand waits for is taken up;
+    `leaving`: nothing is. `on_news` is told of every process that changed here, `on_wake` of every session that may
+    have something to hear.
     """
 
     def __init__(self, workshop: Workshop, supervisor: Supervisor, concurrency: int = CONCURRENCY) -> None:
@@ -77,7 +79,7 @@ class ProcessWorker:
         self.on_news: Callable[[ProcessRow], None] | None = None
         self.on_wake: Callable[[str], None] | None = None
         self.begin_child: StartChild | None = None
-        self.leaving = self.passive = self._closed = False
+        self.draining = self.leaving = self.passive = self._closed = False
         self._loop = asyncio.get_running_loop()
 
     def check(self) -> None:
@@ -138,14 +140,14 @@ class ProcessWorker:
         self, registration: Registration, grants: tuple[str, ...] = (), blobs: tuple[str, ...] = ()
     ) -> Registered:
         """Begin a process. When this returns it is on disk, and somebody will work on it."""
-        ours = self.id if self._has_place and self.can(registration) else None
+        begins = not self.draining or self._is_here(registration)
+        ours = self.id if begins and self._has_place and self.can(registration) else None
         if ours is not None:
             self._busy += 1
         try:
             registered = await self.store.write(Register(registration, self.clock.now(), ours, grants, blobs))
         except asyncio.CancelledError:
-            # It may land although its caller goes away, and then it is ours.
-            _ = self._supervisor.spawn(self._catch_up(registration.id), f"catch up process {registration.id}")
+            self._may_be_ours(registration.id)
             raise
         finally:
             if ours is not None:
@@ -153,12 +155,18 @@ class ProcessWorker:
         row = registered.row
         if row.owner == self.id:
             self.launch(row)
-        elif row.owner is None and row.active and self.can(registration):
+        elif self._is_free(row):
+            if self._is_here(registration):
+                self._intake[row.id] = row
             self._behind = True
             self._fill()
         if not registered.known:
             self._tell_news(row)
         return registered
+
+    def _may_be_ours(self, process_id: str) -> None:
+        """A write that makes it ours may land although its caller goes away."""
+        _ = self._supervisor.spawn(self._catch_up(process_id), f"catch up process {process_id}")
 
     async def _catch_up(self, process_id: str) -> None:
         await self._worker.speak()
@@ -170,7 +178,12 @@ class ProcessWorker:
         """Claim a process that nobody alive works on, and work on it."""
         if self.leaving or self.passive or not self.can(row.registration):
             return False
-        return await self._take(row, proof)
+        free = not self.draining or self._is_here(row.registration)
+        return (free or row.id in await self.awaiting.needed(self.store)) and await self._take(row, proof)
+
+    def _is_here(self, registration: Registration) -> bool:
+        """Whether its code is in our memory: there is no later at which another Runtime could begin it."""
+        return registration.definition == self.id
 
     async def _take(self, row: ProcessRow, proof: str | None) -> bool:
         # The wall clock may have jumped back since a wait was set: whoever takes it up has judged that.
@@ -178,6 +191,9 @@ class ProcessWorker:
         self._busy += 1  # its place is kept while it is claimed, so that a sweep of many claims no more than it has
         try:
             taken = await self.store.write(Take(row.id, self.id, row.generation, at, proof))
+        except asyncio.CancelledError:
+            self._may_be_ours(row.id)
+            raise
         finally:
             self._busy -= 1
         if taken.row is not None and not taken.row.live:
@@ -204,7 +220,7 @@ class ProcessWorker:
 
     def launch(self, row: ProcessRow) -> None:
         """Work on a process that is ours."""
-        if row.id in self.runs or self.leaving:
+        if row.id in self.runs:
             return
         scope = ProcessScope(row.id, row.pid, self.id, row.generation)
         run = self.runs[row.id] = ProcessRun(row, scope, self.store, self.clock)
@@ -212,6 +228,8 @@ class ProcessWorker:
         run.journal.on_events = self._tell_news
         self._give_place(run)
         _ = self._supervisor.spawn(self._work(run), f"process {row.id}")
+        if self.leaving:
+            run.leave()  # it became ours too late: its engine puts it back, and nothing of it is given up unseen
 
     def _rested(self, run: ProcessRun, resting: bool) -> None:
         """A process that only waits gives up its place, and has it again if there is one when it goes on."""
@@ -273,6 +291,11 @@ class ProcessWorker:
 
     async def _look_for_more(self) -> bool:
         """Find processes that nobody works on, a page at a time, past those that are not for us."""
+        if self.draining:
+            self._behind = False
+            needed = await self.awaiting.needed(self.store)
+            self._intake.update({row.id: row for row in needed.values() if self._is_free(row)})
+            return bool(self._intake)
         after = 0
         while self._behind and (page := await self.store.unowned_processes(after, PAGE)):
             after = page[-1].pid
@@ -282,9 +305,13 @@ class ProcessWorker:
         self._behind = False
         return False
 
+    def _is_free(self, row: ProcessRow) -> bool:
+        return row.active and row.owner is None and self.can(row.registration)
+
     # ------------------------------------------------------------------ working
 
     async def _work(self, run: ProcessRun) -> None:
+        take_in_hand()
         try:
             await self._to_its_end(run)
         except (PutAway, Leaving):
@@ -381,7 +408,7 @@ class ProcessWorker:
             return
         elif row.stuck is not None:
             self.awaiting.answer(row)
-        elif row.active and row.owner is None and self.can(row.registration):
+        elif self._is_free(row):
             self._intake[row.id] = row
             self._fill()
         elif row.active and row.owner == self.id:
@@ -449,9 +476,14 @@ class ProcessWorker:
 
     # ------------------------------------------------------------------ leaving
 
+    def drain(self) -> None:
+        """From now on take up only what work in hand waits for."""
+        self.draining = True
+        self._intake.clear()
+
     def leave(self) -> None:
         """The Runtime is left: tell every process here, and begin nothing new."""
-        self.leaving = True
+        self.draining = self.leaving = True
         for run in list(self.runs.values()):
             run.leave()
         self._fill()

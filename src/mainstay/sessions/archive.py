@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from mainstay.engine.driver import decode_cancel
 from mainstay.engine.journal import load
+from mainstay.engine.waits import asked, named, recalled
 from mainstay.errors import StoreDamaged
 from mainstay.graph.tree import stretches, turns
 from mainstay.graph.view import View, with_text
@@ -18,15 +17,13 @@ from mainstay.model.llm import Usage
 from mainstay.model.message import Message
 from mainstay.model.outcome import Outcome, PendingCall, Waiting
 from mainstay.model.record import Closed, Record, Replied
-from mainstay.model.session import SessionRow
+from mainstay.model.session import SessionRow, WaitRow
 from mainstay.model.settings import load as settings_of
 from mainstay.model.tool import Cancelled
 from mainstay.ports.store import Store
 from mainstay.sessions.definition import Definition, plainly
 from mainstay.sessions.result import TurnResult
 from mainstay.turn.machine import usage_of
-
-decode_pending = msgspec.json.Decoder(PendingCall).decode
 
 PIECE = 64
 """A long history is read so many turns at a time, and others get their turn in between."""
@@ -108,8 +105,15 @@ class Archive:
 
     async def pending(self, row: SessionRow) -> tuple[PendingCall, ...]:
         """What the open turn waits for, in the order in which it was asked for."""
-        waits = [decode_pending(w.body) for w in await self._store.waits(row.sid) if w.state == "open"]
+        waits = await asked(self._store, [w for w in await self._store.waits(row.sid) if w.state == "open"])
         return tuple(sorted(waits, key=lambda p: split(p.call_id, 3)[1]))
+
+    async def recalled(self, row: SessionRow, wait_id: str) -> WaitRow | None:
+        """How a wait of a turn that has ended did; None when there was none."""
+        turn = named(wait_id)[1]
+        if not 0 < turn < row.next or turn == row.turn:
+            return None
+        return recalled(wait_id, row.sid, [record for _, record in await load(self._store, row.sid, turn, turn)])
 
     # ------------------------------------------------------------------ a history
 

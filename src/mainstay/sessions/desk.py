@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
+from mainstay.engine.journal import spill, write_referring
 from mainstay.engine.lease import Worker
 from mainstay.engine.supervisor import Supervisor
+from mainstay.engine.waits import named, whole
 from mainstay.errors import (
     RuntimeClosed,
     SessionDeleted,
@@ -19,8 +22,10 @@ from mainstay.errors import (
     UnknownSession,
     WrongLoop,
 )
-from mainstay.model.ids import mint, split, turn_id
+from mainstay.model.codec import encode
+from mainstay.model.ids import mint, turn_id
 from mainstay.model.process import ProcessRow
+from mainstay.model.record import Spilled
 from mainstay.model.session import Answer, CancelRequest, SessionRow
 from mainstay.model.settings import dump, load
 from mainstay.model.write import Cancel, CancelReceipt, CancelStatus, Configure, Resolve, Resolved
@@ -38,6 +43,8 @@ from mainstay.sessions.result import TurnResult
 from mainstay.sessions.turns import Turns
 from mainstay.sessions.wakes import Vet, Wakes
 from mainstay.stores import forks
+
+SETTLEMENTS = ("rerun", "done", "failed")
 
 
 class Desk:
@@ -91,7 +98,7 @@ class Desk:
 
     def worker_for(self, agent: str) -> str | None:
         """This worker, if it may work on that agent's turns."""
-        return self._worker.id if self._runs and agent in self.definitions and not self.turns.leaving else None
+        return self._worker.id if self._runs and agent in self.definitions and not self.turns.draining else None
 
     async def outcome(self, session_id: str, turn: int, known: bool) -> TurnResult[Any]:
         """How a turn ends or parks. `known`: it may have done so already."""
@@ -129,13 +136,31 @@ class Desk:
 
     async def resolve(self, wait_id: str, answer: Answer | None) -> Resolved:
         """Resolve a wait, and see to it that its turn goes on."""
-        agents = tuple(self.definitions) if self._runs and not self.turns.leaving else ()
-        resolve = Resolve(wait_id, answer, self.clock.now(), self._worker.id if agents else None, agents)
-        session_id, _ = split(wait_id.rpartition(":")[0], 3)
-        resolved = await self.turns.write(session_id, resolve)
+        agents = tuple(self.definitions) if self._runs and not self.turns.draining else ()
+        data = encode(answer)
+        _, blobs = await spill(self.store, data)
+        given = Spilled(blobs[0], len(data)) if blobs else answer
+        resolve = Resolve(wait_id, given, self.clock.now(), self._worker.id if agents else None, agents)
+        write = functools.partial(self.turns.write, named(wait_id)[0], resolve)
+        put_again = functools.partial(spill, self.store, data)
+        resolved: Resolved = await (write_referring(write, put_again) if blobs else write())
         if resolved.status == "accepted" and resolved.row is not None:
             self.goes_on(resolved.row)
-        return resolved
+            return resolved
+        wait = None if resolved.wait is None else await whole(self.store, resolved.wait)
+        if wait is not None:
+            return replace(resolved, wait=wait)
+        return await self._too_late(wait_id, answer) or Resolved("unknown")
+
+    async def _too_late(self, wait_id: str, answer: Answer | None) -> Resolved | None:
+        """How a wait of a committed turn had ended; None when there was none."""
+        row = await self.store.session(named(wait_id)[0])
+        wait = None if row is None or row.deleted else await self.turns.archive.recalled(row, wait_id)
+        if wait is None:
+            return None
+        if wait.state == "cancelled" and answer is not None and answer.verdict in SETTLEMENTS:
+            return None  # what became of it is still open, and may be told
+        return Resolved("already_resolved", wait, row)
 
     async def set_options(self, session_id: str, agent: str, options: Mapping[str, Any]) -> None:
         """Make the options of a session's plugins durable: recovery has no host code to ask for them."""

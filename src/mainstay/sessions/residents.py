@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import Any
 
 from mainstay.engine.driver import Run
+from mainstay.engine.hands import in_hand
 from mainstay.errors import SessionDeleted
 from mainstay.graph.view import View
 from mainstay.model.session import CancelRequest, SessionRow
@@ -66,10 +67,11 @@ class Resident:
 
 
 class Residents:
-    """The sessions in memory, the one idle longest first."""
+    """The sessions in memory, the one idle longest first. `_needed` are those who wait that are work in hand."""
 
     def __init__(self) -> None:
         self._by_id: OrderedDict[str, Resident] = OrderedDict()
+        self._needed: dict[asyncio.Future[TurnResult[Any]], tuple[str, int]] = {}
 
     def of(self, session_id: str) -> Resident:
         found = self._by_id.get(session_id)
@@ -135,11 +137,23 @@ class Residents:
         """A future for how a turn ends or parks."""
         future: asyncio.Future[TurnResult[Any]] = asyncio.get_running_loop().create_future()
         self.of(session_id).waiters.setdefault(turn, []).append(future)
+        if in_hand():
+            self._needed[future] = session_id, turn
+            future.add_done_callback(lambda done: self._needed.pop(done, None))
         return future
+
+    @property
+    def needed(self) -> dict[str, int]:
+        """Sessions with a turn that work in hand waits for: the last such turn of each."""
+        last: dict[str, int] = {}
+        for session_id, turn in self._needed.values():
+            last[session_id] = max(turn, last.get(session_id, 0))
+        return last
 
     def withdraw(self, session_id: str, turn: int, future: asyncio.Future[TurnResult[Any]]) -> None:
         """Nobody waits for this one any more."""
         waiters = self.of(session_id).waiters
+        self._needed.pop(future, None)
         if future.done() and not future.cancelled():
             future.exception()  # looked at, so that asyncio does not complain
         rest = [each for each in waiters.pop(turn, ()) if each is not future]

@@ -337,7 +337,7 @@ class Session:
         if _split(call_id, 3, UnknownCall(call_id, "this is no call id"))[0] != self.id:
             raise UnknownCall(call_id, "it belongs to another session")
         name = wait_id(call_id, kind)
-        if kind == "recovery":  # only of those may there be several: one for each attempt that was cut off
+        if kind != "approval":  # there may be several: one for each attempt that somebody was asked about
             name = await self._newest_wait(name)
         resolved: Resolved = await self._desk.resolve(name, answer)
         if resolved.status == "unknown":

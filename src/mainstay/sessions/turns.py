@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
 from mainstay.engine.executor import ModelCaller
 from mainstay.engine.gate import Leaving, TurnAborted
+from mainstay.engine.hands import take_in_hand
 from mainstay.engine.journal import Journal, load, taken
 from mainstay.engine.lease import Worker
 from mainstay.engine.supervisor import Supervisor
@@ -88,7 +89,7 @@ class Turns:
         self.residents = Residents()
         self._lean: dict[str, Setup] = {}
         self.archive = Archive(self._store, definitions)
-        self.leaving = False
+        self.draining = self.leaving = False
         self.deps, self.traces = dispatcher.deps, traces
         self._services: Callable[[Run], TurnServices] = _no_services
         self.on_resume: Callable[[SessionRow], None] | None = None
@@ -154,7 +155,7 @@ class Turns:
 
     async def claim(self, row: SessionRow) -> bool:
         """Take over an open turn and work on it."""
-        if self.leaving or row.agent not in self._definitions:
+        if row.agent not in self._definitions or not self._may_begin(row):
             return False
         claimed = await self._store.write(Claim(row.id, self._worker.id, row.generation, self._clock.now(), row.agent))
         if not claimed.won or claimed.row is None:
@@ -167,10 +168,17 @@ class Turns:
             self.launch(claimed.row)
         return True
 
+    def _may_begin(self, row: SessionRow) -> bool:
+        """While draining, only what work in hand waits for is begun, and what stands before that in its session."""
+        if not self.draining:
+            return True
+        return not self.leaving and row.turn is not None and row.turn <= self.residents.needed.get(row.id, 0)
+
     async def _work(self, resident: Resident, row: SessionRow, opening: Said | None) -> None:
+        take_in_hand()
         scope = None
         try:
-            while row.turn is not None and row.owner == self._worker.id and not self.leaving:
+            while row.turn is not None and row.owner == self._worker.id and self._may_begin(row):
                 scope = Scope(row.id, row.sid, row.turn, self._worker.id, row.generation)
                 resident.turn = row.turn
                 after = await self._turn(resident, row, scope, opening)

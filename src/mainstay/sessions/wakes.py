@@ -73,7 +73,7 @@ class Wakes:
 
     def call(self, session_id: str) -> None:
         """Something may wait for this session."""
-        if self._turns.leaving:
+        if self._turns.draining:
             return  # it stays in the outbox, for whoever comes next
         self._called.add(session_id)
         if session_id not in self._looking:
@@ -82,7 +82,7 @@ class Wakes:
 
     async def _look_after(self, session_id: str) -> None:
         try:
-            while session_id in self._called and not self._turns.leaving:
+            while session_id in self._called and not self._turns.draining:
                 self._called.discard(session_id)
                 opened = await self._deliver(session_id)
                 if opened is not None:
@@ -94,7 +94,7 @@ class Wakes:
 
     async def between(self, row: SessionRow) -> SessionRow:
         """A turn has committed. What had to wait for it may be the next one: the session after that."""
-        if row.id not in self._blocked or self._turns.leaving:
+        if row.id not in self._blocked or self._turns.draining:
             return row
         try:
             opened = await self._deliver(row.id, between=True)

@@ -12,6 +12,7 @@ import logging
 from mainstay.engine.jumps import Jumps
 from mainstay.engine.lease import Worker
 from mainstay.engine.supervisor import Supervisor
+from mainstay.engine.waits import asked
 from mainstay.errors import MainstayError, StoreError
 from mainstay.model.event import Gap, TurnCommitted
 from mainstay.model.ids import turn_id
@@ -19,7 +20,6 @@ from mainstay.model.session import SessionRow
 from mainstay.model.write import Retire
 from mainstay.observe.feed import TurnEvents
 from mainstay.processes.recovery import ProcessWatch
-from mainstay.sessions.archive import decode_pending
 from mainstay.sessions.desk import Desk
 
 log = logging.getLogger("mainstay.sessions")
@@ -103,8 +103,9 @@ class Watch:
         """End the waits whose time is up."""
         now = self._jumps.look()
         for wait in await self._desk.store.waits(due=now + self._jumps.back):
-            if self._jumps.due(decode_pending(wait.body).since, wait.due or 0) <= now:
-                await self._desk.resolve(wait.id, None)
+            for pending in await asked(self._desk.store, [wait]):
+                if self._jumps.due(pending.since, wait.due or 0) <= now:
+                    await self._desk.resolve(wait.id, None)
 
     async def _take_over(self) -> None:
         """Claim every open turn of ours that nobody alive works on."""

@@ -20,6 +20,7 @@ from mainstay.ports.host import Clock
 from mainstay.ports.store import SWEEP_GRACE
 from mainstay.stores import rules
 from mainstay.stores.memory_processes import MemoryProcessReads, MemoryProcessRows
+from mainstay.stores.rows import waits_of
 
 R = TypeVar("R")
 
@@ -143,8 +144,11 @@ class MemoryRows(MemoryProcessRows):
         self.waits[row.id] = row
         self.waits_by_sid.setdefault(row.sid, {})[row.id] = None
 
-    def open_waits(self, sid: int) -> list[WaitRow]:
-        return [w for i in self.waits_by_sid.get(sid, ()) if (w := self.waits[i]).state == "open"]
+    def drop_waits(self, sid: int) -> None:
+        if sid in self.waits_by_sid:
+            for wait_id in self.waits_by_sid.pop(sid):
+                del self.waits[wait_id]
+            self.drop_references(waits_of(sid))
 
     def worker(self, worker_id: str) -> WorkerRow | None:
         return self.workers.get(worker_id)

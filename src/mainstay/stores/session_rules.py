@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec.structs import replace
 
 from mainstay.errors import (
@@ -17,7 +15,7 @@ from mainstay.errors import (
     UnknownSession,
     WrongAgent,
 )
-from mainstay.model.codec import encode
+from mainstay.model.codec import encode, spilled
 from mainstay.model.ids import turn_id
 from mainstay.model.record import Joined
 from mainstay.model.session import CancelRequest, Fork, InboxRow, Node, SessionRow
@@ -44,7 +42,7 @@ from mainstay.model.write import (
     Scope,
 )
 from mainstay.stores.process_log import turn_ended, turn_goes_on
-from mainstay.stores.rows import Rows, check_blobs
+from mainstay.stores.rows import Rows, check_blobs, waits_of
 
 MAX_TAKEOVERS = 3
 READ_BACK = 256
@@ -148,12 +146,15 @@ def append(rows: Rows, write: Append) -> Appended:
         return Appended(row.cancel, rows.has_mail(scope.sid), parked=True)
     row = _owned(rows.session_by_sid(scope.sid), scope)
     check_blobs(rows, write.blobs)
+    if write.waits:
+        check_blobs(rows, _spilled([wait.body for wait in write.waits]))
     if _add_nodes(rows, scope, write.nodes):
         _take(rows, scope, write.take)
         for wait in write.waits:
             known = rows.wait(wait.id)
             if known is None or (known.state == "open" and known != wait):
                 rows.put_wait(wait)
+                rows.add_blobs(waits_of(scope.sid), _spilled([wait.body]))
         rows.add_blobs(scope.sid, write.blobs)
     park = bool(write.park) and row.cancel is None and _all_open(rows, write.park)
     if park:
@@ -179,7 +180,7 @@ def commit(rows: Rows, write: Commit) -> Committed | CancelWon:
         raise InternalError(f"records of {scope.session_id}.{scope.turn} were written before its commit")
     _take(rows, scope, write.take)
     rows.add_blobs(scope.sid, write.blobs)
-    _close_waits(rows, scope.sid, "cancelled" if write.cancelled else "revoked")
+    rows.drop_waits(scope.sid)  # what became of them is in the records
     mail = rows.first_mail(scope.sid)
     if mail is None:
         row = replace(
@@ -217,6 +218,10 @@ def _let_go(rows: Rows, scope: Scope) -> SessionRow | None:
     row = rows.session_by_sid(scope.sid)
     free = row is not None and row.owner is None and row.generation == scope.generation and row.turn == scope.turn
     return row if free else None
+
+
+def _spilled(bodies: list[bytes]) -> tuple[str, ...]:
+    return tuple([digest for body in bodies if (digest := spilled(body)) is not None])
 
 
 def _all_there(rows: Rows, write: Append) -> bool:
@@ -325,10 +330,16 @@ def resolve(rows: Rows, write: Resolve) -> Resolved:
         return Resolved("unknown", wait)
     if wait.state != "open":
         return Resolved("already_resolved", wait, row)
+    if row.cancel is not None and write.answer is not None:
+        # Nobody will heed an answer any more: to say that it was taken would be a lie.
+        return Resolved("already_resolved", replace(wait, state="cancelled"), row)
     if write.answer is None:
         wait = replace(wait, state="expired")
     else:
-        wait = replace(wait, state="resolved", answer=encode(write.answer))
+        body = encode(write.answer)
+        check_blobs(rows, _spilled([body]))
+        wait = replace(wait, state="resolved", answer=body)
+        rows.add_blobs(waits_of(wait.sid), _spilled([body]))
     rows.put_wait(wait)
     if row.turn == wait.turn and row.owner is None:
         row = _wake(rows, replace(row, updated=write.at), write.worker if row.agent in write.agents else None)
@@ -380,7 +391,7 @@ def delete(rows: Rows, write: Delete) -> bool:
     row = rows.session(write.session_id)
     if row is None or row.deleted:
         return False
-    _close_waits(rows, row.sid, "revoked")
+    rows.drop_waits(row.sid)
     if row.turn is not None:
         turn_ended(rows, turn_id(row.id, row.turn), write.at)
         _unparked(rows, row, write.at)
@@ -421,8 +432,3 @@ def _check_usable(row: SessionRow, agent: str) -> None:
         raise SessionDeleted(row.id)
     if row.agent != agent:
         raise WrongAgent(row.id, agent, row.agent)
-
-
-def _close_waits(rows: Rows, sid: int, state: Any) -> None:
-    for wait in rows.open_waits(sid):
-        rows.put_wait(replace(wait, state=state))

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from mainstay.model.session import Fork, InboxRow, Node, SessionRow, WaitRow, WorkerRow
 from mainstay.stores.process_sql import SqlProcessRows
+from mainstay.stores.rows import waits_of
 from mainstay.stores.seal import opened, seal, sealed, unsealed
 
 SESSION = (
@@ -274,10 +275,12 @@ class SqlRows(SqlProcessRows):
             f"INSERT OR REPLACE INTO waits ({WAIT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*values, seal(values))
         )
 
-    def open_waits(self, sid: int) -> list[WaitRow]:
-        if (known := self._known.get(sid)) is not None and not known.waits:
-            return []
-        return [wait_row(r) for r in self._do(f"SELECT {WAIT} FROM waits WHERE sid = ? AND state = 'open'", (sid,))]
+    def drop_waits(self, sid: int) -> None:
+        known = self._known.get(sid)
+        if (known is None or known.waits) and self._do("DELETE FROM waits WHERE sid = ?", (sid,)).rowcount:
+            self._do("DELETE FROM blobs WHERE sid = ?", (waits_of(sid),))
+        if known is not None:
+            known.waits = False
 
     # ------------------------------------------------------------------ workers
 

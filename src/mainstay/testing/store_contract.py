@@ -37,9 +37,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule, run_state_machine_as_test
+from mainstay.errors import MissingExtra
+
+try:
+    from hypothesis import HealthCheck, Phase, settings
+    from hypothesis import strategies as st
+    from hypothesis.stateful import initialize, rule, run_state_machine_as_test
+except ModuleNotFoundError as error:
+    raise MissingExtra("the store contract", "hypothesis") from error
 
 from mainstay.model.session import WorkerRow
 from mainstay.model.write import Accept, Beat, Claim, Configure, Release

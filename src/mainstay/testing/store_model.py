@@ -43,15 +43,28 @@ from mainstay.model.write import (
     SessionFilter,
     Write,
 )
-from mainstay.testing.store_plain import Plain, Refusal, SomeReason, after_turn, as_json, joined, of_a_fork, plain
+from mainstay.testing.store_plain import (
+    Plain,
+    Refusal,
+    SomeReason,
+    after_turn,
+    as_json,
+    blob_in,
+    joined,
+    of_a_fork,
+    plain,
+)
 from mainstay.testing.store_process_model import ProcessModel
+
+FOR_WAITS = 1_000_000
+"""Beside the numbers of sessions: what their waits refer to."""
 
 
 class StoreModel(ProcessModel):
     """The tables, as dictionaries of plain values.
 
     `nodes` holds the bodies of a turn's records by (sid, turn); `inbox` what waits, as [kind, cancel] by input;
-    `blob_refs` which sessions refer to a blob.
+    `blob_refs` which sessions refer to a blob, or their waits do.
     """
 
     def __init__(self) -> None:
@@ -175,12 +188,14 @@ class StoreModel(ProcessModel):
             return {"cancel": session["cancel"], "mail": self._mail(scope.sid), "parked": True}
         session = self._owned(scope)
         self._need_blobs(write.blobs)
+        self._need_blobs([digest for wait in write.waits for digest in blob_in(wait.body)])
         if self._is_new(scope, write.nodes):
             self._record(scope, write.nodes, write.take, write.blobs)
             for wait in write.waits:
                 known = self.waits.get(wait.id)
                 if known is None or known["state"] == "open":
                     self.waits[wait.id] = plain(wait)
+                    self._refer(FOR_WAITS + scope.sid, blob_in(wait.body))
         if write.nodes and not write.repeats:
             session["takeovers"] = 0
         parks = bool(write.park) and session["cancel"] is None and all(self._is_open(w) for w in write.park)
@@ -207,7 +222,7 @@ class StoreModel(ProcessModel):
         if not self._is_new(scope, write.nodes):
             raise Refusal(InternalError)
         self._record(scope, write.nodes, write.take, write.blobs)
-        self._revoke(scope.sid, "cancelled" if write.cancelled else "revoked")
+        self._forget_waits(scope.sid)
         session.update(head=scope.turn, takeovers=0, updated=write.at)
         session["settings"] = after_turn(session["settings"], write.tools or {}, write.recorded or {})
         waiting = [n for n, (kind, _) in sorted(self.inbox.get(scope.sid, {}).items()) if kind != "note"]
@@ -295,10 +310,15 @@ class StoreModel(ProcessModel):
             return {"status": "unknown", "wait": wait and dict(wait), "row": None}
         if wait["state"] != "open":
             return {"status": "already_resolved", "wait": dict(wait), "row": dict(session)}
+        if write.answer is not None and session["cancel"] is not None:
+            return {"status": "already_resolved", "wait": {**wait, "state": "cancelled"}, "row": dict(session)}
         if write.answer is None:
             wait["state"] = "expired"
         else:
-            wait.update(state="resolved", answer=as_json(write.answer))
+            said = as_json(write.answer)
+            self._need_blobs(blob_in(said))
+            self._refer(FOR_WAITS + wait["sid"], blob_in(said))
+            wait.update(state="resolved", answer=said)
         if session["owner"] is None and session["turn"] == wait["turn"]:
             session["updated"] = write.at
             self._wake(session, write.worker if session["agent"] in write.agents else None)
@@ -361,7 +381,7 @@ class StoreModel(ProcessModel):
         session = self.sessions.get(write.session_id)
         if session is None or session["deleted"]:
             return False
-        self._revoke(session["sid"])
+        self._forget_waits(session["sid"])
         if session["turn"] is not None:
             self._turn_ended(f"{session['id']}.{session['turn']}", write.at, set())
         if session["state"] == "parked":
@@ -454,7 +474,7 @@ class StoreModel(ProcessModel):
     def _is_open(self, wait_id: str) -> bool:
         return wait_id in self.waits and self.waits[wait_id]["state"] == "open"
 
-    def _revoke(self, sid: int, state: str = "revoked") -> None:
-        for wait in self.waits.values():
-            if wait["sid"] == sid and wait["state"] == "open":
-                wait["state"] = state
+    def _forget_waits(self, sid: int) -> None:
+        """A turn is over, or its session: nothing is asked any more, and nothing is kept of what was."""
+        self.waits = {name: wait for name, wait in self.waits.items() if wait["sid"] != sid}
+        self.blob_refs = {(digest, owner) for digest, owner in self.blob_refs if owner != FOR_WAITS + sid}

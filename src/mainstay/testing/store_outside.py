@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
+from msgspec.structs import replace
 
 from mainstay.errors import BlobMissing, InvalidSessionId, SessionDeleted, StaleSettings, UnknownSession
-from mainstay.model.session import Answer, Node, WorkerRow
-from mainstay.model.write import Append, Beat, Branch, Configure, Delete, Resolve, Retire
+from mainstay.model.codec import encode
+from mainstay.model.record import Spilled
+from mainstay.model.session import Answer, CancelRequest, Node, WorkerRow
+from mainstay.model.write import Append, Beat, Branch, Cancel, Configure, Delete, Resolve, Retire
 from mainstay.testing.store_machine import StoreMachine
 from mainstay.testing.store_values import (
     AGENTS,
     agents,
     answers,
+    bodies,
     decisions,
     has,
     index,
     maybe_workers,
     names,
+    requests,
     switches,
     texts,
     workers,
 )
+
+UNKNOWN = {"status": "unknown", "wait": None, "row": None}
 
 
 class OutsideRules(StoreMachine):
@@ -32,10 +39,15 @@ class OutsideRules(StoreMachine):
     def open_waits(self) -> list[str]:
         return [w["id"] for w in self.model.waits.values() if w["state"] == "open"]
 
-    @has(open_waits)
+    def waits_of(self, *, cancel: bool) -> list[str]:
+        """Open waits of turns that were asked to stop, or not."""
+        stopped = [s["sid"] for s in self.turns(cancel=True)]
+        return [name for name in self.open_waits() if (self.model.waits[name]["sid"] in stopped) is cancel]
+
+    @has(lambda self: self.waits_of(cancel=False))
     @rule(n=index, answer=answers, worker=maybe_workers, agents=st.sampled_from([(), AGENTS, AGENTS[:1]]))
     def the_first_answer_stands(self, n: int, answer: Answer, worker: str | None, agents: tuple[str, ...]) -> None:
-        wait = self.pick(self.open_waits(), n)
+        wait = self.pick(self.waits_of(cancel=False), n)
         first = self.send(Resolve(wait, answer, self.tick(), worker, agents))
         assert first["status"] == "accepted"
         later = self.send(Resolve(wait, Answer("failed"), self.tick(), worker, agents))
@@ -48,13 +60,70 @@ class OutsideRules(StoreMachine):
         assert self.send(Resolve(wait, None, self.tick(), "w1", AGENTS))["wait"]["state"] == "expired"
         assert self.send(Resolve(wait, answer, self.tick()))["wait"]["state"] == "expired"
 
-    @has(lambda self: self.model.waits)
+    @has(open_waits)
+    @rule(n=index, answer=answers, request=requests, worker=maybe_workers)
+    def an_answer_to_a_turn_that_was_asked_to_stop_is_not_taken(
+        self, n: int, answer: Answer, request: CancelRequest, worker: str | None
+    ) -> None:
+        wait = self.model.waits[self.pick(self.open_waits(), n)]
+        session = next(s for s in self.turns() if s["sid"] == wait["sid"])
+        self.send(Cancel(session["id"], request, self.tick(), worker=worker))
+        told = self.send(Resolve(wait["id"], answer, self.tick(), worker, AGENTS))
+        assert (told["status"], told["wait"]["state"], wait["state"]) == ("already_resolved", "cancelled", "open")
+
+    @has(StoreMachine.held)
     @rule(n=index, answer=answers)
     def a_revoked_wait_is_unknown_like_one_that_never_was(self, n: int, answer: Answer) -> None:
-        wait = self.pick(list(self.model.waits.values()), n)
-        over = wait["state"] == "revoked" or wait["sid"] not in [s["sid"] for s in self.model.live()]
-        assert (self.send(Resolve(wait["id"], answer, self.tick()))["status"] == "unknown") is over
-        self.send(Resolve("nothing", answer, self.tick()), {"status": "unknown", "wait": None, "row": None})
+        session = self.pick(self.held(), n)
+        wait = self.new_wait(session, 8, None, b"{}")
+        self.send(self.appending(session, [b"reserved"], waits=(wait,)))
+        self.send(self.appending(session, [b"over"], waits=(replace(wait, state="revoked"),)))
+        assert self.send(Resolve(wait.id, answer, self.tick()))["status"] == "unknown"
+        self.send(Resolve("nothing", answer, self.tick()), UNKNOWN)
+
+    @has(StoreMachine.held)
+    @rule(n=index, answer=st.one_of(st.none(), answers), deleted=st.booleans())
+    def waits_go_with_their_turn_whatever_became_of_them(self, n: int, answer: Answer | None, deleted: bool) -> None:
+        session = self.pick(self.held(), n)
+        new = [self.new_wait(session, number, None, b"{}") for number in (4, 5)]
+        self.send(self.appending(session, [b"asks"], waits=tuple(new)))
+        self.send(Resolve(new[0].id, answer, self.tick()))
+        gone = [w["id"] for w in self.model.waits.values() if w["sid"] == session["sid"]]
+        if deleted and len(self.model.live()) > 1:
+            self.send(Delete(session["id"], self.tick()), True)
+        else:
+            self.send(self.committing(session, [], cancelled=session["cancel"] is not None))
+        for name in gone:
+            assert self.run(self.store.wait(name)) is None
+            self.send(Resolve(name, answer, self.tick(), "w1", AGENTS), UNKNOWN)
+
+    @has(lambda self: self.turns(owned=True, cancel=False))
+    @rule(n=index, body=bodies, answered=st.booleans())
+    def what_a_wait_refers_to_is_kept_until_its_turn_is_over(self, n: int, body: bytes, answered: bool) -> None:
+        session = self.pick(self.turns(owned=True, cancel=False), n)
+        asked, said = self.a_blob(b"asked " + body), self.a_blob(b"said " + body)
+        wait = self.new_wait(session, 6, None, encode(Spilled(asked, 5)))
+        known = wait.id in self.model.waits
+        self.send(self.appending(session, [b"asks"], waits=(wait,)))
+        if answered:
+            self.send(Resolve(wait.id, Spilled(said, 4), self.tick()))
+        self.sweep()
+        assert known or ((asked in self.model.blobs), (said in self.model.blobs)) == (True, answered)
+        self.send(self.committing(session, []))
+        self.sweep()
+
+    @has(lambda self: self.turns(owned=True, cancel=False))
+    @rule(n=index, answer=st.booleans())
+    def a_wait_or_an_answer_that_lacks_its_blob_is_refused(self, n: int, answer: bool) -> None:
+        session, missing = self.pick(self.turns(owned=True, cancel=False), n), Spilled("0" * 64, 9)
+        wait = self.new_wait(session, 9, None, b"{}" if answer else encode(missing))
+        opened = self.appending(session, [b"asks"], waits=(wait,))
+        if not answer:
+            self.send(opened, BlobMissing)
+            return
+        self.send(opened)
+        if self.model.waits[wait.id]["state"] == "open":
+            self.send(Resolve(wait.id, missing, self.tick()), BlobMissing)
 
     # ------------------------------------------------------------------ settings
 

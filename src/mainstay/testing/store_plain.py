@@ -64,9 +64,16 @@ def joined(turn: int) -> bytes:
 
 
 def as_json(struct: msgspec.Struct) -> bytes:
-    """A request or an answer as it is stored: compact JSON, fields in order, empty ones left out."""
-    said = {name: value for name, value in plain(struct).items() if value not in ("", None)}
-    return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
+    """A request or an answer as it is stored: compact JSON, a tag first, fields in order, empty ones left out."""
+    tag = struct.__struct_config__.tag
+    said = {"type": tag, **plain(struct)}
+    kept = {name: value for name, value in said.items() if value not in ("", None)}
+    return json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def blob_in(body: bytes) -> list[str]:
+    """The blob that stands for what a wait asks, or was told, when that is too large for a row."""
+    return [json.loads(body)["digest"]] if body.startswith(b'{"type":"spilled.1","digest":') else []
 
 
 def after_turn(settings: bytes, edits: dict[str, bool | None], recorded: dict[str, int]) -> bytes:

@@ -11,28 +11,37 @@ from typing import Any
 import msgspec
 
 from mainstay.engine.driver import Run
-from mainstay.engine.waits import wait_id
+from mainstay.engine.waits import decode_pending, wait_id, whole
 from mainstay.model.codec import encode
 from mainstay.model.effect import AskedCall
 from mainstay.model.outcome import PendingCall
 from mainstay.model.plugin import Decision
+from mainstay.model.record import Answered, Started
 from mainstay.model.session import Answer, WaitRow
 from mainstay.model.tool import Artifact
 from mainstay.ports.store import Store
 
-_PENDING = msgspec.json.Decoder(PendingCall).decode
 _ANSWER = msgspec.json.Decoder(Answer).decode
 RESERVED = "its tool has not handed it over yet"
 """Why a deferred call's wait is open before its body has returned: only then may recovery run the body again."""
 
 
+def completion_of(run: Run, key: str) -> str:
+    """The wait for the completion of a deferred call. It outlives attempts that failed, but not a person's word to have
+    the call made again: that answered it, and the next attempt has another."""
+    again = [r for r in run.records if type(r) is Started and r.call == key and r.answer is not None]
+    return wait_id(f"{run.turn_id}.{key}", "deferred", 1 + len(again))
+
+
 class Questions:
-    """`waiting` are the calls that only somebody outside can end; `opened` are waits that the next write must bring."""
+    """`waiting` are the calls that only somebody outside can end; `opened` are waits that the next write must bring;
+    `_told` are answers that no record tells of yet."""
 
     def __init__(self, store: Store, run: Run) -> None:
         self._store, self._run = store, run
         self.waiting: dict[str, PendingCall] = {}
         self.opened: list[WaitRow] = []
+        self._told: dict[str, Answered] = {}
 
     # ------------------------------------------------------------------ asking
 
@@ -52,7 +61,7 @@ class Questions:
             pending = self._pending(call, kind, reason=reason, decisions=decisions)
             self.opened.append(self._row(call, kind, pending))
         else:
-            pending = _PENDING(wait.body)
+            pending = decode_pending(wait.body)
         self.waiting[call.call] = pending
         return None
 
@@ -68,16 +77,21 @@ class Questions:
         self.opened.append(self._row(call, "deferred", pending))
         self._run.journal.refer([artifact.digest for artifact in artifacts])
 
-    def revoke(self, call: AskedCall) -> None:
-        """A call whose completion was reserved ended by itself: its key is worth nothing any more."""
-        if call.deferred:
-            wait = self._row(call, "deferred", self._pending(call, "deferred"))
-            self.opened.append(msgspec.structs.replace(wait, state="revoked"))
+    def over(self, call: AskedCall) -> Answered | None:
+        """How the wait of a call that ends had ended. A completion that was reserved in vain is taken back: its key is
+        worth nothing any more. One of a cancelled turn is closed with that."""
+        told = self._told.pop(call.call, None)
+        if told is not None or not call.deferred or self._run.gate.request is not None:
+            return told
+        pending = msgspec.structs.replace(self._pending(call, "deferred"), args={})
+        wait = self._row(call, "deferred", pending)
+        self.opened.append(msgspec.structs.replace(wait, state="revoked"))
+        return Answered("revoked")
 
     def handed_over(self, call: AskedCall, known: dict[str, WaitRow]) -> bool:
         """Whether a deferred call's body is over, or its completion has come: it is not run again."""
         wait = known.get(self.wait_id(call.call, "deferred"))
-        return wait is not None and (wait.state != "open" or _PENDING(wait.body).reason != RESERVED)
+        return wait is not None and (wait.state != "open" or decode_pending(wait.body).reason != RESERVED)
 
     async def completed(self, call: AskedCall) -> bool:
         """Whether a deferred call was completed while its body ran: that was acknowledged, however the body ends."""
@@ -97,23 +111,32 @@ class Questions:
             kinds = ("approval",) if not call.started else ("recovery", "deferred") if call.deferred else ("recovery",)
             for kind in kinds:
                 wait = await self._store.wait(self.wait_id(call.call, kind))
-                if wait is not None:
+                if wait is not None and (wait := await whole(self._store, wait)) is not None:
                     found[wait.id] = wait
         return found
 
-    @staticmethod
-    def answer(wait: WaitRow) -> Answer | None:
-        return None if wait.answer is None else _ANSWER(wait.answer)
+    def hear(self, call: AskedCall, wait: WaitRow) -> Answer | None:
+        """The answer; None when there is none in time. The next record of the call tells of it: the wait itself goes
+        with the commit."""
+        answer = None if wait.answer is None else _ANSWER(wait.answer)
+        told = Answered(wait.state) if answer is None else Answered(answer.verdict, answer.by, answer.reason)
+        self._told[call.call] = told
+        return answer
+
+    def heard(self, call: AskedCall) -> tuple[dict[str, str] | None, Answered | None]:
+        """Who approved of a call that begins, or who had it begin again."""
+        told = self._told.pop(call.call, None)
+        return ({"by": told.by}, None) if told is not None and told.verdict == "approved" else (None, told)
 
     @staticmethod
     def shown(wait: WaitRow) -> PendingCall:
         """What whoever answered was shown: an approval is for that and nothing else."""
-        return _PENDING(wait.body)
+        return decode_pending(wait.body)
 
     @staticmethod
     def artifacts(wait: WaitRow) -> tuple[Artifact, ...]:
         """What a deferred call had put when its body was over."""
-        return _PENDING(wait.body).artifacts
+        return decode_pending(wait.body).artifacts
 
     # ------------------------------------------------------------------ names
 
@@ -122,6 +145,8 @@ class Questions:
         return tuple(self.wait_id(key, pending.kind) for key, pending in self.waiting.items())
 
     def wait_id(self, key: str, kind: str) -> str:
+        if kind == "deferred":
+            return completion_of(self._run, key)
         attempt = self._run.machine.state.calls[key].attempts if kind == "recovery" else 1
         return wait_id(f"{self._run.turn_id}.{key}", kind, attempt)
 

@@ -30,7 +30,7 @@ from mainstay.errors import Fenced, InternalError
 from mainstay.model.effect import AskedCall, RunTools
 from mainstay.model.event import ToolFinished, ToolStarted, WaitingFor
 from mainstay.model.record import Ended, Faltered, Started
-from mainstay.model.session import Answer, WaitRow
+from mainstay.model.session import WaitRow
 from mainstay.model.tool import Artifact, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
 from mainstay.tools.attempt import Again, Attempted, Interrupted, attempt, returned
 from mainstay.tools.background import prepared_instead, sent_off
@@ -122,14 +122,14 @@ class Round:
         spec = ready.entry.spec
         if spec.approval == "ask" and not call.attempts:
             return self._ask(call, "approval", waits, "the tool asks for approval")
-        return functools.partial(self._spawn, call, functools.partial(self._queued, call, ready, None))
+        return functools.partial(self._spawn, call, functools.partial(self._queued, call, ready))
 
     async def _vetted(self, call: AskedCall) -> Attempted:
         """Ask the plugins, then go on with the arguments as they left them."""
         spec = self._spec(call)
         assert spec is not None
         vetted = await self.vetting.before(call, spec)
-        return vetted if isinstance(vetted, Attempted) else await self._queued(*vetted, None)
+        return vetted if isinstance(vetted, Attempted) else await self._queued(*vetted)
 
     def _recover(self, call: AskedCall, ready: Ready | Failed, waits: dict[str, WaitRow]) -> Callable[[], None] | None:
         """The window in which the process died: the tool's contract decides, never a guess."""
@@ -144,7 +144,7 @@ class Round:
         if recovery == "ask":
             return self._ask(call, "recovery", waits, DIED)
         assert isinstance(ready, Ready)
-        return functools.partial(self._spawn, call, functools.partial(self._queued, call, ready, None, repeat=True))
+        return functools.partial(self._spawn, call, functools.partial(self._queued, call, ready, repeat=True))
 
     def _ask(self, call: AskedCall, kind: Any, waits: dict[str, WaitRow], reason: str) -> Callable[[], None] | None:
         """Wait for somebody, unless the answer is there already."""
@@ -153,7 +153,7 @@ class Round:
 
     def _answered(self, call: AskedCall, wait: WaitRow) -> Callable[[], None] | None:
         """Go on as a person, or an outside completion, has decided."""
-        answer = self.questions.answer(wait)
+        answer = self.questions.hear(call, wait)
         self.put[call.call] = self.questions.artifacts(wait)
         if answer is None:
             self._end(
@@ -181,8 +181,7 @@ class Round:
                 if isinstance(ready, Failed):
                     self._end(call, ready, call.attempts, call.repeated)
                     return None
-                repeat = answer.verdict == "rerun"
-                work = functools.partial(self._queued, call, ready, answer, repeat)
+                work = functools.partial(self._queued, call, ready, repeat=answer.verdict == "rerun")
                 return functools.partial(self._spawn, call, work)
         return None
 
@@ -198,7 +197,7 @@ class Round:
         finally:
             self.run.gate.wake()
 
-    async def _queued(self, call: AskedCall, ready: Ready, answer: Answer | None, repeat: bool = False) -> Attempted:
+    async def _queued(self, call: AskedCall, ready: Ready, repeat: bool = False) -> Attempted:
         """The way to a body that did not start with its reply: due time, preparation, slot, start record."""
         wait = call.due - self.home.clock.now()
         if call.due and wait > 0:
@@ -214,7 +213,7 @@ class Round:
         if not spec.background:
             await self.home.slots.take(spec)
         number = call.attempts + 1
-        approved = {"by": answer.by} if answer is not None and answer.verdict == "approved" else None
+        approved, settled = self.questions.heard(call)
         try:
             started = Started(
                 call.call,
@@ -227,6 +226,7 @@ class Round:
                 self.home.clock.now(),
                 self.vetting.slot(call),
                 spec.background,
+                settled,
             )
             self.run.record(started)
             await self._flush(*([self.questions.reserve(call)] if spec.deferred else []))
@@ -354,7 +354,6 @@ class Round:
         end = attempted.end
         if not isinstance(end, Again):
             self._end(call, end, call.attempts, call.repeated, attempted.blobs)
-            self.questions.revoke(call)
             return
         spec = self._spec(call)
         if call.attempts > (0 if spec is None else spec.retries) or self.run.gate.shut:
@@ -370,7 +369,7 @@ class Round:
         if isinstance(ready, Failed):
             self._end(call, ready, call.attempts, call.repeated)
         else:
-            self._spawn(call, functools.partial(self._flushed, functools.partial(self._queued, call, ready, None)))
+            self._spawn(call, functools.partial(self._flushed, functools.partial(self._queued, call, ready)))
 
     async def _flushed(self, work: Work) -> Attempted:
         await self._flush()
@@ -386,9 +385,9 @@ class Round:
     ) -> None:
         began = self.began.get(call.call)
         spent = 0 if began is None else int((self.home.clock.monotonic() - began) * 1000)
-        put = self._left_by(call)
+        put, slot, told = self._left_by(call), self.vetting.slot(call), self.questions.over(call)
         self.run.record(
-            Ended(call.call, outcome, attempts, repeated, spent, self.home.clock.now(), self.vetting.slot(call), put),
+            Ended(call.call, outcome, attempts, repeated, spent, self.home.clock.now(), slot, put, told),
             (*blobs, *(artifact.digest for artifact in put)),
         )
         self.run.events.emit(ToolFinished, call_id=self._call_id(call), tool=call.name, outcome=outcome)

@@ -11,7 +11,7 @@ from typing import Any
 from mainstay.engine.driver import Run
 from mainstay.engine.lease import Worker
 from mainstay.engine.threads import Threads
-from mainstay.engine.waits import sign, wait_id
+from mainstay.engine.waits import sign
 from mainstay.model.codec import clean
 from mainstay.model.event import ToolProgress
 from mainstay.ports.host import Clock, Random
@@ -21,6 +21,7 @@ from mainstay.ports.tool import Handles
 from mainstay.tools.artifacts import Shelf
 from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready
+from mainstay.tools.questions import completion_of
 from mainstay.tools.slots import Slots
 
 
@@ -58,11 +59,14 @@ class Workshop:
             deps=self.deps,
             payload=ready.call.payload,
             progress=progress,
-            key=sign(self.store.secret(), wait_id(call_id, "deferred")) if ready.entry.spec.deferred else None,
+            key=self._key(run, call_id) if ready.entry.spec.deferred else None,
             shelf=shelf,
             host=None if services is None else lambda: services(run).for_call(call_id),
             handles=None if handles is None else lambda: handles(run, call_id),
         )
+
+    def _key(self, run: Run, call_id: str) -> str:
+        return sign(self.store.secret(), completion_of(run, call_id.removeprefix(f"{run.turn_id}.")))
 
     def left_behind(self, task: asyncio.Task[Any]) -> None:
         """Keep a body that does not listen until it ends by itself: nobody waits for it any more."""
