@@ -19,7 +19,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -225,6 +224,7 @@ class Pulse:
 
 def _boot_id() -> str:
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
     except OSError:
         return "unknown"

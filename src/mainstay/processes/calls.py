@@ -10,7 +10,7 @@ import functools
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -31,7 +31,6 @@ from mainstay.model.session import CancelRequest
 from mainstay.model.step import Done, Segment, StepKind
 from mainstay.processes.branches import CANCEL, Branch, Branches
 from mainstay.processes.caller import answered, call
-from mainstay.processes.chance import Chance
 from mainstay.processes.handle import handle_id, value_of
 from mainstay.processes.host import ChildOptions, Host
 from mainstay.processes.joins import Joins
@@ -40,6 +39,9 @@ from mainstay.processes.replay import Replay, shape
 from mainstay.processes.steps import Steps
 from mainstay.tools.answer import output_codec
 from mainstay.tools.check import check
+
+if TYPE_CHECKING:
+    from mainstay.processes.chance import Chance
 
 _codec = functools.lru_cache(256)(output_codec)
 
@@ -243,6 +245,8 @@ class Calls(Steps, Joins):
         if found is None:
             place = f"{self.process_id}#{self._segment.number}#{branch.key}".encode()
             seed = hmac.new(self._host.store.secret(), place, hashlib.sha256).digest()
+            from mainstay.processes.chance import Chance  # noqa: PLC0415  # few processes leave anything to chance
+
             found = self._chances[branch.key] = Chance(int.from_bytes(seed, "big"))
         return found
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Generic, Literal, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 from uuid import UUID
 
 from mainstay.model.process import ParentEnd, WakePolicy
 from mainstay.processes.calls import Calls
-from mainstay.processes.chance import Chance
 from mainstay.processes.host import ChildOptions
 from mainstay.processes.steps import Options
 from mainstay.tools.context import Deps
+
+if TYPE_CHECKING:
+    from mainstay.processes.chance import Chance
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from mainstay.errors import InvalidDefinition
 from mainstay.model import given
@@ -18,8 +20,7 @@ from mainstay.tools.catalog import Catalog
 from mainstay.tools.membership import Membership
 
 
-@dataclass(slots=True)
-class Definition:
+class Definition(Struct):
     """A live agent. `output_rule` reads a final text as JSON of the output type; `revive` makes the typed value."""
 
     name: str

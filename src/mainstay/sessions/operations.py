@@ -13,7 +13,6 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from types import UnionType
@@ -70,8 +69,7 @@ StartTask: TypeAlias = "Callable[[Operation, Mapping[str, Any], str | None], Awa
 # ---------------------------------------------------------------------- what an agent offers
 
 
-@dataclass(slots=True, frozen=True)
-class Operation:
+class Operation(Struct, frozen=True):
     """An operation made ready to be called."""
 
     definition: OperationDefinition
@@ -190,8 +188,7 @@ def _answer_type(annotation: Any) -> Any:
 # ---------------------------------------------------------------------- calling
 
 
-@dataclass(slots=True, frozen=True)
-class OperationSeams:
+class OperationSeams(Struct, frozen=True):
     """What operations of one agent need of the Runtime.
 
     `instances` gives what a session has of the plugins, restored; `host` the services for a session, or for none;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -146,7 +145,7 @@ class Services(TaskServices):
         catalog = run.agent.catalog
         if not isinstance(catalog, Membership):
             catalog = Membership(catalog)
-            run.agent = dataclasses.replace(run.agent, catalog=catalog)
+            run.agent = replace(run.agent, catalog=catalog)
         state = catalog.edit(edits)
         plugins.switch(edits)
         return state.generation

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from msgspec import Struct, ValidationError, structs
@@ -151,7 +150,7 @@ async def equip(  # noqa: PLR0913  # everything that a session is made of
         session = session.and_also(overlay)
         catalog = catalog if isinstance(catalog, Membership) else Membership(catalog)
         catalog.overlay(overlay.catalog, overlay.base)
-    own = replace(definition, instructions=config.instructions, budget=config.budget, catalog=catalog)
+    own = structs.replace(definition, instructions=config.instructions, budget=config.budget, catalog=catalog)
     if settings.output is not None:
         own = answering(own, settings.output)
     known = settings.snapshots

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from mainstay.model.agent import AgentSpec
 from mainstay.model.codec import decode, decode_row, encode
@@ -382,7 +383,7 @@ class SeamAgent:
     def definition(self) -> Definition:
         plain = self._inner.definition()
         assert isinstance(plain.catalog, Catalog)
-        return dataclasses.replace(
+        return replace(
             plain,
             provider=SeamProvider(plain.provider, self._seams, self._ledger),
             catalog=SeamCatalog(plain.catalog, self._seams, self._ledger),
