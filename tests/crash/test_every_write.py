@@ -1,0 +1,57 @@
+"""Every kind of write is a crash point somewhere, with an outcome written by hand.
+
+A new write on a ruled path fails the matrix; one on a path that no scenario takes would not. It fails here, until
+somebody says where it is killed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mainstay.model import process_write as processes
+from mainstay.model import write as sessions
+from mainstay.stores.rules import RULES
+
+TESTS = Path(__file__).parents[1]
+
+KILLED: dict[type, tuple[str, str]] = {
+    sessions.Accept: ("crash/outcomes.py", '"accept queue"'),
+    sessions.Append: ("crash/outcomes.py", '"append 1: ended 1.0"'),
+    sessions.Commit: ("crash/outcomes.py", '"commit 1"'),
+    sessions.Resolve: ("crash/outcomes.py", '"resolve approval"'),
+    sessions.Beat: ("crash/outcomes.py", '"beat"'),
+    sessions.Retire: ("crash/outcomes.py", '"retire"'),
+    sessions.Claim: ("crash/test_halted.py", '"claim"'),
+    sessions.Release: ("crash/test_halted.py", '"release"'),
+    sessions.Cancel: ("crash/test_halted.py", '"cancel"'),
+    sessions.Resume: ("crash/test_stuck.py", '"resume"'),
+    sessions.Configure: ("crash/test_settings.py", "configure"),
+    sessions.Branch: ("crash/test_turns.py", '"branch"'),
+    sessions.Delete: ("crash/test_turns.py", '"delete"'),
+    processes.Register: ("crash/test_processes_points.py", '"register p"'),
+    processes.Advance: ("crash/test_processes_points.py", '"advance p: ending"'),
+    processes.Take: ("processes/test_function_kills.py", '"take p"'),
+    processes.Tell: ("processes/test_function_kills.py", '"tell p"'),
+    processes.Stop: ("processes/test_function_kills.py", '"stop p"'),
+    processes.LetGo: ("crash/test_processes_verbs.py", '"let p go as stuck"'),
+    processes.Mark: ("crash/test_processes_verbs.py", '"mark"'),
+    processes.Share: ("crash/test_processes_verbs.py", '"share"'),
+    processes.Complete: ("crash/test_processes_verbs.py", '"complete"'),
+    processes.Dismiss: ("crash/test_processes_verbs.py", '"dismiss"'),
+    processes.Prune: ("crash/test_processes_verbs.py", '"prune"'),
+    processes.Revive: ("crash/test_processes_verbs.py", '"revive"'),
+    processes.Deliver: ("crash/test_wakes.py", '"deliver"'),
+}
+
+
+def test_every_write_has_a_ruling() -> None:
+    assert {kind.__name__ for kind in RULES} == {kind.__name__ for kind in KILLED}
+
+
+@pytest.mark.parametrize("kind", KILLED, ids=lambda kind: kind.__name__)
+def test_its_point_stands_where_it_is_said_to(kind: type) -> None:
+    file, point = KILLED[kind]
+
+    assert point in (TESTS / file).read_text()
