@@ -8,8 +8,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import get_args
 
-from msgspec.structs import astuple
-
 from mainstay.engine.driver import Run
 from mainstay.engine.gate import Leaving, OutOfTime, TurnAborted, TurnCancelled
 from mainstay.engine.retry import MODEL_RETRIES, RetryPolicy
@@ -32,6 +30,9 @@ Admit = Callable[[Run, int, Sequence[Part]], tuple[int, ...]]
 """Which calls of a reply start with its record: decided by the tools, before the record is written."""
 
 STOPS = get_args(Stop)
+
+MOST = 2**53
+"""Beyond it a float, and a reader in another language, does not count any more."""
 
 YIELD_EVERY = 256
 """A provider that never waits must not keep other sessions from their turn."""
@@ -233,7 +234,9 @@ def sound_parts(response: ModelResponse) -> tuple[Part, ...]:
 
 
 def _countable(usage: Usage) -> bool:
-    *counts, cost = astuple(usage)
-    whole = set(map(type, counts)) == {int} and min(counts) >= 0 and max(counts) < 2**53
+    counts = (usage.input, usage.output, usage.cache_read, usage.cache_write, usage.reasoning, usage.calls)
+    for count in (*counts, usage.unknown):
+        if type(count) is not int or not 0 <= count < MOST:
+            return False
     # A cost of True would be read back as no number, and one that no float can hold ends the turn.
-    return whole and type(cost) in (int, float) and 0 <= cost < 2**53
+    return type(usage.cost) in (int, float) and 0 <= usage.cost < MOST

@@ -1,0 +1,23 @@
+"""What a provider reports is looked at before it is recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mainstay import ModelResponse, Usage
+from mainstay.engine.executor import sound_parts
+from mainstay.errors import InvalidInput
+
+
+@pytest.mark.parametrize("wrong", [True, -1, 2**53, "many", None])
+@pytest.mark.parametrize("figure", Usage.__struct_fields__)
+def test_no_figure_of_a_usage_is_taken_unseen(figure: str, wrong: Any) -> None:
+    with pytest.raises(InvalidInput, match="usage"):
+        sound_parts(ModelResponse("x", usage=Usage(**{figure: wrong})))
+
+
+@pytest.mark.parametrize("figure", Usage.__struct_fields__)
+def test_the_largest_count_is_taken(figure: str) -> None:
+    assert sound_parts(ModelResponse("", usage=Usage(**{figure: 2**53 - 1}))) == ()
