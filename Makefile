@@ -115,7 +115,7 @@ soak: $(DEV) ## Run for long under load and kills
 	$(BIN)/python tests/soak/races.py
 
 fuzz: $(DEV) ## Every property test and state machine, with many more examples
-	MAINSTAY_FUZZ=full $(PYTEST) -n $(JOBS) -m hypothesis
+	MAINSTAY_FUZZ=full $(PYTEST) -n $(JOBS) -m "hypothesis or fuzz"
 
 cover: $(DEV) ## Branch coverage of the full suite
 	$(BIN)/coverage run -m pytest -q

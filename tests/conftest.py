@@ -1,9 +1,24 @@
 """What every test shares."""
 
+import faulthandler
+
 import pytest
+from hypothesis import settings
+
+from tests.fuzzing import FULL, cases
+
+# The gate tries the same examples every time; new ones are for the fuzzer, whose finds are kept as examples.
+settings.register_profile("mainstay", derandomize=not FULL, deadline=None, max_examples=cases(100, 2_000))
+settings.load_profile("mainstay")
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     """Mainstay is an asyncio library."""
     return "asyncio"
+
+
+@pytest.fixture(autouse=FULL)
+def no_hurry() -> None:
+    """Thousands of cases take longer than a test may that is not the fuzzer's."""
+    faulthandler.cancel_dump_traceback_later()

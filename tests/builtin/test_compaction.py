@@ -24,6 +24,7 @@ from mainstay.plugins.hooks import CompactContext
 from mainstay.plugins.registry import PluginSet
 from mainstay.ports.services import HistoryHost
 from mainstay.testing import FunctionModel
+from tests.fuzzing import cases
 
 
 class Model:
@@ -396,7 +397,7 @@ async def test_a_turn_ends_well_though_its_summary_fails() -> None:
 # ---------------------------------------------------------------------- laws
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=cases(100, 2_000), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 3_000), st.lists(st.integers(1, 9_000), max_size=3)), max_size=8),
     st.sampled_from(["short", "long " * 2_000, ""]),

@@ -19,8 +19,9 @@ from mainstay.plugins.calls import pipe
 from mainstay.plugins.hooks import Plugin, ViewContext
 from mainstay.plugins.registry import PluginSet
 from mainstay.testing import FunctionModel
+from tests.fuzzing import cases
 
-law = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+law = settings(max_examples=cases(150, 3_000), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def told(history: int) -> ViewContext:

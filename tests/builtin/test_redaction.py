@@ -24,6 +24,7 @@ from mainstay.model.tool import BlobRef, Cancelled, Denied, Failed, Ok, OutcomeU
 from mainstay.plugins import laws
 from mainstay.plugins.hooks import Plugin, SessionContext, StreamContext, ToolEndContext
 from mainstay.plugins.registry import PluginSet
+from tests.fuzzing import cases
 
 HOST: Any = None  # nothing here needs it
 
@@ -253,7 +254,7 @@ def cut(text: str, places: Iterable[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(borders)]
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=cases(500, 10_000), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(texts, st.lists(st.integers(0, 500), max_size=12), st.sampled_from([PLAIN, OWN]))
 @example("password = password = x y", [20], PLAIN)
 @example(f"{OPENAI}password = x", [len(OPENAI) + 10], PLAIN)

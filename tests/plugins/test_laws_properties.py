@@ -22,10 +22,11 @@ from mainstay.model.plugin import (
 )
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
 from mainstay.plugins.laws import Verdict
+from tests.fuzzing import cases
 from tests.plugins.made import ARGS, ENDED, After, Before, LaterAfter, LaterBefore, Voice, after, before, failed
 
 # Generous on time: the machine may be busy with other tests.
-law = settings(max_examples=150, deadline=None)
+law = settings(max_examples=cases(150, 3_000), deadline=None)
 
 STRENGTHS: list[tuple[Directive, int]] = [
     (AbortTurn("stop", "now"), 4),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -15,13 +14,14 @@ from mainstay import Process, ProcessContext, process
 from mainstay.errors import OutcomeUnknown
 from mainstay.testing.crash import Crash, Lab, Played, play
 from mainstay.testing.faults import Mode, Point
+from tests.fuzzing import cases
 from tests.processes.killed import OFTEN
 
 Ctx = ProcessContext[Lab]
 Program: TypeAlias = Any
 """A list of calls, each a list of its name and, for those that hold programs, these."""
 
-EXAMPLES = 1500 if os.environ.get("MAINSTAY_FUZZ") == "full" else 40
+EXAMPLES = cases(40, 1_500)
 
 LEAVES = ("once", "rerun", "sync", "now", "chance", "sleep", "signal", "emit")
 

@@ -1,7 +1,5 @@
 """Both stores pass the contract, and answer one tape of writes alike."""
 
-import faulthandler
-import os
 import random
 import subprocess
 import sys
@@ -39,16 +37,8 @@ from mainstay.testing.store_model import StoreModel
 from tests.stores.places import InMemory, InOneFile
 from tests.stores.process_tape import ProcessTape, all_of, answer
 
-
-@pytest.fixture(autouse=True)
-def no_hurry() -> None:
-    """Thousands of lives take longer than a test may that is not the fuzzer."""
-    if os.environ.get("MAINSTAY_FUZZ") == "full":
-        faulthandler.cancel_dump_traceback_later()
-
-
-TestMemoryStore = store_contract(InMemory)
-TestSqliteStore = store_contract(InOneFile)
+TestMemoryStore = pytest.mark.fuzz(store_contract(InMemory))
+TestSqliteStore = pytest.mark.fuzz(store_contract(InOneFile))
 
 IDS = ("a", "b", "ä🦊", "d")
 WORKERS = ("w1", "w2")

@@ -21,6 +21,7 @@ from mainstay.model.session import Node, WorkerRow
 from mainstay.model.write import Accept, Append, Beat, Commit, Delete, Scope
 from mainstay.stores.connection import connect
 from mainstay.stores.sqlite import CHECKPOINT_WRITES, SqliteStore
+from tests.fuzzing import cases
 from tests.stores.child import turn
 from tests.stores.damage import DAMAGES, damage, healthy, image, served
 
@@ -212,13 +213,13 @@ async def test_a_session_that_is_not_what_was_written_is_not_served(tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.fuzz
 @pytest.mark.parametrize("folded", [True, False], ids=["in the file", "half in the WAL"])
 @pytest.mark.parametrize("how", DAMAGES)
 async def test_a_damaged_file_is_refused_or_served_whole(tmp_path: Path, how: str, folded: bool) -> None:
     """Never a shorter history, and never an error without a type."""
     path, truth = await healthy(tmp_path, folded)
-    many = 400 if os.environ.get("MAINSTAY_FUZZ") == "full" else 12
-    for seed in range(many):
+    for seed in range(cases(12, 400)):
         damaged = image(path, tmp_path / f"damaged-{seed}")
         what = damage(damaged, how, seed)
         store = SqliteStore(damaged)

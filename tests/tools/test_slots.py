@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mainstay.model.tool import ToolSpec
 from mainstay.tools.slots import Slots
+from tests.fuzzing import cases
 
 FREE = ToolSpec("free")
 ONE = ToolSpec("one", limit=1)
@@ -274,6 +275,6 @@ class SlotsMachine(RuleBasedStateMachine):
 
 
 SlotsMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=cases(40, 1_000), stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestSlotsMachine = SlotsMachine.TestCase

@@ -37,11 +37,12 @@ from mainstay.model.record import INTERRUPTED, Closed, Delivered, Ended, Faltere
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome
 from mainstay.turn.machine import Machine
 from mainstay.turn.native import with_unique_ids
+from tests.fuzzing import cases
 from tests.turn.play import HELLO, asking, call, end, say
 
 LONG = 40
 # Generous on time: the machine may be busy with other tests.
-law = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+law = settings(max_examples=cases(200, 5_000), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 T = TypeVar("T")
 
