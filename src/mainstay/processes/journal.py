@@ -129,8 +129,9 @@ class ProcessJournal:
 
     async def park(self, waits: tuple[WaitOn, ...]) -> bool:
         """Leave the process on disk until one of `waits` is over; False when something has happened already."""
+        seen = self.looked  # what is looked at from here on, while others write, goes against parking
         async with self._writing:
-            return (await self._send_rest(park=waits)).parked
+            return (await self._send_rest(park=waits, seen=seen)).parked
 
     async def cut(self, segment: StepRecord, event: Event) -> None:
         """Forget every record before this one. Those that are not written yet need never be."""
@@ -155,6 +156,7 @@ class ProcessJournal:
         outcome: ProcessOutcome | None = None,
         drop: int | None = None,
         report: bool = False,
+        seen: int | None = None,
     ) -> Advanced:
         await self._send_doubtful()
         pending, events, progress = list(self._pending), list(self._events), self._progress[-1:]
@@ -169,8 +171,8 @@ class ProcessJournal:
         if isinstance(outcome, Success):
             outcome = await self._spilled(outcome, blobs)
         self._doubtful = Advance(
-            self.scope, self._clock.now(), tuple(nodes), (*events, *progress), self.first, self.looked, park, outcome,
-            drop, tuple(blobs), 0 < len(pending) == repeats,
+            self.scope, self._clock.now(), tuple(nodes), (*events, *progress), self.first,
+            self.looked if seen is None else seen, park, outcome, drop, tuple(blobs), 0 < len(pending) == repeats,
         )  # fmt: skip
         # Only now: others may have recorded more while blobs were written.
         del self._pending[: len(pending)], self._events[: len(events)], self._progress[: len(progress)]

@@ -196,6 +196,9 @@ class Waiting:
             self._parking = asyncio.get_running_loop().create_task(self._try_to_park())
 
     async def _try_to_park(self) -> None:
+        if self.working:  # somebody was told something since this task was made
+            self._parking = None
+            return
         try:
             parked = await self._park(tuple(waiter.on for waiter in self._waiters.values()))
         except Exception as error:  # whatever it is, every branch must hear of it instead of waiting for ever

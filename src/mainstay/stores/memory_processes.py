@@ -82,8 +82,9 @@ class MemoryProcessRows(ABC):
     def drop_references(self, number: int) -> None:
         """This session, or process, refers to no blob any more."""
 
-    def children(self, parent: str) -> list[ProcessRow]:
-        return [row for pid in self.by_parent.get(parent, ()) if (row := self.by_pid[pid]).live]
+    def children(self, parent: str, over: bool = False) -> list[ProcessRow]:
+        rows = [self.by_pid[pid] for pid in self.by_parent.get(parent, ())]
+        return [row for row in rows if row.live or (over and row.pruned is None)]
 
     def processes_of(self, worker_id: str) -> list[ProcessRow]:
         return [row for pid in sorted(self.active_pids) if (row := self.by_pid[pid]).owner == worker_id]

@@ -86,9 +86,18 @@ def turn_ended(rows: Rows, turn: str, at: int) -> Woken:
 
 def _stopped_with(rows: Rows, parent: str, at: int) -> list[ProcessRow]:
     """The children that end with their parent, each asked to."""
-    request = CancelRequest(f"parent {parent}", "its parent has ended")
+    request = _farewell(parent)
     mortal = [child for child in rows.children(parent) if child.registration.parent_end == "cancel"]
     return [_requested(rows, child, request, at) for child in mortal if child.record.cancel is None]
+
+
+def asked_by(rows: Rows, parent: str) -> Woken:
+    """The children that were asked to end because their parent had, also those that have."""
+    return tuple(child for child in rows.children(parent, over=True) if child.record.cancel == _farewell(parent))
+
+
+def _farewell(parent: str) -> CancelRequest:
+    return CancelRequest(f"parent {parent}", "its parent has ended")
 
 
 def turn_goes_on(rows: Rows, turn: str, at: int) -> None:

@@ -42,6 +42,7 @@ DUE = (
     "WHERE due IS NOT NULL AND due <= ? ORDER BY due, pid LIMIT ? OFFSET ?"
 )
 CHILDREN = f"SELECT {PROCESS_ROW} FROM processes WHERE parent = ? AND live = 1 ORDER BY pid"
+ALL_CHILDREN = f"SELECT {PROCESS_ROW} FROM processes WHERE parent = ? AND pruned IS NULL ORDER BY pid"
 PRUNABLE = (
     f"SELECT {PROCESS_ROW} FROM processes INDEXED BY processes_over "
     "WHERE live = 0 AND pruned IS NULL AND updated < ? ORDER BY updated, pid"
@@ -243,9 +244,9 @@ class SqlProcessRows:
         self._do("DELETE FROM blobs WHERE sid = ?", (-row.pid,))
         self.drop_steps(row.pid, MAX_STEPS)
 
-    def children(self, parent: str) -> list[ProcessRow]:
-        """Those that are not over."""
-        return [] if parent in self._alone else [process_row(r) for r in self._do(CHILDREN, (parent,))]
+    def children(self, parent: str, over: bool = False) -> list[ProcessRow]:
+        query = ALL_CHILDREN if over else CHILDREN
+        return [] if parent in self._alone else [process_row(r) for r in self._do(query, (parent,))]
 
     def processes_of(self, worker_id: str) -> list[ProcessRow]:
         return [process_row(r) for r in self._do(f"{ACTIVE} AND owner = ? ORDER BY pid", (worker_id,))]

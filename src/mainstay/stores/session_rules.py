@@ -41,7 +41,7 @@ from mainstay.model.write import (
     Resume,
     Scope,
 )
-from mainstay.stores.process_log import turn_ended, turn_goes_on
+from mainstay.stores.process_log import asked_by, turn_ended, turn_goes_on
 from mainstay.stores.rows import Rows, check_blobs, waits_of
 
 MAX_TAKEOVERS = 3
@@ -168,8 +168,8 @@ def commit(rows: Rows, write: Commit) -> Committed | CancelWon:
     scope = write.scope
     row = rows.session_by_sid(scope.sid)
     if row is not None and row.head >= scope.turn and _same_last(rows, write):
-        asked = rows.children(turn_id(row.id, scope.turn)) if write.children else []
-        return Committed(row, tuple(child for child in asked if child.record.cancel is not None))
+        asked = asked_by(rows, turn_id(row.id, scope.turn)) if write.children else ()
+        return Committed(row, asked)
     row = _owned(row, scope)
     if row.head != write.head:
         raise HeadMoved(row.id, write.head, row.head)

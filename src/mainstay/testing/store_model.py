@@ -208,10 +208,9 @@ class StoreModel(ProcessModel):
         session = self._by_sid(scope.sid)
         last = write.nodes[-1]
         if session is not None and session["head"] >= scope.turn and self._body(scope, last) == last.body:
-            asked = [
-                p for p in self.processes.values() if p["registration"]["parent"] == f"{session['id']}.{scope.turn}"
-            ]
-            names = {p["registration"]["id"] for p in asked if write.children and p["record"]["cancel"] is not None}
+            turn = f"{session['id']}.{scope.turn}"
+            asked = [p for p in self.processes.values() if (p["record"]["cancel"] or {}).get("by") == f"parent {turn}"]
+            names = {p["registration"]["id"] for p in asked if write.children}
             return {"row": dict(session), "woken": self._rows(names)}
         session = self._owned(scope)
         if session["head"] != write.head:

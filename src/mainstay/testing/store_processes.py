@@ -417,7 +417,9 @@ class OtherRules(ProcessMachine):
             there = len(self.model.nodes[scope.sid, scope.turn])
             closing = (Node(there, b"closed %d" % self.now),)
             write = Commit(scope, closing, session["head"], self.tick(), cancelled=True, children=True)
-            self.send_again(write, self.send(write))
+            answer, turn = self.send(write), f"{scope.session_id}.{scope.turn}"
+            children = [row for row in answer["woken"] if row["registration"]["parent"] == turn]
+            self.send_again(write, answer | {"woken": children})  # who woke by their end is found by whoever looks
 
     # ------------------------------------------------------------------ retention, reading
 
