@@ -8,6 +8,8 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import get_args
 
+from msgspec.structs import astuple
+
 from mainstay.engine.driver import Run
 from mainstay.engine.gate import Leaving, OutOfTime, TurnAborted, TurnCancelled
 from mainstay.engine.retry import MODEL_RETRIES, RetryPolicy
@@ -234,9 +236,8 @@ def sound_parts(response: ModelResponse) -> tuple[Part, ...]:
 
 
 def _countable(usage: Usage) -> bool:
-    counts = (usage.input, usage.output, usage.cache_read, usage.cache_write, usage.reasoning, usage.calls)
-    for count in (*counts, usage.unknown):
-        if type(count) is not int or not 0 <= count < MOST:
-            return False
+    *counts, cost = astuple(usage)
+    if set(map(type, counts)) != {int} or min(counts) < 0 or max(counts) >= MOST:
+        return False
     # A cost of True would be read back as no number, and one that no float can hold ends the turn.
-    return type(usage.cost) in (int, float) and 0 <= usage.cost < MOST
+    return type(cost) in (int, float) and 0 <= cost < MOST

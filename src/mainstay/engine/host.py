@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import struct
 import time
 
 # Ownership must not outlive a suspended laptop: this clock counts the time asleep where the system has one.
 _MONOTONIC = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-BLOCK = 2048
+WORDS = 256
 
 
 class SystemClock:
@@ -26,12 +27,11 @@ class SystemRandom:
     """The system's noise, drawn in blocks: each draw is a system call that gives the interpreter away."""
 
     def __init__(self) -> None:
-        self._block, self._at, self._pid = b"", 0, 0
+        self._words: list[int] = []
+        self._pid = 0
 
     def bits(self, count: int) -> int:
-        size = (count + 7) // 8
-        if self._at + size > len(self._block) or self._pid != os.getpid():
-            self._block, self._at, self._pid = os.urandom(max(BLOCK, size)), 0, os.getpid()
-        drawn = self._block[self._at : self._at + size]
-        self._at += size
-        return int.from_bytes(drawn, "big") >> (size * 8 - count)
+        if not self._words or self._pid != os.getpid():
+            self._words, self._pid = list(struct.unpack(f"{WORDS}Q", os.urandom(WORDS * 8))), os.getpid()
+        word = self._words.pop() >> max(64 - count, 0)
+        return word if count <= 64 else word << (count - 64) | self.bits(count - 64)

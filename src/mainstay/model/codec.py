@@ -80,7 +80,8 @@ def clean(value: Any, depth: int = 0) -> Any:
     if depth >= MAX_DEPTH:
         raise InvalidInput(f"the value is nested deeper than {MAX_DEPTH} levels: flatten it")
     if kind is dict or isinstance(value, Mapping):
-        cleaned = {clean_text(k) if type(k) is str else _key(k): clean(v, depth + 1) for k, v in value.items()}
+        # What is printable has neither a NUL nor half a character: most keys are.
+        cleaned = {k if type(k) is str and k.isprintable() else _key(k): clean(v, depth + 1) for k, v in value.items()}
         if len(cleaned) != len(value):
             raise InvalidInput("two keys of an object are the same as JSON, and one value would be lost: rename one")
         return cleaned

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from mainstay.errors import InvalidSessionId, UnknownTurn
 
-ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 MAX_SESSION_ID = 200
 
 
@@ -49,13 +48,5 @@ def check_session_id(session_id: object) -> str:
 
 
 def mint(prefix: str, millis: int, noise: int) -> str:
-    """An id that sorts by time: ten characters of milliseconds, then eight of `noise`."""
-    return f"{prefix}-{_base32(millis, 10)}{_base32(noise, 8)}"
-
-
-_PAIRS = [a + b for a in ALPHABET for b in ALPHABET]
-
-
-def _base32(number: int, width: int) -> str:
-    """The lowest `width` digits, an even number of them: two at a time, for every session begins with this."""
-    return "".join([_PAIRS[number >> shift & 1023] for shift in range(5 * width - 10, -1, -10)])
+    """An id that sorts by time: eleven digits of milliseconds, then ten of `noise`, which has 40 bits."""
+    return f"{prefix}-{millis:011x}{noise:010x}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import add
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct, field
+from msgspec.structs import astuple
 
 from mainstay.model.message import Message, Part, Reasoning, Text, ToolCall
 from mainstay.model.tool import ToolSpec
@@ -34,16 +36,7 @@ class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
         return self.input + self.output + self.cache_read + self.cache_write
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.input + other.input,
-            self.output + other.output,
-            self.cache_read + other.cache_read,
-            self.cache_write + other.cache_write,
-            self.reasoning + other.reasoning,
-            self.calls + other.calls,
-            self.unknown + other.unknown,
-            self.cost + other.cost,
-        )
+        return Usage(*map(add, astuple(self), astuple(other)))
 
 
 class ModelRequest(Struct, frozen=True, gc=False):

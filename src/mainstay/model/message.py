@@ -61,9 +61,11 @@ class Message(Struct, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         given: object = self.parts
+        if type(given) is tuple:
+            return
         if isinstance(given, str):
             force_setattr(self, "parts", (Text(given),))
-        elif type(given) is not tuple:
+        else:
             if not isinstance(given, Iterable):
                 raise InvalidInput(f"the parts of a message are text, or a list of parts, not {quoted(given)}")
             force_setattr(self, "parts", tuple(given))

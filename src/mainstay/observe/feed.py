@@ -112,6 +112,7 @@ class Feed:
         self._channels: dict[str, Channel] = {}
         # Channels without events, for as long as a reader holds one: what is published later must reach it.
         self._quiet: WeakValueDictionary[str, Channel] = WeakValueDictionary()
+        self._hushed = False  # whether there may be any: asked for every event, and cheaper than counting them
         # Where new channels begin: beyond all that were dropped, so that a cursor of one of those is a gap.
         self._start = 0
         self.closed = False
@@ -132,7 +133,7 @@ class Feed:
     def listening(self, session_id: str) -> Channel | None:
         """The session's channel, if anybody reads it or did not long ago."""
         channel = self._channels.get(session_id)
-        if channel is None and self._quiet:
+        if channel is None and self._hushed:
             channel = self._quiet.pop(session_id, None)
             if channel is not None:
                 self._channels[session_id] = channel
@@ -177,10 +178,11 @@ class Feed:
     def trim(self) -> None:
         """Called now and then: forgets old events, and channels that have none."""
         before = self.monotonic() - REPLAY_SECONDS
+        self._hushed = bool(self._quiet)
         for session_id, channel in list(self._channels.items()):
             channel.trim(before)
             if not channel.busy:
-                self._quiet[session_id] = self._channels.pop(session_id)
+                self._quiet[session_id], self._hushed = self._channels.pop(session_id), True
                 self._start = max(self._start, channel.next + 1)
 
 

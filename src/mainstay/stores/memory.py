@@ -119,7 +119,8 @@ class MemoryRows(MemoryProcessRows):
         return digest in self.blobs
 
     def first_mail(self, sid: int) -> InboxRow | None:
-        return next((m for m in self.letters.get(sid, {}).values() if m.kind != "note"), None)
+        letters = self.letters.get(sid)
+        return None if letters is None else next((m for m in letters.values() if m.kind != "note"), None)
 
     def has_mail(self, sid: int) -> bool:
         letters = self.letters.get(sid)

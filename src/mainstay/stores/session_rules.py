@@ -61,7 +61,8 @@ def accept(rows: Rows, write: Accept) -> Accepted:
             if digest != write.digest:
                 raise KeyConflict(row.id, write.key, turn_id(row.id, turn))
             return Accepted(turn, row, opened=row.turn == turn, known=True)
-    check_blobs(rows, write.blobs)
+    if write.blobs:
+        check_blobs(rows, write.blobs)
     opens = write.kind != "note" and (row is None or row.turn is None)
     if row is None:
         turn = 1
@@ -77,7 +78,8 @@ def accept(rows: Rows, write: Accept) -> Accepted:
     if write.key is not None:
         rows.put_key(row.sid, write.key, turn, write.digest)
     rows.add_node(row.sid, turn, 0, write.body)
-    rows.add_blobs(row.sid, write.blobs)
+    if write.blobs:
+        rows.add_blobs(row.sid, write.blobs)
     return Accepted(turn, row, opens)
 
 
@@ -145,7 +147,8 @@ def append(rows: Rows, write: Append) -> Appended:
     if write.park and (row := _let_go(rows, scope)) is not None and row.state == "parked" and _all_there(rows, write):
         return Appended(row.cancel, rows.has_mail(scope.sid), parked=True)
     row = _owned(rows.session_by_sid(scope.sid), scope)
-    check_blobs(rows, write.blobs)
+    if write.blobs:
+        check_blobs(rows, write.blobs)
     if write.waits:
         check_blobs(rows, _spilled([wait.body for wait in write.waits]))
     if _add_nodes(rows, scope, write.nodes):
@@ -155,7 +158,8 @@ def append(rows: Rows, write: Append) -> Appended:
             if known is None or (known.state == "open" and known != wait):
                 rows.put_wait(wait)
                 rows.add_blobs(waits_of(scope.sid), _spilled([wait.body]))
-        rows.add_blobs(scope.sid, write.blobs)
+        if write.blobs:
+            rows.add_blobs(scope.sid, write.blobs)
     park = bool(write.park) and row.cancel is None and _all_open(rows, write.park)
     if park:
         rows.put_session(replace(row, state="parked", owner=None, takeovers=0, updated=write.at))
@@ -175,11 +179,14 @@ def commit(rows: Rows, write: Commit) -> Committed | CancelWon:
         raise HeadMoved(row.id, write.head, row.head)
     if row.cancel is not None and not write.cancelled:
         return CancelWon(row.cancel)
-    check_blobs(rows, write.blobs)
+    if write.blobs:
+        check_blobs(rows, write.blobs)
     if not _add_nodes(rows, scope, write.nodes):
         raise InternalError(f"records of {scope.session_id}.{scope.turn} were written before its commit")
-    _take(rows, scope, write.take)
-    rows.add_blobs(scope.sid, write.blobs)
+    if write.take:
+        _take(rows, scope, write.take)
+    if write.blobs:
+        rows.add_blobs(scope.sid, write.blobs)
     rows.drop_waits(scope.sid)  # what became of them is in the records
     mail = rows.first_mail(scope.sid)
     if mail is None:
@@ -234,7 +241,8 @@ def _add_nodes(rows: Rows, scope: Scope, nodes: tuple[Node, ...]) -> bool:
         return True
     first = nodes[0]
     if rows.add_node(scope.sid, scope.turn, first.ordinal, first.body):
-        rows.add_nodes(scope.sid, scope.turn, nodes[1:])
+        if len(nodes) > 1:
+            rows.add_nodes(scope.sid, scope.turn, nodes[1:])
         return True
     if any(rows.node(scope.sid, scope.turn, n.ordinal) != n.body for n in nodes):
         raise InternalError(f"record {first.ordinal} of {scope.session_id}.{scope.turn} exists with other content")

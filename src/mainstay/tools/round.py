@@ -388,7 +388,7 @@ class Round:
         put, slot, told = self._left_by(call), self.vetting.slot(call), self.questions.over(call)
         self.run.record(
             Ended(call.call, outcome, attempts, repeated, spent, self.home.clock.now(), slot, put, told),
-            (*blobs, *(artifact.digest for artifact in put)),
+            (*blobs, *[artifact.digest for artifact in put]) if put else blobs,
         )
         self.run.events.emit(ToolFinished, call_id=self._call_id(call), tool=call.name, outcome=outcome)
 
@@ -404,10 +404,10 @@ class Round:
 
     def _opened(self) -> tuple[WaitRow, ...]:
         """The waits that the next write brings; with them goes what plugins changed on the way there."""
-        opened = self.questions.take_opened()
-        if opened:
-            self.vetting.note()
-        return opened
+        if not self.questions.opened:
+            return ()
+        self.vetting.note()
+        return self.questions.take_opened()
 
     async def _flush_waits(self) -> None:
         if self.questions.opened:
