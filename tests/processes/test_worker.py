@@ -126,6 +126,33 @@ async def test_leaving_does_not_wait_for_places(place: Place) -> None:
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Failure", "Success", "Success"]
 
 
+@process
+async def napping_for(ctx: ProcessContext[Hall], n: int, seconds: float) -> int:
+    await ctx.sleep(seconds)
+    return await ctx.step(ctx.deps.visit, n)
+
+
+async def test_while_it_is_being_left_no_more_work_at_once_than_there_are_places(place: Place) -> None:
+    """One comes to stand in line then: that is no reason to let those go on who stand there."""
+    hall, clock = Hall(), VirtualClock()
+    runtime = place.runtime(processes=[napping_for], deps=hall, concurrency=1, clock=clock, grace=SOON)
+    await runtime.__aenter__()
+    line = runtime._work._queue
+    for n, seconds in enumerate((0.1, 0.1, 0.5)):
+        await runtime.start(napping_for, {"n": n, "seconds": seconds})
+    await clock.wait_sleeping(3)
+    clock.advance(0.2)
+    await until(lambda: hall.inside == 1 and len(line) == 1)
+    leaving = asyncio.create_task(runtime.__aexit__(None, None, None))
+    await asyncio.sleep(0)
+    clock.advance(0.5)
+    await until(lambda: len(line) == 2 or hall.inside > 1)
+    hall.open.set()
+    await leaving
+
+    assert (hall.most, hall.done) == (1, {0: 1, 1: 1, 2: 1})
+
+
 async def test_parked_processes_are_no_tasks(place: Place) -> None:
     async with place.runtime(processes=[calling]) as runtime:
         handles = [await runtime.start(calling) for _ in range(100)]

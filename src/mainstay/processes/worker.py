@@ -272,8 +272,10 @@ class ProcessWorker:
 
     def _fill(self) -> None:
         """Give free places to processes that go on in memory, then to those that wait on disk for one."""
-        while self._queue and (self._busy < self._concurrency or self.leaving):
+        while self._queue:
             free, run = next(iter(self._queue.items()))
+            if self._busy >= self._concurrency and not run.leaving:
+                break  # who was told to leave needs no place: it begins nothing, and only has to come to its end
             del self._queue[free]
             if not run.placed:
                 self._give_place(run)
