@@ -24,7 +24,7 @@ def sample(folder: Path, workload: str, params: dict[str, Any]) -> Any:
     """What an adapter process leaves behind."""
     out = folder / "out.json"
     command = [sys.executable, str(BENCHMARKS / "mainstay_adapter.py"), workload, json.dumps(params)]
-    ended = subprocess.run(command, env=environment(out), capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, env=environment(out), capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     return json.loads(out.read_text())
 
@@ -96,7 +96,7 @@ def killed(folder: Path, workload: str, params: dict[str, Any]) -> tuple[str, An
     ]
     with subprocess.Popen(command, env=environment(folder / "first.json")) as first:
         try:
-            end = time.monotonic() + 30
+            end = time.monotonic() + 120
             while not ready.exists() and first.poll() is None and time.monotonic() < end:
                 time.sleep(0.01)  # a real child process; bounded
             assert ready.exists()
@@ -132,7 +132,7 @@ def shown(tmp_path: Path, result: dict[str, Any], *options: str) -> str:
     source = tmp_path / "result.json"
     source.write_text(json.dumps(result))
     command = [sys.executable, str(BENCHMARKS / "run.py"), "--from", str(source), *options]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

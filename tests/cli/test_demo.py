@@ -49,16 +49,16 @@ def recorded(folder: Path) -> dict[str, tuple[str, str, int]]:
 @pytest.mark.kill
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("seed", "unknown", "repeated"),
+    ("seed", "unknown", "repeated", "beside"),
     [
-        (0, ["charge_card"], []),
-        (2, [], ["book_seat", "reserve_room"]),
-        (3, [], []),
+        (0, ["charge_card"], [], []),
+        (2, [], ["book_seat"], ["reserve_room"]),  # which may have been quick enough to end
+        (3, [], [], []),
     ],
     ids=["in a once tool", "in a rerun tool", "in mid-stream"],
 )
 def test_the_demo_tells_what_the_ledger_and_the_file_say(
-    seed: int, unknown: list[str], repeated: list[str], store: Path
+    seed: int, unknown: list[str], repeated: list[str], beside: list[str], store: Path
 ) -> None:
     ended = process("demo", "--fast", "--keep", "--seed", seed, store=store)
     told = re.search(r"^kept: (.+)$", ended.stdout, re.MULTILINE)
@@ -76,7 +76,8 @@ def test_the_demo_tells_what_the_ledger_and_the_file_say(
     assert by_tool["charge_card"] == 1
     assert all(began[key] == effects[key] == 1 for key, (_, tool, _) in calls.items() if tool == ONCE)
     assert [tool for kind, tool, _ in calls.values() if kind == "outcome_unknown"] == unknown
-    assert sorted(tool for key, (_, tool, _) in calls.items() if began[key] > 1) == repeated
+    again = sorted(tool for key, (_, tool, _) in calls.items() if began[key] > 1)
+    assert again in (repeated, sorted(repeated + beside))
     assert all(began[key] - 1 == again for key, (_, tool, again) in calls.items() if tool != ONCE)
     assert set(effects) <= set(calls)
     asked_again = [key for key in began if key not in calls and began[key] > 1]

@@ -111,7 +111,7 @@ async def test_a_living_runtime_is_seen_alive_from_another_process(store: Path) 
         told = await asyncio.to_thread(shell_json, "doctor", store=store)
         state = (await asyncio.to_thread(shell_json, "sessions", store=store))[0]["state"]
         release.set()
-        await receipt.result(timeout=20)
+        await receipt.result(timeout=60)
 
     assert [w["alive"] for w in told["workers"]] == [True]
     assert [(t["turn_id"], t["state"]) for t in told["open_turns"]] == [("chat.1", "running")]

@@ -71,7 +71,7 @@ async def test_following_sees_what_another_process_does_and_ends_with_it(store: 
         assert following.stdout is not None
         before = [await asyncio.to_thread(following.stdout.readline) for _ in range(4)]
         await handle.signal("approve", {"by": "kim"})
-        rest, complaints = await asyncio.to_thread(following.communicate, timeout=30)
+        rest, complaints = await asyncio.to_thread(following.communicate, timeout=60)
 
     assert types("".join(before))[-1] == "process.waiting"
     assert (types(rest)[:2], types(rest)[-1]) == (["signal.approve", "process.resumed"], "process.completed")
@@ -86,7 +86,7 @@ async def test_ctrl_c_leaves_quietly_and_harms_nobody(store: Path) -> None:
         assert following.stdout is not None
         await asyncio.to_thread(following.stdout.readline)
         following.send_signal(signal.SIGINT)
-        _, complaints = await asyncio.to_thread(following.communicate, timeout=30)
+        _, complaints = await asyncio.to_thread(following.communicate, timeout=60)
         status = await handle.status()
 
     assert (following.returncode, complaints) == (130, "")
@@ -130,7 +130,7 @@ async def test_the_end_of_a_process_elsewhere_is_waited_for(store: Path) -> None
         await parked(runtime, "a-1")
         waiter = start("processes", "result", "a-1", store=store)
         await handle.signal("approve", {"by": "kim"})
-        out, complaints = await asyncio.to_thread(waiter.communicate, timeout=30)
+        out, complaints = await asyncio.to_thread(waiter.communicate, timeout=60)
 
     assert (waiter.returncode, out, complaints) == (0, "tea approved by kim\n", "")
 

@@ -209,7 +209,7 @@ def test_control_c_cancels_the_turn_on_disk(store: Path, tmp_path: Path) -> None
     with start("run", "sample_agents:helper", "wait", "-s", "chat", store=store, WAIT=60, BEGUN=begun) as child:
         until(begun)
         child.send_signal(signal.SIGINT)
-        _, told = child.communicate(timeout=30)
+        _, told = child.communicate(timeout=60)
 
     assert child.returncode == 4
     assert "cancelled: Ctrl-C in the terminal" in told
@@ -222,7 +222,7 @@ def test_the_terminate_signal_leaves_the_turn_open_for_later(store: Path, tmp_pa
     with start("run", "sample_agents:helper", "wait", "-s", "chat", store=store, WAIT=60, BEGUN=begun) as child:
         until(begun)
         child.send_signal(signal.SIGTERM)
-        child.communicate(timeout=30)
+        child.communicate(timeout=60)
     assert child.returncode == 130
     assert shell_json("sessions", store=store)[0]["state"] == "interrupted"
 
@@ -237,7 +237,7 @@ def test_a_killed_turn_goes_on_before_what_is_said_next(store: Path, tmp_path: P
     with start("run", "sample_agents:helper", "wait", "-s", "chat", store=store, WAIT=60, BEGUN=begun) as child:
         until(begun)
         child.kill()
-        child.communicate(timeout=30)
+        child.communicate(timeout=60)
 
     ended = process("run", "sample_agents:helper", "hello", "-s", "chat", "--json", store=store, WAIT=0, BEGUN=begun)
 
@@ -258,7 +258,7 @@ def test_what_else_was_interrupted_is_finished_with_its_subagents(store: Path, t
         with start(*line, store=store, WAIT=60, DAWDLE=60, BEGUN=begun) as child:
             until(begun, lines)
             child.kill()
-            child.communicate(timeout=30)
+            child.communicate(timeout=60)
 
     ended = process("run", "sample_agents:chief", "-s", "chat", "--resume", store=store, DAWDLE=1, BEGUN=begun)
 

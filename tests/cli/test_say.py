@@ -6,15 +6,16 @@ from pathlib import Path
 from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
 from mainstay.testing import FunctionModel
 from tests.cli.shell import process, say, shell, shell_json
+from tests.sessions.places import SOON, noticed
 
 
 async def test_what_is_steered_reaches_the_turn_that_runs_elsewhere(store: Path) -> None:
-    working = asyncio.Event()
+    working, enough = asyncio.Event(), asyncio.Event()
 
     @tool
     async def work() -> str:
         working.set()
-        await asyncio.sleep(0.1)  # another process writes, and that is noticed within a quarter of a second
+        await enough.wait()
         return "worked"
 
     def answers(request: ModelRequest) -> str | list[ToolCall]:
@@ -25,9 +26,11 @@ async def test_what_is_steered_reaches_the_turn_that_runs_elsewhere(store: Path)
         receipt = await session.send("begin")
         await working.wait()
         steered = await asyncio.to_thread(process, "steer", "chat", "mind the step", store=store)
+        await noticed(runtime)
+        enough.set()
 
         assert (steered.returncode, steered.stdout, steered.stderr) == (0, "accepted: chat.2\n", "")
-        assert (await receipt.result(30)).text == "minded"
+        assert (await receipt.result(SOON)).text == "minded"
         assert (await session.result("chat.2")).turn_id == "chat.1"
 
 

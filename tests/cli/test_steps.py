@@ -14,7 +14,7 @@ def lines(text: str) -> list[list[str]]:
 
 def test_steps_are_listed_with_how_they_ended(store: Path) -> None:
     async def work(runtime: Runtime) -> None:
-        await (await runtime.start("doubled", {"n": 21}, id="d-1")).result(timeout=30)
+        await (await runtime.start("doubled", {"n": 21}, id="d-1")).result(timeout=60)
 
     prepare(store, work)
 

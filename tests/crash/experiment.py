@@ -69,13 +69,13 @@ def enter(recovery: Recovery, parallel: bool) -> Callable[[Lab], Awaitable[None]
     async def scenario(lab: Lab) -> None:
         """All that a host must do: enter a Runtime on the same file. A parked call is then for a person."""
         async with lab.runtime([agent_for(lab, recovery, parallel)]) as runtime:
-            await runtime.wait_idle(timeout=20)
+            await runtime.wait_idle(timeout=60)
             session = await runtime.session(SESSION)
             for pending in await session.pending():
                 assert pending.kind == "recovery"
                 happened = any(line.key == pending.call_id for line in lab.ledger)
                 await session.settle(pending.call_id, "done" if happened else "rerun", value="two done")
-            await runtime.wait_idle(timeout=20)
+            await runtime.wait_idle(timeout=60)
 
     return _named(scenario, f"enter_{recovery}_{parallel}")
 

@@ -134,7 +134,7 @@ async def hooked(lab: Lab) -> None:
                 assert pending.args == {"n": 7}, "a person is shown what will run"
                 await session.approve(pending.call_id)
             result = await session.result(result.turn_id)
-        await runtime.wait_idle(timeout=20)
+        await runtime.wait_idle(timeout=60)
 
 
 class Tally(Plugin):

@@ -129,7 +129,7 @@ RULINGS = [
 
 ELSEWHERE = {
     "T14": "test_plugins.py: killed at every point around hooks that deny, replace and ask",
-    "T19": "test_turns.py: an observer of a killed process is told of the gap and reads on",
+    "T19": "test_delivery.py: whoever watches is killed at every event, goes on from its cursor, and misses no commit",
     "T20": "test_turns.py, test_compaction.py: fork, delete and compaction, killed at every point",
     "T21": "test_again.py: killed a second time at every point of the recovery",
     "T22": "test_turns.py: the tool is gone, its schema or the budget is another one",

@@ -68,4 +68,4 @@ async def settled(lab: Lab) -> None:
         await fork.run("and you?", key="you")
         await session.tools.enable("drop")
         await session.run("and now?", key="now")
-        await runtime.wait_idle(timeout=20)
+        await runtime.wait_idle(timeout=60)

@@ -58,7 +58,7 @@ def test_second_crash_during_recovery_comes_to_the_same_end(
         seconds = list(plans(recovery, ("before", "lost", "hang")))
         for second in seconds if FULL else rng.sample(seconds, 8):
             count += 1
-            played = play(scenario, [crash, second], timeout=10)
+            played = play(scenario, [crash, second], timeout=60)
             wrong += [f"{crash}, then {second}: {fault}" for fault in faults(played, 2)]
 
     assert wrong == []

@@ -146,12 +146,12 @@ def test_every_point_is_ruled(
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize(("scenario", "crash", "fate"), DEATHS)
 def test_kill_has_its_ruled_fate(scenario: Any, crash: Crash, fate: Fate, store: StoreKind) -> None:
-    check(play(scenario, [crash], store=store, timeout=10), fate)
+    check(play(scenario, [crash], store=store, timeout=60), fate)
 
 
 @pytest.fixture(scope="module")
 def forks() -> Generator[Forks, None, None]:
-    with Forks(called_off, timeout=15) as ready:
+    with Forks(called_off, timeout=60) as ready:
         yield ready
 
 

@@ -153,7 +153,7 @@ def test_state_of_a_plugin_is_as_its_own_tool_left_it_wherever_it_is_killed(cras
 @pytest.mark.kill
 @pytest.mark.parametrize("mode", ["before", "lost"])
 def test_really_killed_when_a_plugins_own_tool_was_recorded_its_state_is_there(mode: Mode) -> None:
-    with Forks(remembering, timeout=15) as forks:
+    with Forks(remembering, timeout=60) as forks:
         played = forks.play([Crash("append 1: ended 1.0", mode)])
 
     assert played.problems == []

@@ -244,6 +244,5 @@ async def test_a_blocked_event_loop_is_named_and_costs_no_ownership(folder: Path
     assert outcome == Success(f"done by {worker.pid}")
     assert (row.generation, row.attempts) == (1, 1)
     named = [line for line in said if line.startswith("ERROR the event loop has been blocked")]
-    assert len(named) == 1
-    assert "process blocking" in named[0]
-    assert any("time.sleep(2.5)" in line for line in said), "with the line that does it"
+    assert len([line for line in named if "process blocking" in line]) == 1
+    assert any("time.sleep(4.5)" in line for line in said), "with the line that does it"

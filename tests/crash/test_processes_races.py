@@ -19,7 +19,7 @@ from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.recovery import ProcessWatch
 from mainstay.testing import VirtualClock
 from tests.crash.children import Child, child, count, folder, rows
-from tests.crash.process_worker import PATIENCE, Outside, asking, quick, runtime, working
+from tests.crash.process_worker import PATIENCE, Outside, asking, quick, runtime, until, working
 from tests.soak.races import race
 
 __all__ = ["folder"]
@@ -72,6 +72,8 @@ async def test_two_workers_sweep_what_four_left_behind_and_each_process_runs_onc
     left = await rows(outside)
     with child("sweep", folder) as one, child("sweep", folder) as other:
         let_go(folder, one, other)
+        await until(lambda: {one.pid, other.pid} <= {line.incarnation for line in outside.lines("begun")})
+        (folder / "both").touch()
         result = await end_all(outside, total)
         (folder / "stop").touch()
         assert (one.wait(), other.wait()) == (0, 0)
@@ -194,6 +196,12 @@ async def answer(asking: Awaitable[object]) -> object:
         return type(refusal)
 
 
+async def forgotten(host: Runtime, name: str) -> None:
+    """Wait until somebody has pruned it: a busy machine may keep the pruner from being quick."""
+    while not isinstance(await host.processes.outcome(name, PATIENCE), NoLongerRetained):  # noqa: ASYNC110
+        await asyncio.sleep(0.003)
+
+
 async def test_prune_racing_everybody_gives_typed_answers_and_wakes_no_dead(folder: Path) -> None:
     outside, total = Outside(folder), 200
     answers: dict[str, Counter[object]] = {each: Counter() for each in ("outcome", "signal", "cancel", "start")}
@@ -204,6 +212,8 @@ async def test_prune_racing_everybody_gives_typed_answers_and_wakes_no_dead(fold
                 handle = await host.start(quick, {"n": n}, id=f"p-{n:03}")
                 outcome = await host.processes.outcome(handle.id, PATIENCE)
                 answers["outcome"][type(outcome)] += 1
+                if n == total - 1:
+                    await forgotten(host, handle.id)
                 answers["signal"][await answer(handle.signal("late", n))] += 1
                 answers["cancel"][await answer(handle.cancel())] += 1
                 answers["start"][await answer(host.start(quick, {"n": n}, id=f"p-{n:03}"))] += 1
@@ -219,7 +229,7 @@ async def test_prune_racing_everybody_gives_typed_answers_and_wakes_no_dead(fold
     assert set(answers["signal"]) <= {ProcessEnded, ProcessPruned}
     assert set(answers["cancel"]) <= {"ended", ProcessPruned}
     assert answers["start"].keys() - {ProcessPruned} <= {runtime_handle(host, n) for n in range(total)}
-    assert ProcessPruned in answers["signal"] | answers["cancel"] | answers["start"], "the pruner was quick enough"
+    assert ProcessPruned in answers["signal"], "the pruner was quick enough"
     assert pruned == total
     assert live == []
     assert refused == [ProcessPruned] * total

@@ -32,7 +32,7 @@ def test_three_processes_speak_to_one_session_and_every_input_has_one_turn(tmp_p
         )
         for name in NAMES
     ]
-    said = [speaker.communicate(timeout=60)[0].splitlines() for speaker in speakers]
+    said = [speaker.communicate(timeout=200)[0].splitlines() for speaker in speakers]
     turns = [line.split() for lines in said for line in lines]
 
     assert [speaker.returncode for speaker in speakers] == [0, 0, 0]

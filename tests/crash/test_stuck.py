@@ -109,18 +109,18 @@ def test_every_point_of_a_resumption_is_ruled(store: StoreKind) -> None:
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize(("crash", "fate"), DEATHS)
 def test_kill_while_a_stuck_turn_is_resumed_has_its_ruled_fate(crash: Crash, fate: Fate, store: StoreKind) -> None:
-    check(play(resume_it, [*POISON, crash], store=store, timeout=10), fate)
+    check(play(resume_it, [*POISON, crash], store=store, timeout=60), fate)
 
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("point", WRITES)
 def test_lost_reply_costs_a_resumption_nothing(point: str, store: StoreKind) -> None:
-    check(play(resume_it, [*POISON, Crash(point, "unheard")], store=store, timeout=10), RESUMED)
+    check(play(resume_it, [*POISON, Crash(point, "unheard")], store=store, timeout=60), RESUMED)
 
 
 @pytest.fixture(scope="module")
 def forks() -> Generator[Forks, None, None]:
-    with Forks(resume_it, timeout=15) as ready:
+    with Forks(resume_it, timeout=60) as ready:
         yield ready
 
 

@@ -38,13 +38,13 @@ async def say_once(lab: Lab) -> None:
 
 async def only_enter(lab: Lab) -> None:
     async with lab.runtime([Agent(name="echo")]) as runtime:
-        await runtime.wait_idle(timeout=10)
+        await runtime.wait_idle(timeout=60)
 
 
 @pytest.mark.kill
 def test_nothing_is_acknowledged_before_it_is_on_disk() -> None:
     """The process dies in a COMMIT, a while after it came to it: of the schema, the worker, the input, the turn."""
-    with Forks(say_once, only_enter, timeout=15) as forks:
+    with Forks(say_once, only_enter, timeout=60) as forks:
         forks.play()
         commits = [Statement(s.number, slow=True) for s in forks.statements if s.text == "COMMIT"][:4]
         played = [forks.play([commit]) for commit in commits]
@@ -55,7 +55,7 @@ def test_nothing_is_acknowledged_before_it_is_on_disk() -> None:
 
 @pytest.mark.kill
 def test_what_was_acknowledged_runs_without_being_said_again() -> None:
-    with Forks(say_once, only_enter, timeout=15) as forks:
+    with Forks(say_once, only_enter, timeout=60) as forks:
         played = forks.play([Crash("effect acknowledged", "lost")])
 
     assert only(played).said == ["user: hello", "assistant: You said: hello"]

@@ -165,13 +165,13 @@ def test_the_scenarios_have_the_points_that_matter() -> None:
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize(("scenario", "crash"), DEATHS)
 def test_killed_anywhere_it_is_told_once_and_in_order(scenario: Scenario, crash: Crash, store: StoreKind) -> None:
-    check(play(scenario, [crash], store=store, timeout=10), ENDS[scenario], asked_again(crash))
+    check(play(scenario, [crash], store=store, timeout=60), ENDS[scenario], asked_again(crash))
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("store", STORES)
 def test_lost_reply_of_a_delivery_costs_nothing(scenario: Scenario, store: StoreKind) -> None:
-    check(play(scenario, [Crash("deliver", "unheard")], store=store, timeout=10), ENDS[scenario])
+    check(play(scenario, [Crash("deliver", "unheard")], store=store, timeout=60), ENDS[scenario])
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -179,12 +179,12 @@ def test_lost_reply_of_a_delivery_costs_nothing(scenario: Scenario, store: Store
 def test_killed_at_every_delivery_in_a_row_it_is_told_once(mode: Mode, store: StoreKind) -> None:
     """Lost, the first is the last one: the wake is told, and what is left is a turn like any other."""
     deaths = [Crash("deliver", mode)] * (3 if mode == "before" else 1)
-    check(play(busy_session, deaths, store=store, timeout=15), ENDS[busy_session])
+    check(play(busy_session, deaths, store=store, timeout=60), ENDS[busy_session])
 
 
 @pytest.fixture(scope="module")
 def forks() -> Generator[Forks, None, None]:
-    with Forks(idle_session, timeout=15) as ready:
+    with Forks(idle_session, timeout=60) as ready:
         yield ready
 
 

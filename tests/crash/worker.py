@@ -21,7 +21,7 @@ from mainstay.runtime import Runtime
 from mainstay.testing import FunctionModel
 from mainstay.testing.faults import Ledger, LedgerLine
 
-SHORT = LeaseTerms(term=1.5, renewal=0.5)
+SHORT = LeaseTerms(term=3, renewal=0.5)
 SESSIONS = 50
 
 
@@ -84,7 +84,7 @@ async def take(store: str, ledger: Path) -> None:
     say("ready")
     await until(lambda: Path(f"{ledger}.go").exists())
     async with Runtime(store, agents=[agent_for(ledger)]) as runtime:
-        await runtime.wait_idle(timeout=30)
+        await runtime.wait_idle(timeout=60)
 
 
 async def approve(store: str, ledger: Path) -> None:

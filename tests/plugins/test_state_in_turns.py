@@ -537,7 +537,7 @@ async def test_state_that_a_command_changed_is_there_after_a_kill(file: Place) -
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CHILD, str(file.path), cwd=Path(__file__).parents[2], env=dict(os.environ)
     )
-    assert await asyncio.wait_for(child.wait(), 30) == -signal.SIGKILL
+    assert await asyncio.wait_for(child.wait(), 60) == -signal.SIGKILL
     async with file.runtime(agent(Counter())) as runtime:
         session = await runtime.session("s")
         assert (await session.call("counter.read")).output == 7

@@ -16,7 +16,7 @@ from mainstay.model.write import Write
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import VirtualClock
 from tests.processes.functions import World, dying, living, memory, parked, result, stuck
-from tests.sessions.places import Place, file, place, until
+from tests.sessions.places import SOON, Place, file, place, until
 
 __all__ = ["file", "memory", "place"]
 
@@ -170,7 +170,7 @@ async def test_what_another_branch_has_done_is_kept_when_one_diverges(place: Pla
     @process(name="changing")
     async def after(ctx: Ctx) -> list[Any]:
         async def late() -> None:
-            await asyncio.wait_for(until_done(), 5)
+            await asyncio.wait_for(until_done(), SOON)
             await ctx.wait_signal("other")
 
         return await ctx.gather(late(), then(ctx))
@@ -438,13 +438,14 @@ async def test_a_signal_that_comes_while_it_is_being_parked_is_heard_at_once(mem
     store = Troubled(MemoryRows())
     store.hold = asyncio.Event()
     store.fails = [("well", Advance), ("slow", Advance)]
-    async with Runtime(store, processes=[calling], deps=World()) as runtime:
+    # The clock stands still: nobody comes round to look for what was not heard.
+    async with Runtime(store, processes=[calling], deps=World(), clock=VirtualClock()) as runtime:
         handle = await runtime.start(calling)
         await until(lambda: not store.fails)  # the parking is under way
         await handle.signal("go", "now")
         store.hold.set()
 
-        assert await asyncio.wait_for(result(handle), 1) == "now"
+        assert await result(handle) == "now"
 
 
 async def test_progress_is_told_once_and_only_the_newest(place: Place) -> None:

@@ -125,7 +125,7 @@ async def test_branches_of_one_function_wait_for_each_other(place: Place) -> Non
 async def test_a_thread_holds_its_slot_until_it_has_really_ended(place: Place) -> None:
     begun, go = list[str](), threading.Event()
 
-    @tool(limit=1, timeout=0.05)
+    @tool(limit=1)
     def press(who: str) -> str:
         begun.append(who)
         go.wait(SOON)
@@ -134,13 +134,14 @@ async def test_a_thread_holds_its_slot_until_it_has_really_ended(place: Place) -
     @process
     async def one(ctx: ProcessContext[Any], who: str) -> str:
         try:
-            return await ctx.step(press, who)
+            return await ctx.step(press, who, timeout=0.05 if who == "a" else None)
         except OutcomeUnknown:
             return "late"
 
     async with living(place, one) as runtime:
         first = await runtime.start(one, {"who": "a"})
         assert await result(first) == "late"
+        await until(lambda: begun)
         second = await runtime.start(one, {"who": "b"})
         await settled()
         assert begun == ["a"]

@@ -13,7 +13,7 @@ from mainstay.model.process import Abandoned, Cancelled, Failure, Success
 from mainstay.testing.clock import VirtualClock
 from mainstay.tools.define import Tool
 from tests.processes_tools.talk import Talk, agent_of, call, ended, event_types, row_of, said
-from tests.sessions.places import SOON, Place, until
+from tests.sessions.places import SOON, Place, until, wait_for_thread
 
 FIRST = "chat.1.1.0"
 
@@ -319,18 +319,19 @@ async def test_a_body_that_does_not_listen_is_left_behind(place: Place) -> None:
 
 
 async def test_a_thread_is_told_that_it_is_cancelled(place: Place) -> None:
-    begun = threading.Event()
+    contexts = list[ToolContext[Any]]()
 
     @tool(background=True)
     def look(ctx: ToolContext[Any]) -> str:
-        begun.set()
+        contexts.append(ctx)
         while not ctx.cancelled:
             threading.Event().wait(0.001)
         return "stopped in time"
 
     async with place.runtime(agent_of(Talk([call("look")]), look)) as runtime:
+        wait_for_thread(runtime, contexts)
         await started(runtime)
-        await until(begun.is_set)
+        await until(lambda: contexts)
         await runtime.handle(FIRST).cancel()
         assert await runtime.handle(FIRST).outcome(SOON) == Success("stopped in time")
 

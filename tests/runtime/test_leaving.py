@@ -38,7 +38,7 @@ ASK = [ToolCall("a", "work")]
 
 async def test_a_running_tool_may_finish_in_the_grace_period(place: Place) -> None:
     work = Work()
-    async with place.runtime(work.agent(ASK, "done")) as runtime:
+    async with place.runtime(work.agent(ASK, "done"), grace=SOON) as runtime:
         receipt = await (await runtime.session("chat")).send("go")
         waiter = asyncio.create_task(receipt.result())
         await work.running.wait()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime
+from mainstay import Agent, Runtime, ToolContext
 from mainstay.errors import ProviderError
 from mainstay.model.llm import Delta, ModelRequest
 from mainstay.ports.store import Store
@@ -18,8 +19,8 @@ from mainstay.providers.scripted import as_response
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.stores.sqlite import SqliteStore
 
-SOON = 5
-"""Seconds within which everything here happens; a test that needs them all is broken."""
+SOON = 60
+"""Seconds within which everything here happens, however busy the machine; a test that needs them all is broken."""
 
 
 class Place:
@@ -65,6 +66,36 @@ async def until(met: Callable[[], Any]) -> None:
             if await found if inspect.isawaitable(found) else found:
                 return
             await asyncio.sleep(0.001)
+
+
+def wait_for_thread(runtime: Runtime, contexts: Sequence[ToolContext[Any]]) -> None:
+    """Hold the event loop up for the only thread of a tool: until it has begun, and until it has ended once it is
+    cancelled. It has milliseconds to say how it ended, and a busy machine may not run it for longer than that.
+
+    The tool adds its context to `contexts` when it begins.
+    """
+    loop, threads = asyncio.get_running_loop(), runtime._dispatcher.threads
+
+    def hold(met: Callable[[], Any]) -> None:
+        end = time.monotonic() + SOON
+        while not met() and time.monotonic() < end:
+            time.sleep(0.001)
+
+    def look() -> None:
+        if threads._count:
+            hold(lambda: contexts)
+            if contexts[0].cancelled:
+                hold(lambda: threads._idle)
+                return
+        loop.call_soon(look)
+
+    look()
+
+
+async def noticed(runtime: Runtime) -> None:
+    """Wait until a Runtime has seen what another one said to the turn it works on: it looks four times a second."""
+    (resident,) = runtime._turns.residents.all()
+    await until(lambda: resident.run is not None and resident.run.journal.mail)
 
 
 class TellingModel:

@@ -10,7 +10,7 @@ from mainstay.errors import UnknownTurn
 from mainstay.model.outcome import Finished, Waiting
 from mainstay.model.tool import Cancelled, Ok, OutcomeUnknown
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
-from tests.sessions.places import SOON, Place, TellingModel, crash, overloaded, texts, until
+from tests.sessions.places import SOON, Place, TellingModel, crash, overloaded, texts, until, wait_for_thread
 
 
 async def goes_on(session: Session, model: TellingModel) -> str:
@@ -90,20 +90,21 @@ async def test_a_cancelled_tool_may_say_how_it_ended(place: Place) -> None:
 
 
 async def test_a_tool_on_a_thread_sees_the_cancel_and_may_report(place: Place) -> None:
-    loop, running = asyncio.get_running_loop(), asyncio.Event()
+    contexts = list[ToolContext[None]]()
 
     @tool
     def dig(ctx: ToolContext[None]) -> str:
-        loop.call_soon_threadsafe(running.set)
+        contexts.append(ctx)
         end = time.monotonic() + SOON
         while not ctx.cancelled and time.monotonic() < end:
-            pass
+            time.sleep(0.001)
         return "stopped at three metres"
 
     async with place.runtime(Agent(ScriptedModel([[ToolCall("a", "dig")]]), tools=[dig])) as runtime:
+        wait_for_thread(runtime, contexts)
         session = await runtime.session("chat")
         receipt = await session.send("go")
-        await running.wait()
+        await until(lambda: contexts)
         await session.cancel()
         result = await receipt.result(SOON)
 
@@ -271,7 +272,6 @@ async def test_a_timeout_of_run_cancels_the_turn(place: Place) -> None:
         assert result.outcome == Cancelled("timeout", "it did not end within 0.02 s")
         with pytest.raises(TurnFailed, match="cancelled"):
             _ = result.output
-        await model.next()
         assert await goes_on(session, model) == "still here"
 
 

@@ -465,7 +465,7 @@ async def family(lab: Lab) -> None:
         session = await runtime.session("s")
         for said in ("one", "two"):
             await session.run(said, key=said)
-        await runtime.wait_idle(timeout=20)
+        await runtime.wait_idle(timeout=60)
         for row in await runtime.sessions.list():
             child = await runtime.session(row.id)
             await lab.effect("history", row.id, texts(await child.history()))

@@ -514,7 +514,7 @@ async def spending(lab: Lab) -> None:
     async with lab.runtime([agent]) as runtime:
         session = await runtime.session("s")
         await session.run("go", key="go")
-        await runtime.wait_idle(timeout=20)
+        await runtime.wait_idle(timeout=60)
         usage = added(await session.usage())
         await lab.effect("counted", "s", [usage.calls, usage.unknown])
 

@@ -91,7 +91,7 @@ def sums(count: int) -> dict[str, int]:
 
 async def main(folder: Path, count: int) -> None:
     outside = Outside(folder)
-    terms = LeaseTerms(term=1.5, renewal=0.5)
+    terms = LeaseTerms(term=15, renewal=0.5)  # who is killed is known to be dead; who is only slow is left alone
     async with Runtime(folder / "agent.db", processes=[counter, adder], deps=outside, lease=terms) as runtime:
         outside.runtime = runtime
         append(folder / f"ready-{os.getpid()}", "ready")

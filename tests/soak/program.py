@@ -3,7 +3,7 @@
     python -m tests.soak.program FOLDER INPUTS
 
 It says every input again after each start, under the same key, and notes each acknowledgement in a file of its own.
-Told to end (SIGTERM), it leaves its Runtime and ends with status 0.
+Told to end (SIGTERM), it leaves its Runtime and ends with status 0; `ready-<pid>` is there once it listens.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ async def main(folder: Path, inputs: int) -> None:
     me = asyncio.current_task()
     assert me is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
+    (folder / f"ready-{os.getpid()}").touch()
     async with Runtime(folder / "agent.db", agents=[agent(folder)]) as runtime:
 
         async def talk(number: int) -> None:

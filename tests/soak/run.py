@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +34,9 @@ from mainstay.model.write import SessionFilter  # noqa: E402
 from mainstay.stores.sqlite import SqliteStore  # noqa: E402
 from tests.soak.lane import lines, told  # noqa: E402
 
-LEAVES_WITHIN = 10.0
+LEAVES_WITHIN = 60.0
 """Seconds: far more than leaving takes, so that only one that hangs is found."""
+STARTS_WITHIN = 60.0
 
 
 @dataclass
@@ -71,8 +73,9 @@ def soak(folder: Path, kills: int, leavings: int, seed: int, inputs: int) -> Cou
     while count.kills < kills or count.leavings < leavings:
         process = start(folder, inputs)
         left = kills - count.kills, leavings - count.leavings
+        _await_start(folder / f"ready-{process.pid}", process)
         try:
-            process.wait(timeout=0.25 + dice.random() * 0.6)
+            process.wait(timeout=dice.random() * 0.6)
         except subprocess.TimeoutExpired:
             if dice.randrange(sum(left)) < left[0]:
                 process.kill()
@@ -92,6 +95,13 @@ def soak(folder: Path, kills: int, leavings: int, seed: int, inputs: int) -> Cou
         count.problems.append("the last run did not end well")
     asyncio.run(tally(folder, count))
     return count
+
+
+def _await_start(ready: Path, process: subprocess.Popen[bytes]) -> None:
+    """Until it listens: on a busy machine that takes longer than any moment that could be drawn."""
+    until = time.monotonic() + STARTS_WITHIN
+    while not ready.exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 def _tell_to_leave(process: subprocess.Popen[bytes], count: Count) -> None:

@@ -18,7 +18,7 @@ from mainstay.stores.sqlite import SqliteStore
 from mainstay.testing import VirtualClock
 
 HOUR = 3600
-SOON = 10
+SOON = 60
 
 
 class Looked(MemoryStore):

@@ -14,7 +14,7 @@ from mainstay.errors import StoreUnavailable
 from mainstay.model.event import ToolFinished, ToolStarted
 from mainstay.model.tool import Cancelled, Failed, Ok, OutcomeUnknown
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
-from tests.sessions.places import SOON, Place, crash, until
+from tests.sessions.places import SOON, Place, crash, until, wait_for_thread
 
 
 def calls(*names: str) -> Callable[[ModelRequest], Any]:
@@ -269,14 +269,18 @@ async def test_a_thread_that_does_not_end_is_left_behind(place: Place) -> None:
 
 
 async def test_a_thread_that_looks_at_its_context_may_report_after_its_time(place: Place) -> None:
+    contexts = list[ToolContext[None]]()
+
     @tool(timeout=0.02)
     def patient(ctx: ToolContext[None]) -> str:
+        contexts.append(ctx)
         end = time.monotonic() + SOON
         while not ctx.cancelled and time.monotonic() < end:
-            pass
+            time.sleep(0.001)
         return "gave up in good order"
 
     async with place.runtime(agent(patient)) as runtime:
+        wait_for_thread(runtime, contexts)
         assert (await run(runtime)).tool_calls[0].outcome == Ok("gave up in good order")
 
 
@@ -369,7 +373,7 @@ async def test_a_slot_is_held_until_the_thread_has_really_ended(place: Place) ->
     loop, inside, release = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
     entered: list[str] = []
 
-    @tool(limit=1, timeout=0.02)
+    @tool(limit=1)
     def narrow(ctx: ToolContext[None]) -> str:
         entered.append(ctx.session_id)
         if ctx.session_id == "first":
@@ -378,8 +382,11 @@ async def test_a_slot_is_held_until_the_thread_has_really_ended(place: Place) ->
         return "through"
 
     async with place.runtime(agent(narrow)) as runtime:
-        first = await run(runtime, "first")
+        session = await runtime.session("first")
+        receipt = await session.send("go")
         await inside.wait()
+        await session.cancel()
+        first = await receipt.result(SOON)
         second = await (await runtime.session("second")).send("go")
         with pytest.raises(TimeoutError):
             await second.result(timeout=0.05)

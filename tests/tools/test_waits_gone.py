@@ -286,6 +286,20 @@ async def test_a_completion_of_a_turn_that_was_asked_to_stop_is_not_taken(place:
         assert late == ["cancelled", "cancelled"]
 
 
+async def test_nothing_waits_any_more_once_the_turn_is_asked_to_stop(place: Place) -> None:
+    office = Office()
+    async with place.runtime(office.agent()) as runtime:
+        await (await runtime.session("chat")).run("go")
+    async with place.runtime() as runtime:
+        session = await runtime.session("chat")
+        assert [call.call_id for call in await session.pending()] == [CALL]
+        await session.cancel()
+
+        assert await session.pending() == []
+        with pytest.raises(AlreadyAnswered, match="cancelled"):
+            await session.approve(CALL)
+
+
 async def test_a_call_that_was_approved_and_then_cancelled_before_it_ran_was_cancelled(place: Place) -> None:
     office = Office()
     async with place.runtime(office.agent()) as runtime:
