@@ -34,7 +34,7 @@ from mainstay.processes.service import ProcessService, Start
 from mainstay.processes.worker import CONCURRENCY, ProcessWorker
 from mainstay.sessions.definition import Defined, Definition, by_name
 from mainstay.sessions.desk import Desk
-from mainstay.sessions.draining import see_to_needs
+from mainstay.sessions.draining import could_work, see_to_needs
 from mainstay.sessions.environment import serve_tools
 from mainstay.sessions.inbox import Inbox, pick_agent
 from mainstay.sessions.late import LateResults
@@ -58,7 +58,7 @@ class Runtime:
 
     Entering returns at once; interrupted work of this store is taken up beside the host. Leaving lets running effects
     finish for `grace` seconds, then cancels and records them; open turns and processes go on at the next entry. Without
-    agents and processes, or with `recover=False`, nothing of others is claimed.
+    agents and processes nothing is run; with `recover=False`, only what is said, started, answered or resumed here.
     """
 
     def __init__(  # noqa: PLR0913  # what a user may say about a Runtime, each by name
@@ -158,6 +158,7 @@ class Runtime:
         desk.closed = True
         self._turns.draining = self._turns.leaving = True
         self._work.draining = self._work.leaving = True
+        desk.looked.set()
         async with self._opened:
             if grace is None or grace > 0:
                 await self._supervisor.finish(grace)
@@ -193,32 +194,18 @@ class Runtime:
 
     async def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until this store holds nothing that this Runtime could work on now; False when time ran out."""
-        self._open()
+        desk = self._open()
         given.seconds(timeout)
         try:
             async with asyncio.timeout(timeout):
-                while len(self._supervisor) or await self._could_work():
-                    if len(self._supervisor):
-                        await self._supervisor.finish(0.25)
-                    else:
-                        await asyncio.sleep(0.02)
+                while True:
+                    await self._supervisor.finish(None)
+                    desk.looked.clear()
+                    if not await could_work(desk, self._work, self._worker, self._recover):
+                        return True
+                    await desk.looked.wait()  # what nobody here works on changes hands when the watch looks
         except TimeoutError:
             return False
-        return True
-
-    async def _could_work(self) -> bool:
-        if self._turns.draining:
-            return False  # what runs is waited for, and nothing else is taken up
-        turns = [r for r in await self._store.open_sessions() if r.state == "open" and r.agent in self._definitions]
-        processes = [r for r in await self._store.active_processes() if self._work.can(r.registration)]
-        owners = {row.owner for row in turns} | {row.owner for row in processes}
-        if self._worker.id in owners:
-            return True
-        if not self._recover:
-            return False  # what others have or left behind is never taken up here
-        if owners and (None in owners or await self._worker.any_gone(owners)):
-            return True
-        return await self._open().wakes.could_deliver()
 
     def _busy_with(self) -> str:
         running = ", ".join(f"tool {tool} ({call})" for call, tool in list(self._dispatcher.running.items())[:3])

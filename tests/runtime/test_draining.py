@@ -10,7 +10,7 @@ from mainstay.errors import RuntimeClosed
 from mainstay.model.tool import Ok
 from mainstay.sessions.services import Services
 from mainstay.testing import ScriptedModel, VirtualClock
-from tests.sessions.places import SOON, Place, TellingModel, until
+from tests.sessions.places import SOON, Place, until
 
 
 class Held:
@@ -49,6 +49,26 @@ async def test_a_subagent_that_is_asked_while_draining_answers(place: Place) -> 
 
     assert drained
     assert (result.text, result.tool_calls[1].outcome) == ("done", Ok("from the child"))
+
+
+async def test_what_running_work_begins_to_wait_for_is_taken_up_before_the_watch_looks_again(place: Place) -> None:
+    held, rooms = Held(), list[Runtime]()
+
+    @tool
+    async def consult() -> str:
+        other = await rooms[0].session("other", agent="child")
+        return (await other.run("x")).text
+
+    child = Agent(ScriptedModel(["from the child", "to the tool"]), name="child")
+    calls = [[ToolCall("c", "child", {"task": "x"})], [ToolCall("o", "consult")], "done"]
+    agent = held.agent(calls, child.as_tool(description="A child."), consult)
+    async with place.runtime(agent, grace=0) as runtime:
+        rooms.append(runtime)
+        runtime._watching.cancel()  # it does not look at all
+        drained, result = await held.drained(runtime)
+
+    assert drained
+    assert [call.outcome for call in result.tool_calls[1:]] == [Ok("from the child"), Ok("to the tool")]
 
 
 async def test_a_subagent_of_a_subagent_answers_while_draining(place: Place) -> None:
@@ -257,18 +277,29 @@ async def test_code_in_memory_that_is_spawned_while_draining_runs_before_it_is_o
 
 
 async def test_the_host_may_wait_while_draining_and_nothing_is_begun_for_it(place: Place) -> None:
-    model = TellingModel()
-    async with place.runtime(Agent(model), grace=0) as runtime:
-        first = await (await runtime.session("chat")).send("one")
-        await model.next()
+    """What running work waits for is begun after it, so somebody has looked at both."""
+    held = Held()
+    child = Agent(ScriptedModel(["from the child"]), name="child")
+    agent = held.agent([[ToolCall("c", "child", {"task": "x"})], "done"], child.as_tool(description="A child."))
+    other = Agent(ScriptedModel([]), name="other")
+    async with place.runtime(agent, other, grace=0) as runtime:
+        first = await (await runtime.session("chat", agent="parent")).send("one")
+        await held.running.wait()
         draining = asyncio.create_task(runtime.drain(SOON))
         await asyncio.sleep(0)
-        waiter = asyncio.create_task((await runtime.session("other")).run("two"))
-        await asyncio.sleep(0.15)  # several looks at what is waited for
-        model.say("done")
+        session = await runtime.session("other", agent="other")
+        waiter = asyncio.create_task(session.run("two"))
+
+        async def is_accepted() -> bool:
+            return await runtime.store.session("other") is not None
+
+        await until(is_accepted)
+        held.release.set()
 
         assert await draining
-        assert (await first.result(SOON)).text == "done"
-        assert model.asked.empty()
+        assert (await first.result(SOON)).tool_calls[1].outcome == Ok("from the child")
+        row = await runtime.store.session("other")
+        assert row is not None
+        assert (row.turn, row.owner, row.generation) == (1, None, 0)
     with pytest.raises(RuntimeClosed):
         await waiter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from mainstay.engine.hands import in_hand
@@ -16,13 +16,15 @@ T = TypeVar("T")
 
 class Awaiting:
     """`_ends`: callers who want the end of a process, and `_needed` those of them that are work in hand; `_news`: those
-    who follow it; `_others`: processes that run here and wait for the end of another, by that one's id."""
+    who follow it; `_others`: processes that run here and wait for the end of another, by that one's id. `on_need` is
+    told when work in hand begins to wait."""
 
     def __init__(self) -> None:
         self._ends: dict[str, list[asyncio.Future[ProcessRow]]] = {}
         self._needed: dict[asyncio.Future[ProcessRow], str] = {}
         self._news: dict[str, list[asyncio.Future[None]]] = {}
         self._others: dict[str, set[str]] = {}
+        self.on_need: Callable[[], None] | None = None
 
     @property
     def ids(self) -> set[str]:
@@ -50,6 +52,7 @@ class Awaiting:
         self._ends.setdefault(process_id, []).append(future)
         if in_hand():
             self._needed[future] = process_id
+            self._need()
         return future
 
     def forget(self, process_id: str, future: asyncio.Future[ProcessRow]) -> None:
@@ -85,6 +88,11 @@ class Awaiting:
 
     def listen(self, process_id: str, other: str) -> None:
         self._others.setdefault(other, set()).add(process_id)
+        self._need()
+
+    def _need(self) -> None:
+        if self.on_need is not None:
+            self.on_need()
 
     def leave(self, process_id: str, others: Iterable[str]) -> None:
         """A process does not run here any more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mainstay.model.process import ProcessRow
 from mainstay.ports.host import Clock
@@ -25,14 +25,13 @@ class ProcessWatch:
 
     async def take_over(self, gone: Mapping[str, str | None], known: set[str]) -> None:
         """Take up every process that nobody alive works on. `gone` are dead workers, with the proof of it if any."""
-        found, ours = list[tuple[ProcessRow, str | None]](), dict[str, ProcessRow]()
-        unowned = False
-        for row in await self._store.active_processes():
-            if row.owner == self._worker.id:
-                if row.id not in self._worker.runs:
-                    ours[row.id] = row
-            elif row.owner is None:
+        found, unowned = list[tuple[ProcessRow, str | None]](), False
+        rows = await self._store.active_processes()
+        for row in rows:
+            if row.owner is None:
                 unowned = True
+            elif row.owner == self._worker.id:
+                continue
             elif row.owner in gone:
                 found.append((row, gone[row.owner]))
             elif row.owner not in known:
@@ -41,7 +40,14 @@ class ProcessWatch:
             await asyncio.gather(*(self._worker.recover(row, proof) for row, proof in found[at : at + PAGE]))
         if unowned:
             self._worker.look_around()
-        # Once is normal: a registration may be on disk whose task is about to start. Twice means that it rested.
+        self.attend(rows)
+
+    def attend(self, rows: Sequence[ProcessRow]) -> None:
+        """Processes that are ours and that nobody here works on, seen twice in a row: work on them again.
+
+        Once is normal: a registration may be on disk whose task is about to start. Twice means that it rested.
+        """
+        ours = {row.id: row for row in rows if row.owner == self._worker.id and row.id not in self._worker.runs}
         for process_id in self._unattended & ours.keys():
             self._worker.launch(ours.pop(process_id))
         self._unattended = set(ours)

@@ -48,7 +48,10 @@ SETTLEMENTS = ("rerun", "done", "failed")
 
 
 class Desk:
-    """Shared by the session handles of one Runtime. `runs` is false where turns are accepted but not worked on."""
+    """Shared by the session handles of one Runtime. `runs` is false where turns are accepted but not worked on.
+
+    `stirred`: something here has changed, or somebody here has begun to wait; `looked`: the watch has been round.
+    """
 
     def __init__(
         self, worker: Worker, feed: Feed, turns: Turns, definitions: Mapping[str, Definition], inbox: Inbox, runs: bool
@@ -61,6 +64,7 @@ class Desk:
         self._loop = asyncio.get_running_loop()
         self._pid = forks.pid()
         self.closed = False
+        self.stirred, self.looked = asyncio.Event(), asyncio.Event()
 
     def employ(self, processes: ProcessService, work: ProcessWorker, supervisor: Supervisor, vet: Vet) -> None:
         """Who works on processes here: sessions start them, and hear of them what `vet` lets pass."""
@@ -70,9 +74,11 @@ class Desk:
         local = LocalEngine(self.store, self._worker.id, lambda: self._worker.alive)
         self.tasks = TaskKeeper(local, processes, supervisor)
         work.serve([local])
+        work.awaiting.on_need = self.stirred.set
         work.on_news, work.on_wake, self.turns.on_woken = self._changed, self.wakes.call, work.woken
 
     def _changed(self, row: ProcessRow) -> None:
+        self.stirred.set()
         self.wakes.of(row)
         self.news.of(row)
         self.tasks.of(row)
@@ -104,6 +110,7 @@ class Desk:
         """How a turn ends or parks. `known`: it may have done so already."""
         residents = self.turns.residents
         future = residents.expect(session_id, turn)  # before looking: it may end meanwhile, and is told only once
+        self.stirred.set()
         resident = residents.of(session_id)
         if resident.turn == turn or (not known and resident.task is not None):
             return await future  # whoever works on it here tells its events first, and then its end
@@ -196,7 +203,8 @@ class Desk:
             self.goes_on(row)
 
     def goes_on(self, row: SessionRow) -> None:
-        """Something new is known of an open turn that is ours."""
+        """Something new is known of an open turn that is ours, or nobody's while we drain."""
+        self.stirred.set()
         if row.owner != self._worker.id or row.turn is None:
             return
         resident = self.turns.residents.of(row.id)

@@ -32,7 +32,8 @@ RECOVER_AT_ONCE = 256
 
 
 class Watch:
-    """The Runtime's eyes. `runs`: it takes over turns whose owners are gone."""
+    """The Runtime's eyes. `runs`: it takes over what nobody alive works on, and ends what is due; what it has itself it
+    sees to in any case."""
 
     def __init__(self, desk: Desk, worker: Worker, processes: ProcessWatch, runs: bool) -> None:
         self._desk, self._worker, self._processes, self._runs = desk, worker, processes, runs
@@ -60,15 +61,21 @@ class Watch:
                 log.warning("cannot look at the store: %s", error)
             except Exception:  # a watch that ended would leave every turn of this Runtime to itself
                 log.exception("a fault of ours; the watch goes on for everybody else")
+            self._desk.looked.set()
+            self._desk.stirred.set()
             await asyncio.sleep(PERIOD)
 
     async def _look(self, first: bool) -> None:
         desk, clock = self._desk, self._desk.clock
         changed = await desk.store.changed()
         due = clock.monotonic() - self._judged >= self._worker.terms.renewal / 2
-        if self._runs and (first or changed or due):
+        if first or changed or due:
             self._judged = clock.monotonic()
-            await self._take_over()
+            if self._runs:
+                await self._take_over()
+            else:
+                self._processes.attend(await desk.store.active_processes())
+            await self._see_to_ours()
         if changed or due:
             await self._observed()
         if changed:
@@ -115,6 +122,9 @@ class Watch:
         await self._processes.take_over(gone, self._worker.known)
         for worker_id in gone:
             await self._desk.store.write(Retire(worker_id, dead=True))
+
+    async def _see_to_ours(self) -> None:
+        """What is ours, and what somebody here waits for, must not be forgotten."""
         self._attend(await self._desk.store.open_sessions())
         for resident in self._desk.turns.residents.all():
             if resident.waiters and resident.task is None:
