@@ -15,6 +15,7 @@
     │   ├── AlreadyAnswered     an approval or wait has its answer
     │   ├── StaleSettings       the settings of a session have changed since they were read
     │   ├── TooDeep             a session has too many parents above it to begin another
+    │   ├── WaitsForItself      a tool waits for what can only end after it
     │   ├── ProcessConflict     the id of a process was used before for something else
     │   ├── ProcessEnded        it is over: it takes no signal and needs no cancel
     │   ├── WrongAuthority      who says how it ended may not
@@ -251,6 +252,19 @@ class TooDeep(Conflict):
     def __init__(self, session_id: str, limit: int) -> None:
         self.session_id = session_id
         super().__init__(f"session {session_id!r} is {limit} sessions deep: it must do its work by itself")
+
+
+class WaitsForItself(Conflict):
+    """A tool, or a process, waits for something that cannot end before it has ended itself: it would for ever."""
+
+    code = "waits_for_itself"
+
+    def __init__(self, what: str, waiting: str) -> None:
+        self.what, self.waiting = what, waiting
+        super().__init__(
+            f"{what} can only end after {waiting}, which would wait for it: use `send`, `steer` or `start` and do not "
+            "wait for the result, or ask in another session"
+        )
 
 
 class HeadMoved(Conflict):

@@ -28,7 +28,7 @@ def asked(store: Path, tmp_path: Path) -> Path:
     with start("run", "sample_agents:helper", "risky", "-s", "risk", store=store, WAIT=60, BEGUN=begun) as child:
         until(begun)
         child.kill()
-        child.communicate(timeout=30)
+        child.communicate(timeout=60)
     assert shell("run", "sample_agents:helper", "-s", "risk", "--resume", store=store).exit_code == 3
     return store
 
@@ -50,6 +50,15 @@ def test_nothing_pending_says_so(store: Path) -> None:
     assert shell_json("pending", store=store) == []
 
 
+def test_what_a_turn_waited_for_that_is_asked_to_stop_is_not_offered_any_more(waiting: Path) -> None:
+    say(waiting, "shop-2", "pay")
+    assert shell("cancel", "shop", store=waiting).exit_code == 0  # nobody works on it, so it is not committed
+
+    assert [c["call_id"] for c in shell_json("pending", store=waiting)] == ["shop-2.1.1.0"]
+    assert "mainstay approve" not in shell("show", "shop", store=waiting).stdout
+    assert "mainstay approve" in shell("show", "shop-2", store=waiting).stdout
+
+
 async def test_an_approval_from_another_process_reaches_a_running_runtime(store: Path) -> None:
     async with Runtime(store, agents=[helper]) as runtime:
         session = await runtime.session("shop")
@@ -57,7 +66,7 @@ async def test_an_approval_from_another_process_reaches_a_running_runtime(store:
         events = session.observe()
 
         approved = await asyncio.to_thread(process, "approve", "shop.1.1.0", "--by", "ada", store=store)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             async for event in events:
                 if isinstance(event, TurnCommitted):
                     break
@@ -170,7 +179,7 @@ async def test_a_cancel_from_another_process_stops_a_running_turn(store: Path, t
             await asyncio.to_thread(until, tmp_path / "begun")
 
             said = await asyncio.to_thread(process, "cancel", "chat", "--reason", "enough", "--by", "ada", store=store)
-            result = await receipt.result(timeout=20)
+            result = await receipt.result(timeout=60)
     finally:
         del os.environ["BEGUN"], os.environ["WAIT"]
 

@@ -52,7 +52,8 @@ def pending(store: StoreOption = None, json: JsonOption = False) -> None:
 
     async def work() -> int:
         async with reading(store) as opened:
-            found = await asked(opened, await opened.waits())
+            stopping = {row.sid for row in await opened.open_sessions() if row.cancel is not None}
+            found = await asked(opened, [wait for wait in await opened.waits() if wait.sid not in stopping])
         if json:
             print_json([pending_json(c) for c in found])
             return 0

@@ -115,7 +115,7 @@ async def read_story(store: Store, session_id: str) -> Story:
                 turn = Turn(turn.number, turn.records[: stretch.ordinal + 1])
             past.append(Told(names[stretch.sid], turn))
     later = [Told(row.id, t) for t in turns(await load(store, row.sid, row.head + 1, row.next))]
-    waits = [w for w in await store.waits(row.sid) if w.state == "open"]
+    waits = [w for w in await store.waits(row.sid) if w.state == "open" and row.cancel is None]
     return Story(
         row,
         await condition(store, row, await dead_workers(store)),

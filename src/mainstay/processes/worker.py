@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mainstay.engine.gate import Leaving, TurnCancelled
-from mainstay.engine.hands import take_in_hand
+from mainstay.engine.hands import Work
 from mainstay.engine.jumps import Jumps
 from mainstay.engine.supervisor import Supervisor
 from mainstay.errors import (
@@ -64,10 +64,9 @@ class ProcessWorker:
     def __init__(self, workshop: Workshop, supervisor: Supervisor, concurrency: int = CONCURRENCY) -> None:
         self._worker, self.store, self.clock = workshop.worker, workshop.store, workshop.clock
         self.random, self.threads, self.deps = workshop.random, workshop.threads, workshop.deps
-        self.slots = workshop.slots
+        self.slots, self.circles = workshop.slots, workshop.circles
         self.jumps = Jumps(self.clock)
-        self._supervisor = supervisor
-        self._concurrency = concurrency
+        self._supervisor, self._concurrency = supervisor, concurrency
         self._engines: dict[str, Engine] = {}
         self.runs: dict[str, ProcessRun] = {}
         self._busy = 0
@@ -313,7 +312,8 @@ class ProcessWorker:
     # ------------------------------------------------------------------ working
 
     async def _work(self, run: ProcessRun) -> None:
-        take_in_hand()
+        work = Work(self.id, (run.row.id, None))
+        work.begin()
         try:
             await self._to_its_end(run)
         except (PutAway, Leaving):
@@ -329,6 +329,7 @@ class ProcessWorker:
             log.exception("process %s is stuck", run.row.id)
             await self._get_stuck(run, error)
         finally:
+            work.end()
             del self.runs[run.row.id]
             # What it heard with leads back to it: freed at once, and not by the collector.
             run.listener, run.on_rest = GateListener(run.gate), None
@@ -441,7 +442,8 @@ class ProcessWorker:
                     raise UnknownProcess(process_id)
                 if not row.live or row.stuck is not None:
                     return row
-            return await future
+            with self.circles.waiting((process_id, None)):
+                return await future
         finally:
             self.awaiting.forget(process_id, future)
 

@@ -68,7 +68,7 @@ class Desk:
 
     def employ(self, processes: ProcessService, work: ProcessWorker, supervisor: Supervisor, vet: Vet) -> None:
         """Who works on processes here: sessions start them, and hear of them what `vet` lets pass."""
-        self.processes = processes
+        self.processes, self.circles = processes, work.circles
         self.news = News(self.feed, self.store, supervisor)
         self.wakes = Wakes(self.turns, supervisor, self.definitions, self.worker_for, vet)
         local = LocalEngine(self.store, self._worker.id, lambda: self._worker.alive)
@@ -110,19 +110,23 @@ class Desk:
         """How a turn ends or parks. `known`: it may have done so already."""
         residents = self.turns.residents
         future = residents.expect(session_id, turn)  # before looking: it may end meanwhile, and is told only once
-        self.stirred.set()
         resident = residents.of(session_id)
-        if resident.turn == turn or (not known and resident.task is not None):
-            return await future  # whoever works on it here tells its events first, and then its end
         try:
-            result = await self.on_disk(session_id, turn)
+            # Whoever works on it here tells its events first, and then its end.
+            if resident.turn != turn and (known or resident.task is None):
+                result = await self.on_disk(session_id, turn)
+                if result is not None:
+                    residents.withdraw(session_id, turn, future)
+                    return result
+            inside = self.circles.check((session_id, turn))
         except BaseException:  # nobody waits any more
             residents.withdraw(session_id, turn, future)
             raise
-        if result is None:
+        if inside is None:
             return await future
-        residents.withdraw(session_id, turn, future)
-        return result
+        self.stirred.set()
+        with self.circles.waiting((session_id, turn)):
+            return await future
 
     async def on_disk(self, session_id: str, turn: int) -> TurnResult[Any] | None:
         """How a turn ended or parked as far as the store knows; None while it is under way."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from mainstay.engine.hands import NEXT
 from mainstay.engine.journal import load
 from mainstay.engine.waits import ending, wait_id
 from mainstay.errors import (
@@ -99,6 +100,7 @@ class Session:
         """
         self._desk.check()
         given.seconds(timeout)
+        self.check_wait(key)
         accepted = await self.accept(said, "queue", key)
         if timeout is None:
             return await self._desk.outcome(self.id, accepted.turn, accepted.known)
@@ -130,6 +132,11 @@ class Session:
         await self._keep_options()
         return await self._desk.inbox.accept(self.id, self.agent, said, kind, key)
 
+    def check_wait(self, key: str | None) -> None:
+        """Refuse to wait in a turn for one behind it. One with a key may be over: that is known when it is accepted."""
+        if key is None:
+            self._desk.circles.check((self.id, NEXT))
+
     async def _keep_options(self) -> None:
         if self._options is not None:
             await self._desk.set_options(self.id, self.agent, self._options)
@@ -159,12 +166,11 @@ class Session:
         return shown(self._desk.definition(row.agent), row.id, (await self._desk.turns.view(row)).messages)
 
     async def pending(self) -> list[PendingCall]:
-        """What waits for a person or an outside completion."""
+        """What waits for a person or an outside completion. Once a turn is asked to stop, nothing of it does."""
         self._desk.check()
         row = await self._desk.store.session(self.id)
-        if row is None:
+        if row is None or self._usable(row).cancel is not None:
             return []
-        self._usable(row)
         return list(await self._desk.turns.archive.pending(row))
 
     async def usage(self, by: Literal["label", "model"] = "label") -> dict[str, Usage]:
@@ -416,6 +422,7 @@ class TurnStream:
     async def __aenter__(self) -> TurnStream:
         desk, session = self._session._desk, self._session
         self._listener.skip()
+        session.check_wait(self._key)
         accepted = await session.accept(self._said, "queue", self._key)
         self.turn_id = ids.turn_id(session.id, accepted.turn)
         self._done = asyncio.create_task(desk.outcome(session.id, accepted.turn, accepted.known))

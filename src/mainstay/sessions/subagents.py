@@ -333,7 +333,8 @@ class TurnEngine:
             result = await self._desk.on_disk(child.session_id, turn)
             if result is None:
                 self._desk.stirred.set()
-                await asyncio.wait((future, attention.stirred), return_when=asyncio.FIRST_COMPLETED)
+                with self._desk.circles.waiting((child.session_id, turn)):
+                    await asyncio.wait((future, attention.stirred), return_when=asyncio.FIRST_COMPLETED)
                 result = _heard_of(future, turn_id(child.session_id, turn)) if future.done() else None
         finally:
             residents.withdraw(child.session_id, turn, future)

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
 from mainstay.engine.executor import ModelCaller
 from mainstay.engine.gate import Leaving, TurnAborted
-from mainstay.engine.hands import take_in_hand
+from mainstay.engine.hands import Work
 from mainstay.engine.journal import Journal, load, taken
 from mainstay.engine.lease import Worker
 from mainstay.engine.supervisor import Supervisor
@@ -175,13 +175,17 @@ class Turns:
         return not self.leaving and row.turn is not None and row.turn <= self.residents.needed.get(row.id, 0)
 
     async def _work(self, resident: Resident, row: SessionRow, opening: Said | None) -> None:
-        take_in_hand()
         scope = None
         try:
             while row.turn is not None and row.owner == self._worker.id and self._may_begin(row):
                 scope = Scope(row.id, row.sid, row.turn, self._worker.id, row.generation)
                 resident.turn = row.turn
-                after = await self._turn(resident, row, scope, opening)
+                work = Work(self._worker.id, (row.id, row.turn))
+                work.begin()
+                try:
+                    after = await self._turn(resident, row, scope, opening)
+                finally:
+                    work.end()
                 if after is None:
                     return
                 row, opening = after if self.between is None else await self.between(after), None

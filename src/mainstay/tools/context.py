@@ -6,6 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
+from mainstay.engine.hands import Work
 from mainstay.errors import ToolError, quoted
 from mainstay.model.process import ParentEnd, WakePolicy
 from mainstay.model.tool import Artifact, PreparedCall, ToolSpec
@@ -46,6 +47,7 @@ class ToolContext(Generic[Deps]):
         "_progress",
         "_services",
         "_shelf",
+        "_work",
         "attempt",
         "call_id",
         "defer_timeout",
@@ -75,12 +77,13 @@ class ToolContext(Generic[Deps]):
         shelf: Shelf | None = None,
         host: Callable[[], ToolHost] | None = None,
         handles: Callable[[], Handles] | None = None,
+        work: Work | None = None,
     ) -> None:
         self.session_id, self.turn_id, self.call_id, self.tool = session_id, turn_id, call_id, tool
         self.attempt, self.generation, self.payload = attempt, generation, payload
         # A tool that asks for deps is given them by its host; one that does not never looks.
         self.deps = cast(Deps, deps)
-        self._progress, self._key, self._shelf, self._host = progress, key, shelf, host
+        self._progress, self._key, self._shelf, self._host, self._work = progress, key, shelf, host, work
         self._artifacts: Artifacts | None = None
         self._services: ToolHost | None = None
         self._make_handles = handles
@@ -159,6 +162,8 @@ class ToolContext(Generic[Deps]):
     def close(self) -> tuple[Artifact, ...]:
         """The runtime's side of `artifacts`: what the call has put, and from now on it may put no more."""
         self._over = True
+        if self._work is not None:
+            self._work.end()
         return () if self._artifacts is None else self._artifacts.taken()
 
     def defer(self, timeout: float | None = None) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mainstay.engine.driver import Run
+from mainstay.engine.hands import Circles, Work
 from mainstay.engine.lease import Worker
 from mainstay.engine.threads import Threads
 from mainstay.engine.waits import sign
@@ -32,14 +33,14 @@ class Workshop:
     def __init__(self, store: Store, worker: Worker, clock: Clock, random: Random, deps: Any) -> None:
         self.store, self.worker, self.clock, self.random, self.deps = store, worker, clock, random, deps
         self.threads = Threads()
-        self.slots = Slots()
+        self.slots, self.circles = Slots(), Circles(worker.id)
         self.running: dict[str, str] = {}
         self.services: Callable[[Run], TurnServices] | None = None
         self.handles: Callable[[Run, str], Handles] | None = None
         self._left: set[asyncio.Task[Any]] = set()
 
     def context(self, run: Run, ready: Ready, attempt: int, shelf: Shelf) -> ToolContext[Any]:
-        """What one attempt of a call is given."""
+        """What one attempt of a call is given. The task that asks for it works for the call from here on."""
         call_id, name = ready.call.call_id, ready.call.name
         services, handles = self.services, self.handles
         loop = asyncio.get_running_loop()
@@ -49,6 +50,8 @@ class Workshop:
             with contextlib.suppress(RuntimeError):  # the loop is closed: a thread outlived it, and nobody watches
                 loop.call_soon_threadsafe(functools.partial(run.events.emit, ToolProgress, **fields))
 
+        work = Work(self.worker.id, (run.scope.session_id, run.scope.turn))
+        work.begin()
         return ToolContext(
             session_id=run.scope.session_id,
             turn_id=run.turn_id,
@@ -57,6 +60,7 @@ class Workshop:
             attempt=attempt,
             generation=run.scope.generation,
             deps=self.deps,
+            work=work,
             payload=ready.call.payload,
             progress=progress,
             key=self._key(run, call_id) if ready.entry.spec.deferred else None,
