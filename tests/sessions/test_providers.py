@@ -12,7 +12,7 @@ from mainstay import Agent, Budget, ModelRequest, ModelResponse, ToolCall, Usage
 from mainstay.errors import ProviderError, ScriptExhausted
 from mainstay.model.event import Retracted, TextDelta, TurnCommitted
 from mainstay.model.message import Reasoning, Text
-from mainstay.model.outcome import BudgetSpent, Finished, Outcome, ProviderFailed
+from mainstay.model.outcome import BudgetSpent, Finished, InvalidInput, Outcome, ProviderFailed
 from mainstay.model.tool import Cancelled
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
 from tests.sessions.places import SOON, Place, TellingModel, crash, overloaded, texts, until
@@ -29,6 +29,15 @@ async def two_turns(place: Place, agent: Agent[Any]) -> tuple[Outcome, Outcome]:
 
     assert stored.outcome == first.outcome
     return first.outcome, second.outcome
+
+
+async def test_a_conversation_that_the_model_does_not_take_is_an_invalid_input(place: Place) -> None:
+    too_long = ProviderError("the prompt has 300,000 tokens, the model takes 200,000", code="invalid_input")
+
+    first, second = await two_turns(place, Agent(ScriptedModel([too_long])))
+
+    assert first == InvalidInput("invalid_input", "the prompt has 300,000 tokens, the model takes 200,000")
+    assert second == Finished("fine")
 
 
 async def test_a_failed_attempt_is_made_again_when_it_is_due(place: Place) -> None:

@@ -58,7 +58,16 @@ class PluginAborted(Struct, frozen=True, gc=False, tag="plugin_aborted", omit_de
     message: str = ""
 
 
+UNUSABLE = "invalid_input"
+"""The code with which a provider says that it is the conversation, not the call, that is at fault."""
+
+
 class InvalidInput(Struct, frozen=True, gc=False, tag="invalid_input"):
+    """The model does not take what it would be asked: it is too long, or of a kind that it cannot read.
+
+    What no model could take is refused when it is said, with an exception of the same name.
+    """
+
     code: str
     message: str
 

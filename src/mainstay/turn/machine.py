@@ -34,7 +34,16 @@ from mainstay.model.effect import (
 )
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message
-from mainstay.model.outcome import BudgetSpent, Finished, Incomplete, Outcome, PluginAborted, ProviderFailed
+from mainstay.model.outcome import (
+    UNUSABLE,
+    BudgetSpent,
+    Finished,
+    Incomplete,
+    InvalidInput,
+    Outcome,
+    PluginAborted,
+    ProviderFailed,
+)
 from mainstay.model.record import (
     INTERRUPTED,
     Asking,
@@ -224,7 +233,10 @@ class Machine:
             self.state.usage = self.state.usage + Usage(unknown=1)
 
     def _gave_up(self, end: GaveUp) -> None:
-        self._finish(ProviderFailed(end.code, end.message, end.attempts))
+        unusable = end.code == UNUSABLE
+        self._finish(
+            InvalidInput(end.code, end.message) if unusable else ProviderFailed(end.code, end.message, end.attempts)
+        )
 
     def _aborted(self, end: Aborted) -> None:
         self._finish(PluginAborted(end.plugin, end.code, end.message))
