@@ -59,3 +59,11 @@ def test_nonsense_that_the_other_side_asked_for_is_ignored() -> None:
 
 def test_a_model_is_asked_four_times_in_all() -> None:
     assert RetryPolicy(4, 0.5, 10.0, 60.0) == MODEL_RETRIES
+
+
+@pytest.mark.parametrize(
+    ("recorded", "due"), [(0, 0), (5_000, 5_000), (61_000, 61_000), (61_001, 61_000), (10**9, 61_000)]
+)
+def test_a_recorded_time_is_kept_unless_no_wait_is_that_long(recorded: int, due: int) -> None:
+    """The clock that set it may have been ahead of ours."""
+    assert RetryPolicy(cap=10, asked_cap=60).due(recorded, now=1_000) == due

@@ -48,7 +48,7 @@ class ModelCaller:
 
     async def call(self, run: Run, effect: CallModel) -> None:
         await run.journal.flush()
-        if effect.due and not await _waited(run, effect.due):
+        if effect.due and not await _waited(run, self._policy.due(effect.due, run.clock.now())):
             run.machine.receive(TimeIsUp())
             return
         request = await self._request(run, effect)

@@ -22,5 +22,10 @@ class RetryPolicy(Struct, frozen=True):
         wait = min(self.base * 2.0 ** min(attempt - 1, 60), self.cap)
         return wait * (1 - random.bits(16) / 65536 / 4)
 
+    def due(self, recorded: int, now: int) -> int:
+        """When a recorded attempt is due (ms): in no case later than any wait of this policy. The clock that set it may
+        have been ahead of ours."""
+        return min(recorded, now + int(max(self.cap, self.asked_cap) * 1000))
+
 
 MODEL_RETRIES = RetryPolicy()

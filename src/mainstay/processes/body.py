@@ -79,7 +79,7 @@ class ToolWork:
         self.repeated = deaths + sum(isinstance(each, Begun) for each in records if self._spec.recovery == "rerun")
         try:
             if isinstance(last, StepFaltered):
-                await self._until(last.due)
+                await self._until(TOOL_RETRIES.due(last.due, self._clock.now()))
             return await self._attempts()
         except TurnCancelled:  # while no body ran; what a worker died on before may have had its effect
             return self._cancelled(unknown=self.repeated > 0)

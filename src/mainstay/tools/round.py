@@ -199,9 +199,9 @@ class Round:
 
     async def _queued(self, call: AskedCall, ready: Ready, repeat: bool = False) -> Attempted:
         """The way to a body that did not start with its reply: due time, preparation, slot, start record."""
-        wait = call.due - self.home.clock.now()
-        if call.due and wait > 0:
-            await self.home.clock.sleep(wait / 1000)
+        now = self.home.clock.now()
+        if call.due > now:
+            await self.home.clock.sleep((TOOL_RETRIES.due(call.due, now) - now) / 1000)
         prepared: Ready | ToolOutcome = ready
         if ready.entry.provider is not None:
             context = self.home.context(self.run, ready, call.attempts + 1, self.shelf)
