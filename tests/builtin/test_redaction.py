@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mainstay import Agent, ModelRequest, Retry, Runtime, ToolError, tool
+from mainstay import Agent, ModelRequest, Retry, Runtime, ToolContext, ToolError, tool
 from mainstay.builtin.redaction import BUILTIN, Pattern, RedactingSink, Redaction, Redactor, redact
 from mainstay.errors import InvalidDefinition
 from mainstay.model.event import TextDelta, ToolFinished
@@ -24,6 +24,7 @@ from mainstay.model.tool import BlobRef, Cancelled, Denied, Failed, Ok, OutcomeU
 from mainstay.plugins import laws
 from mainstay.plugins.hooks import Plugin, SessionContext, StreamContext, ToolEndContext
 from mainstay.plugins.registry import PluginSet
+from mainstay.testing import ScriptedModel
 from tests.fuzzing import cases
 
 HOST: Any = None  # nothing here needs it
@@ -554,3 +555,29 @@ async def test_a_secret_in_the_last_words_of_a_cancelled_tool_is_not_recorded(tm
     assert isinstance(outcome, Failed)
     assert outcome.message == "stopped at [redacted:aws_key]"
     assert AWS.encode() not in stored
+
+
+async def test_what_somebody_outside_says_of_a_deferred_call_is_recorded_redacted(tmp_path: Path) -> None:
+    keys = dict[str, str]()
+
+    @tool(deferred=True)
+    async def order(ctx: ToolContext) -> None:
+        keys[ctx.call_id] = ctx.defer()
+
+    calls = [ToolCall("a", "order"), ToolCall("b", "order")]
+    agent = Agent(ScriptedModel([calls, "done"]), tools=[order], plugins=[Redaction()])
+    async with Runtime(tmp_path / "agent.db", agents=[agent]) as runtime:
+        session = await runtime.session("chat")
+        await session.run("go")
+        await runtime.resolve(keys["chat.1.1.0"], {"used": GITHUB})
+        await runtime.resolve(keys["chat.1.1.1"], {"used": GITHUB}, error=f"refused: {GITHUB}")
+        result = await asyncio.wait_for(session.result("chat.1"), 60)
+        row = await runtime.store.session("chat")
+        assert row is not None
+        written = b"".join([body for _, _, body in await runtime.store.nodes(row.sid, 1, 1)])
+
+    assert [call.outcome for call in result.tool_calls] == [
+        Ok({"used": "[redacted:api_key]"}),
+        Failed("settled_as_failed", "refused: [redacted:api_key]", {"used": "[redacted:api_key]"}),
+    ]
+    assert GITHUB.encode() not in written

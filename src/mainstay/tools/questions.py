@@ -18,7 +18,7 @@ from mainstay.model.outcome import PendingCall
 from mainstay.model.plugin import Decision
 from mainstay.model.record import Answered, Started
 from mainstay.model.session import Answer, WaitRow
-from mainstay.model.tool import Artifact
+from mainstay.model.tool import Artifact, Failed, ToolOutcome
 from mainstay.ports.store import Store
 
 _ANSWER = msgspec.json.Decoder(Answer).decode
@@ -77,24 +77,40 @@ class Questions:
         self.opened.append(self._row(call, "deferred", pending))
         self._run.journal.refer([artifact.digest for artifact in artifacts])
 
-    def over(self, call: AskedCall) -> Answered | None:
+    def over(self, call: AskedCall, outcome: ToolOutcome) -> Answered | None:
         """How the wait of a call that ends had ended. A completion that was reserved in vain is taken back: its key is
         worth nothing any more. One of a cancelled turn is closed with that."""
         told = self._told.pop(call.call, None)
+        if told is not None and told.reason and isinstance(outcome, Failed):
+            told = msgspec.structs.replace(told, reason=outcome.message)  # as plugins let it be told
         if told is not None or not call.deferred or self._run.gate.request is not None:
             return told
-        pending = msgspec.structs.replace(self._pending(call, "deferred"), args={})
-        wait = self._row(call, "deferred", pending)
-        self.opened.append(msgspec.structs.replace(wait, state="revoked"))
+        self.opened.append(self._revoked(call))
         return Answered("revoked")
 
+    def _revoked(self, call: AskedCall) -> WaitRow:
+        pending = msgspec.structs.replace(self._pending(call, "deferred"), args={})
+        return msgspec.structs.replace(self._row(call, "deferred", pending), state="revoked")
+
     def handed_over(self, call: AskedCall, known: dict[str, WaitRow]) -> bool:
-        """Whether a deferred call's body is over, or its completion has come: it is not run again."""
+        """Whether a deferred call's body is over, or its completion has come: it is not run again.
+
+        A key that was taken back tells that the body failed, and no record tells how: another attempt gets another key.
+        """
         wait = known.get(self.wait_id(call.call, "deferred"))
+        if wait is not None and wait.state == "revoked":
+            self._told[call.call] = Answered("revoked")
+            return False
         return wait is not None and (wait.state != "open" or decode_pending(wait.body).reason != RESERVED)
 
-    async def completed(self, call: AskedCall) -> bool:
-        """Whether a deferred call was completed while its body ran: that was acknowledged, however the body ends."""
+    async def completed(self, call: AskedCall, last: bool) -> bool:
+        """Whether a deferred call was completed while its body ran: that was acknowledged, however the body ends.
+
+        `last`: no attempt comes after this one, so its key is taken back at once. The store decides which came first;
+        whoever comes later is told so, and not that a completion was accepted which nobody would hear of.
+        """
+        if last and not self._run.gate.shut:
+            await self._run.journal.flush((self._revoked(call),))
         wait = await self._store.wait(self.wait_id(call.call, "deferred"))
         return wait is not None and wait.state == "resolved"
 

@@ -169,8 +169,8 @@ class Round:
                 work = functools.partial(returned, answer.value, self.vetting.outlet(call, self._spec(call), call.args))
                 return functools.partial(self._spawn, call, work)
             case "failed" | "error":
-                message = answer.reason or "settled as failed"
-                self._end(call, Failed("settled_as_failed", message, answer.value), call.attempts, call.repeated)
+                self.cut[call.call] = Interrupted(over=True)
+                return functools.partial(self._spawn, call, functools.partial(self.vetting.settled, call, answer))
             case "approved" | "rerun":
                 self.put.pop(call.call)
                 if answer.verdict == "approved":
@@ -265,19 +265,17 @@ class Round:
                 home.slots.give(spec)
             raise
         self.run.held.pop(call.call, None)
-        context = self.contexts[call.call] = self.home.context(self.run, ready, number, self.shelf)
+        context = self.contexts[call.call] = home.context(self.run, ready, number, self.shelf)
         context.prepare = functools.partial(prepared_instead, self.vetting, call, context)
-        interrupted = self.cut[call.call] = Interrupted()
-        call_id = context.call_id
-        home.running[call_id] = call.name
+        interrupted, call_id = Interrupted(), context.call_id
+        self.cut[call.call], home.running[call_id] = interrupted, call.name
         self.began[call.call] = home.clock.monotonic()
         self.run.events.emit(ToolStarted, call_id=call_id, tool=call.name, args=ready.call.args, attempt=number)
-        timer = None
+        loop, timer = asyncio.get_running_loop(), None
         if spec.timeout is not None:
-            loop = asyncio.get_running_loop()
             timer = loop.call_later(spec.timeout, self._expire, call, spec.timeout)
         on_thread = ready.entry.tool is not None and not ready.entry.tool.is_async
-        ended = functools.partial(home.slots.give_later, asyncio.get_running_loop(), spec) if on_thread else None
+        ended = functools.partial(home.slots.give_later, loop, spec) if on_thread else None
         try:
             outlet = self.vetting.outlet(call, spec, ready.call.args)
             attempted = await attempt(ready, context, home.threads, outlet, interrupted, ended)
@@ -287,8 +285,10 @@ class Round:
             home.running.pop(call_id, None)
             if not on_thread:
                 home.slots.give(spec)
-        if context.deferred and (isinstance(attempted.end, Ok) or await self.questions.completed(call)):
-            return Attempted(attempted.end, deferred=True, due=context.defer_timeout)
+        if context.deferred:
+            last = number > spec.retries or not isinstance(attempted.end, Again)
+            if isinstance(attempted.end, Ok) or await self.questions.completed(call, last):
+                return Attempted(attempted.end, deferred=True, due=context.defer_timeout)
         return await self.vetting.after(call, ready, attempted)
 
     def _expire(self, call: AskedCall, seconds: float) -> None:
@@ -385,7 +385,7 @@ class Round:
     ) -> None:
         began = self.began.get(call.call)
         spent = 0 if began is None else int((self.home.clock.monotonic() - began) * 1000)
-        put, slot, told = self._left_by(call), self.vetting.slot(call), self.questions.over(call)
+        put, slot, told = self._left_by(call), self.vetting.slot(call), self.questions.over(call, outcome)
         self.run.record(
             Ended(call.call, outcome, attempts, repeated, spent, self.home.clock.now(), slot, put, told),
             (*blobs, *[artifact.digest for artifact in put]) if put else blobs,

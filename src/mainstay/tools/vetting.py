@@ -15,6 +15,7 @@ from mainstay.model.effect import AskedCall
 from mainstay.model.message import Message
 from mainstay.model.plugin import Decision
 from mainstay.model.record import Slot
+from mainstay.model.session import Answer
 from mainstay.model.tool import Denied, Failed, Ok, ToolOutcome, ToolSpec
 from mainstay.plugins.turn import plugins_of
 from mainstay.tools.attempt import Again, Asking, Attempted, Outlet
@@ -85,6 +86,14 @@ class Vetting:
         if shut and not isinstance(end, Failed):
             return attempted  # our own words: the body said nothing
         return Attempted(await self._look(call, spec, ready.call.args, end), attempted.blobs)
+
+    async def settled(self, call: AskedCall, answer: Answer) -> Attempted:
+        """The same for a call of which somebody outside says that it failed."""
+        failed = Failed("settled_as_failed", answer.reason or "settled as failed", answer.value)
+        entry = self._run.agent.catalog.get(call.name)
+        if self._plugins is None or not self._plugins.looks or entry is None:
+            return Attempted(failed)
+        return Attempted(await self._look(call, entry.spec, call.args, failed))
 
     async def _look(self, call: AskedCall, spec: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:
         assert self._plugins is not None
