@@ -55,6 +55,11 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
         "runtime/test_clock.py::test_a_jump_neither_ends_nor_prolongs_a_deferred_call",
         "runtime/test_clock.py::test_a_jump_neither_hurries_nor_delays_a_retry_of_the_model",
         "engine/test_lease.py::test_a_silent_worker_is_judged_by_how_long_it_was_watched",
+        "crash/test_skew.py::test_kill_on_a_machine_ahead_has_its_ruled_fate",
+        "crash/test_skew.py::test_kill_on_a_machine_behind_has_its_ruled_fate",
+        "crash/test_skew.py::test_real_kill_on_a_machine_ahead_has_its_ruled_fate",
+        "crash/test_skew.py::test_a_deadline_comes_early_where_another_machine_is_ahead_and_once",
+        "crash/test_skew.py::test_a_retry_that_a_dead_machine_had_put_off_is_made_once",
     ),
     "E11 SIGTERM": (
         "cli/test_run.py::test_the_terminate_signal_leaves_the_turn_open_for_later",

@@ -98,6 +98,7 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
     "E10 clock jumps": (
         "crash/test_processes_races.py::test_wall_clocks_that_jump_cost_no_ownership",
         "processes/test_function_waits.py::test_a_jump_of_the_wall_clock_neither_ends_a_parked_sleep_nor_prolongs_it",
+        "crash/test_skew.py::test_processes_of_a_real_machine_behind_are_woken_once_by_one_ahead",
     ),
     "E11 SIGTERM": (
         "crash/test_processes_owners.py::test_a_worker_that_is_told_to_stop_ends_parks_or_gives_up_what_it_has",

@@ -5,13 +5,15 @@ The folder holds the store, a ledger of what was done outside, and the file `go`
 hold        one process of each contract, all in the middle of their work; says "ready", then waits for `go` and leaves
 lead        a process with two children in the middle of their work; says "ready"
 fill N      N processes of every kind on several workers: begun, parked, asleep, waiting for a place; says "ready"
-sweep       at `go`, enter and take over whatever is open, until `stop` is there
+sweep       at `go`, enter and take over whatever is open, until `stop` is there; what it adds waits for `both`
 storm WHO N at `go`, enter and start N processes at once, while what was left behind is taken over; then leave
 same N      at `go`, start the same N processes as others do, wait for all of them, and leave
 race N      start N processes, each to be cancelled by somebody else, say how each ended, and leave
 cancel N    cancel the processes of `race`, each at a moment of chance, and say what came of it
 prune       forget whatever has ended, over and over, until `stop` is there
 jumpy N     as `same`, with longer work on a short lease, and a wall clock that jumps by an hour, back and forth
+doze N      start N processes that sleep for five minutes, by a wall clock an hour behind; wait for all, and leave
+ahead       work by a wall clock an hour ahead, until `stop` is there
 serve       work until SIGTERM, then leave
 follow JSON wait for the process of this handle
 block       run a durable function that blocks the event loop, on a short lease
@@ -40,10 +42,12 @@ from mainstay.ports.process import EngineRun
 from mainstay.processes.define import Process
 from mainstay.testing.faults import Ledger, LedgerLine
 
-SHORT = LeaseTerms(term=1.5, renewal=0.5)
+SHORT = LeaseTerms(term=3, renewal=0.5)
+"""Short for a test that waits for its end, and long enough for a thread that a busy machine holds up."""
 BEAT = 0.01
 WAVE = 50
 PATIENCE = 60.0
+HOUR = 3600
 
 
 class Outside:
@@ -106,15 +110,15 @@ async def quick(ctx: ProcessContext[Outside], n: int) -> int:
 
 @process
 async def racing(ctx: ProcessContext[Outside], n: int) -> int:
-    """Takes up to a third of a second, so that its end and a cancel meet now and then."""
-    await ctx.step(asyncio.sleep, n * 7 % 30 / 90, recovery="rerun")
+    """Takes up to a third of a second, so that its end and a cancel meet now and then. A tenth waits for it."""
+    await ctx.step(asyncio.sleep, 3600 if n % 10 == 0 else n * 7 % 30 / 90, recovery="rerun")
     return await ctx.step(ctx.deps.add, ctx.process_id, n, recovery="rerun")
 
 
 @process
 async def lasting(ctx: ProcessContext[Outside], n: int) -> int:
     """Takes longer than the lease under which it is worked on."""
-    await ctx.step(asyncio.sleep, 2)
+    await ctx.step(asyncio.sleep, 4.5)
     return await ctx.step(ctx.deps.add, ctx.process_id, n)
 
 
@@ -139,6 +143,12 @@ async def sleeping(ctx: ProcessContext[Outside], n: int) -> int:
 
 
 @process
+async def dozing(ctx: ProcessContext[Outside], n: int) -> int:
+    await ctx.sleep(300)
+    return await ctx.step(ctx.deps.add, ctx.process_id, n)
+
+
+@process
 async def asking(ctx: ProcessContext[Outside], n: int) -> int:
     """Waits for a child of its own."""
     child = await ctx.start(adding, {"n": n})
@@ -157,7 +167,7 @@ async def leading(ctx: ProcessContext[Outside]) -> None:
 @process
 async def blocking(ctx: ProcessContext[Outside]) -> str:
     ctx.deps.note("begun", ctx.process_id)
-    time.sleep(2.5)  # noqa: ASYNC251  # what nobody should do, and somebody will
+    time.sleep(4.5)  # noqa: ASYNC251  # what nobody should do, and somebody will
     return await ctx.step(ctx.deps.work, ctx.process_id)
 
 
@@ -170,6 +180,7 @@ FUNCTIONS: list[Process[..., Any]] = [
     adding,
     listening,
     sleeping,
+    dozing,
     asking,
     leading,
     blocking,
@@ -257,8 +268,17 @@ async def fill(folder: Path, count: str) -> None:
         await asyncio.Event().wait()
 
 
+class Shared(Outside):
+    """Work that is held up until the file `both` is there: who has all places taken leaves the rest to others."""
+
+    async def never(self, key: str) -> None:
+        self.note("begun", key)
+        await until((self.folder / "both").exists)
+        self.note("work", key)
+
+
 async def sweep(folder: Path) -> None:
-    outside = Outside(folder)
+    outside = Shared(folder)
     say("ready")
     await until(lambda: outside.go)
     async with runtime(outside):
@@ -302,7 +322,8 @@ async def race(folder: Path, count: str) -> None:
 
 
 async def cancel(folder: Path, count: str) -> None:
-    """Somebody without a worker's rights. It waits for each process, then a moment of chance, and asks."""
+    """Somebody without a worker's rights. It waits for each process, then a moment of chance, and asks. A tenth it asks
+    when they have ended."""
     outside, dice = Outside(folder), random.Random(11)
     async with Runtime(outside.store) as made:
 
@@ -310,6 +331,8 @@ async def cancel(folder: Path, count: str) -> None:
             name, moment = f"p-{n:04}", dice.random() * 0.3
             while await made.store.process(name) is None:  # noqa: ASYNC110  # it is another process that starts it
                 await asyncio.sleep(0.001)
+            if n % 10 == 5:
+                await made.processes.outcome(name, PATIENCE)
             await asyncio.sleep(moment)
             asked = await made.processes.cancel(name, "race")
             outcome = await made.processes.outcome(name, PATIENCE)
@@ -332,6 +355,16 @@ async def prune(folder: Path) -> None:
         say(str(count))
 
 
+class Skewed(SystemClock):
+    """The wall clock of a machine that is wrong by so many seconds, and stays so."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ms = round(seconds * 1000)
+
+    def now(self) -> int:
+        return super().now() + self._ms
+
+
 class Jumpy(SystemClock):
     """The wall clock of a machine whose administrator cannot make up his mind."""
 
@@ -348,11 +381,21 @@ async def jumpy(folder: Path, count: str) -> None:
     await start_same(Outside(folder), lasting, count, clock=Jumpy(), lease=SHORT)
 
 
+async def doze(folder: Path, count: str) -> None:
+    await start_same(Outside(folder), dozing, count, clock=Skewed(-HOUR))
+
+
+async def ahead(folder: Path) -> None:
+    async with runtime(Outside(folder), clock=Skewed(HOUR)):
+        say("ready")
+        await until((folder / "stop").exists)
+
+
 async def serve(folder: Path) -> None:
     """What a host does that is told to stop: it leaves, and that is all."""
     outside, told = Outside(folder, wait=True), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
-    async with entered(outside, grace=1) as made:
+    async with entered(outside, grace=3) as made:
         made._work._concurrency = 5
         await made.start(listening, {"n": 1}, id="parked")
         await until(lambda: not made._work.runs)
@@ -404,7 +447,7 @@ async def block(folder: Path) -> None:
 
 COMMANDS: dict[str, Any] = {
     each.__name__: each
-    for each in (hold, lead, fill, sweep, storm, same, race, cancel, prune, jumpy, serve, block, follow)
+    for each in (hold, lead, fill, sweep, storm, same, race, cancel, prune, jumpy, doze, ahead, serve, block, follow)
 }
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from mainstay.engine.lease import LeaseTerms
 from mainstay.errors import AlreadyAnswered, StoreUnavailable
 from mainstay.model.outcome import PendingCall
 from mainstay.model.record import Ended, Started
+from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
 from mainstay.runtime import Runtime
 from mainstay.testing import FunctionModel
@@ -119,9 +120,9 @@ async def attended(lab: Lab) -> None:
     await settle_the_day(lab, ATTENDED)
 
 
-async def settle_the_day(lab: Lab, lease: LeaseTerms | None = None) -> None:
+async def settle_the_day(lab: Lab, lease: LeaseTerms | None = None, clock: Clock | None = None) -> None:
     """What a host does, written so that it may be started again at any time."""
-    async with lab.runtime([clerk(lab)], lease=lease) as runtime:
+    async with lab.runtime([clerk(lab)], lease=lease, clock=clock) as runtime:
         session = await runtime.session(SESSION)
         receipt = await patiently(lambda: session.send("settle the day", key="in-1"))
         await lab.until(recorded(Started, "1.4"))

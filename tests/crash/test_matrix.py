@@ -73,13 +73,13 @@ def test_every_way_to_die_is_ruled() -> None:
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize(("crash", "fate"), DEATHS)
 def test_kill_in_process_has_its_ruled_fate(crash: Crash, fate: Fate, store: StoreKind) -> None:
-    check(play(scenario, [crash], store=store, timeout=10), fate)
+    check(play(scenario, [crash], store=store, timeout=60), fate)
 
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("point", WRITES)
 def test_lost_reply_costs_nothing_while_the_process_lives(point: str, store: StoreKind) -> None:
-    check(play(attended, [Crash(point, "unheard")], store=store, timeout=10), CLEAN)
+    check(play(attended, [Crash(point, "unheard")], store=store, timeout=60), CLEAN)
 
 
 # ---------------------------------------------------------------------- real kills
@@ -87,7 +87,7 @@ def test_lost_reply_costs_nothing_while_the_process_lives(point: str, store: Sto
 
 @pytest.fixture(scope="module")
 def forks() -> Generator[Forks, None, None]:
-    with Forks(scenario, timeout=15) as ready:
+    with Forks(scenario, timeout=60) as ready:
         yield ready
 
 

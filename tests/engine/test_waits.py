@@ -1,16 +1,20 @@
-"""Completion keys: whoever holds one may resolve its wait, and nobody else."""
+"""Waits: whoever holds a completion key may resolve its wait, and nobody else; what is asked is told whole."""
 
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mainstay import Agent, Runtime, ToolCall, tool
 from mainstay.engine.waits import sign, verify, wait_id
-from mainstay.errors import UnknownWait
+from mainstay.errors import BlobMissing, UnknownWait
+from mainstay.model.codec import spilled
+from mainstay.testing import ScriptedModel
 
 SECRET, OTHER = b"s" * 32, b"t" * 32
 WAIT = "chat-1.7.1.0:deferred"
@@ -102,3 +106,28 @@ def test_the_signature_of_one_wait_does_not_open_another() -> None:
 
     with pytest.raises(UnknownWait):
         verify(SECRET, f"{prefix}.{name}.{signature}")
+
+
+# ---------------------------------------------------------------------- what lies beside the store
+
+
+async def test_a_question_whose_blob_is_gone_is_reported_and_not_left_out(tmp_path: Path) -> None:
+    """Somebody deleted files by hand. Nothing waits, as far as a list without it tells."""
+
+    @tool(approval="ask")
+    def seal(deed: str) -> str:
+        """Seal a deed, if a person agrees."""
+        return "sealed"
+
+    model = ScriptedModel([[ToolCall("c", "seal", {"deed": "whereas " * 10_000})]])
+    async with Runtime(tmp_path / "agent.db", agents=[Agent(model, tools=[seal])]) as runtime:
+        session = await runtime.session("chat")
+        await session.run("seal it")
+        (wait,) = await runtime.store.waits()
+        digest = spilled(wait.body)
+        assert digest is not None
+        (file,) = [each for each in tmp_path.rglob("*") if each.is_file() and each.name.endswith(digest[2:])]
+        file.unlink()
+
+        with pytest.raises(BlobMissing, match=digest):
+            await session.pending()

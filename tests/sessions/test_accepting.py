@@ -102,6 +102,17 @@ async def test_a_key_is_shared_by_sending_and_steering(place: Place) -> None:
         await sent.result(SOON)
 
 
+async def test_a_key_of_a_note_is_no_turn_that_somebody_could_wait_for(place: Place) -> None:
+    """A note opens no turn: to take a question for it would leave the question unanswered."""
+    async with place.runtime(Agent(ScriptedModel(["a"]), name="clerk")) as runtime:
+        session = await runtime.session("chat")
+        assert runtime._desk is not None
+        await runtime._desk.inbox.accept("chat", "clerk", "hello", "note", "m1")
+
+        with pytest.raises(KeyConflict):
+            await session.run("hello", key="m1", timeout=SOON)
+
+
 async def test_without_a_key_the_same_words_are_a_second_turn(place: Place) -> None:
     async with place.runtime(Agent(ScriptedModel(["one", "two"]))) as runtime:
         session = await runtime.session("chat")

@@ -18,6 +18,7 @@ from mainstay.model.tool import Cancelled, Denied, Failed, Ok, ToolOutcome
 from mainstay.plugins.hooks import CatalogContext, SessionContext, ToolEndContext
 from mainstay.processes.context import ProcessContext
 from mainstay.processes.define import process
+from mainstay.sessions.telling import IN_FULL
 from mainstay.testing import FunctionModel
 from tests.sessions.places import SOON, Place, crash, until
 
@@ -248,6 +249,29 @@ async def patient() -> None:
     await asyncio.Event().wait()
 
 
+async def test_a_session_that_hears_of_the_tool_of_another_has_its_own_plugins_look(place: Place) -> None:
+    """Those of the session that asked for it have seen how it ended, and let pass what these do not."""
+    go = asyncio.Event()
+
+    @tool(background=True)
+    async def fetch_slowly() -> str:
+        """Fetch something."""
+        await go.wait()
+        return f"the token is {SECRET}"
+
+    asking, hearing, seeing = Talk(ToolCall(name="fetch_slowly")), Talk(), Seeing()
+    careless = Agent(asking.model, name="careless", tools=[fetch_slowly], plugins=[seeing])
+    careful = Agent(hearing.model, name="careful", plugins=[Redaction()])
+    async with place.runtime(careless, careful) as runtime:
+        await (await runtime.session("chat")).run("go")
+        await runtime.processes.retarget("chat.1.1.0", WakeTarget("other", "careful", "turn"))
+        go.set()
+        await idle(runtime)
+
+    assert seeing.seen[-1] == ("chat.1.1.0", "fetch_slowly", Ok(f"the token is {SECRET}"))
+    assert (last_lines(hearing), asking.news) == ([f"value: the token is {HIDDEN}"], [])
+
+
 @pytest.mark.parametrize(("what", "args"), [(leaking, {"how": "waits"}), (patient, {})], ids=["function", "tool"])
 async def test_why_a_process_was_cancelled_is_redacted(place: Place, what: Any, args: dict[str, Any]) -> None:
     talk = Talk()
@@ -295,6 +319,35 @@ async def test_what_a_subagent_in_the_background_says_passes_the_plugins_of_its_
         await idle(runtime)
 
     assert last_lines(talk) == [f"value: it is {HIDDEN}"]
+
+
+async def test_plugins_see_what_is_told_in_full_and_not_what_is_only_named(place: Place) -> None:
+    """While the session is busy news gather; of the many that it hears of at once the last are only named."""
+    held, many = asyncio.Event(), IN_FULL + 2
+
+    @tool
+    async def hold() -> str:
+        """Hold the line."""
+        await held.wait()
+        return "held"
+
+    talk, seeing = Talk(ToolCall(name="hold")), Seeing()
+    async with place.runtime(Agent(talk.model, tools=[hold], plugins=[seeing]), processes=[leaking]) as runtime:
+        session = await runtime.session("chat")
+        receipt = await session.send("go")
+        handles = [await session.start(leaking, id=f"p{number:02}") for number in range(many)]
+        for handle in handles:
+            await handle.outcome(SOON)
+        held.set()
+        await receipt.result(SOON)
+        await idle(runtime)
+
+    (news,) = talk.news
+    seen = [call for call, name, _ in seeing.seen if name == "leaking"]
+    assert (len(seen), len(set(seen))) == (IN_FULL, IN_FULL)
+    named = {f"p{number:02}" for number in range(many)} - set(seen)
+    assert len(named) == 2
+    assert all(name in news for name in named)
 
 
 async def test_a_fault_withholds_what_a_session_would_hear(place: Place) -> None:
@@ -373,6 +426,29 @@ async def test_what_a_session_is_told_is_what_was_decided_before_its_owner_died(
 
     assert (len(plugin.seen), later.seen) == (1, [])
     assert last_lines(talk) == ["value: first"]
+
+
+class Short(Plugin):
+    """Shows one word of whatever a tool returned."""
+
+    id = "short"
+
+    def project_result(self, ctx: ToolEndContext) -> Any:
+        return "seen"
+
+
+@pytest.mark.parametrize(
+    ("page", "told"), [("", "value: seen"), ("broken", f'data: {{"sent":"{SECRET}"}}')], ids=["returned", "failed"]
+)
+async def test_what_the_model_sees_of_a_value_is_decided_and_a_failure_is_told_as_it_is(
+    place: Place, page: str, told: str
+) -> None:
+    talk = Talk(ToolCall(name="fetch", args={"page": page}))
+    async with place.runtime(Agent(talk.model, tools=[fetch], plugins=[Short()])) as runtime:
+        await (await runtime.session("chat")).run("go")
+        await idle(runtime)
+
+    assert last_lines(talk) == [told]
 
 
 async def test_the_output_budget_of_the_agent_holds_for_what_its_sessions_hear(place: Place) -> None:

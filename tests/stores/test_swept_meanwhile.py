@@ -13,7 +13,9 @@ import pytest
 
 from mainstay import Agent, Runtime, ToolCall, TurnResult, tool
 from mainstay.errors import BlobMissing
+from mainstay.model.codec import spilled
 from mainstay.model.outcome import Finished
+from mainstay.model.record import Spilled
 from mainstay.model.tool import BlobRef, Ok, OutcomeUnknown
 from mainstay.model.write import Write
 from mainstay.ports.store import Store
@@ -26,7 +28,7 @@ from mainstay.testing.seams import SeamStore, name_of
 ROOT = Path(__file__).parents[2]
 R = TypeVar("R")
 
-SOON = 5
+SOON = 60
 
 INPUT, OUTPUT, ANSWER = "question " * 10_000, "figures\n" * 9_000, "answer " * 12_000
 """Each too large for a row."""
@@ -44,7 +46,7 @@ class SweptFirst(SeamStore):
 
     async def write(self, write: Write[R]) -> R:
         name = name_of(write)
-        if getattr(write, "blobs", ()) and self._only in ("", name) and self._met[name] < self._times:
+        if refers(write) and self._only in ("", name) and self._met[name] < self._times:
             self._met[name] += 1
             self.swept += await self._sweep()
         try:
@@ -52,6 +54,13 @@ class SweptFirst(SeamStore):
         except BlobMissing:
             self.refused.append(name)
             raise
+
+
+def refers(write: Write[Any]) -> bool:
+    """Whether a write names blobs: by itself, as an answer, or in the waits that it opens."""
+    if getattr(write, "blobs", ()) or isinstance(getattr(write, "answer", None), Spilled):
+        return True
+    return any(spilled(wait.body) is not None for wait in getattr(write, "waits", ()))
 
 
 @tool
@@ -113,6 +122,31 @@ async def test_what_a_sweep_without_grace_took_is_put_again_and_the_turn_goes_on
     assert store.refused == REFERRING
     assert store.swept == 3
     await place.check_all_is_there(result)
+
+
+async def test_a_question_to_a_person_and_its_answer_are_put_again_too(place: Place) -> None:
+    told: list[str] = []
+
+    @tool(approval="ask")
+    def seal(deed: str) -> str:
+        """Seal a deed, if a person agrees."""
+        told.append(deed)
+        return "sealed"
+
+    inner = place.store()
+    store = SweptFirst(inner, lambda: inner.sweep(grace=0))
+    model = ScriptedModel([[ToolCall("c", "seal", {"deed": INPUT})], "done"])
+    async with Runtime(store, agents=[Agent(model, name="clerk", tools=[seal])]) as runtime:
+        session = await runtime.session("s")
+        parked = await session.run("seal it")
+        (pending,) = await session.pending()
+        await session.approve(pending.call_id, by=ANSWER)
+        result = await session.result(parked.turn_id)
+
+    assert pending.args == {"deed": INPUT}
+    assert (result.text, told) == ("done", [INPUT])
+    assert store.refused == ["append 1: spilled, opening a wait, parking", "resolve approval", "append 1: spilled"]
+    assert store.swept == 4, "a record and the question in one write, the answer, the record that tells who agreed"
 
 
 async def test_a_sweep_as_the_runtime_does_it_takes_nothing_that_is_about_to_be_referred_to(place: Place) -> None:

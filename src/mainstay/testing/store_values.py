@@ -12,7 +12,9 @@ from mainstay.model.session import Answer, CancelRequest
 
 CLOSED = b"closed "
 JOINED = b'{"type":"joined.1"'
-"""How the last record of a closed turn begins here, and of an input that joined one: nothing else begins so."""
+SPILLED = b'{"type":"spilled.1"'
+"""How the last record of a closed turn begins here, an input that joined one, and what stands for a blob: nothing else
+begins so. (The generator reads constants out of this code, and tries them.)"""
 
 WORKERS = ("w1", "w2", "w3")
 AGENTS = ("clerk", "scout")
@@ -28,7 +30,7 @@ bodies = st.one_of(
     texts.map(lambda t: t.encode()),
     st.sampled_from([b"", b"{}", "🦊\u202e\ufeff\U0010ffff".encode()]),
     st.binary(min_size=1, max_size=4).map(lambda b: b * 400),
-).filter(lambda body: not body.startswith((CLOSED, JOINED)))
+).filter(lambda body: not body.startswith((CLOSED, JOINED, SPILLED)))
 large = st.binary(min_size=1, max_size=4).map(lambda b: (b * (1 << 20))[: 1 << 20])
 workers = st.sampled_from(WORKERS)
 maybe_workers = st.sampled_from([None, *WORKERS])
