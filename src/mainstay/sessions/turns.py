@@ -370,9 +370,11 @@ class Turns:
 
     def _tell_all(self, run: Run, result: TurnResult[Any]) -> None:
         """Answer who waits for the turn, and for inputs that were delivered into it."""
-        self.residents.tell(run.scope.session_id, run.scope.turn, result)
-        for number in taken(result.records):
-            self.residents.tell(run.scope.session_id, number, result)
+        session_id = run.scope.session_id
+        self.residents.tell(session_id, run.scope.turn, result)
+        if self.residents.of(session_id).waiters:
+            for number in taken(result.records):
+                self.residents.tell(session_id, number, result)
 
     async def _let_go(self, scope: Scope) -> None:
         try:
