@@ -7,9 +7,10 @@ from typing import TypeVar
 
 import pytest
 
-from mainstay.engine.journal import SPILL_BYTES, Journal, load, spill
+from mainstay.engine.journal import SPILL_BYTES, Journal, load, load_turns, spill
 from mainstay.errors import BlobMissing, Fenced, StoreDamaged, StoreError, StoreInherited, StoreUnavailable
 from mainstay.graph.commit import End
+from mainstay.graph.tree import Turn
 from mainstay.model.codec import encode
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Text, ToolCall
@@ -337,8 +338,9 @@ async def test_several_turns_are_read_in_order() -> None:
     await store.write(Accept("s", "a", encode(HI), "op2", 0))
 
     closed = Closed(Finished(), USAGE, None, 1_000)
+    assert await load_turns(store, 1, 1, 2) == [Turn(1, [HI, closed]), Turn(2, [HI])]
+    assert await load_turns(store, 1, 3, 9) == []
     assert await load(store, 1, 1, 2) == [(1, HI), (1, closed), (2, HI)]
-    assert await load(store, 1, 3, 9) == []
 
 
 # ---------------------------------------------------------------------- a store in trouble

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mainstay.graph.tree import Stretch, Turn, forkable, stretches, turns
+from mainstay.graph.tree import Stretch, Turn, forkable, stretches
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Text, ToolCall
 from mainstay.model.outcome import Finished
-from mainstay.model.record import Closed, Ended, Joined, Record, Replied, Said
+from mainstay.model.record import Closed, Ended, Joined, Replied, Said
 from mainstay.model.session import Fork, SessionRow
 from mainstay.model.tool import Cancelled, Ok
 
@@ -45,13 +45,6 @@ def test_a_fork_of_a_fork_without_turns_has_an_empty_stretch_in_between() -> Non
 
 
 # ---------------------------------------------------------------------- turns
-
-
-def test_records_are_grouped_by_turn() -> None:
-    rows: list[tuple[int, Record]] = [(1, SAID), (1, CLOSED), (2, SAID), (4, SAID), (4, Joined(1))]
-
-    assert turns(rows) == [Turn(1, [SAID, CLOSED]), Turn(2, [SAID]), Turn(4, [SAID, Joined(1)])]
-    assert turns([]) == []
 
 
 def test_a_turn_knows_its_beginning_its_end_and_what_it_joined() -> None:

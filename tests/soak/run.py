@@ -25,8 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from mainstay.engine.journal import load  # noqa: E402  # found through the line above
-from mainstay.graph.tree import turns  # noqa: E402
+from mainstay.engine.journal import load_turns  # noqa: E402  # found through the line above
 from mainstay.graph.view import TurnView, turn_view  # noqa: E402
 from mainstay.model.outcome import Finished  # noqa: E402
 from mainstay.model.tool import Ok  # noqa: E402
@@ -130,7 +129,7 @@ async def tally(folder: Path, count: Count) -> None:
         for row in await store.sessions(SessionFilter(limit=1000)):
             if row.turn is not None:
                 count.problems.append(f"turn {row.id}.{row.turn} is still open: {row.state} {row.reason}")
-            for turn in turns(await load(store, row.sid, 1, row.head)):
+            for turn in await load_turns(store, row.sid, 1, row.head):
                 committed.add(f"{row.id}.{turn.number}")
                 _check(count, turn_view(f"{row.id}.{turn.number}", turn.records), ledger)
     finally:

@@ -33,10 +33,10 @@ from mainstay.cli.wire import (
     pending_json,
     usage_json,
 )
-from mainstay.engine.journal import load
+from mainstay.engine.journal import load_turns
 from mainstay.engine.waits import asked
 from mainstay.errors import StoreDamaged
-from mainstay.graph.tree import Turn, forkable, stretches, turns
+from mainstay.graph.tree import Turn, forkable, stretches
 from mainstay.graph.view import TurnView, turn_view
 from mainstay.model.ids import node_id, turn_id
 from mainstay.model.llm import Usage
@@ -110,11 +110,11 @@ async def read_story(store: Store, session_id: str) -> Story:
     names = {r.sid: r.id for r in lineage}
     past: list[Told] = []
     for stretch in stretches(lineage):
-        for turn in turns(await load(store, stretch.sid, 1, stretch.last)):
+        for turn in await load_turns(store, stretch.sid, 1, stretch.last):
             if turn.number == stretch.last and stretch.ordinal is not None:
                 turn = Turn(turn.number, turn.records[: stretch.ordinal + 1])
             past.append(Told(names[stretch.sid], turn))
-    later = [Told(row.id, t) for t in turns(await load(store, row.sid, row.head + 1, row.next))]
+    later = [Told(row.id, t) for t in await load_turns(store, row.sid, row.head + 1, row.next)]
     waits = [w for w in await store.waits(row.sid) if w.state == "open" and row.cancel is None]
     return Story(
         row,

@@ -2,7 +2,7 @@
 
 Records are gathered with `record` and written with `flush`. Every effect that acts outside is preceded by a flush, so
 nothing acts while an outcome is unwritten; a last reply that leads straight to the commit is never flushed by itself
-and rides in the commit. Replay is reading: `load` gives back the records of a turn, from rows or from blobs.
+and rides in the commit. Replay is reading: `load` gives back the records of turns, from rows or from blobs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from mainstay.engine.patience import Patience
 from mainstay.errors import BlobMissing, StoreDamaged, StoreError
 from mainstay.graph import commit as commits
+from mainstay.graph.tree import Turn
 from mainstay.model.codec import decode_row, encode, spilled
 from mainstay.model.record import Record, Replied, Spilled, Started
 from mainstay.model.session import Node, WaitRow
@@ -241,22 +242,27 @@ async def write_referring(write: Callable[[], Awaitable[R]], put_again: Callable
 
 
 async def load(store: Store, sid: int, first: int, last: int) -> list[tuple[int, Record]]:
-    """The records of some turns. A missing or unreadable one is damage, never a shorter history."""
-    found: list[tuple[int, Record]] = []
-    current, following = 0, 0
-    for turn, ordinal, body in await store.nodes(sid, first, last):
-        if turn != current:
-            current, following = turn, 0
-        if ordinal != following:
-            raise StoreDamaged(f"session number {sid}", f"turn {turn} lacks a record before {ordinal}")
-        following += 1
+    """The records of some turns, each with the number of its turn."""
+    return [(turn.number, record) for turn in await load_turns(store, sid, first, last) for record in turn.records]
+
+
+async def load_turns(store: Store, sid: int, first: int, last: int) -> list[Turn]:
+    """Some turns with their records. A missing or unreadable one is damage, never a shorter history."""
+    found: list[Turn] = []
+    current, records = 0, list[Record]()
+    for number, ordinal, body in await store.nodes(sid, first, last):
+        if number != current:
+            current, records = number, []
+            found.append(Turn(number, records))
+        if ordinal != len(records):
+            raise StoreDamaged(f"session number {sid}", f"turn {number} lacks a record before {ordinal}")
         try:
             row = decode_row(body)
             if type(row) is Spilled:
                 row = decode_row(await store.blobs.get(row.digest))
         except ValueError as error:
-            raise StoreDamaged(f"session number {sid}", f"a record of turn {turn} is unreadable: {error}") from None
+            raise StoreDamaged(f"session number {sid}", f"a record of turn {number} is unreadable: {error}") from None
         if type(row) is Spilled:
-            raise StoreDamaged(f"session number {sid}", f"a blob of turn {turn} stands for another blob")
-        found.append((turn, row))
+            raise StoreDamaged(f"session number {sid}", f"a blob of turn {number} stands for another blob")
+        records.append(row)
     return found

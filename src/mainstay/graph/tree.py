@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -49,19 +49,6 @@ class Turn(Struct):
     def closed(self) -> Closed | None:
         last = self.records[-1] if self.records else None
         return last if isinstance(last, Closed) else None
-
-
-def turns(rows: Iterable[tuple[int, Record]]) -> list[Turn]:
-    """Records grouped by turn."""
-    found: list[Turn] = []
-    current, records = 0, list[Record]()
-    for number, record in rows:
-        if number == current:
-            records.append(record)
-        else:
-            current, records = number, [record]
-            found.append(Turn(number, records))
-    return found
 
 
 def forkable(turn: Turn, ordinal: int) -> str | None:

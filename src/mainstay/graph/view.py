@@ -12,7 +12,7 @@ from mainstay.model.llm import Usage
 from mainstay.model.message import Message
 from mainstay.model.outcome import Finished, Incomplete, Outcome, Waiting
 from mainstay.model.plugin import PluginSnapshot
-from mainstay.model.record import Closed, Ended, Faltered, Framed, Record, Replied, Started
+from mainstay.model.record import Closed, Ended, Faltered, Framed, Record, Replied, Slot, Started
 from mainstay.model.tool import Cancelled, ToolRecord
 from mainstay.model.transcript import NEVER_RAN, Transcript, calls_of
 
@@ -37,26 +37,28 @@ class View(Struct):
         add, begin = Transcript(self.messages).add, len(self.messages)
         for record in records:
             add(record)
-            kind = type(record)
-            if kind is Closed or kind is Framed or getattr(record, "slot", None) is not None:
-                self._note(record, begin)
+        self._note(records, begin)
         self.head = number
 
     def add(self, number: int, messages: Iterable[Message], records: Iterable[Record] = ()) -> None:
         """Take in a turn that was just committed here; `records` where plugins took part in it."""
         begin = len(self.messages)
         self.messages.extend(messages)
-        for record in records:
-            self._note(record, begin)
+        self._note(records, begin)
         self.head = number
 
-    def _note(self, record: Record, begin: int) -> None:
-        """What a record tells besides messages: a frame, states of plugins."""
-        if type(record) is Closed and record.reply is not None:
-            self._note(record.reply, begin)
-        if type(record) is Framed:
-            self.frame, self.summary = begin, record.summary
-        if (slot := getattr(record, "slot", None)) is not None and slot.snapshots:
+    def _note(self, records: Iterable[Record], begin: int) -> None:
+        """What records tell besides messages: a frame, states of plugins."""
+        for record in records:
+            if type(record) is Framed:
+                self.frame, self.summary = begin, record.summary
+            if type(record) is Closed and record.reply is not None and record.reply.slot is not None:
+                self._keep(record.reply.slot)
+            if (slot := getattr(record, "slot", None)) is not None:
+                self._keep(slot)
+
+    def _keep(self, slot: Slot) -> None:
+        if slot.snapshots:
             self.snapshots.update(slot.snapshots)
 
     def prompt(self) -> list[Message]:

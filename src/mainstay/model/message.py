@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec import Struct, field
@@ -53,7 +53,7 @@ class Message(Struct, frozen=True, gc=False):
     """One message: a role and its parts. A plain string is accepted as the only part."""
 
     role: Role
-    parts: Sequence[Part] = ()
+    parts: tuple[Part, ...] = ()
 
     if TYPE_CHECKING:
 

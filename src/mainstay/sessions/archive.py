@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mainstay.engine.driver import decode_cancel
-from mainstay.engine.journal import load
+from mainstay.engine.journal import load, load_turns
 from mainstay.engine.waits import asked, named, recalled
 from mainstay.errors import StoreDamaged
-from mainstay.graph.tree import stretches, turns
+from mainstay.graph.tree import stretches
 from mainstay.graph.view import View, with_text
 from mainstay.model.ids import split, turn_id
 from mainstay.model.llm import Usage
@@ -45,12 +45,12 @@ class Archive:
 
     async def joined(self, row: SessionRow, turn: int) -> int:
         """The turn that an input opened, or was delivered into."""
-        found = turns(await load(self._store, row.sid, turn, turn))
+        found = await load_turns(self._store, row.sid, turn, turn)
         return turn if not found or found[0].joined is None else found[0].joined
 
     async def result(self, row: SessionRow, turn: int) -> TurnResult[Any] | None:
         """How a turn ended; None when it has not."""
-        found = turns(await load(self._store, row.sid, turn, turn))
+        found = await load_turns(self._store, row.sid, turn, turn)
         closed = found[0].closed if found else None
         if closed is None:
             return None
@@ -70,7 +70,7 @@ class Archive:
 
     async def outcome(self, row: SessionRow, turn: int) -> Outcome:
         """How a committed turn ended, without its past."""
-        (found,) = turns(await load(self._store, row.sid, turn, turn))
+        (found,) = await load_turns(self._store, row.sid, turn, turn)
         if found.closed is None:
             raise StoreDamaged(f"session {row.id}", f"turn {turn} is before its head and has no end")
         own = View()
@@ -151,7 +151,7 @@ class Archive:
             return last
         for begin in range(first, last + 1, PIECE):
             end = min(begin + PIECE - 1, last)
-            found = turns(await load(self._store, sid, begin, end))
+            found = await load_turns(self._store, sid, begin, end)
             if [turn.number for turn in found] != list(range(begin, end + 1)):
                 raise StoreDamaged(f"session number {sid}", f"a turn between {begin} and {end} is missing")
             for turn in found:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from mainstay.engine.hands import NEXT
-from mainstay.engine.journal import load
+from mainstay.engine.journal import load, load_turns
 from mainstay.engine.waits import ending, wait_id
 from mainstay.errors import (
     AlreadyAnswered,
@@ -26,7 +26,7 @@ from mainstay.errors import (
     UnknownTurn,
     quoted,
 )
-from mainstay.graph.tree import forkable, turns
+from mainstay.graph.tree import forkable
 from mainstay.model import given, ids
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.event import AnyEvent
@@ -392,7 +392,7 @@ class Session:
             session_id, (turn, ordinal) = _split(at, 2, malformed)
             if session_id != self.id:
                 raise UnknownNode(at, f"it is not a node of session {self.id!r}")
-        found = turns(await load(self._desk.store, row.sid, turn, turn)) if 0 < turn < row.next else []
+        found = await load_turns(self._desk.store, row.sid, turn, turn) if 0 < turn < row.next else []
         if not found:
             raise UnknownNode(at or self.id, "there is no such node")
         ordinal = len(found[0].records) - 1 if ordinal is None else ordinal

@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Literal, TypeAlias
 
-from mainstay.engine.journal import load
+from mainstay.engine.journal import load_turns
 from mainstay.graph.commit import completions
-from mainstay.graph.tree import turns
 from mainstay.model.llm import Usage
 from mainstay.model.record import INTERRUPTED, Closed, Faltered, Record, Replied, slots
 from mainstay.model.session import SessionRow
@@ -55,7 +54,7 @@ async def _child(store: Store, name: str, parent: str) -> SessionRow | None:
 async def _costs(store: Store, row: SessionRow, by: By, children: dict[str, None]) -> AsyncIterator[tuple[str, Usage]]:
     """What one session has asked of models; `children` is filled with the ids of those it has begun."""
     for first in range(1, row.next, PIECE):
-        for turn in turns(await load(store, row.sid, first, min(first + PIECE, row.next) - 1)):
+        for turn in await load_turns(store, row.sid, first, min(first + PIECE, row.next) - 1):
             for label, model, usage in _of_turn(turn.records):
                 yield label if by == "label" else model, usage
             children.update(dict.fromkeys([child for slot in slots(turn.records) for child in slot.children]))

@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from mainstay.engine.journal import load
+from mainstay.engine.journal import load_turns
 from mainstay.errors import BlobMissing, StoreError
-from mainstay.graph.tree import turns
 from mainstay.graph.view import View, turn_view
 from mainstay.lifecycle.fold import replay
 from mainstay.model.ids import turn_id
@@ -123,7 +122,7 @@ async def _process(store: Store, row: ProcessRow, wakes: list[WakeRow], problems
 
 async def _session(store: Store, row: SessionRow, problems: list[str]) -> SessionEnding:
     view, outcomes, calls, unknown = View(), dict[int, str](), list[CallEnding](), 0
-    for turn in turns(await load(store, row.sid, 1, row.head)):
+    for turn in await load_turns(store, row.sid, 1, row.head):
         if turn.closed is None:
             continue
         view.extend(turn.number, turn.records, turn.closed.prelude)

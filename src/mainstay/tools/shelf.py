@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mainstay.engine.driver import Run
-from mainstay.engine.journal import load
-from mainstay.graph.tree import turns
+from mainstay.engine.journal import load_turns
 from mainstay.model.record import Ended, Record
 from mainstay.model.session import SessionRow
 from mainstay.model.tool import Artifact
@@ -55,7 +54,7 @@ async def in_the_past(store: Store, row: SessionRow | None, last: int, name: str
 async def _search(store: Store, sid: int, last: int, ordinal: int | None, name: str) -> Artifact | None:
     """Turns 1 to `last`, of the last one only up to record `ordinal`, if given."""
     for end in range(last, 0, -PIECE):
-        for turn in reversed(turns(await load(store, sid, max(end - PIECE + 1, 1), end))):
+        for turn in reversed(await load_turns(store, sid, max(end - PIECE + 1, 1), end)):
             whole = ordinal is None or turn.number != last
             found = _newest(turn.records if whole else turn.records[: (ordinal or 0) + 1], name)
             if found is not None:
