@@ -254,6 +254,8 @@ class Line:
             return ""
         if self.met:
             return "met"
+        if not target:
+            return "MISSED: there is some"
         return _missed(target / self.ours if self.figure.at_least else self.ours / target)
 
     @property
