@@ -203,8 +203,25 @@ class Watch:
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a plugin are its own trouble too
             raise self._fault(plugin, error) from error
         if answer is not None and (type(answer) is CoroutineType or inspect.isawaitable(answer)):
-            answer = await (self._timed(plugin, answer) if self._attended else self._alone(plugin, answer))
+            if self._attended:
+                self._clock(plugin)
+                try:
+                    answer = await answer
+                except BaseException as error:  # the same, and what was thrown into it to end it
+                    if self._ends(error):
+                        raise
+                    raise self._fault(plugin, error) from error
+                if self._ending:  # it did not listen: the rest of the chain must not run behind everybody's back
+                    raise asyncio.CancelledError
+            else:
+                answer = await self._alone(plugin, answer)
         return answer if read is None else self._read(plugin, answer, read)
+
+    def _ends(self, error: BaseException) -> bool:
+        """Whether a hook is being ended from outside: cancelled, or left behind and now destroyed with its loop."""
+        if isinstance(error, asyncio.CancelledError):
+            return self._ending or (self._guarded is not None and self._guarded.task.cancelling() > 0)
+        return isinstance(error, GeneratorExit)
 
     def _read(self, plugin: Plugin, answer: Any, read: Read) -> Any:
         try:
@@ -217,23 +234,7 @@ class Watch:
     async def _alone(self, plugin: Plugin, answer: Awaitable[Any]) -> Any:
         """A plain function gave something to await: only that needs a task."""
         watch = Watch(self._hook)
-        return await watch.attend(watch._timed(plugin, answer))
-
-    async def _timed(self, plugin: Plugin, answer: Awaitable[Any]) -> Any:
-        self._clock(plugin)
-        try:
-            given = await answer
-        except GeneratorExit:
-            raise  # left behind, and now destroyed with its loop
-        except asyncio.CancelledError as error:
-            if self._ending or (self._guarded is not None and self._guarded.task.cancelling()):
-                raise
-            raise self._fault(plugin, error) from None
-        except BaseException as error:  # SystemExit and KeyboardInterrupt of a plugin are its own trouble too
-            raise self._fault(plugin, error) from error
-        if self._ending:  # it did not listen: the rest of the chain must not run behind everybody's back
-            raise asyncio.CancelledError
-        return given
+        return await watch.attend(watch.over(plugin, lambda: answer, ()))
 
     def _fault(self, plugin: Plugin, error: BaseException) -> PluginFault:
         if isinstance(error, asyncio.CancelledError):
@@ -243,13 +244,12 @@ class Watch:
 
     def _clock(self, plugin: Plugin) -> None:
         """One timer serves the chain: it is set anew only when this hook's time is up before it would go off."""
-        loop = self._loop
-        self._plugin, self._since = plugin, loop.time()
+        self._since = self._loop.time()
         due = self._since + plugin.time_limit
         if due < self._due:
             if self._timer is not None:
                 self._timer.cancel()
-            self._due, self._timer = due, loop.call_at(due, self._look)
+            self._due, self._timer = due, self._loop.call_at(due, self._look)
 
     async def attend(self, chain: Coroutine[Any, Any, T]) -> T:
         """Wait for a chain in a task of its own: until it ends, or shortly after it was cut off."""

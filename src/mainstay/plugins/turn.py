@@ -93,7 +93,8 @@ class TurnPlugins:
 
     def _probed(self, name: str) -> Hooks:
         """Who has this hook, each under the eyes of whoever traces."""
-        return probed(self._session.hooks(name), self._host.probe)
+        hooks = self._session.hooks(name)
+        return probed(hooks, self._host.probe) if hooks.entries else hooks
 
     def _base(self) -> tuple[str, str, str, Any]:
         run = self._run
@@ -331,8 +332,9 @@ class TurnPlugins:
             if slot is not None:
                 tools.update(slot.tool_state or {})
                 recorded.update({name: each.revision for name, each in (slot.snapshots or {}).items()})
-        usage = self._run.machine.state.usage
-        return End(outcome, usage, last, ledger(self._run.records), tools or None, recorded or None)
+        run = self._run
+        asked = ledger(run.records) if run.noted else None
+        return End(outcome, run.machine.state.usage, last, asked, tools or None, recorded or None)
 
     # ------------------------------------------------------------------ answers
 
