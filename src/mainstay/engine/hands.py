@@ -36,9 +36,10 @@ class Work(Struct, gc=False):
     place: Place
     over: bool = False
 
-    def begin(self) -> None:
+    def begin(self) -> Work:
         """From here on the running task, and every task and thread that it makes, works for this."""
         _work.set(self)
+        return self
 
     def end(self) -> None:
         self.over = True

@@ -64,8 +64,7 @@ class ProcessWorker:
     def __init__(self, workshop: Workshop, supervisor: Supervisor, concurrency: int = CONCURRENCY) -> None:
         self._worker, self.store, self.clock = workshop.worker, workshop.store, workshop.clock
         self.random, self.threads, self.deps = workshop.random, workshop.threads, workshop.deps
-        self.slots, self.circles = workshop.slots, workshop.circles
-        self.jumps = Jumps(self.clock)
+        self.slots, self.circles, self.jumps = workshop.slots, workshop.circles, Jumps(self.clock)
         self._supervisor, self._concurrency = supervisor, concurrency
         self._engines: dict[str, Engine] = {}
         self.runs: dict[str, ProcessRun] = {}
@@ -312,8 +311,7 @@ class ProcessWorker:
     # ------------------------------------------------------------------ working
 
     async def _work(self, run: ProcessRun) -> None:
-        work = Work(self.id, (run.row.id, None))
-        work.begin()
+        work = Work(self.id, (run.row.id, None)).begin()
         try:
             await self._to_its_end(run)
         except (PutAway, Leaving):

@@ -180,8 +180,7 @@ class Turns:
             while row.turn is not None and row.owner == self._worker.id and self._may_begin(row):
                 scope = Scope(row.id, row.sid, row.turn, self._worker.id, row.generation)
                 resident.turn = row.turn
-                work = Work(self._worker.id, (row.id, row.turn))
-                work.begin()
+                work = Work(self._worker.id, (row.id, row.turn)).begin()
                 try:
                     after = await self._turn(resident, row, scope, opening)
                 finally:

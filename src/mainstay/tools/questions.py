@@ -81,7 +81,7 @@ class Questions:
         """How the wait of a call that ends had ended. A completion that was reserved in vain is taken back: its key is
         worth nothing any more. One of a cancelled turn is closed with that."""
         told = self._told.pop(call.call, None)
-        if told is not None and told.reason and isinstance(outcome, Failed):
+        if told is not None and told.reason and told.verdict in ("failed", "error") and isinstance(outcome, Failed):
             told = msgspec.structs.replace(told, reason=outcome.message)  # as plugins let it be told
         if told is not None or not call.deferred or self._run.gate.request is not None:
             return told

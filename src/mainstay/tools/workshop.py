@@ -50,8 +50,7 @@ class Workshop:
             with contextlib.suppress(RuntimeError):  # the loop is closed: a thread outlived it, and nobody watches
                 loop.call_soon_threadsafe(functools.partial(run.events.emit, ToolProgress, **fields))
 
-        work = Work(self.worker.id, (run.scope.session_id, run.scope.turn))
-        work.begin()
+        work = Work(self.worker.id, (run.scope.session_id, run.scope.turn)).begin()
         return ToolContext(
             session_id=run.scope.session_id,
             turn_id=run.turn_id,
