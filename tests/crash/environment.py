@@ -192,7 +192,10 @@ OWNERSHIP: dict[str, tuple[str, ...]] = {
         "runtime/test_lifecycle.py::test_entering_and_leaving_may_happen_in_different_tasks",
     ),
     "term and renewal": ("engine/test_lease.py::test_a_tighter_term_is_refused",),
-    "free lock: takeover at once": ("crash/test_ownership.py::test_killed_owner_is_relieved_at_once",),
+    "free lock: takeover at once": (
+        "crash/test_ownership.py::test_killed_owner_is_relieved_at_once",
+        "crash/test_ownership.py::test_killed_owner_is_relieved_by_the_next_look_of_a_runtime_that_was_open_beside_it",
+    ),
     "held lock: only after the term": (
         "crash/test_ownership.py::test_stopped_owner_keeps_its_term_and_is_fenced_when_it_wakes",
         "runtime/test_clock.py::test_a_silent_owner_is_relieved_only_after_its_term",

@@ -20,11 +20,12 @@ from mainstay.engine.lease import LeaseTerms
 from mainstay.model.outcome import Finished
 from mainstay.model.session import SessionRow
 from mainstay.stores.sqlite import SqliteStore
+from mainstay.testing import VirtualClock
 from mainstay.testing.crash import Crash, Lab, play
 from mainstay.testing.ending import Ending, capture
 from mainstay.testing.faults import Ledger
 from mainstay.testing.forks import Forks
-from tests.crash.worker import SESSIONS, SHORT, agent_for
+from tests.crash.worker import SESSIONS, SHORT, agent_for, stepping
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow]
 
@@ -111,6 +112,35 @@ async def test_killed_owner_is_relieved_at_once(store: Path, ledger: Path) -> No
     assert isinstance(result.outcome, Finished)
     assert result.text == f"done by {os.getpid()}"
     assert [(c.attempts, c.repeated) for c in result.tool_calls] == [(2, 1)]
+
+
+async def test_killed_owner_is_relieved_by_the_next_look_of_a_runtime_that_was_open_beside_it(
+    store: Path, ledger: Path
+) -> None:
+    """The survivor's clock stands still, so neither a term nor a time to judge its neighbours ever comes."""
+    deps = {"ledger": str(ledger), "silent": False}
+    async with Runtime(
+        store, agents=[agent_for(ledger)], processes=[stepping], deps=deps, clock=VirtualClock()
+    ) as survivor:
+        with child("both", store, ledger) as owner:
+            assert await asyncio.to_thread(owner.line) == "ready"
+            for _ in range(2):  # it has seen the last write of its neighbour
+                await looked(survivor)
+            owner.kill()
+            killed = time.monotonic()
+        session = await survivor.session("s")
+        turn = await asyncio.wait_for(session.result("s.1"), PATIENCE)
+        step = await survivor.handle("p").result(timeout=PATIENCE)
+        print(f"taken over and finished {time.monotonic() - killed:.2f} s after the kill")
+
+    assert (turn.text, step) == (f"done by {os.getpid()}", f"done by {os.getpid()}")
+
+
+async def looked(runtime: Runtime) -> None:
+    """Wait until the watch of a Runtime has been round once more."""
+    desk = runtime._open()
+    desk.looked.clear()
+    await asyncio.wait_for(desk.looked.wait(), PATIENCE)
 
 
 async def test_stopped_owner_keeps_its_term_and_is_fenced_when_it_wakes(store: Path, ledger: Path) -> None:

@@ -2,6 +2,7 @@
 
 hold        begin a turn whose tool waits for the file `<ledger>.go`, and say so
 open        begin 50 turns whose model never answers, and say so
+both        begin a turn whose model never answers and a process whose step never ends, and say so
 take        take over whatever is open, finish it, and leave
 approve     approve whatever waits in session "s"
 """
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mainstay import Agent, ModelRequest, ToolCall, ToolContext, tool
+from mainstay import Agent, ModelRequest, ProcessContext, ToolCall, ToolContext, process, tool
 from mainstay.engine.lease import LeaseTerms
 from mainstay.runtime import Runtime
 from mainstay.testing import FunctionModel
@@ -80,6 +81,28 @@ async def open_many(store: str, ledger: Path) -> None:
         await asyncio.Event().wait()
 
 
+@process
+async def stepping(ctx: ProcessContext[dict[str, Any]]) -> str:
+    return await ctx.step(step, ctx.deps["ledger"], ctx.deps["silent"], recovery="rerun")
+
+
+async def step(ledger: str, silent: bool) -> str:
+    write(Path(ledger), "step", "p")
+    if silent:
+        await asyncio.Event().wait()
+    return f"done by {os.getpid()}"
+
+
+async def both(store: str, ledger: Path) -> None:
+    deps = {"ledger": str(ledger), "silent": True}
+    async with Runtime(store, agents=[agent_for(ledger, silent=True)], processes=[stepping], deps=deps) as runtime:
+        await (await runtime.session("s")).send("go")
+        await runtime.start(stepping, id="p")
+        await until(lambda: {"model", "step"} <= {line.name for line in Ledger(ledger).lines()})
+        say("ready")
+        await asyncio.Event().wait()
+
+
 async def take(store: str, ledger: Path) -> None:
     say("ready")
     await until(lambda: Path(f"{ledger}.go").exists())
@@ -95,5 +118,5 @@ async def approve(store: str, ledger: Path) -> None:
 
 
 if __name__ == "__main__":
-    commands = {"hold": hold, "open": open_many, "take": take, "approve": approve}
+    commands = {"hold": hold, "open": open_many, "both": both, "take": take, "approve": approve}
     asyncio.run(commands[sys.argv[1]](sys.argv[2], Path(sys.argv[3])))

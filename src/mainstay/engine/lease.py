@@ -70,6 +70,7 @@ class Worker:
         self._lease = store.lease(worker_id)
         self._renewed = clock.monotonic()
         self._seen: dict[str, tuple[int, float]] = {}
+        self._living: tuple[WorkerRow, ...] = ()  # other workers, as of the last look at their rows
         self.known: set[str] = set()
         self.alive: set[str] | None = None  # nobody has looked yet
 
@@ -140,8 +141,13 @@ class Worker:
                 found[row.id] = None
         self.known = {row.id for row in rows}
         self.alive = {row.id for row in rows if row.id not in found}
+        self._living = tuple([row for row in rows if row.id in self.alive and row.id != self.id])
         self._seen = {k: v for k, v in self._seen.items() if k in self.known}
         return found
+
+    def died_meanwhile(self) -> bool:
+        """Whether a worker that lived when its row was last read has died. Reads no row: a death writes nothing."""
+        return any(self._lease.proven_dead(row) for row in self._living)
 
     async def any_gone(self, workers: Iterable[str | None]) -> bool:
         """Whether one of these is a worker that may be relieved, or has retired."""

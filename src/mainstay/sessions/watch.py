@@ -1,7 +1,8 @@
 """Noticing what happens elsewhere: other processes' writes, dead owners, waits whose time is up.
 
-One loop per Runtime, four times a second. It costs a read of eight bytes while nobody else writes. Once an hour it has
-the blobs swept that nobody refers to, beside the loop: a large folder must not keep it from looking.
+One loop per Runtime, four times a second. It costs a read of eight bytes, and one attempt at the lock of each other
+worker, while no other process writes. Once an hour it has the blobs swept that nothing refers to, beside the loop: a
+large folder must not keep it from looking.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class Watch:
         desk, clock = self._desk, self._desk.clock
         changed = await desk.store.changed()
         due = clock.monotonic() - self._judged >= self._worker.terms.renewal / 2
+        # A killed worker writes nothing that `changed` would show; the lock that it held is free.
+        due = due or (self._runs and self._worker.died_meanwhile())
         if first or changed or due:
             self._judged = clock.monotonic()
             if self._runs:
