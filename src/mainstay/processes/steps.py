@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import datetime
+import decimal
 import functools
 import inspect
+import uuid
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from mainstay.engine.gate import Leaving, OutOfTime, SelfCancelled, TurnCancelled
@@ -30,6 +36,12 @@ MAX_TEXT = 16_000
 """Characters of an error that are kept."""
 
 DIED = "its worker died before its end was written"
+
+ATOMS: frozenset[type] = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, type, type(len), type(lambda: None)}
+    | {datetime.date, datetime.datetime, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID}
+)
+"""Types whose objects cannot change."""
 
 
 class Options(Struct, frozen=True):
@@ -57,6 +69,14 @@ class StepCall(Struct, frozen=True):
 
     def done(self, **how: Any) -> Done:
         return Done(self.key, "step", self.name, self.asked, **how)
+
+    def with_copies(self, deps: Any) -> StepCall:
+        """The same step with arguments of its own. `deps` are live, whatever they are made of."""
+        if all(type(each) in ATOMS for each in self.args) and not self.kwargs:
+            return self
+        memo = {id(deps): deps}
+        args, kwargs = copied(self.args, memo), copied(dict(self.kwargs), memo)
+        return msgspec.structs.replace(self, args=args, kwargs=kwargs)
 
 
 class Ended(Struct, frozen=True):
@@ -104,6 +124,8 @@ class Steps(Caller):
             return answered(done)
         before = self._replay.left_open(step.key, "step", step.name, step.asked)
         attempt = self._first_attempt(branch, step, before)
+        # Before anything is awaited: another branch may change them while this one waits for its start.
+        step = step.with_copies(self.deps)
         if attempt is None:
             assert before is not None
             assert before.begun is not None
@@ -172,7 +194,9 @@ class Steps(Caller):
 
     async def _attempt(self, branch: Branch, step: StepCall, attempt: Attempt) -> Done | int:
         """One attempt, with the slot of its tool. A thread gives that back itself, when it has really ended."""
-        body = Body(self._host.threads, step, self._tool_context(step, attempt))
+        # An attempt that may be followed by another must not leave its changes to it.
+        own = step.with_copies(self.deps) if step.retries else step
+        body = Body(self._host.threads, own, self._tool_context(step, attempt))
         tool = step.tool
         if tool is not None:
             body.ended = functools.partial(self._host.slots.give_later, asyncio.get_running_loop(), tool)
@@ -345,6 +369,51 @@ def _called(
         options.name or (spec.name if spec is not None else str(getattr(fn, "__name__", type(fn).__name__)))
     )
     return StepCall(key, name, shape(args, kwargs), fn, args, kwargs, recovery == "rerun", retries, timeout, spec)
+
+
+def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
+    """A copy of the same type, if `value` is data: containers, dataclasses, structs and models of JSON, and what says
+    itself how it is copied. Anything else is alive, and is returned as it is, also inside of a container.
+
+    `copy.deepcopy` alone would copy a client with its connections, as long as nothing in it objects.
+    """
+    kind = type(value)
+    if kind in ATOMS:
+        return value
+    memo = {} if memo is None else memo
+    made: Any = memo.get(id(value))
+    if made is not None:
+        return made
+    match value:
+        case list() | deque() | dict() if kind in (list, deque, dict, OrderedDict, defaultdict):
+            made = memo[id(value)] = copy.copy(value)
+            made.clear()  # filled below: it may hold itself
+            if isinstance(value, dict):
+                made.update((key, copied(each, memo)) for key, each in value.items())
+            else:
+                made.extend(copied(each, memo) for each in value)
+        case tuple():
+            parts = [copied(each, memo) for each in value]
+            made = kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+        case set() | frozenset() | bytearray():
+            made = copy.copy(value)
+        case _:
+            made = _copied_data(value, memo)
+    memo[id(value)] = made
+    return made
+
+
+def _copied_data(value: Any, memo: dict[int, Any]) -> Any:
+    """A copy of an object that is all data, or says itself how it is copied; otherwise the object."""
+    if not hasattr(type(value), "__deepcopy__"):
+        try:
+            encode(value)
+        except (TypeError, ValueError, msgspec.EncodeError, RecursionError):
+            return value
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # its own code ran, and may raise anything
+        return value
 
 
 def checked(value: Any, what: str) -> Any:
