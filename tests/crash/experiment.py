@@ -73,7 +73,7 @@ def enter(recovery: Recovery, parallel: bool) -> Callable[[Lab], Awaitable[None]
             session = await runtime.session(SESSION)
             for pending in await session.pending():
                 assert pending.kind == "recovery"
-                happened = any(line.key == pending.call_id for line in lab.ledger)
+                happened = any(line.key.endswith(f".{pending.call_id}") for line in lab.ledger)
                 await session.settle(pending.call_id, "done" if happened else "rerun", value="two done")
             await runtime.wait_idle(timeout=60)
 

@@ -156,7 +156,7 @@ async def answer_next(lab: Lab, runtime: Runtime, session: Session, result: Turn
 
 
 async def answer_one(lab: Lab, runtime: Runtime, session: Session, pending: PendingCall) -> None:
-    happened = [line for line in lab.ledger if line.key == pending.call_id]
+    happened = [line for line in lab.ledger if line.key.endswith(f".{pending.call_id}")]
     if pending.kind == "approval":
         await session.approve(pending.call_id)
     elif pending.kind == "deferred":

@@ -82,7 +82,7 @@ async def answer_next(lab: Lab, runtime: Runtime, session: Session, result: Turn
     words = f"in life {lab.incarnation} ".ljust(LONG, ".")
     with contextlib.suppress(AlreadyAnswered):  # by us, when the reply was lost
         if "survey" in pending:
-            keys = [line.data for line in lab.ledger if line.key == pending["survey"].call_id]
+            keys = [line.data for line in lab.ledger if line.key.endswith("." + pending["survey"].call_id)]
             await patiently(lambda: runtime.resolve(keys[-1], words))
         elif "burn" in pending:
             await patiently(lambda: session.reject(pending["burn"].call_id, words))

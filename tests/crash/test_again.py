@@ -16,6 +16,7 @@ from mainstay.testing.crash import Crash, Played, plans, play
 from mainstay.testing.forks import Forks
 from tests.crash.outcomes import RULINGS
 from tests.crash.reference import SESSION, scenario
+from tests.keys import happened
 
 FULL = os.environ.get("MAINSTAY_CRASH") == "full"
 SEED = int(os.environ.get("MAINSTAY_CRASH_SEED", "1"))
@@ -35,7 +36,7 @@ def faults(played: Played, crashes: int) -> list[str]:
     if not 3 <= played.model_calls <= 3 + crashes or session.unknown_usage > crashes:
         found.append(f"{played.model_calls} model calls, usage of {session.unknown_usage} unknown")
     for call in session.calls:
-        done = played.effects[call.tool, call.call_id]
+        done = happened(played, call)
         if done > 1 and call.tool in ("pay", "sign", "book"):
             found.append(f"{call.tool} happened {done} times")
         if done - 1 > call.repeated or (call.outcome == "ok" and not done):

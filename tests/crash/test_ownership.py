@@ -26,6 +26,7 @@ from mainstay.testing.ending import Ending, capture
 from mainstay.testing.faults import Ledger
 from mainstay.testing.forks import Forks
 from tests.crash.worker import SESSIONS, SHORT, agent_for, stepping
+from tests.keys import within_store
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow]
 
@@ -181,7 +182,7 @@ def test_two_workers_race_and_each_session_runs_once(store: Path, ledger: Path) 
         assert (one.process.wait(PATIENCE), other.process.wait(PATIENCE)) == (0, 0)
     ending = asyncio.run(look(store))
 
-    assert Counter(line.key for line in Ledger(ledger).lines() if line.name == "work") == {
+    assert Counter(within_store(line.key) for line in Ledger(ledger).lines() if line.name == "work") == {
         f"s-{number:02}.1.1.0": 1 for number in range(SESSIONS)
     }
     assert [(s.state, s.turns) for s in ending.sessions] == [("idle", {1: "finished"})] * SESSIONS

@@ -14,6 +14,7 @@ from mainstay.stores.sqlite import SqliteStore
 from mainstay.testing.ending import capture
 from mainstay.testing.faults import Ledger
 from tests.crash.speaker import INPUTS
+from tests.keys import within_store
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("ann", "bob", "cid")
@@ -38,7 +39,7 @@ def test_three_processes_speak_to_one_session_and_every_input_has_one_turn(tmp_p
     assert [speaker.returncode for speaker in speakers] == [0, 0, 0]
     assert sorted(int(turn.rsplit(".")[-1]) for turn, _ in turns) == list(range(1, 3 * INPUTS + 1))
     assert {text for _, text in turns} == {"done"}
-    worked = Counter(line.key for line in Ledger(ledger).lines())
+    worked = Counter(within_store(line.key) for line in Ledger(ledger).lines())
     assert worked == Counter({f"shared.{number}.1.0": 1 for number in range(1, 3 * INPUTS + 1)})
 
     async def look() -> list[str]:

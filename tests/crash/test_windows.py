@@ -11,6 +11,7 @@ from mainstay.testing.crash import Crash, Played, play
 from mainstay.testing.ending import CallEnding
 from mainstay.testing.forks import Forks
 from tests.crash import windows
+from tests.keys import happened, within_store
 
 # Kind of call -> its start record, where its body begins, its effect, and its end.
 POINTS = {
@@ -71,7 +72,7 @@ def the_call(played: Played) -> CallEnding:
 
 def seen(played: Played) -> tuple[int, str, int]:
     call = the_call(played)
-    return played.effects["work", call.call_id], call.outcome, call.repeated
+    return happened(played, call), call.outcome, call.repeated
 
 
 @pytest.mark.kill
@@ -110,7 +111,7 @@ def test_failed_attempt_that_was_not_recorded_is_one_nobody_saw_end(
 def test_every_attempt_has_the_same_idempotency_key(forks: Forks) -> None:
     played = forks.play([Crash("end work 1.1.0")], getattr(windows, "plain_rerun"))  # noqa: B009
 
-    assert [(line.key, line.incarnation) for line in played.ledger if line.name == "work"] == [
+    assert [(within_store(line.key), line.incarnation) for line in played.ledger if line.name == "work"] == [
         ("s.1.1.0", 1),
         ("s.1.1.0", 2),
     ]

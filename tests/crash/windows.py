@@ -67,7 +67,7 @@ def scenario_for(kind: str, recovery: Recovery) -> Callable[[Lab], Awaitable[Non
 
 
 async def answer(lab: Lab, runtime: Runtime, session: Session, pending: PendingCall) -> None:
-    happened = [line for line in lab.ledger if line.key == pending.call_id]
+    happened = [line for line in lab.ledger if line.key.endswith(f".{pending.call_id}")]
     if pending.kind == "approval":
         await session.approve(pending.call_id)
     elif pending.kind == "deferred":

@@ -15,6 +15,7 @@ from mainstay.errors import OutcomeUnknown, ProcessFailed, StepFailed
 from mainstay.model.process import Failure
 from mainstay.model.step import Begun, Done, StepFaltered
 from mainstay.testing import VirtualClock
+from tests.keys import within_store
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result
 from tests.sessions.places import SOON, Place, file, place, until
 
@@ -333,7 +334,7 @@ async def test_a_tool_as_a_step_brings_its_contract_and_the_same_key_for_every_a
     @tool(recovery="rerun", retries=1)
     async def pay(order: int, ctx: ToolContext[World]) -> str:
         """Pay."""
-        seen.append((ctx.tool, ctx.idempotency_key, ctx.attempt, ctx.deps))
+        seen.append((ctx.tool, within_store(ctx.idempotency_key), ctx.attempt, ctx.deps))
         ctx.progress({"paying": order})
         if len(seen) == 1:
             raise Retry("busy", after=0)
@@ -359,7 +360,7 @@ async def test_keys_of_later_segments_are_other_keys(place: Place) -> None:
     @tool
     async def note(ctx: ToolContext[Any]) -> None:
         """Note."""
-        keys.append(ctx.idempotency_key)
+        keys.append(within_store(ctx.idempotency_key))
 
     @process
     async def looping(ctx: Ctx) -> None:

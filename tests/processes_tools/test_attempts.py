@@ -12,6 +12,7 @@ from mainstay import Retry, Runtime, ToolContext, ToolError, tool
 from mainstay.model.process import Abandoned, Cancelled, Failure, Success
 from mainstay.testing.clock import VirtualClock
 from mainstay.tools.define import Tool
+from tests.keys import within_store
 from tests.processes_tools.talk import Talk, agent_of, call, ended, event_types, row_of, said
 from tests.sessions.places import SOON, Place, until, wait_for_thread
 
@@ -382,7 +383,7 @@ async def test_left_while_it_runs_a_rerun_tool_runs_again_under_the_same_key(pla
 
     @tool(background=True, recovery="rerun")
     async def pay(ctx: ToolContext[Any]) -> str:
-        keys.append((ctx.idempotency_key, ctx.attempt))
+        keys.append((within_store(ctx.idempotency_key), ctx.attempt))
         begun.set()
         if ctx.attempt == 1:
             await asyncio.Event().wait()

@@ -13,6 +13,7 @@ from mainstay.model.process import Cause, EventType, HostOrigin, SessionOrigin, 
 from mainstay.model.process_write import WorkflowKey
 from mainstay.model.tool import Failed, Ok
 from mainstay.processes.external import External
+from tests.keys import within_store
 from tests.processes_tools.talk import Talk, agent_of, call, ended, event_types, handle, ids, outcomes, row_of, said
 from tests.sessions.places import SOON, Place, until
 
@@ -232,7 +233,7 @@ async def test_background_tools_that_wait_for_their_children_do_not_block_each_o
 async def test_a_host_starts_a_tool_of_an_agent(place: Place) -> None:
     @tool(recovery="rerun")
     async def look(ctx: ToolContext[Any]) -> dict[str, Any]:
-        return {"session": ctx.session_id, "turn": ctx.turn_id, "key": ctx.idempotency_key}
+        return {"session": ctx.session_id, "turn": ctx.turn_id, "key": within_store(ctx.idempotency_key)}
 
     async with place.runtime(agent_of(Talk(), look)) as runtime:
         started = await runtime.start(look, id="look-1")

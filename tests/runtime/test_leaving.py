@@ -10,6 +10,7 @@ from mainstay.model.event import ToolProgress
 from mainstay.model.outcome import Waiting
 from mainstay.model.tool import Ok, OutcomeUnknown
 from mainstay.testing import ScriptedModel
+from tests.keys import within_store
 from tests.sessions.places import SOON, Place, TellingModel, crash, texts
 
 
@@ -22,7 +23,7 @@ class Work:
 
         @tool(name="work", recovery=recovery)
         async def body(ctx: ToolContext[None]) -> str:
-            self.ledger.append((ctx.attempt, ctx.idempotency_key))
+            self.ledger.append((ctx.attempt, within_store(ctx.idempotency_key)))
             self.running.set()
             await self.release.wait()
             return "worked"

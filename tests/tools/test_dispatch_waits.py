@@ -10,6 +10,7 @@ from mainstay.errors import AlreadyAnswered, InvalidInput, TooLarge, UnknownCall
 from mainstay.model.outcome import PendingCall, Waiting
 from mainstay.model.tool import Denied, Failed, Ok, OutcomeUnknown, OutputBudget
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
+from tests.keys import within_store
 from tests.sessions.places import SOON, Place, crash, texts, until
 
 CALL = "chat.1.1.0"
@@ -212,7 +213,7 @@ async def crashed(place: Place, recovery: Any) -> list[tuple[int, str]]:
 
     @tool(recovery=recovery)
     async def pay(ctx: ToolContext[None]) -> None:
-        ledger.append((ctx.attempt, ctx.idempotency_key))
+        ledger.append((ctx.attempt, within_store(ctx.idempotency_key)))
         running.set()
         await asyncio.Event().wait()
 
@@ -226,7 +227,7 @@ async def crashed(place: Place, recovery: Any) -> list[tuple[int, str]]:
 def payer(recovery: Any, ledger: list[tuple[int, str]], *answers: Any, model: Any = None) -> Agent[str]:
     @tool(recovery=recovery)
     async def pay(ctx: ToolContext[None]) -> str:
-        ledger.append((ctx.attempt, ctx.idempotency_key))
+        ledger.append((ctx.attempt, within_store(ctx.idempotency_key)))
         return "paid"
 
     return Agent(model or ScriptedModel(answers or ["done"]), tools=[pay])

@@ -36,7 +36,10 @@ AMOUNT = 184.5
 
 
 class Line(Struct, frozen=True, omit_defaults=True):
-    """One line of the ledger. `what` is asked (a model), began, effect, or recognised (a key seen before)."""
+    """One line of the ledger. `what` is asked (a model), began, effect, or recognised (a key seen before).
+
+    `key` is the call's id, `given` the idempotency key that the service was given with it.
+    """
 
     what: str
     who: str
@@ -44,6 +47,7 @@ class Line(Struct, frozen=True, omit_defaults=True):
     pid: int
     at: int
     detail: str = ""
+    given: str = ""
 
 
 class Point(Struct, frozen=True, omit_defaults=True):
@@ -63,12 +67,12 @@ class World:
         self.ledger = folder / "ledger.jsonl"
         (folder / "desk").mkdir(exist_ok=True)
 
-    def note(self, what: str, who: str, key: str, detail: str = "") -> None:
+    def note(self, what: str, who: str, key: str, detail: str = "", given: str = "") -> None:
         """Append a line that survives whatever comes next."""
-        line = msgspec.json.encode(Line(what, who, key, os.getpid(), time.time_ns() // 1_000_000, detail)) + b"\n"
+        line = Line(what, who, key, os.getpid(), time.time_ns() // 1_000_000, detail, given)
         descriptor = os.open(self.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(descriptor, line)
+            os.write(descriptor, msgspec.json.encode(line) + b"\n")
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -78,11 +82,11 @@ class World:
 
     async def serve(self, ctx: ToolContext[Any], seconds: float, detail: str, steps: tuple[str, str, str]) -> bool:
         """One request to a service. False: it knows the key, and did not do it a second time."""
-        self.note("began", ctx.tool, ctx.idempotency_key)
-        known = any(line.what == "effect" and line.key == ctx.idempotency_key for line in self.lines())
+        self.note("began", ctx.tool, ctx.call_id)
+        known = any(line.what == "effect" and line.given == ctx.idempotency_key for line in self.lines())
         for tick in range(1, 6):
             await self._tick(ctx, steps[0], tick, seconds)
-        self.note("recognised" if known else "effect", ctx.tool, ctx.idempotency_key, detail)
+        self.note("recognised" if known else "effect", ctx.tool, ctx.call_id, detail, ctx.idempotency_key)
         for tick in range(6, 11):
             await self._tick(ctx, steps[1] if tick < 9 else steps[2], tick, seconds)
         return not known

@@ -153,6 +153,7 @@ class ModelCaller:
                 interrupted,
                 run.clock.now(),
                 run.slot(),
+                run.journal.store_id if started else "",
             )
         )
 

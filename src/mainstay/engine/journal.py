@@ -85,6 +85,11 @@ class Journal:
         """Why the store does not take writes just now."""
         return self._patience.stalled
 
+    @property
+    def store_id(self) -> str:
+        """What the record of a call's start names: its idempotency key is made from it."""
+        return self._store.identity()
+
     def record(self, record: Record, blobs: Sequence[str] = ()) -> None:
         self._pending.append(record)
         self._blobs += blobs

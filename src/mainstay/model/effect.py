@@ -37,7 +37,8 @@ class AskedCall(Struct, frozen=True, gc=False, omit_defaults=True):
     """A tool call that has no outcome yet, with everything that is recorded of it.
 
     `started` without an outcome is the window in which a crash leaves the effect unknown. `due` is the time of the
-    next attempt after a recorded failed one.
+    next attempt after a recorded failed one. `store` is the id of the store that its first attempt started in, and ""
+    before that, or where the record of the start is older than such ids.
     """
 
     call: str
@@ -52,6 +53,7 @@ class AskedCall(Struct, frozen=True, gc=False, omit_defaults=True):
     due: int = 0
     payload: Any = None
     background: bool = False
+    store: str = ""
 
 
 class RunTools(Struct, frozen=True, gc=False, tag="run_tools"):

@@ -101,13 +101,15 @@ class Registration(Struct, frozen=True, gc=False, omit_defaults=True):
     parent_end: ParentEnd = "abandon"
 
 
-class FirstStart(Struct, frozen=True, gc=False):
-    """The work of a process began for the first time: by whom, and when. A fact, recorded before it is one."""
+class FirstStart(Struct, frozen=True, gc=False, omit_defaults=True):
+    """The work of a process began for the first time: by whom, when, and in the store of which id. A fact, recorded
+    before it is one."""
 
     owner: str
     generation: int
     attempt: int
     at: int
+    store: str = ""
 
 
 class AbandonRequest(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -81,9 +81,10 @@ class Advance(Write[Advanced], frozen=True, gc=False):
     """What the owner of a process has to say: records of its journal, events, and then where it parks or how it ended.
 
     It parks only if nothing has happened since event `seen` and nothing it waits for is there already. `first`: its
-    work begins now. `drop`: records of the journal before this one go; the last one here stays. `repeats`: the records
-    only say that steps are attempted again which a dead worker had begun, which is no progress. Sent again because its
-    reply was lost it is recognised by its records, whose ordinals only grow, or else by events after `seen`.
+    work begins now, in the store of the id `store`. `drop`: records of the journal before this one go; the last one
+    here stays. `repeats`: the records only say that steps are attempted again which a dead worker had begun, which
+    is no progress. Sent again because its reply was lost it is recognised by its records, whose ordinals only grow,
+    or else by events after `seen`.
     """
 
     scope: ProcessScope
@@ -97,6 +98,7 @@ class Advance(Write[Advanced], frozen=True, gc=False):
     drop: int | None = None
     blobs: tuple[str, ...] = ()
     repeats: bool = False
+    store: str = ""
 
 
 class LetGo(Write[Advanced], frozen=True, gc=False):

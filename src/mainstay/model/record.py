@@ -71,7 +71,8 @@ class Joined(Struct, frozen=True, gc=False, tag="joined.1"):
 
 
 class Replied(Struct, frozen=True, gc=False, tag="replied.1", omit_defaults=True):
-    """A model answered. `started` lists the calls whose start this record is.
+    """A model answered. `started` lists the calls whose start this record is; `store` is the id of the store that they
+    started in, which their idempotency keys are made from.
 
     `interrupted` counts earlier asks of the same step that a crash cut off: their usage is unknown.
     """
@@ -86,6 +87,7 @@ class Replied(Struct, frozen=True, gc=False, tag="replied.1", omit_defaults=True
     interrupted: int = 0
     at: int = 0
     slot: Slot | None = None
+    store: str = ""
 
 
 class Answered(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -103,7 +105,7 @@ class Started(Struct, frozen=True, gc=False, tag="started.1", omit_defaults=True
     """A call is about to run that did not start with its model reply. `call` is `<step>.<index>`.
 
     `background`: it runs as a process, whose id is the call's. `approved` says who approved of it, `answer` who had it
-    run again.
+    run again. `store` is the id of the store that the call's first attempt started in; later attempts go by that one.
     """
 
     call: str
@@ -117,6 +119,7 @@ class Started(Struct, frozen=True, gc=False, tag="started.1", omit_defaults=True
     slot: Slot | None = None
     background: bool = False
     answer: Answered | None = None
+    store: str = ""
 
 
 INTERRUPTED = "interrupted"

@@ -27,7 +27,8 @@ class Begun(Struct, frozen=True, gc=False, tag="begun.1", omit_defaults=True):
     """A step is about to run, or a wait has begun. `asked` is what it was asked for: another one is another code.
 
     `repeated` counts attempts made because a crash left the one before unknown. `life` is which begin of its process
-    made this attempt of a step that may be repeated: the begins since then may each have made another.
+    made this attempt of a step that may be repeated: the begins since then may each have made another. `store` is the
+    id of the store that the first attempt started in.
     """
 
     key: str
@@ -39,6 +40,7 @@ class Begun(Struct, frozen=True, gc=False, tag="begun.1", omit_defaults=True):
     repeated: int = 0
     at: int = 0
     life: int = 0
+    store: str = ""
 
 
 class StepFaltered(Struct, frozen=True, gc=False, tag="faltered.1", omit_defaults=True):

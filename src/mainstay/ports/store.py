@@ -135,6 +135,10 @@ class Store(SessionReads, ProcessReads, Protocol):
         """
         ...
 
+    def identity(self) -> str:
+        """The store's own random id: no two stores have the same, and a copy gets another one when it is restored."""
+        ...
+
     def secret(self) -> bytes:
         """What keys of waits are signed with; made once per store."""
         ...

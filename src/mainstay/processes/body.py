@@ -224,6 +224,7 @@ class ToolWork:
         registration, run = self._run.registration, self._run
         origin, cause = registration.origin, registration.cause
         session_id = origin.session_id if isinstance(origin, SessionOrigin) else ""
+        first = run.journal.row.record.first_started
         in_a_turn = cause is not None and cause.type == "tool_call" and registration.parent is not None
         return ToolContext(
             session_id=session_id,
@@ -238,6 +239,7 @@ class ToolWork:
             shelf=ProcessShelf(run, self._host, session_id),
             host=self.services,
             handles=self.handles,
+            store="" if first is None else first.store,
         )
 
     # ------------------------------------------------------------------ what it means

@@ -243,7 +243,10 @@ class Calls(Steps, Joins):
         branch = self._branches.current()
         found = self._chances.get(branch.key)
         if found is None:
-            place = f"{self.process_id}#{self._segment.number}#{branch.key}".encode()
+            first = self._row.record.first_started
+            # A restored copy has the secret of its original, and must not draw the same for what begins in it.
+            store = self._host.store.identity() if first is None else first.store
+            place = f"{store and store + '#'}{self.process_id}#{self._segment.number}#{branch.key}".encode()
             seed = hmac.new(self._host.store.secret(), place, hashlib.sha256).digest()
             from mainstay.processes.chance import Chance  # noqa: PLC0415  # few processes leave anything to chance
 

@@ -173,6 +173,7 @@ class ProcessJournal:
         self._doubtful = Advance(
             self.scope, self._clock.now(), tuple(nodes), (*events, *progress), self.first,
             self.looked if seen is None else seen, park, outcome, drop, tuple(blobs), 0 < len(pending) == repeats,
+            self._store.identity() if self.first else "",
         )  # fmt: skip
         # Only now: others may have recorded more while blobs were written.
         del self._pending[: len(pending)], self._events[: len(events)], self._progress[: len(progress)]

@@ -67,6 +67,11 @@ class StepCall(Struct, frozen=True):
     timeout: float | None
     tool: ToolSpec | None = None
 
+    @property
+    def sees_key(self) -> bool:
+        """Whether its function is given a tool's context, and with it the idempotency key."""
+        return isinstance(self.fn, Tool) and self.fn.context_parameter is not None
+
     def done(self, **how: Any) -> Done:
         return Done(self.key, "step", self.name, self.asked, **how)
 
@@ -92,10 +97,12 @@ class Ended(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True):
-    """One attempt of a step. `repeated` of those before it were made because a crash left the one before unknown."""
+    """One attempt of a step, whose first one started in `store`. `repeated` of those before it were made because a
+    crash left the one before unknown."""
 
     number: int = 1
     repeated: int = 0
+    store: str = ""
 
     @property
     def failures(self) -> int:
@@ -103,7 +110,7 @@ class Attempt(Struct, frozen=True):
         return self.number - self.repeated
 
     def after_failure(self) -> Attempt:
-        return Attempt(self.number + 1, self.repeated)
+        return Attempt(self.number + 1, self.repeated, self.store)
 
 
 class Steps(Caller):
@@ -152,13 +159,13 @@ class Steps(Caller):
         # answers, every worker that died since may have made it.
         lost = self._interrupted if step.reruns and branch.unrecorded == 1 else 0
         if before is None:
-            return Attempt(1 + lost, lost)
-        repeated = 0 if before.begun is None else before.begun.repeated
+            return Attempt(1 + lost, lost, self._host.store.identity())
+        repeated, store = (0, "") if before.begun is None else (before.begun.repeated, before.begun.store)
         if before.faltered is not None:
-            return Attempt(before.faltered.attempt + 1, repeated)
+            return Attempt(before.faltered.attempt + 1, repeated, store)
         assert before.begun is not None
         lost = max(self.attempt - before.begun.life if before.begun.life else lost, 1)
-        return Attempt(before.begun.attempt + lost, repeated + lost) if step.reruns else None
+        return Attempt(before.begun.attempt + lost, repeated + lost, store) if step.reruns else None
 
     async def _pause(self, branch: Branch, step: StepCall, due: int, since: int) -> None:
         on = WaitOn(step.key, "time", due=due, since=since)
@@ -237,16 +244,21 @@ class Steps(Caller):
         )
 
     def _records_begun(self, step: StepCall, attempt: Attempt) -> bool:
-        """Whether the start of an attempt is written before it: always, if it may not be repeated.
+        """Whether the start of an attempt is written before it: always, if it may not be repeated, or sees its
+        idempotency key, which every attempt must find as the first one had it.
 
         Otherwise the row tells how many workers died without a new record. Beside other branches, whose records hide
         that, and after a failure, whose record is there anyway, it is written too.
         """
-        return not step.reruns or attempt.failures > 1 or (attempt.repeated > 0 and not self._branches.alone)
+        if not step.reruns or step.sees_key:
+            return True
+        return attempt.failures > 1 or (attempt.repeated > 0 and not self._branches.alone)
 
     def _record_begun(self, step: StepCall, attempt: Attempt, repeats: bool = False) -> None:
         now, life = self._clock.now(), self.attempt if step.reruns else 0
-        begun = Begun(step.key, "step", step.name, step.asked, None, attempt.number, attempt.repeated, now, life)
+        begun = Begun(
+            step.key, "step", step.name, step.asked, None, attempt.number, attempt.repeated, now, life, attempt.store
+        )
         self._journal.record(begun, repeats)
 
     async def _ended(self, branch: Branch, step: StepCall, body: Body) -> Ended:
@@ -298,7 +310,7 @@ class Steps(Caller):
             self._record_begun(step, attempt)
 
     def _tool_context(self, step: StepCall, attempt: Attempt) -> ToolContext[Any] | None:
-        if not isinstance(step.fn, Tool) or step.fn.context_parameter is None:
+        if not step.sees_key:
             return None
         return ToolContext(
             session_id=self.session_id or "",
@@ -308,6 +320,7 @@ class Steps(Caller):
             generation=self._journal.scope.generation,
             deps=self.deps,
             progress=self.progress,
+            store=attempt.store,
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mainstay.errors import InvalidInput, MainstayError, NotAStore, StoreDamaged, StoreTooNew, StoreUnavailable
 from mainstay.stores import schema, sql
+from mainstay.stores.identity import mint
 from mainstay.stores.process_sql import bad_rows
 from mainstay.stores.sql import node_crc
 
@@ -101,10 +102,28 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
         for statement in schema.MIGRATIONS[number]:
             connection.execute(statement)
     if version == 0:
-        secret = secrets.token_bytes(32)
-        connection.execute("INSERT INTO meta VALUES ('secret', ?), ('secret_crc', ?)", (secret, checksum(secret)))
+        put_mark(connection, "secret", secrets.token_bytes(32))
+    if version < 4:
+        put_mark(connection, "id", mint().encode())
     connection.execute(f"PRAGMA user_version = {schema.VERSION}")
     connection.execute("COMMIT")
+
+
+def put_mark(connection: sqlite3.Connection, key: str, value: bytes) -> None:
+    """Write something that the store is to know of itself, with its checksum."""
+    marks = ((key, value), (f"{key}_crc", checksum(value)))
+    connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", marks)
+
+
+def mark(connection: sqlite3.Connection, path: Path, key: str) -> bytes | None:
+    """What the store knows of itself under that name; refused when it is not what was written."""
+    query = "SELECT value FROM meta WHERE key = ?"
+    found, crc = (connection.execute(query, (each,)).fetchone() for each in (key, f"{key}_crc"))
+    if found is None and crc is None:
+        return None
+    if found is None or crc is None or type(found[0]) is not bytes or checksum(found[0]) != crc[0]:
+        raise StoreDamaged(str(path), f"its {key} does not match its checksum")
+    return found[0]
 
 
 def identity(path: Path) -> tuple[int, int] | None:

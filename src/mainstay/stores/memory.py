@@ -18,7 +18,7 @@ from mainstay.model.session import InboxRow, Node, SessionRow, WaitRow, WorkerRo
 from mainstay.model.write import SessionFilter, StoreFacts, Write
 from mainstay.ports.host import Clock
 from mainstay.ports.store import SWEEP_GRACE
-from mainstay.stores import rules
+from mainstay.stores import identity, rules
 from mainstay.stores.memory_processes import MemoryProcessReads, MemoryProcessRows
 from mainstay.stores.rows import waits_of
 
@@ -47,7 +47,7 @@ class MemoryRows(MemoryProcessRows):
         self.blob_puts: dict[str, int] = {}
         self.blob_refs: dict[str, set[int]] = {}
         self.alive: set[str] = set()
-        self.secret = secrets.token_bytes(32)
+        self.secret, self.identity = secrets.token_bytes(32), identity.mint()
         self.changes = 0
 
     def session(self, session_id: str) -> SessionRow | None:
@@ -246,6 +246,9 @@ class MemoryStore(MemoryProcessReads):
         for digest in orphans:
             del rows.blobs[digest], rows.blob_puts[digest]
         return len(orphans)
+
+    def identity(self) -> str:
+        return self.rows.identity
 
     def secret(self) -> bytes:
         return self.rows.secret

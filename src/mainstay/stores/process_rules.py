@@ -271,7 +271,7 @@ def _told(rows: Rows, row: ProcessRow, write: Advance) -> ProcessRow:
             rows.add_step(row.pid, node.ordinal, node.body)
     rows.add_blobs(-row.pid, write.blobs)
     if write.first and row.record.first_started is None:
-        start = FirstStart(write.scope.owner, row.generation, row.attempts, write.at)
+        start = FirstStart(write.scope.owner, row.generation, row.attempts, write.at, write.store)
         row = appended(rows, row, Event(events.FIRST_STARTED, start, write.at))
     for event in write.events:
         row = appended(rows, row, event)

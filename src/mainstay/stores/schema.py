@@ -171,6 +171,8 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         "CREATE INDEX wakes_pending ON wakes (session_id) WHERE state = 'pending'",
         "CREATE INDEX wakes_of_process ON wakes (pid)",
     ),
+    # Besides this the store is given an id of its own (`connection.migrate`).
+    4: (),
 }
 
 VERSION = max(MIGRATIONS)

@@ -38,11 +38,11 @@ from mainstay.stores import forks, rules, schema, sql
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.connection import (
     bad_nodes,
-    checksum,
     connect,
     identity,
     is_referred_to,
     mapped,
+    mark,
     migrate,
     read_nodes,
     reading,
@@ -247,6 +247,9 @@ class SqliteStore(SqliteProcessReads):
 
     # ------------------------------------------------------------------ who is alive, what is signed
 
+    def identity(self) -> str:
+        return self._file.store_id if self._file is not None else ""
+
     def secret(self) -> bytes:
         return self._secret
 
@@ -287,13 +290,10 @@ class WriterFile:
                 connection = connect(self._path)
                 migrate(connection, self._path)
                 self._check_tail(connection)
-                secret, crc = (
-                    bytes(connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0])
-                    for key in ("secret", "secret_crc")
-                )
-                if crc != checksum(secret):
-                    raise StoreDamaged(str(self._path), "its secret does not match its checksum")
-                self.secret = secret
+                secret, own = mark(connection, self._path, "secret"), mark(connection, self._path, "id")
+                if secret is None or own is None:
+                    raise StoreDamaged(str(self._path), "it lacks its own marks")
+                self.secret, self.store_id = secret, own.decode()
         except BaseException as error:  # whatever it was, the connection must not stay behind
             if connection is not None:
                 connection.close()

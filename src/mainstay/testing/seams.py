@@ -184,6 +184,9 @@ class SeamStore:
     async def sweep(self, grace: float = SWEEP_GRACE) -> int:
         return await self._seams.call("write", "sweep", lambda: self.inner.sweep(grace))
 
+    def identity(self) -> str:
+        return self.inner.identity()
+
     def secret(self) -> bytes:
         return self.inner.secret()
 

@@ -174,7 +174,10 @@ class ProcessModel(ProcessLog):
         self._refer(-pid, write.blobs)
         if write.first and record["first_started"] is None:
             scope, attempt = write.scope, row["attempts"]
-            start = {"owner": scope.owner, "generation": scope.generation, "attempt": attempt, "at": write.at}
+            start = {
+                "owner": scope.owner, "generation": scope.generation, "attempt": attempt, "at": write.at,
+                "store": write.store,
+            }  # fmt: skip
             record["first_started"] = start
             self._happened(row, "process.first_started", start, write.at)
         for event in write.events:

@@ -32,8 +32,8 @@ MAX_DEFER = 10 * 366 * 86_400
 class ToolContext(Generic[Deps]):
     """Given to a tool that has a parameter of this type; never shown to the model.
 
-    `idempotency_key` is the same for every attempt of one call, also after a crash, and independent of the arguments:
-    pass it to whatever you call, so that a repeated attempt can be recognised there.
+    `idempotency_key` is the same for every attempt of one call, also after a crash, independent of the arguments, and
+    no other call's in any store: pass it to whatever you call, so that a repeated attempt can be recognised there.
     """
 
     __slots__ = (
@@ -47,6 +47,7 @@ class ToolContext(Generic[Deps]):
         "_progress",
         "_services",
         "_shelf",
+        "_store",
         "_work",
         "attempt",
         "call_id",
@@ -78,12 +79,14 @@ class ToolContext(Generic[Deps]):
         host: Callable[[], ToolHost] | None = None,
         handles: Callable[[], Handles] | None = None,
         work: Work | None = None,
+        store: str = "",
     ) -> None:
         self.session_id, self.turn_id, self.call_id, self.tool = session_id, turn_id, call_id, tool
         self.attempt, self.generation, self.payload = attempt, generation, payload
         # A tool that asks for deps is given them by its host; one that does not never looks.
         self.deps = cast(Deps, deps)
         self._progress, self._key, self._shelf, self._host, self._work = progress, key, shelf, host, work
+        self._store = store
         self._artifacts: Artifacts | None = None
         self._services: ToolHost | None = None
         self._make_handles = handles
@@ -95,7 +98,8 @@ class ToolContext(Generic[Deps]):
 
     @property
     def idempotency_key(self) -> str:
-        return self.call_id
+        # Without a store: a call of a test, or one that an earlier version started. It keeps the key it had then.
+        return f"{self._store}.{self.call_id}" if self._store else self.call_id
 
     @property
     def cancelled(self) -> bool:

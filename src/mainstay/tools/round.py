@@ -203,8 +203,9 @@ class Round:
         if call.due > now:
             await self.home.clock.sleep((TOOL_RETRIES.due(call.due, now) - now) / 1000)
         prepared: Ready | ToolOutcome = ready
+        store = call.store or ("" if call.attempts else self.run.journal.store_id)
         if ready.entry.provider is not None:
-            context = self.home.context(self.run, ready, call.attempts + 1, self.shelf)
+            context = self.home.context(self.run, ready, call.attempts + 1, self.shelf, store)
             context.close()  # preparation has no effects
             prepared = await consult(ready, context)
         if not isinstance(prepared, Ready):
@@ -227,6 +228,7 @@ class Round:
                 self.vetting.slot(call),
                 spec.background,
                 settled,
+                "" if call.store else store,
             )
             self.run.record(started)
             await self._flush(*([self.questions.reserve(call)] if spec.deferred else []))
@@ -265,7 +267,9 @@ class Round:
                 home.slots.give(spec)
             raise
         self.run.held.pop(call.call, None)
-        context = self.contexts[call.call] = home.context(self.run, ready, number, self.shelf)
+        context = self.contexts[call.call] = home.context(
+            self.run, ready, number, self.shelf, self.run.machine.state.calls[call.call].store
+        )
         context.prepare = functools.partial(prepared_instead, self.vetting, call, context)
         interrupted, call_id = Interrupted(), context.call_id
         self.cut[call.call], home.running[call_id] = interrupted, call.name

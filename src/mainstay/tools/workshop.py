@@ -39,8 +39,9 @@ class Workshop:
         self.handles: Callable[[Run, str], Handles] | None = None
         self._left: set[asyncio.Task[Any]] = set()
 
-    def context(self, run: Run, ready: Ready, attempt: int, shelf: Shelf) -> ToolContext[Any]:
-        """What one attempt of a call is given. The task that asks for it works for the call from here on."""
+    def context(self, run: Run, ready: Ready, attempt: int, shelf: Shelf, store: str) -> ToolContext[Any]:
+        """What one attempt of a call is given, which started in `store`. The task that asks for it works for the call
+        from here on."""
         call_id, name = ready.call.call_id, ready.call.name
         services, handles = self.services, self.handles
         loop = asyncio.get_running_loop()
@@ -66,6 +67,7 @@ class Workshop:
             shelf=shelf,
             host=None if services is None else lambda: services(run).for_call(call_id),
             handles=None if handles is None else lambda: handles(run, call_id),
+            store=store,
         )
 
     def _key(self, run: Run, call_id: str) -> str:

@@ -192,7 +192,7 @@ class Machine:
         self._keep(reply)
         state.usage = state.usage + usage_of(reply)
         state.attempt, state.due, state.progress = 1, 0, False
-        state.calls = native.asked_calls(state.transcript.calls, reply.started)
+        state.calls = native.asked_calls(state.transcript.calls, reply.started, reply.store)
         if not state.calls or (reply.stop in native.CUT_OFF and not reply.started):
             self._answered(reply)  # calls of a reply that was cut off are not run: their arguments may be half told
         elif state.last:
@@ -257,6 +257,7 @@ class Machine:
             repeated=record.repeated,
             due=0,
             background=record.background,
+            store=call.store or record.store,
         )
 
     def _tool_faltered(self, record: Faltered) -> None:

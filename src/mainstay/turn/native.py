@@ -35,12 +35,14 @@ def with_unique_ids(parts: Sequence[Part], turn_id: str, step: int) -> tuple[Par
     return tuple(out)
 
 
-def asked_calls(calls: dict[str, ToolCall], started: Sequence[int]) -> dict[str, AskedCall]:
-    """The calls of a reply as the turn asks for them; those in `started` began with the reply's record."""
+def asked_calls(calls: dict[str, ToolCall], started: Sequence[int], store: str = "") -> dict[str, AskedCall]:
+    """The calls of a reply as the turn asks for them; those in `started` began with the reply's record, in `store`."""
     asked = {}
     for index, (key, call) in enumerate(calls.items()):
         begun = index in started
-        asked[key] = AskedCall(key, call.id, call.name, call.args, call.raw, begun, False, 1 if begun else 0)
+        asked[key] = AskedCall(
+            key, call.id, call.name, call.args, call.raw, begun, attempts=int(begun), store=store if begun else ""
+        )
     return asked
 
 
