@@ -7,6 +7,7 @@
     │   ├── InvalidDefinition   an agent, tool or runtime is put together wrongly
     │   ├── InvalidProcess      a process cannot be registered, or told, like this
     │   │   ├── InvalidHandle     this is no handle of a process
+    │   │   ├── MisplacedCheckpoint a durable function goes on otherwise than it begins
     │   │   └── UndeclaredEvent   it has no such event or signal
     │   └── TooLarge
     ├── Conflict              the request disagrees with what is already durable
@@ -154,6 +155,20 @@ class InvalidHandle(InvalidProcess):
     """This is no handle of a process."""
 
     code = "invalid_handle"
+
+
+class MisplacedCheckpoint(InvalidProcess):
+    """The first call after a checkpoint is another one than the function begins with: a replay would find it there."""
+
+    code = "misplaced_checkpoint"
+
+    def __init__(self, first: str, asked: str) -> None:
+        self.first, self.asked = first, asked
+        super().__init__(
+            f"the first call after a checkpoint is {asked}, but the function begins with {first}, and so would every "
+            "replay from that checkpoint: make the checkpoint the last call of a round (step, sleep, then checkpoint), "
+            "or, where the first call depends on the state, begin again with `ctx.checkpoint(state, restart=True)`"
+        )
 
 
 class UndeclaredEvent(InvalidProcess):

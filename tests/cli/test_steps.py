@@ -41,7 +41,7 @@ def test_a_checkpoint_stands_for_what_was_before_it_and_a_failed_step_says_why(s
     @process
     async def pay(ctx: ProcessContext[object]) -> None:
         if ctx.state is None:
-            await ctx.checkpoint({"paid": 1})
+            await ctx.checkpoint({"paid": 1}, restart=True)
         await ctx.step(hopeless)
 
     async def work() -> None:

@@ -98,8 +98,22 @@ async def looping(ctx: Ctx) -> list[Any]:
     seen = ctx.state or []
     while len(seen) < 2:
         seen = [*seen, await paid(ctx, f"round {len(seen)}")]
-        await ctx.checkpoint(seen)
+        await ctx.checkpoint(seen, restart=True)
     return [*seen, await ctx.step(note, ctx.deps, "end", recovery="rerun")]
+
+
+@process
+async def polling(ctx: Ctx) -> list[Any]:
+    """Goes on after its checkpoint with the call that it begins with."""
+    seen = ctx.state or []
+    while len(seen) < 2:
+        what = f"round {len(seen)}"
+        try:
+            seen = [*seen, await ctx.step(pay, ctx.deps, what)]
+        except OutcomeUnknown:
+            seen = [*seen, f"unknown {what}"]
+        await ctx.checkpoint(seen)
+    return seen
 
 
 @process
@@ -123,7 +137,7 @@ async def cancelled(ctx: Ctx) -> None:
 
 
 FUNCTIONS: tuple[Process[..., Any], ...] = (
-    plain, branching, waiting, leaf, raising, looping, choosing, cancelled,
+    plain, branching, waiting, leaf, raising, looping, polling, choosing, cancelled,
 )  # fmt: skip
 
 
@@ -159,6 +173,10 @@ async def play_raising(lab: Lab) -> None:
 
 async def play_looping(lab: Lab) -> None:
     await _plainly(lab, looping)
+
+
+async def play_polling(lab: Lab) -> None:
+    await _plainly(lab, polling)
 
 
 async def play_choosing(lab: Lab) -> None:

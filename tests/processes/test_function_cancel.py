@@ -304,17 +304,18 @@ async def test_a_request_finds_a_loop_at_its_checkpoint_and_not_again_in_the_nex
     inside, free = asyncio.Event(), asyncio.Event()
 
     @process
-    async def looping(ctx: Ctx) -> None:
-        if ctx.state is None:
-            inside.set()
-            await free.wait()
+    async def looping(ctx: Ctx) -> str:
+        if ctx.state == "two":
+            await ctx.wait_signal("go")
+            return "not asked again"
+        inside.set()
+        await free.wait()
         try:
             await ctx.checkpoint("one")
         except asyncio.CancelledError:
             seen.append("cut")
-            await ctx.checkpoint("two")
-            await ctx.wait_signal("go")
-            raise
+            await ctx.checkpoint("two", restart=True)
+        return "went on"
 
     async with dying(place, looping) as runtime:
         handle = await runtime.start(looping, id="p")
@@ -323,13 +324,7 @@ async def test_a_request_finds_a_loop_at_its_checkpoint_and_not_again_in_the_nex
         free.set()
         await until_waits_for(handle, "go")
 
-    @process(name="looping")
-    async def after(ctx: Ctx) -> str:
-        assert ctx.state == "two"
-        await ctx.wait_signal("go")
-        return "not asked again"
-
-    async with living(place, after) as runtime:
+    async with living(place, looping) as runtime:
         await runtime.handle("p").signal("go")
 
         assert await result(runtime.handle("p")) == "not asked again"

@@ -23,6 +23,7 @@ ENDS: dict[Callable[..., Any], Any] = {
     killed.play_parked: [1, "noted t", 2, "noted n"],
     killed.play_raising: ["noted leaf", "grow", "paid school"],
     killed.play_looping: ["paid round 0", "paid round 1", "noted end"],
+    killed.play_polling: ["paid round 0", "paid round 1"],
     killed.play_choosing: [1, "paid last"],
 }
 
@@ -36,6 +37,7 @@ EFFECTS: dict[Callable[..., Any], dict[tuple[str, str], int]] = {
     killed.play_parked: {("note", "t"): 2, ("note", "n"): 1},
     killed.play_raising: {("note", "leaf"): 1, ("pay", "school"): 1},
     killed.play_looping: {("pay", "round 0"): 1, ("pay", "round 1"): 1, ("note", "end"): 1},
+    killed.play_polling: {("pay", "round 0"): 1, ("pay", "round 1"): 1},
     killed.play_choosing: {("note", "quick"): 1, ("pay", "tidied"): 1, ("pay", "last"): 1},
     killed.play_cancelled: {("note", "tidied"): 1},
 }
@@ -162,6 +164,8 @@ KEY_POINTS: list[tuple[Callable[..., Any], str, Mode]] = [
         (killed.play_raising, "tell p.1"),
         (killed.play_looping, "advance p: segment, process.continued"),
         (killed.play_looping, "advance p: segment, process.continued #2"),
+        (killed.play_polling, "advance p: segment, process.continued"),
+        (killed.play_polling, "advance p: segment, process.continued #2"),
         (killed.play_cancelled, "stop p"),
         (killed.play_cancelled, "advance p: done 1.0.1, done 1.1.1"),
         (killed.play_choosing, "effect pay"),

@@ -107,7 +107,7 @@ async def obeying_in_segments(ctx: Ctx, program: list[Any]) -> list[Any]:
     done = ctx.state or []
     while len(done) < len(program):
         done = [*done, await one(ctx, program[len(done)], str(len(done)))]
-        await ctx.checkpoint(done)
+        await ctx.checkpoint(done, restart=True)
     return done
 
 

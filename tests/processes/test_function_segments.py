@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from mainstay import ProcessContext, process
 from mainstay.errors import (
     InvalidInput,
+    MisplacedCheckpoint,
     ProcessCancelled,
     ProcessFailed,
     ProcessPruned,
@@ -16,7 +18,7 @@ from mainstay.errors import (
     TimedOut,
     UnknownProcess,
 )
-from mainstay.model.process import Cancelled, Cause, ParentEnd
+from mainstay.model.process import Cancelled, Cause, Failure, ParentEnd
 from mainstay.model.step import Done, Segment
 from mainstay.testing import VirtualClock
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result
@@ -30,6 +32,14 @@ Ctx = ProcessContext[World]
 async def until_waits_for(handle: Any, name: str) -> None:
     async def there() -> bool:
         return [wait.name for wait in (await handle.record()).record.waits] == [name]
+
+    await until(there)
+
+
+async def until_parked_in(handle: Any, segment: int) -> None:
+    async def there() -> bool:
+        row = await handle.record()
+        return row.status == "waiting" and row.record.segment == segment
 
     await until(there)
 
@@ -75,7 +85,7 @@ async def test_signals_of_another_name_outlive_a_checkpoint(place: Place) -> Non
     async def keeping(ctx: Ctx) -> list[Any]:
         if ctx.state is None:
             await ctx.wait_signal("first")
-            await ctx.checkpoint("on")
+            await ctx.checkpoint("on", restart=True)
         return [await ctx.wait_signal("third"), await ctx.wait_signal("second")]
 
     async with dying(place, keeping) as runtime:
@@ -118,7 +128,7 @@ async def test_a_process_of_ten_thousand_rounds_keeps_one_of_them(memory: Place)
     async def looping(ctx: Ctx, rounds: int) -> int:
         for number in range(ctx.state or 0, rounds):
             ctx.now()
-            await ctx.checkpoint(number + 1)
+            await ctx.checkpoint(number + 1, restart=number + 1 == rounds)
         await ctx.wait_signal("go")
         return rounds
 
@@ -133,7 +143,7 @@ async def test_a_large_state_is_kept_and_the_one_before_it_is_swept(place: Place
     @process
     async def growing(ctx: Ctx) -> int:
         for letter in "ab"[len(ctx.state or ()) // 200_000 :]:
-            await ctx.checkpoint((ctx.state or "") + letter * 200_000)
+            await ctx.checkpoint((ctx.state or "") + letter * 200_000, restart=True)
         await ctx.wait_signal("go")
         return len(ctx.state)
 
@@ -145,6 +155,130 @@ async def test_a_large_state_is_kept_and_the_one_before_it_is_swept(place: Place
         await runtime.handle("p").signal("go")
 
         assert await result(runtime.handle("p")) == 400_000
+
+
+# ---------------------------------------------------------------------- where a checkpoint may stand
+
+
+async def poll(cursor: int) -> int:
+    return cursor + 1
+
+
+async def test_the_call_after_a_checkpoint_that_no_replay_would_make_is_refused_before_it_is_recorded(
+    place: Place,
+) -> None:
+    @process
+    async def polling(ctx: Ctx) -> int:
+        cursor = ctx.state or 0
+        while cursor < 3:
+            cursor = await ctx.step(poll, cursor)
+            await ctx.checkpoint(cursor)
+            await ctx.sleep(2)
+        return cursor
+
+    async with living(place, polling) as runtime:
+        handle = await runtime.start(polling)
+        with pytest.raises(ProcessFailed, match=r"first call after a checkpoint is sleep, .* begins with step poll"):
+            await result(handle)
+
+        failure = await handle.outcome(SOON)
+        assert isinstance(failure, Failure)
+        assert failure.code == "misplaced_checkpoint"
+        assert "step, sleep, then checkpoint" in failure.message
+        assert "restart=True" in failure.message
+        assert [type(each).__name__ for each in await journal_of(runtime, handle)] == ["Segment"]
+
+
+async def test_a_poller_that_sleeps_before_its_checkpoint_is_parked_every_round_and_ends(place: Place) -> None:
+    clock = VirtualClock()
+
+    @process
+    async def polling(ctx: Ctx) -> int:
+        cursor = ctx.state or 0
+        while cursor < 3:
+            cursor = await ctx.step(poll, cursor)
+            await ctx.sleep(3600)
+            await ctx.checkpoint(cursor)
+        return cursor
+
+    async with living(place, polling, clock=clock) as runtime:
+        handle = await runtime.start(polling)
+        for number in range(3):
+            await until_parked_in(handle, number)
+            clock.advance(3600)
+
+        assert await result(handle) == 3
+        assert (await handle.record()).record.segment == 3
+
+
+@pytest.mark.parametrize("how", ["another step", "now", "branches", "a checkpoint first", "swallowed"])
+async def test_whatever_the_function_does_not_begin_with_is_refused_after_a_checkpoint(place: Place, how: str) -> None:
+    @process
+    async def odd(ctx: Ctx) -> str:
+        if how != "a checkpoint first":
+            await ctx.step(poll, 1)
+        await ctx.checkpoint("on")
+        if how == "now":
+            ctx.now()
+        elif how == "branches":
+            await ctx.gather(ctx.sleep(0))
+        elif how == "swallowed":
+            try:
+                await ctx.sleep(0)
+            except MisplacedCheckpoint:
+                await ctx.wait_signal("go")
+        else:
+            await ctx.step(poll, 2, name="again")
+        return "wrong"
+
+    async with living(place, odd) as runtime:
+        outcome = await (await runtime.start(odd)).outcome(SOON)
+
+    assert isinstance(outcome, Failure)
+    assert outcome.code == "misplaced_checkpoint"
+
+
+async def test_a_checkpoint_that_begins_again_may_be_followed_by_whatever_its_state_leads_to(place: Place) -> None:
+    world = World()
+
+    @process
+    async def in_stages(ctx: Ctx, name: str) -> list[Any]:
+        stage = ctx.state or 0
+        if stage == 0:
+            await ctx.step(ctx.deps.act, f"{name} first")
+            await ctx.checkpoint(1, restart=True)
+        if stage == 1:
+            await ctx.sleep(0)
+            await ctx.checkpoint(2, restart=True)
+        return [stage, await ctx.wait_signal("go"), await ctx.step(ctx.deps.act, f"{name} last")]
+
+    async with dying(place, in_stages, deps=world) as runtime:
+        await until_waits_for(await runtime.start(in_stages, {"name": "n"}, id="p"), "go")
+    async with living(place, in_stages, deps=world) as runtime:
+        await runtime.handle("p").signal("go", "on")
+
+        assert await result(runtime.handle("p")) == [2, "on", "n last"]
+        assert (await runtime.handle("p").record()).record.segment == 2
+    assert world.done == ["n first", "n last"]
+
+
+async def test_a_checkpoint_that_the_process_was_asked_to_end_at_does_not_begin_again(place: Place) -> None:
+    inside, free = asyncio.Event(), asyncio.Event()
+
+    @process
+    async def waiting(ctx: Ctx) -> None:
+        assert ctx.state is None
+        inside.set()
+        await free.wait()
+        await ctx.checkpoint(1, restart=True)
+
+    async with living(place, waiting) as runtime:
+        handle = await runtime.start(waiting)
+        await inside.wait()
+        await handle.cancel()
+        free.set()
+
+        assert await handle.outcome(SOON) == Cancelled("host", "")
 
 
 # ---------------------------------------------------------------------- beginning anew

@@ -15,6 +15,7 @@ from mainstay.errors import (
     Fenced,
     InternalError,
     MainstayError,
+    MisplacedCheckpoint,
     OutcomeUnknown,
     StepFailed,
     StoreError,
@@ -27,13 +28,15 @@ from mainstay.model.step import Begun, Done, Fault, Segment, StepKind
 from mainstay.processes.branches import Branch, Branches, Cut
 from mainstay.processes.host import Host
 from mainstay.processes.journal import ProcessJournal
-from mainstay.processes.replay import Replay
+from mainstay.processes.replay import Replay, shown
 from mainstay.processes.waiting import CUT, Signal
 
 C = TypeVar("C", bound="Caller")
 P = ParamSpec("P")
 R = TypeVar("R")
 
+FIRST = "1"
+"""The key of a function's first call, and of the first one after a checkpoint."""
 BROKEN = (Fenced, StoreError, Diverged, InternalError)
 """Errors that no function can know what to make of, and that no replay would repeat: they go past its code."""
 
@@ -73,6 +76,8 @@ class Caller:
         # Workers that died since the newest record: what was in flight then may have been attempted before.
         self._interrupted = row.takeovers
         self._cut_unknown = False
+        # The first call since the function began: every replay from a checkpoint begins with it.
+        self._first: tuple[StepKind, str] | None = None
         origin = row.registration.origin
         self.process_id, self.attempt, self.deps, self.threads = row.id, row.attempts, host.deps, host.threads
         self.session_id = origin.session_id if isinstance(origin, SessionOrigin) else None
@@ -103,6 +108,8 @@ class Caller:
 
     def _answer(self, branch: Branch, key: str, kind: StepKind, name: str, asked: str) -> Done | None:
         """How this call ended before, if it did. One that was cut off is cut off again."""
+        if key == FIRST:
+            self._check_first(branch, kind, name)
         done = self._replay.answer(key, kind, name, asked)
         if done is None:
             branch.unrecorded += 1
@@ -111,6 +118,18 @@ class Caller:
             self._cut_unknown = self._cut_unknown or (done.unknown is not None and not done.dropped)
             raise Cut(f"process {self.process_id} was asked to end")
         return done
+
+    def _check_first(self, branch: Branch, kind: StepKind, name: str) -> None:
+        """Refuse a call after a checkpoint that is not the one the function begins with: no replay would make it there.
+
+        Arguments are not compared: they may come from the state. A checkpoint leaves nothing for a replay to find.
+        """
+        asked = (kind, "" if kind in ("result", "stop") else name)  # of these, the name is an argument
+        if self._first is None:
+            self._first = asked
+        elif asked != self._first and kind != "checkpoint":
+            branch.calls = 0  # it was not made: the next one is the first
+            raise MisplacedCheckpoint(shown(*self._first, ""), shown(*asked, ""))
 
     def _refused(self, key: str, kind: StepKind, name: str, asked: str, error: MainstayError) -> Done:
         """A call that could not be made like this: that is what it says on every replay, whatever changes outside."""

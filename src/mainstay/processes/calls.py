@@ -49,11 +49,11 @@ MAX_SLEEP = 100 * 366 * 86_400
 """Seconds: what is longer than a hundred years is a mistake."""
 
 
-class ContinueAsNew(BaseException):
-    """The function begins again with these arguments."""
+class BeginAnew(BaseException):
+    """The function begins again, with this state, or with other arguments if there are any."""
 
-    def __init__(self, args: Mapping[str, Any]) -> None:
-        self.new_args = args
+    def __init__(self, state: Any = None, args: Mapping[str, Any] | None = None) -> None:
+        self.state, self.new_args = state, args
 
 
 class Calls(Steps, Joins):
@@ -256,10 +256,12 @@ class Calls(Steps, Joins):
     # ------------------------------------------------------------------ segments
 
     @call
-    async def checkpoint(self, branch: Branch, state: Any) -> None:
+    async def checkpoint(self, branch: Branch, state: Any, restart: bool) -> None:
         plain = clean(state)
         encode_checked(plain, "the state of a process")
         self._end_segment(branch, "checkpoint")
+        if restart:
+            raise BeginAnew(state=plain)
         await self._cut(plain, None)
         branch.calls = 0
         self._chances.clear()
@@ -270,7 +272,7 @@ class Calls(Steps, Joins):
         self._check_args(plain)
         encode_checked(plain, "the arguments of a process")
         self._end_segment(branch, "continue_as_new")
-        raise ContinueAsNew(plain)
+        raise BeginAnew(args=plain)
 
     def _end_segment(self, branch: Branch, what: str) -> None:
         """Whether nothing is left to replay, and nothing stands against it."""
@@ -281,9 +283,9 @@ class Calls(Steps, Joins):
         self._replay.check_over(what)
         self._check_cut(branch, key, "checkpoint", what, "")
 
-    async def begin_anew(self, args: Mapping[str, Any]) -> Segment:
-        """The rest of `continue_as_new`, once the function has unwound."""
-        await self._cut(None, dict(args))
+    async def begin_anew(self, anew: BeginAnew) -> Segment:
+        """The rest of `continue_as_new`, or of a checkpoint that begins again, once the function has unwound."""
+        await self._cut(anew.state, None if anew.new_args is None else dict(anew.new_args))
         return self._segment
 
     async def _cut(self, state: Any, args: dict[str, Any] | None) -> None:

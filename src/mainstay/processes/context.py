@@ -183,12 +183,14 @@ class ProcessContext(Generic[Deps]):
         """What the last checkpoint kept, a copy each time; None before the first."""
         return self._calls.state
 
-    async def checkpoint(self, state: Any) -> None:
+    async def checkpoint(self, state: Any, *, restart: bool = False) -> None:
         """Keep `state` and forget what was recorded so far: after a crash the function begins again with it.
 
-        Write a loop that never ends as one that goes on from `ctx.state`, and it replays one round, not a year.
+        Write a loop that never ends as one that goes on from `ctx.state`, with the checkpoint as the last call of a
+        round: a replay begins with the first line, so the next call must be the one that the function begins with.
+        Where that depends on the state, say `restart=True`: it begins again at once, and this does not return.
         """
-        await self._calls.checkpoint(state)
+        await self._calls.checkpoint(state, restart)
 
     async def continue_as_new(self, args: Mapping[str, Any] | None = None) -> NoReturn:
         """Begin again, as the same process, with other arguments and nothing to replay."""

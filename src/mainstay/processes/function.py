@@ -24,7 +24,7 @@ from mainstay.model.process import Cancelled, Failure, ProcessOutcome, Registrat
 from mainstay.model.step import StepRecord
 from mainstay.ports.process import EngineRun
 from mainstay.processes.branches import CANCEL, Branches, Line, PutAway
-from mainstay.processes.calls import Calls, ContinueAsNew
+from mainstay.processes.calls import BeginAnew, Calls
 from mainstay.processes.context import ProcessContext
 from mainstay.processes.define import Process
 from mainstay.processes.host import Host
@@ -81,8 +81,8 @@ class FunctionEngine:
             calls = Calls(run.row, run.journal, replay, branches, self._host, function.bind)
             try:
                 return await self._once(function, calls, branches, replay, run)
-            except ContinueAsNew as anew:
-                replay = Replay(run.row.id, [await calls.begin_anew(anew.new_args)])
+            except BeginAnew as anew:
+                replay = Replay(run.row.id, [await calls.begin_anew(anew)])
             finally:
                 await branches.waiting.close()
 
@@ -131,7 +131,7 @@ class FunctionEngine:
             outcome: ProcessOutcome = Success(checked(value, "the result"))
         except PutAway:
             raise await self._why(branches, run) from None
-        except ContinueAsNew:
+        except BeginAnew:
             if branches.away:
                 raise await self._why(branches, run) from None
             raise

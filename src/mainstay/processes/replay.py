@@ -129,7 +129,7 @@ class Replay:
 
 
 def shown(kind: str, name: str, asked: str) -> str:
-    return f"{kind} {name}({asked})" if name or asked else kind
+    return f"{kind} {name}({asked})" if asked else f"{kind} {name}".rstrip()
 
 
 def shape(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
