@@ -300,7 +300,7 @@ async def test_nothing_waits_any_more_once_the_turn_is_asked_to_stop(place: Plac
             await session.approve(CALL)
 
 
-async def test_a_call_that_was_approved_and_then_cancelled_before_it_ran_was_cancelled(place: Place) -> None:
+async def test_who_approved_of_a_call_that_was_cancelled_before_it_ran_is_told_for_good(place: Place) -> None:
     office = Office()
     async with place.runtime(office.agent()) as runtime:
         await (await runtime.session("chat")).run("go")
@@ -313,7 +313,8 @@ async def test_a_call_that_was_approved_and_then_cancelled_before_it_ran_was_can
         await ends(session)
 
         assert office.ran == 0
-        assert await told(place, lambda _, s: s.approve(CALL), (runtime, session)) == ["cancelled"] * 2
+        approved = {"verdict": "approved", "by": "ann"}
+        assert await told(place, lambda _, s: s.approve(CALL), (runtime, session)) == [approved] * 2
 
 
 async def test_an_unknown_outcome_of_a_cancelled_turn_may_be_annotated(place: Place) -> None:

@@ -19,7 +19,6 @@ from mainstay.model.effect import Aborted, CancelTurn, Effect, Finish
 from mainstay.model.outcome import Outcome, PendingCall
 from mainstay.model.record import Asking, Completed, Ended, Faltered, Framed, Noted, Record, Replied, Slot, Started
 from mainstay.model.session import CancelRequest
-from mainstay.model.tool import OutcomeUnknown
 from mainstay.model.write import Scope
 from mainstay.ports.hooks import TurnHooks
 from mainstay.ports.host import Clock
@@ -95,16 +94,8 @@ class Run:
         self.records.append(record)
         self.noted = True
 
-    def record_unknown(self) -> None:
-        """The turn ends while calls of it have started and nobody here has seen them end."""
-        for call in list(self.machine.state.calls.values()):
-            if call.started and call.call not in self.held:
-                unknown = OutcomeUnknown("the turn was cancelled before its end was seen")
-                self.record(Ended(call.call, unknown, call.attempts, call.repeated, at=self.clock.now()))
-
     def abort(self, end: TurnAborted) -> None:
         """A plugin ends the turn."""
-        self.record_unknown()
         self.machine.receive(Aborted(end.plugin, end.code, end.message))
 
     def heed(self) -> None:
@@ -130,8 +121,11 @@ class Run:
 
 Handler = Callable[[Run, Any], Awaitable[Parked | None]]
 
+Conclude = Callable[[Run], Awaitable[None]]
+"""Records how the calls in hand of a turn end that is cancelled or aborted."""
 
-async def drive(run: Run, handlers: Mapping[type[Effect], Handler]) -> Outcome | Parked:
+
+async def drive(run: Run, handlers: Mapping[type[Effect], Handler], conclude: Conclude) -> Outcome | Parked:
     """Take a turn to its end, or to where it parks. Raises Leaving or Fenced when it must be let go."""
     machine = run.machine
     while True:
@@ -146,9 +140,10 @@ async def drive(run: Run, handlers: Mapping[type[Effect], Handler]) -> Outcome |
         except TurnCancelled:
             request = run.gate.request
             assert request is not None
-            run.record_unknown()
+            await conclude(run)
             machine.receive(CancelTurn(request.by, request.reason))
         except TurnAborted as end:
+            await conclude(run)
             run.abort(end)
         else:
             if parked is not None:

@@ -230,9 +230,10 @@ class Turns:
             run.gate.cancel(resident.cancel[1])
         resident.cancel = None
         run.events.emit(TurnStarted, resumed=opening is None and len(records) > 1)
-        if refused is not None:
-            run.abort(refused)
         try:
+            if refused is not None:
+                await self._dispatcher.conclude(run, refused.plugin)
+                run.abort(refused)
             end = await self._drive(run, row)
         except Leaving:
             self._dispatcher.withdraw(run)
@@ -314,7 +315,7 @@ class Turns:
         """Drive the turn and commit it. A cancel request that was there first turns the commit into a cancelled one."""
         told = False
         while True:
-            outcome = await drive(run, self._handlers)
+            outcome = await drive(run, self._handlers, self._dispatcher.conclude)
             if isinstance(outcome, Parked):
                 return outcome
             plugins = plugins_of(run)

@@ -82,12 +82,14 @@ class Attempted(Struct, frozen=True, gc=False):
 class Interrupted(Struct):
     """Why a body was cancelled from outside, if it was: set before the cancel reaches it.
 
-    `over`: the body has returned, there is nothing to cancel any more.
+    `over`: the body has returned, there is nothing to cancel any more. `acknowledged`: an answer from outside that was
+    acknowledged says how the call ended: it is recorded, however long plugins look at it.
     """
 
     reason: str | None = None
     timed_out: bool = False
     over: bool = False
+    acknowledged: bool = False
 
 
 async def attempt(

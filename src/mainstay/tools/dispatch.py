@@ -15,6 +15,7 @@ from mainstay.tools.prepare import inspect
 from mainstay.tools.round import Round
 from mainstay.tools.workshop import Workshop
 from mainstay.turn.native import asked_calls
+from mainstay.turn.states import Phase
 
 
 class Dispatcher(Workshop):
@@ -47,6 +48,12 @@ class Dispatcher(Workshop):
             return await round_.go()
         finally:
             round_.abandon()
+
+    async def conclude(self, run: Run, refused: str = "") -> None:
+        """The turn is cancelled or aborted: record how the calls in hand end."""
+        state = run.machine.state
+        if state.calls and state.phase is Phase.TOOLS:
+            await Round(self, run, RunTools(state.step, tuple(state.calls.values()))).conclude(refused)
 
     def withdraw(self, run: Run) -> None:
         """The Runtime is left before calls began whose start is in their reply's record: say that they did not."""

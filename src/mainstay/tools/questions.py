@@ -85,12 +85,12 @@ class Questions:
             told = msgspec.structs.replace(told, reason=outcome.message)  # as plugins let it be told
         if told is not None or not call.deferred or self._run.gate.request is not None:
             return told
-        self.opened.append(self._revoked(call))
+        self.opened.append(self._revoked(call, "deferred"))
         return Answered("revoked")
 
-    def _revoked(self, call: AskedCall) -> WaitRow:
-        pending = msgspec.structs.replace(self._pending(call, "deferred"), args={})
-        return msgspec.structs.replace(self._row(call, "deferred", pending), state="revoked")
+    def _revoked(self, call: AskedCall, kind: str) -> WaitRow:
+        pending = msgspec.structs.replace(self._pending(call, kind), args={})
+        return msgspec.structs.replace(self._row(call, kind, pending), state="revoked")
 
     def handed_over(self, call: AskedCall, known: dict[str, WaitRow]) -> bool:
         """Whether a deferred call's body is over, or its completion has come: it is not run again.
@@ -110,7 +110,7 @@ class Questions:
         whoever comes later is told so, and not that a completion was accepted which nobody would hear of.
         """
         if last and not self._run.gate.shut:
-            await self._run.journal.flush((self._revoked(call),))
+            await self._run.journal.flush((self._revoked(call, "deferred"),))
         wait = await self._store.wait(self.wait_id(call.call, "deferred"))
         return wait is not None and wait.state == "resolved"
 
@@ -119,6 +119,21 @@ class Questions:
         return tuple(opened)
 
     # ------------------------------------------------------------------ answers
+
+    async def final(self) -> dict[str, WaitRow]:
+        """The waits of the calls in hand, by call, in a turn that ends: no answer is accepted after this.
+
+        The store refuses answers to a cancelled turn by itself. In an aborted one, questions that are open are revoked
+        first: an answer that was accepted between this look and the commit would be lost.
+        """
+        waits = await self.known()
+        if self._run.gate.request is None:
+            calls = self._run.machine.state.calls
+            still = [wait for wait in waits.values() if wait.state == "open"]
+            if still:
+                await self._run.journal.flush(tuple([self._revoked(calls[wait.call], wait.kind) for wait in still]))
+                waits = await self.known()
+        return {wait.call: wait for wait in sorted(waits.values(), key=lambda wait: wait.state != "open")}
 
     async def known(self) -> dict[str, WaitRow]:
         """The waits of the calls in hand as they are on disk: each by its id, however many a long session has had."""

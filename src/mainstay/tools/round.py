@@ -30,8 +30,9 @@ from mainstay.errors import Fenced, InternalError
 from mainstay.model.effect import AskedCall, RunTools
 from mainstay.model.event import ToolFinished, ToolStarted, WaitingFor
 from mainstay.model.record import Ended, Faltered, Started
-from mainstay.model.session import WaitRow
-from mainstay.model.tool import Artifact, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
+from mainstay.model.session import Answer, WaitRow
+from mainstay.model.tool import Artifact, Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
+from mainstay.model.transcript import NEVER_RAN
 from mainstay.tools.attempt import Again, Attempted, Interrupted, attempt, returned
 from mainstay.tools.background import prepared_instead, sent_off
 from mainstay.tools.context import ToolContext
@@ -45,6 +46,9 @@ log = logging.getLogger("mainstay.tools")
 
 TOOL_RETRIES = RetryPolicy(attempts=0, base=0.5, cap=30.0, asked_cap=3600.0)
 DIED = "the process died while the call ran"
+NOT_SEEN = "the turn ended before its end was seen"
+GOES_ON = ("approved", "rerun")
+"""Verdicts that let a call run. Any other says how it ended."""
 
 Work: TypeAlias = Callable[[], Coroutine[Any, Any, Attempted]]
 """The way to a call's end, made when its task begins: one that is cancelled before leaves nothing behind."""
@@ -155,35 +159,34 @@ class Round:
         """Go on as a person, or an outside completion, has decided."""
         answer = self.questions.hear(call, wait)
         self.put[call.call] = self.questions.artifacts(wait)
-        if answer is None:
-            self._end(
-                call, OutcomeUnknown("nobody answered in time") if call.started else Denied("nobody answered in time")
-            )
+        if answer is None or answer.verdict not in GOES_ON:
+            self.cut[call.call] = Interrupted(over=True, acknowledged=True)
+            return functools.partial(self._spawn, call, functools.partial(self._ended_by, call, answer))
+        self.put.pop(call.call)
+        if answer.verdict == "approved":
+            shown = self.questions.shown(wait)
+            self.vetting.remember(call, shown.decisions)
+            call = msgspec.structs.replace(call, args=shown.args, raw=None)
+        ready = inspect(self.run.agent.catalog, call, self._call_id(call))
+        if isinstance(ready, Failed):
+            self._end(call, ready, call.attempts, call.repeated)
             return None
-        match answer.verdict:
-            case "rejected":
-                self._end(call, Denied(answer.reason, answer.by), attempts=0)
-            case "done" | "value":
+        work = functools.partial(self._queued, call, ready, repeat=answer.verdict == "rerun")
+        return functools.partial(self._spawn, call, work)
+
+    async def _ended_by(self, call: AskedCall, answer: Answer | None) -> Attempted:
+        """How a call ended of which somebody outside has said so, or has not in time."""
+        match answer:
+            case None:
+                late = "nobody answered in time"
+                return Attempted(OutcomeUnknown(late) if call.started else Denied(late))
+            case Answer(verdict="rejected"):
+                return Attempted(Denied(answer.reason, answer.by))
+            case Answer(verdict="done" | "value"):
                 # It comes from outside like any output, and has the same budget.
-                self.cut[call.call] = Interrupted(over=True)
-                work = functools.partial(returned, answer.value, self.vetting.outlet(call, self._spec(call), call.args))
-                return functools.partial(self._spawn, call, work)
-            case "failed" | "error":
-                self.cut[call.call] = Interrupted(over=True)
-                return functools.partial(self._spawn, call, functools.partial(self.vetting.settled, call, answer))
-            case "approved" | "rerun":
-                self.put.pop(call.call)
-                if answer.verdict == "approved":
-                    shown = self.questions.shown(wait)
-                    self.vetting.remember(call, shown.decisions)
-                    call = msgspec.structs.replace(call, args=shown.args, raw=None)
-                ready = inspect(self.run.agent.catalog, call, self._call_id(call))
-                if isinstance(ready, Failed):
-                    self._end(call, ready, call.attempts, call.repeated)
-                    return None
-                work = functools.partial(self._queued, call, ready, repeat=answer.verdict == "rerun")
-                return functools.partial(self._spawn, call, work)
-        return None
+                return await returned(answer.value, self.vetting.outlet(call, self._spec(call), call.args))
+            case _:
+                return await self.vetting.settled(call, answer)
 
     # ------------------------------------------------------------------ how a call runs
 
@@ -464,6 +467,9 @@ class Round:
         reason = "the runtime was closed while it ran" if leaving else "it was cancelled while it ran"
         for key in list(self.tasks):
             self._cut_off(key, reason)
+        told = [task for key, task in self.tasks.items() if key in self.cut and self.cut[key].acknowledged]
+        if told and not leaving:
+            await asyncio.wait(told)  # hooks that look at an answer have a time limit
         if self.tasks:
             await asyncio.wait(self.tasks.values(), timeout=CANCEL_GRACE)
         for key, task in list(self.tasks.items()):
@@ -476,17 +482,49 @@ class Round:
         if leaving:
             await self._flush()
             raise Leaving
-        for key, pending in self.questions.waiting.items():
-            call = self.run.machine.state.calls[key]
-            if call.started:
-                self.put[key] = pending.artifacts
-                self._end(call, OutcomeUnknown(reason), call.attempts, call.repeated)
+        await self.conclude()
         self.run.gate.check()
+
+    async def conclude(self, refused: str = "") -> None:
+        """The turn ends, and with it the calls in hand. An answer that was acknowledged says how its call ended;
+        without one, the end of a call that has started is unknown.
+
+        `refused`: the plugin without which no answer may be recorded, because it could not look at them.
+        """
+        answered = await self.questions.final()
+        for call in list(self.run.machine.state.calls.values()):
+            pending, wait = self.questions.waiting.pop(call.call, None), answered.get(call.call)
+            if wait is not None:
+                self.put[call.call] = self.questions.artifacts(wait)
+            if pending is not None and pending.artifacts:
+                self.put[call.call] = pending.artifacts  # handed over, and not on disk yet
+            if wait is not None and wait.state in ("resolved", "expired"):
+                await self._concluded(call, wait, refused)
+            elif call.started and call.call not in self.run.held:
+                self._end(call, OutcomeUnknown(NOT_SEEN), call.attempts, call.repeated)
+
+    async def _concluded(self, call: AskedCall, wait: WaitRow, refused: str) -> None:
+        answer = self.questions.hear(call, wait)
+        if answer is not None and answer.verdict in GOES_ON:
+            request = self.run.gate.request
+            never = NEVER_RAN if request is None else Cancelled(request.by, request.reason)
+            attempted = Attempted(OutcomeUnknown(NOT_SEEN) if call.started else never)
+        elif refused and answer is not None and answer.verdict != "rejected":
+            said = f"result withheld: plugin {refused!r} could not look at it"
+            done = answer.verdict in ("done", "value")
+            attempted = Attempted(Ok(said) if done else Failed("settled_as_failed", said))
+        else:
+            attempted = await self._ended_by(call, answer)
+        assert not isinstance(attempted.end, Again)
+        self._end(call, attempted.end, call.attempts, call.repeated, attempted.blobs)
 
     def _stopped(self, call: AskedCall, ended: Attempted | None, reason: str, leaving: bool) -> None:
         """A call that was told to stop. What it reported counts; what it did not is unknown; what never ran is not."""
         if not call.started or call.call in self.run.held:
             return
+        if ended is not None and ended.deferred and not leaving:
+            self.questions.hand_over(call, ended.due, self._left_by(call))
+            return  # a completion may have come
         end = OutcomeUnknown(reason) if ended is None else ended.end
         if isinstance(end, Again):
             end = end.otherwise
