@@ -9,11 +9,13 @@ import sqlite3
 import zlib
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 from mainstay.errors import InvalidInput, MainstayError, NotAStore, StoreDamaged, StoreTooNew, StoreUnavailable
 from mainstay.stores import schema, sql
 from mainstay.stores.identity import mint
 from mainstay.stores.process_sql import bad_rows
+from mainstay.stores.shared_lock import SharedLock, join
 from mainstay.stores.sql import node_crc
 
 PAGE_SIZE = 1024
@@ -35,11 +37,25 @@ HINTS = {
 
 
 class Connection(sqlite3.Connection):
-    """One that a forked child never closes: it would roll back a transaction that is its parent's."""
+    """One of those for which this process holds the shared lock of its file.
+
+    A forked child never closes it: it would roll back a transaction that is its parent's.
+    """
+
+    def __init__(self, path: Path, *args: Any, **options: Any) -> None:
+        self.lock: SharedLock | None = join(path)
+        try:
+            super().__init__(path, *args, **options)
+        except BaseException:  # whatever it was, a connection that is none must not be counted
+            with self.lock.leaving():
+                raise
 
     def close(self) -> None:
         _connections.discard(self)
-        super().close()
+        lock, self.lock = self.lock, None
+        if lock is not None:
+            with lock.leaving():
+                super().close()
 
 
 _connections: set[sqlite3.Connection] = set()
@@ -58,9 +74,12 @@ os.register_at_fork(after_in_child=_in_child)
 
 def connect(path: Path) -> sqlite3.Connection:
     """A connection as all of ours are: what it commits is synced, and it never checkpoints by itself."""
-    connection = sqlite3.connect(
-        path, timeout=10, isolation_level=None, check_same_thread=False, cached_statements=256, factory=Connection
-    )
+    try:
+        connection = sqlite3.connect(
+            path, timeout=10, isolation_level=None, check_same_thread=False, cached_statements=256, factory=Connection
+        )
+    except OSError as error:
+        raise StoreUnavailable(f"cannot open {error.filename or path}: {error.strerror}") from None
     _connections.add(connection)
     try:
         check_ours(connection, path)
@@ -69,6 +88,8 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute("PRAGMA cache_size = -8192")
+        assert connection.lock is not None
+        connection.lock.hold()
     except BaseException:  # whatever it was, the connection must not stay behind
         connection.close()
         raise
@@ -109,6 +130,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("COMMIT")
 
 
+<<<<<<< Updated upstream
 def put_mark(connection: sqlite3.Connection, key: str, value: bytes) -> None:
     """Write something that the store is to know of itself, with its checksum."""
     marks = ((key, value), (f"{key}_crc", checksum(value)))
@@ -134,6 +156,8 @@ def identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+=======
+>>>>>>> Stashed changes
 def checksum(data: bytes) -> bytes:
     return zlib.crc32(data).to_bytes(4, "little")
 

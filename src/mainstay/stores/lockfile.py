@@ -18,6 +18,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from mainstay.errors import StoreInherited, StoreUnavailable
+from mainstay.stores.files import PRIVATE, Access, identity, open_file
 
 log = logging.getLogger("mainstay.store")
 
@@ -34,10 +35,10 @@ _inherited: dict[tuple[int, int], int] = {}
 """Lock files that were open when this process was forked, and the parent that had them open."""
 
 
-def open_lock(path: Path) -> int:
+def open_lock(path: Path, access: Access) -> int:
     """A descriptor to lock. A child of a fork shares its parent's locks and would keep them after the parent's death:
     there, the descriptor is closed."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = open_file(path, os.O_RDWR, access)
     _locks.add(descriptor)
     return descriptor
 
@@ -78,10 +79,10 @@ class Noted(Struct, frozen=True):
 class LockFile:
     """One per store and process. Used by the writer's thread; `noted` may be read from any."""
 
-    def __init__(self, path: Path, patience: float = PATIENCE) -> None:
-        self._path, self._patience = path, patience
+    def __init__(self, path: Path, access: Access = PRIVATE, patience: float = PATIENCE) -> None:
+        self.path, self._patience = path, patience
         try:
-            self._descriptor = open_lock(path)
+            self._descriptor = open_lock(path, access)
         except OSError as error:
             raise StoreUnavailable(f"cannot open {path}: {error.strerror}") from None
         self._identity = _identity(self._descriptor)
@@ -98,7 +99,7 @@ class LockFile:
         while not self._try():
             if time.monotonic() > until:
                 raise StoreUnavailable(
-                    f"another process has held {self._path} for {self._patience:g} s: it was stopped in a transaction, "
+                    f"another process has held {self.path} for {self._patience:g} s: it was stopped in a transaction, "
                     "or its disk does not answer; let it go on, or end it"
                 )
             time.sleep(0.001)
@@ -108,15 +109,13 @@ class LockFile:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        except OSError as error:
+            raise StoreUnavailable(f"cannot lock {self.path}: {error.strerror}; it belongs on a local disk") from None
         return True
 
     def in_place(self) -> bool:
         """Whether its name still leads to it: who locked another file by that name would not be kept out."""
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return False
-        return (found.st_dev, found.st_ino) == self._identity
+        return identity(self.path) == self._identity
 
     def free(self) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)

@@ -39,7 +39,6 @@ from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.connection import (
     bad_nodes,
     connect,
-    identity,
     is_referred_to,
     mapped,
     mark,
@@ -47,6 +46,7 @@ from mainstay.stores.connection import (
     read_nodes,
     reading,
 )
+from mainstay.stores.files import PRIVATE, access_of, identity, make_parents
 from mainstay.stores.lockfile import LockFile, Noted, close_lock, open_lock
 from mainstay.stores.process_reads import SqliteProcessReads
 from mainstay.stores.process_sql import bad_rows
@@ -263,10 +263,10 @@ class WriterFile:
     def __init__(self, path: Path, blobs: FileBlobs) -> None:
         self._path, self._blobs = path, blobs
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_parents(path.parent)
         except OSError as error:
             raise StoreUnavailable(f"cannot make the folder {path.parent}: {error.strerror}") from None
-        self._lock = LockFile(Path(f"{path}-lock"))
+        self._lock = LockFile(Path(f"{path}-lock"), access_of(path))
         # Transactions of others, and of anybody, as of our last one. One tuple: the event loop reads it while we write.
         self._counted = (0, 0)
         self._tip = 0
@@ -277,8 +277,11 @@ class WriterFile:
         except BaseException:  # whatever it was, the lock must not stay behind
             self._lock.close()
             raise
+        # What must not be moved, removed or replaced while it is open.
+        self._wal = f"{path}-wal"
+        self._places = [(name, identity(name)) for name in (str(path), self._wal)]
         self._lock.free()
-        self._identity = identity(path)
+        self._folded = False
         self._doomed: dict[str, int] = {}
         self._rows = SqlRows(self._connection, self._has_blob)
 
@@ -327,11 +330,9 @@ class WriterFile:
 
     def begin(self) -> None:
         self._lock.hold()
-        if not self._lock.in_place() or identity(self._path) != self._identity:
-            raise StoreUnavailable(
-                f"{self._path} or its lock was moved, removed or replaced while it was open: what is written now would "
-                "be lost; put it back, or restart"
-            )
+        if (gone := self._displaced()) is not None:
+            self._fold(gone)
+            raise self._refusal(gone)
         self._doomed.clear()
         self._connection.execute("BEGIN IMMEDIATE")
         self._rows.begin()
@@ -349,6 +350,8 @@ class WriterFile:
         if self._rows.last is None or self._rows.last == (0, 0):
             self._tip = self._connection.execute("UPDATE tip SET count = count + 1 RETURNING count").fetchone()[0]
         self._connection.execute("COMMIT")
+        if (gone := self._displaced()) is not None and not self._fold(gone):
+            raise self._refusal(gone)
         # Under the lock still: whoever refers to one of these later finds it gone.
         while self._doomed:
             self._blobs.remove(*self._doomed.popitem())
@@ -359,6 +362,33 @@ class WriterFile:
         place, crc = self._rows.last or (before.place, before.crc)
         self._lock.note(Noted(before.writes + 1, max(self._tip, before.tip), place, crc))
         self._lock.free()
+
+    def _displaced(self) -> str | None:
+        """The file that is not under its name any more, of those that an acknowledged transaction must be found by."""
+        for name, known in self._places:
+            if identity(name) != known:
+                return name
+        return None if self._lock.in_place() else str(self._lock.path)
+
+    def _fold(self, gone: str) -> bool:
+        """Fold a WAL that has lost its name into the database, whole and synced: then nothing of it can be lost.
+
+        Once only: the shared memory says now that the WAL is empty, and others may fill one of that name.
+        """
+        if gone != self._wal or self._folded:
+            return False
+        try:
+            self._folded = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+        except sqlite3.Error as error:
+            log.error("%s is not under its name any more, and cannot be folded into %s: %s", gone, self._path, error)
+        return self._folded
+
+    def _refusal(self, gone: str) -> StoreUnavailable:
+        advice = "put it back, or restart"
+        if gone == self._wal:
+            advice = "restart; nothing that was acknowledged is lost" if self._folded else "restart"
+        why = "was moved, removed or replaced while it was open: what is written now would be lost"
+        return StoreUnavailable(f"{gone} {why}; {advice}")
 
     def rollback(self) -> None:
         self._rows.forget()
@@ -431,7 +461,7 @@ class FileLease:
     def hold(self) -> None:
         try:
             self._folder.mkdir(exist_ok=True)
-            self._descriptor = open_lock(self._folder / self._id)
+            self._descriptor = open_lock(self._folder / self._id, PRIVATE)
         except OSError as error:
             raise StoreUnavailable(f"cannot lock a file in {self._folder}: {error.strerror}") from None
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
