@@ -130,7 +130,6 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("COMMIT")
 
 
-<<<<<<< Updated upstream
 def put_mark(connection: sqlite3.Connection, key: str, value: bytes) -> None:
     """Write something that the store is to know of itself, with its checksum."""
     marks = ((key, value), (f"{key}_crc", checksum(value)))
@@ -148,16 +147,6 @@ def mark(connection: sqlite3.Connection, path: Path, key: str) -> bytes | None:
     return found[0]
 
 
-def identity(path: Path) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-=======
->>>>>>> Stashed changes
 def checksum(data: bytes) -> bytes:
     return zlib.crc32(data).to_bytes(4, "little")
 
