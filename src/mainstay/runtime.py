@@ -18,7 +18,7 @@ from mainstay.errors import AlreadyAnswered, InvalidDefinition, RuntimeClosed, U
 from mainstay.model import given
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.ids import check_session_id, mint
-from mainstay.model.session import Answer
+from mainstay.model.session import Answer, Offers
 from mainstay.model.settings import load
 from mainstay.observe.feed import Feed
 from mainstay.plugins.engines import engines_of
@@ -109,7 +109,8 @@ class Runtime:
         """Put everything together; `opened` takes it apart again, in reverse and whatever part of that fails."""
         name = mint("w", self._clock.now(), self._random.bits(40))
         definitions = {name: agent.definition() for name, agent in self._agents.items()}
-        self._worker = Worker(self._store, name, self._terms, self._clock)
+        offers = Offers(tuple(definitions), tuple([each.definition for each in self._functions]))
+        self._worker = Worker(self._store, name, self._terms, self._clock, offers if self._recover else Offers())
         opened.push_async_callback(self._worker.stop)
         await self._worker.start()
         self._supervisor, self._background = Supervisor(), Supervisor()

@@ -146,6 +146,19 @@ def test_the_exit_code_tells_the_outcome(agent: str, prompt: str, code: int, wor
     assert words in ended.stderr
 
 
+def test_a_turn_behind_one_that_waits_is_shown_as_queued(store: Path) -> None:
+    shell("run", "sample_agents:helper", "pay", "-s", "chat", store=store)
+
+    ended = shell("run", "sample_agents:helper", "hello", "-s", "chat", "--timeout", "60", store=store)
+    told = shell_json("run", "sample_agents:helper", "again", "-s", "chat", store=store)
+
+    assert (ended.exit_code, ended.stdout) == (7, "")
+    assert "turn chat.2 is queued: turn chat.1 waits for an answer to pay (chat.1.1.0)" in ended.stderr
+    assert "pay asks for approval: mainstay approve chat.1.1.0 (or reject)" in ended.stderr
+    assert (told["turn_id"], told["outcome"]["kind"], told["outcome"]["behind"]) == ("chat.3", "queued", "chat.1")
+    assert [call["call_id"] for call in told["outcome"]["calls"]] == ["chat.1.1.0"]
+
+
 def test_a_turn_that_takes_too_long_is_cancelled(store: Path, tmp_path: Path) -> None:
     ended = shell(
         "run", "sample_agents:helper", "wait", "-s", "chat", "--timeout", 0.3, "--json",

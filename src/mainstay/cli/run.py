@@ -30,7 +30,7 @@ from mainstay.cli.render import complain, print_json
 from mainstay.cli.wire import result_json
 from mainstay.model.event import AnyEvent, TurnCommitted, WaitingFor
 from mainstay.model.ids import check_session_id, turn_id
-from mainstay.model.outcome import Waiting, kind_of
+from mainstay.model.outcome import Queued, Waiting, kind_of
 from mainstay.ports.store import Store
 from mainstay.processes.define import Process
 from mainstay.runtime import Runtime
@@ -45,6 +45,7 @@ EXIT_CODES = {
     "plugin_aborted": 1,
     "invalid_input": 1,
     "waiting": 3,
+    "queued": 7,
     "cancelled": 4,
     "budget_spent": 5,
     "incomplete": 6,
@@ -91,7 +92,7 @@ def run(
     waited for after the answer; durable functions are those of the agent's module.
 
     Exit codes: 0 finished, 1 failed, 2 usage error, 3 waiting for a person or an outside completion, 4 cancelled,
-    5 budget spent, 6 incomplete; 130 left open.
+    5 budget spent, 6 incomplete, 7 queued behind a turn that waits; 130 left open.
     """
     logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
 
@@ -179,10 +180,10 @@ class OneTurn:
     async def _ended(self) -> TurnResult[Any]:
         """How the turn ends; the clock, if one was set, cancels it."""
         if self._wish.timeout is None:
-            return await self._session.result(self._turn_id)
+            return await self._session.result_or_queued(self._turn_id)
         try:
             async with asyncio.timeout(self._wish.timeout):
-                return await self._session.result(self._turn_id)
+                return await self._session.result_or_queued(self._turn_id)
         except TimeoutError:
             reason = f"it did not end within {self._wish.timeout:g} s"
             await self._session.cancel(reason, by="timeout", turn_id=self._turn_id)
@@ -235,6 +236,12 @@ def _report(result: TurnResult[Any], wish: Wish) -> None:
         for call in result.outcome.calls:
             complain(f"turn {result.turn_id} waits: {_how_to_answer(call.call_id, call.kind, call.tool)}")
         complain(f"then: mainstay run … --session {result.session_id} --resume")
+    elif isinstance(result.outcome, Queued):
+        complain(f"turn {result.turn_id} is queued: {result.outcome.reason}")
+        for call in result.outcome.calls:
+            complain(f"turn {result.outcome.behind} waits: {_how_to_answer(call.call_id, call.kind, call.tool)}")
+        if result.outcome.behind is not None:
+            complain(f"then: mainstay run … --session {result.session_id} --resume")
     elif kind != "finished":
         reason = next((v for n in ("message", "reason", "which") if (v := getattr(result.outcome, n, ""))), "")
         complain(f"turn {result.turn_id}: {kind}{': ' if reason else ''}{reason}")

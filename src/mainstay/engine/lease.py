@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.errors import InvalidDefinition, StoreError, quoted
-from mainstay.model.session import SessionRow, WorkerRow
+from mainstay.model.session import Offers, SessionRow, WorkerRow
 from mainstay.model.write import Beat, Retire, Scope
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
@@ -33,6 +33,7 @@ log = logging.getLogger("mainstay.engine")
 
 BLOCKED_AFTER = 1.0
 TICK = 0.2
+NOTHING = Offers()
 FOR_EVER = 1e9
 """Seconds: no lease is longer."""
 
@@ -56,7 +57,7 @@ class LeaseTerms(Struct, frozen=True):
 class Worker:
     """This Runtime as others see it."""
 
-    def __init__(self, store: Store, worker_id: str, terms: LeaseTerms, clock: Clock) -> None:
+    def __init__(self, store: Store, worker_id: str, terms: LeaseTerms, clock: Clock, offers: Offers = NOTHING) -> None:
         self._store, self._clock, self.terms = store, clock, terms
         self.id = worker_id
         self._row = WorkerRow(
@@ -66,6 +67,7 @@ class Worker:
             os.getpid(),
             clock.now(),
             term_ms=int(terms.term * 1000),
+            offers=offers,
         )
         self._lease = store.lease(worker_id)
         self._renewed = clock.monotonic()
@@ -148,6 +150,15 @@ class Worker:
     def died_meanwhile(self) -> bool:
         """Whether a worker that lived when its row was last read has died. Reads no row: a death writes nothing."""
         return any(self._lease.proven_dead(row) for row in self._living)
+
+    async def is_offered(self, agent: str) -> bool:
+        """Whether a living worker, this one or another, takes up turns of this agent by itself."""
+        await self.gone()
+        return any(row.offers is None or agent in row.offers.agents for row in (self._row, *self._living))
+
+    def is_alive(self, worker_id: str) -> bool:
+        """Whether a worker lived when the rows of all were last read."""
+        return self.alive is not None and worker_id in self.alive
 
     async def any_gone(self, workers: Iterable[str | None]) -> bool:
         """Whether one of these is a worker that may be relieved, or has retired."""

@@ -1,4 +1,5 @@
-"""How a turn ends. A closed union: exactly one of these is in every commit."""
+"""How a turn ends. A closed union: exactly one of these is in every commit. `Waiting` and `Queued` are in none: they
+tell of a turn that has not ended."""
 
 from __future__ import annotations
 
@@ -35,6 +36,19 @@ class Waiting(Struct, frozen=True, gc=False, tag="waiting"):
     """The turn is parked on disk: it goes on when `calls` are answered, in whatever process."""
 
     calls: tuple[PendingCall, ...] = ()
+
+
+class Queued(Struct, frozen=True, gc=False, tag="queued", omit_defaults=True):
+    """The input is on disk and its turn has not begun: the turn `behind` which it waits is parked until `calls` are
+    answered, or (`behind` None) no living worker has its agent. `reason` says what to do.
+
+    Not an end, and never in a record: only the host's `run` and `stream` return it, and the same key returns how the
+    turn ended once it has.
+    """
+
+    behind: str | None = None
+    calls: tuple[PendingCall, ...] = ()
+    reason: str = ""
 
 
 class BudgetSpent(Struct, frozen=True, gc=False, tag="budget_spent"):
@@ -80,7 +94,16 @@ class Incomplete(Struct, frozen=True, gc=False, tag="incomplete", omit_defaults=
 
 
 Outcome: TypeAlias = (
-    Finished | Waiting | Cancelled | BudgetSpent | ProviderFailed | PluginAborted | InvalidInput | Incomplete | Failed
+    Finished
+    | Waiting
+    | Queued
+    | Cancelled
+    | BudgetSpent
+    | ProviderFailed
+    | PluginAborted
+    | InvalidInput
+    | Incomplete
+    | Failed
 )
 
 

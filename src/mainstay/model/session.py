@@ -74,8 +74,18 @@ class WaitRow(Struct, frozen=True, gc=False):
     answer: bytes | None = None
 
 
+class Offers(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a worker takes up by itself: turns of these agents, processes of these definitions of durable functions."""
+
+    agents: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
+
+
 class WorkerRow(Struct, frozen=True, gc=False):
-    """A live Runtime as others see it. `beat` grows with every renewal; nobody compares wall clocks."""
+    """A live Runtime as others see it. `beat` grows with every renewal; wall clocks are never compared.
+
+    `offers` is None for a worker of an older version, which may have any agent.
+    """
 
     id: str
     host: str
@@ -84,6 +94,7 @@ class WorkerRow(Struct, frozen=True, gc=False):
     started: int
     beat: int = 0
     term_ms: int = 30_000
+    offers: Offers | None = None
 
 
 class Node(Struct, frozen=True, gc=False):

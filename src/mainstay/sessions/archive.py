@@ -15,7 +15,7 @@ from mainstay.graph.view import View, with_text
 from mainstay.model.ids import split, turn_id
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message
-from mainstay.model.outcome import Outcome, PendingCall, Waiting
+from mainstay.model.outcome import Outcome, PendingCall, Queued, Waiting
 from mainstay.model.record import Closed, Record, Replied
 from mainstay.model.session import SessionRow, WaitRow
 from mainstay.model.settings import load as settings_of
@@ -102,6 +102,12 @@ class Archive:
         usage = sum((usage_of(r) for r in records if isinstance(r, Replied)), Usage())
         closed = Closed(outcome, usage)
         return TurnResult(turn_id(row.id, row.turn), row.id, outcome, usage, [*records, closed], past)
+
+    async def queued(self, row: SessionRow, turn: int, outcome: Queued) -> TurnResult[Any]:
+        """A turn that has not begun: nothing but its input is recorded."""
+        records = [*await self.records(row, turn), Closed(outcome, Usage())]
+        past = (await self.view(row, None)).messages
+        return TurnResult(turn_id(row.id, turn), row.id, outcome, Usage(), records, past)
 
     async def pending(self, row: SessionRow) -> tuple[PendingCall, ...]:
         """What the open turn waits for, in the order in which it was asked for."""

@@ -106,15 +106,17 @@ class Desk:
         """This worker, if it may work on that agent's turns."""
         return self._worker.id if self._runs and agent in self.definitions and not self.turns.draining else None
 
-    async def outcome(self, session_id: str, turn: int, known: bool) -> TurnResult[Any]:
-        """How a turn ends or parks. `known`: it may have done so already."""
+    async def outcome(self, session_id: str, turn: int, known: bool, host: bool = False) -> TurnResult[Any]:
+        """How a turn ends or parks. `known`: it may have done so already. `host`: that it is queued is told too."""
         residents = self.turns.residents
-        future = residents.expect(session_id, turn)  # before looking: it may end meanwhile, and is told only once
+        future = residents.expect(session_id, turn, host)  # before looking: it may end meanwhile, and is told only once
         resident = residents.of(session_id)
         try:
             # Whoever works on it here tells its events first, and then its end.
             if resident.turn != turn and (known or resident.task is None):
                 result = await self.on_disk(session_id, turn)
+                if result is None and host:
+                    result = await self.turns.queued(session_id, turn)
                 if result is not None:
                     residents.withdraw(session_id, turn, future)
                     return result

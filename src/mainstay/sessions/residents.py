@@ -67,11 +67,15 @@ class Resident:
 
 
 class Residents:
-    """The sessions in memory, the one idle longest first. `_needed` are those who wait that are work in hand."""
+    """The sessions in memory, the one idle longest first.
+
+    `_needed` are the waiters that are work in hand, `_hosts` those that also hear of a turn that is only queued.
+    """
 
     def __init__(self) -> None:
         self._by_id: OrderedDict[str, Resident] = OrderedDict()
         self._needed: dict[asyncio.Future[TurnResult[Any]], tuple[str, int]] = {}
+        self._hosts: set[asyncio.Future[TurnResult[Any]]] = set()
 
     def of(self, session_id: str) -> Resident:
         found = self._by_id.get(session_id)
@@ -133,10 +137,12 @@ class Residents:
 
     # ------------------------------------------------------------------ who waits
 
-    def expect(self, session_id: str, turn: int) -> asyncio.Future[TurnResult[Any]]:
-        """A future for how a turn ends or parks."""
+    def expect(self, session_id: str, turn: int, host: bool = False) -> asyncio.Future[TurnResult[Any]]:
+        """A future for how a turn ends or parks; of a `host`, also for that it is queued and cannot begin."""
         future: asyncio.Future[TurnResult[Any]] = asyncio.get_running_loop().create_future()
         self.of(session_id).waiters.setdefault(turn, []).append(future)
+        if host:
+            self._hosts.add(future)
         if in_hand():
             self._needed[future] = session_id, turn
             future.add_done_callback(lambda done: self._needed.pop(done, None))
@@ -154,6 +160,7 @@ class Residents:
         """Nobody waits for this one any more."""
         waiters = self.of(session_id).waiters
         self._needed.pop(future, None)
+        self._hosts.discard(future)
         if future.done() and not future.cancelled():
             future.exception()  # looked at, so that asyncio does not complain
         rest = [each for each in waiters.pop(turn, ()) if each is not future]
@@ -163,9 +170,24 @@ class Residents:
     def tell(self, session_id: str, turn: int, result: TurnResult[Any] | BaseException) -> None:
         """Give a result, or why there is none, to everybody who waits for it."""
         for future in self.of(session_id).waiters.pop(turn, ()):
+            self._hosts.discard(future)
             if future.done():
                 continue
             if isinstance(result, BaseException):
                 future.set_exception(result)
             else:
                 future.set_result(result)
+
+    def hosts(self, session_id: str) -> list[int]:
+        """Turns of a session that a host waits for who wants to know when one is only queued."""
+        waiters = self.of(session_id).waiters
+        return [turn for turn, futures in waiters.items() if not self._hosts.isdisjoint(futures)]
+
+    def tell_queued(self, session_id: str, turn: int, result: TurnResult[Any]) -> None:
+        """Give hosts the news that their turn is queued; all others wait on."""
+        waiters = self.of(session_id).waiters
+        told = [future for future in waiters.get(turn, ()) if future in self._hosts]
+        for future in told:
+            if not future.done():
+                future.set_result(result)
+            self.withdraw(session_id, turn, future)

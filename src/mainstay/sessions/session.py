@@ -96,17 +96,18 @@ class Session:
         """Say something and wait until its turn ends or parks.
 
         The turn goes on if the wait is cancelled; `timeout` and `cancel()` stop the turn itself. The same `key` with
-        the same content is the same turn, however often it is said.
+        the same content is the same turn, however often it is said. Behind a parked turn, and where no living worker
+        has the agent, the outcome is `Queued`: the input is on disk and runs when its turn comes.
         """
         self._desk.check()
         given.seconds(timeout)
         self.check_wait(key)
         accepted = await self.accept(said, "queue", key)
         if timeout is None:
-            return await self._desk.outcome(self.id, accepted.turn, accepted.known)
+            return await self._desk.outcome(self.id, accepted.turn, accepted.known, host=True)
         try:
             async with asyncio.timeout(timeout):
-                return await self._desk.outcome(self.id, accepted.turn, accepted.known)
+                return await self._desk.outcome(self.id, accepted.turn, accepted.known, host=True)
         except TimeoutError:
             turn = ids.turn_id(self.id, accepted.turn)
             await self.cancel(f"it did not end within {timeout:g} s", by="timeout", turn_id=turn)
@@ -149,12 +150,19 @@ class Session:
 
     async def result(self, turn_id: str) -> TurnResult[Any]:
         """How a turn of this session ended or parked; waits for it. Works in any process, at any later time."""
+        return await self._desk.outcome(self.id, await self._turn(turn_id), known=True)
+
+    async def result_or_queued(self, turn_id: str) -> TurnResult[Any]:
+        """What `run` returns, for a turn that was accepted before."""
+        return await self._desk.outcome(self.id, await self._turn(turn_id), known=True, host=True)
+
+    async def _turn(self, turn_id: str) -> int:
         self._desk.check()
         session_id, (turn,) = ids.split(turn_id, 1)
         row = await self._row()
         if session_id != self.id or not 0 < turn < row.next:
             raise UnknownTurn(turn_id)
-        return await self._desk.outcome(self.id, turn, known=True)
+        return turn
 
     async def history(self) -> list[Message]:
         """All committed messages, oldest first."""
@@ -410,7 +418,8 @@ def _split(text: str, parts: int, otherwise: NotFound) -> tuple[str, tuple[int, 
 
 
 class TurnStream:
-    """A turn under watch. Iterating ends when the turn commits or parks; leaving early does not stop the turn."""
+    """A turn under watch. Iterating ends when the turn commits, parks or is queued behind a parked one; leaving early
+    does not stop the turn."""
 
     def __init__(self, session: Session, said: str | Message, key: str | None) -> None:
         self._session, self._said, self._key = session, said, key
@@ -425,7 +434,7 @@ class TurnStream:
         session.check_wait(self._key)
         accepted = await session.accept(self._said, "queue", self._key)
         self.turn_id = ids.turn_id(session.id, accepted.turn)
-        self._done = asyncio.create_task(desk.outcome(session.id, accepted.turn, accepted.known))
+        self._done = asyncio.create_task(desk.outcome(session.id, accepted.turn, accepted.known, host=True))
         return self
 
     async def __aexit__(

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
 from mainstay.engine.executor import ModelCaller
 from mainstay.engine.gate import Leaving, TurnAborted
-from mainstay.engine.hands import Work
+from mainstay.engine.hands import Work, in_hand
 from mainstay.engine.journal import Journal, load, taken
 from mainstay.engine.lease import Worker
 from mainstay.engine.supervisor import Supervisor
@@ -32,7 +32,7 @@ from mainstay.model.effect import CallModel, CancelTurn, Checkpoint, Delivery, E
 from mainstay.model.event import InputDelivered, TurnCommitted, TurnStarted
 from mainstay.model.ids import turn_id
 from mainstay.model.message import Message
-from mainstay.model.outcome import Outcome, Waiting
+from mainstay.model.outcome import Outcome, Queued, Waiting
 from mainstay.model.plugin import Issue
 from mainstay.model.process import ProcessRow
 from mainstay.model.record import Asking, Closed, Delivered, Framed, Record, Said
@@ -206,11 +206,42 @@ class Turns:
             if scope is not None:
                 await self._get_stuck(resident, scope, error)
         finally:
-            resident.task = resident.run = resident.turn = None
-            following, resident.following = resident.following, None
-            if following is not None and following.turn is not None and following.turn > (scope.turn if scope else 0):
-                self.launch(following)
-            self.residents.rest(row.id)
+            self._rests(resident, scope.turn if scope else 0)
+
+    def _rests(self, resident: Resident, turn: int) -> None:
+        """The task of a session is done: its last turn has ended, is parked, or is not ours any more."""
+        session_id = resident.session_id
+        resident.task = resident.run = resident.turn = None
+        following, resident.following = resident.following, None
+        if following is not None and following.turn is not None and following.turn > turn:
+            self.launch(following)
+        elif self.residents.hosts(session_id):
+            _ = self._supervisor.spawn(self.tell_queued(session_id), f"queued in {session_id}")
+        self.residents.rest(session_id)
+
+    async def tell_queued(self, session_id: str) -> None:
+        """Tell hosts that wait for a turn of a session which cannot begin now why it cannot."""
+        for turn in self.residents.hosts(session_id):
+            result = await self.queued(session_id, turn)
+            if result is not None:
+                self.residents.tell_queued(session_id, turn, result)
+
+    async def queued(self, session_id: str, turn: int) -> TurnResult[Any] | None:
+        """That a turn is queued and nothing will begin it by itself; None while it runs, has ended or may begin."""
+        row = await self._store.session(session_id)
+        if row is None or row.deleted or row.turn is None or turn < row.turn:
+            return None
+        if row.state == "parked" and row.turn < turn:
+            ahead, calls = turn_id(session_id, row.turn), await self.archive.pending(row)
+            waits = ", ".join(f"{call.tool} ({call.call_id})" for call in calls)
+            why = f"turn {ahead} waits for an answer to {waits}: it goes first, so answer that, or cancel it"
+            return await self.archive.queued(row, turn, Queued(ahead, calls, why))
+        if row.state != "open" or (row.agent in self._definitions and in_hand()):
+            return None  # what work in hand waits for is begun here, also while this Runtime drains
+        if await self._worker.is_offered(row.agent) or (row.owner is not None and self._worker.is_alive(row.owner)):
+            return None
+        why = f"no living worker has agent {row.agent!r}: start a Runtime with it on this store, and the turn runs"
+        return await self.archive.queued(row, turn, Queued(None, (), why))
 
     async def _turn(self, resident: Resident, row: SessionRow, scope: Scope, opening: Said | None) -> SessionRow | None:
         """One turn; the session's row after its commit, or None when it was parked or let go."""

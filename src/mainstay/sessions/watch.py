@@ -71,12 +71,13 @@ class Watch:
         changed = await desk.store.changed()
         due = clock.monotonic() - self._judged >= self._worker.terms.renewal / 2
         # A killed worker writes nothing that `changed` would show; the lock that it held is free.
-        due = due or (self._runs and self._worker.died_meanwhile())
+        due = due or self._worker.died_meanwhile()
         if first or changed or due:
             self._judged = clock.monotonic()
             if self._runs:
                 await self._take_over()
             else:
+                await self._worker.gone()
                 self._processes.attend(await desk.store.active_processes())
             await self._see_to_ours()
         if changed or due:
@@ -193,3 +194,4 @@ class Watch:
             else:
                 if result is not None:
                     self._desk.turns.residents.tell(session_id, turn, result)
+        await self._desk.turns.tell_queued(session_id)

@@ -172,7 +172,10 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         "CREATE INDEX wakes_of_process ON wakes (pid)",
     ),
     # Besides this the store is given an id of its own (`connection.migrate`).
-    4: (),
+    4: (
+        # What the worker takes up by itself (`model.session.Offers`, as JSON); NULL: written by an older version.
+        "ALTER TABLE workers ADD COLUMN offers BLOB",
+    ),
 }
 
 VERSION = max(MIGRATIONS)

@@ -7,10 +7,11 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.model.session import Fork, InboxRow, Node, SessionRow, WaitRow, WorkerRow
+from mainstay.model.session import Fork, InboxRow, Node, Offers, SessionRow, WaitRow, WorkerRow
 from mainstay.stores.process_sql import SqlProcessRows
 from mainstay.stores.rows import waits_of
 from mainstay.stores.seal import opened, seal, sealed, unsealed
@@ -21,7 +22,7 @@ SESSION = (
 )
 WAIT = "id, sid, turn, call, kind, state, due, body, answer, crc"
 MAIL = "sid, input, kind, cancel, crc"
-WORKER = "id, host, boot, pid, started, beat, term_ms"
+WORKER = "id, host, boot, pid, started, beat, term_ms, offers"
 
 SESSION_ROW = f"{SESSION}, (SELECT body FROM settings WHERE settings.sid = sessions.sid)"
 """What `session_row` reads."""
@@ -41,6 +42,8 @@ SOME_MAIL = (
 )
 ADD_NODE = "INSERT OR IGNORE INTO nodes (place, crc, body) VALUES (?, ?, ?)"
 NODES = "SELECT place, crc, body FROM nodes WHERE place BETWEEN ? AND ? ORDER BY place"
+
+_offers, _offers_in = msgspec.json.Encoder(), msgspec.json.Decoder(Offers | None)
 
 REMEMBERED = 4096
 """Sessions whose rows are remembered between transactions."""
@@ -91,6 +94,15 @@ def wait_row(found: tuple[Any, ...]) -> WaitRow:
 
 def mail_row(found: tuple[Any, ...]) -> InboxRow:
     return InboxRow(*unsealed("inbox", found))
+
+
+def worker_row(found: tuple[Any, ...]) -> WorkerRow:
+    id_, host, boot, pid, started, beat, term_ms, offers = found
+    try:
+        known = None if offers is None else _offers_in.decode(offers)
+    except (msgspec.DecodeError, TypeError) as error:  # a column of another type is none of ours either
+        raise sqlite3.DatabaseError(f"malformed row of workers: {error}") from None
+    return WorkerRow(id_, host, boot, pid, started, beat, term_ms, known)
 
 
 def _values(row: SessionRow) -> tuple[Any, ...]:
@@ -286,12 +298,12 @@ class SqlRows(SqlProcessRows):
 
     def worker(self, worker_id: str) -> WorkerRow | None:
         found = self._one(f"SELECT {WORKER} FROM workers WHERE id = ?", worker_id)
-        return None if found is None else WorkerRow(*found)
+        return None if found is None else worker_row(found)
 
     def put_worker(self, row: WorkerRow) -> None:
         self._do(
-            f"INSERT OR REPLACE INTO workers ({WORKER}) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (row.id, row.host, row.boot, row.pid, row.started, row.beat, row.term_ms),
+            f"INSERT OR REPLACE INTO workers ({WORKER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (row.id, row.host, row.boot, row.pid, row.started, row.beat, row.term_ms, _offers.encode(row.offers)),
         )
 
     def drop_worker(self, worker_id: str) -> None:

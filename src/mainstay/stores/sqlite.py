@@ -50,7 +50,7 @@ from mainstay.stores.files import PRIVATE, access_of, identity, make_parents
 from mainstay.stores.lockfile import LockFile, Noted, close_lock, open_lock
 from mainstay.stores.process_reads import SqliteProcessReads
 from mainstay.stores.process_sql import bad_rows
-from mainstay.stores.sql import SqlRows, mail_row, session_row, wait_row
+from mainstay.stores.sql import SqlRows, mail_row, session_row, wait_row, worker_row
 from mainstay.stores.writer import Done, GroupWriter
 
 R = TypeVar("R")
@@ -217,7 +217,7 @@ class SqliteStore(SqliteProcessReads):
 
     async def workers(self) -> list[WorkerRow]:
         with reading(self.path):
-            return [WorkerRow(*r) for r in self._live().execute(f"SELECT {sql.WORKER} FROM workers ORDER BY id")]
+            return [worker_row(r) for r in self._live().execute(f"SELECT {sql.WORKER} FROM workers ORDER BY id")]
 
     async def changed(self) -> bool:
         if self._file is None:
