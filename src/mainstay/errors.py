@@ -20,6 +20,7 @@
     │   ├── ProcessConflict     the id of a process was used before for something else
     │   ├── ProcessEnded        it is over: it takes no signal and needs no cancel
     │   ├── WrongAuthority      who says how it ended may not
+    │   ├── ProcessShared       a session sees it, and has no right to end it
     │   └── HeadMoved           another writer committed first
     ├── NotFound
     │   ├── UnknownSession
@@ -210,6 +211,19 @@ class WrongAuthority(Conflict):
     def __init__(self, process_id: str, authority: str, contract: str) -> None:
         self.process_id, self.authority, self.contract = process_id, authority, contract
         super().__init__(f"{authority} may not end process {process_id!r}: its contract is {contract}")
+
+
+class ProcessShared(Conflict):
+    """The process is only shared with this session: to see it is no right to end it."""
+
+    code = "process_shared"
+
+    def __init__(self, process_id: str, session_id: str) -> None:
+        self.process_id, self.session_id = process_id, session_id
+        super().__init__(
+            f"process {process_id!r} is shared with session {session_id!r} and not its own: the session that started "
+            "it, or the host, says when it ends"
+        )
 
 
 class KeyConflict(Conflict):

@@ -38,6 +38,7 @@ KILLED: dict[type, tuple[str, str]] = {
     processes.LetGo: ("crash/test_processes_verbs.py", '"let p go as stuck"'),
     processes.Mark: ("crash/test_processes_verbs.py", '"mark"'),
     processes.Share: ("crash/test_processes_verbs.py", '"share"'),
+    processes.Transfer: ("crash/test_processes_verbs.py", '"transfer"'),
     processes.Complete: ("crash/test_processes_verbs.py", '"complete"'),
     processes.Dismiss: ("crash/test_processes_verbs.py", '"dismiss"'),
     processes.Prune: ("crash/test_processes_verbs.py", '"prune"'),

@@ -114,6 +114,44 @@ def test_a_host_really_killed_here_has_said_all_of_it_or_nothing(
     check(forks.play([crash], speak, resume=look), there)
 
 
+# ---------------------------------------------------------------------- handed on
+
+
+async def hand_on(lab: Lab) -> None:
+    """Hand two processes of a session on to another, once they are all there."""
+    async with lab.runtime() as runtime:
+        for name in ("one", "two"):
+            await runtime.processes.register(name, wake=WakeTarget("chat", policy="notify"), grants=["chat"])
+        await runtime.processes.transfer("chat", "desk", "one", "two")
+
+
+HANDED_ON = ["process.observer_added", "process.observer_removed", "process.subscription_retargeted"]
+MOVED = {Crash("transfer", "before"): [], Crash("transfer", "lost"): HANDED_ON}
+
+
+def check_moved(played: Played, events: list[str]) -> None:
+    assert played.problems == []
+    for name in ("one", "two"):
+        found = played.ending.process(name)
+        assert found is not None
+        assert found.events == ["process.created", *events]
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize(("crash", "events"), MOVED.items(), ids=map(str, MOVED))
+def test_a_host_killed_while_it_hands_on_has_handed_on_all_or_nothing(
+    crash: Crash, events: list[str], store: StoreKind
+) -> None:
+    check_moved(play(hand_on, [crash], store=store, resume=look), events)
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize(("crash", "events"), MOVED.items(), ids=map(str, MOVED))
+def test_a_host_really_killed_while_it_hands_on_has_handed_on_all_or_nothing(crash: Crash, events: list[str]) -> None:
+    with Forks(hand_on) as helper:
+        check_moved(helper.play([crash], hand_on, resume=look), events)
+
+
 # ---------------------------------------------------------------------- set aside, and taken up again
 
 

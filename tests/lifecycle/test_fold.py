@@ -55,6 +55,7 @@ def event(kind: str) -> Event:
         "process.abandon_requested": AbandonRequest("ann"),
         "process.subscription_retargeted": WakeTarget("chat"),
         "process.continued": {"segment": 2},
+        "process.transferred": {"from": "chat", "session_id": "desk"},
     }
     return Event(kind, payloads.get(kind), at=7)
 

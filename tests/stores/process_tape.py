@@ -35,6 +35,7 @@ from mainstay.model.process_write import (
     Stop,
     Take,
     Tell,
+    Transfer,
     WorkflowKey,
 )
 from mainstay.model.session import CancelRequest, Node
@@ -127,7 +128,8 @@ class ProcessTape:
                 Stop(row.id, CancelRequest("ann"), at),
                 Complete(row.id, pick(OUTCOMES), authority, at),
                 Revive(row.id, at),
-                Share(pick(SESSIONS), (row.id,), at, pick([True, False]), pick([None, "a"])),
+                Share(pick(SESSIONS), (row.id,), at, pick([True, False])),
+                Transfer(pick(SESSIONS), pick(SESSIONS), (row.id,), at),
                 Deliver(pick(SESSIONS), "x", numbers, b"told %d" % at, "op", at, pick([True, False, False])),
                 Dismiss(numbers, at, pick([None, "expired"])),
                 Prune(at - pick([0, 20]), at, limit=pick([1, 1, 500]), watermark=pick([None, at])),

@@ -5,8 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from mainstay.errors import Conflict, Fenced, InternalError, InvalidProcess, SessionDeleted, UnknownProcess
+from mainstay.errors import (
+    Conflict,
+    Fenced,
+    InternalError,
+    InvalidProcess,
+    ProcessNotVisible,
+    SessionDeleted,
+    UnknownProcess,
+)
 from mainstay.model.process import (
     Abandoned,
     Cancelled,
@@ -16,6 +25,7 @@ from mainstay.model.process import (
     Failure,
     ProcessRow,
     Registration,
+    SessionOrigin,
     Success,
     WaitOn,
     WakeRule,
@@ -38,6 +48,7 @@ from mainstay.model.process_write import (
     Stop,
     Take,
     Tell,
+    Transfer,
     WorkflowKey,
 )
 from mainstay.model.session import CancelRequest, Node
@@ -522,14 +533,47 @@ async def test_a_fork_sees_what_it_was_given_and_its_source_saw(store: Store) ->
     assert seen == ["seen"]
 
 
-async def test_a_grant_moves_from_one_session_to_another_and_never_to_itself_away(store: Store) -> None:
-    await begun(store, "p")
+async def test_a_process_is_handed_on_from_one_session_to_another_and_never_to_itself_away(store: Store) -> None:
+    await begun(store, "p", origin=SessionOrigin("a"), wake=WakeTarget("a", "clerk", "notify"))
     await store.write(Share("a", ("p",), 3))
 
-    assert await store.write(Share("b", ("p",), 4, moved_from="a")) == 1
-    assert (await store.is_granted("a", "p"), await store.is_granted("b", "p")) == (False, True)
-    assert await store.write(Share("b", ("p",), 5, moved_from="b")) == 0
-    assert await store.is_granted("b", "p")
+    assert await store.write(Transfer("a", "b", ("p",), 4)) == 1
+    assert await store.grantees("p") == ["b"]
+    assert await store.write(Transfer("b", "b", ("p",), 5)) == 0
+    assert await store.grantees("p") == ["b"]
+    row = await store.process("p")
+    assert row is not None
+    assert (row.holder, row.record.wake) == ("b", WakeTarget("b", "clerk", "notify"))
+
+
+async def test_processes_are_handed_on_all_or_none(store: Store) -> None:
+    for name in ("mine", "shared", "foreign"):
+        await begun(store, name, origin=SessionOrigin("a" if name == "mine" else "c"))
+    await store.write(Share("a", ("mine", "shared"), 3))
+    with pytest.raises(ProcessNotVisible, match="foreign"):
+        await store.write(Transfer("a", "b", ("mine", "foreign"), 4))
+    assert await store.grantees("mine") == ["a"]
+
+    assert await store.write(Transfer("a", "b", ("mine", "shared"), 5)) == 2
+    held = [row.holder for name in ("mine", "shared") if (row := await store.process(name)) is not None]
+    assert held == ["b", "c"]
+
+
+async def test_a_session_has_one_live_task_of_a_name_however_it_comes_by_it(store: Store) -> None:
+    async def registered(process_id: str, session_id: str) -> None:
+        spec = {"task": "watch", "token": process_id}
+        task = Registration(process_id, "external", "externally_owned", "watch", input=spec)
+        await store.write(Register(replace(task, origin=SessionOrigin(session_id)), 3, grants=(session_id,)))
+
+    await registered("one", "a")
+    with pytest.raises(Conflict, match="session 'a' has a live task 'watch'"):
+        await registered("two", "a")
+    await registered("three", "b")
+    with pytest.raises(Conflict, match="session 'b' has a live task 'watch'"):
+        await store.write(Transfer("a", "b", ("one",), 4))
+
+    await store.write(Complete("three", Success(), ExternalOwner(), 5))
+    assert await store.write(Transfer("a", "b", ("one",), 6)) == 1
 
 
 # ---------------------------------------------------------------------- retention

@@ -47,6 +47,7 @@ EXTERNAL_REF_SET = "process.external_ref_set"
 OBSERVER_ADDED = "process.observer_added"
 OBSERVER_REMOVED = "process.observer_removed"
 SUBSCRIPTION_RETARGETED = "process.subscription_retargeted"
+TRANSFERRED = "process.transferred"
 CALLER_DEPARTED = "process.caller_departed"
 WAKE = "process.wake"
 PROGRESS = "process.progress"
@@ -123,6 +124,7 @@ CHANGES: dict[str, Callable[[Any], dict[str, Any]]] = {
     PROGRESS: lambda payload: {"progress": payload},
     CONTINUED: lambda payload: {"segment": payload["segment"]},
     SUBSCRIPTION_RETARGETED: lambda payload: {"wake": _as(WakeTarget, payload)},
+    TRANSFERRED: lambda payload: {"holder": payload["session_id"]},
     CALLER_DEPARTED: lambda _: {"status": "caller_departed", "waits": ()},
     COMPLETED: _ended("completed"),
     FAILED: _ended("failed"),

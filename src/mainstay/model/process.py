@@ -26,6 +26,9 @@ RETIRED: frozenset[str] = TERMINAL | {"caller_departed"}
 
 MAX_PROCESS_ID = 400
 
+TASK_KINDS = ("task", "external")
+"""Kinds of processes that may be tasks: code in the memory of one Runtime, and work of others."""
+
 
 class HostOrigin(Struct, frozen=True, gc=False, tag_field="type", tag="host", omit_defaults=True):
     """The host asked for it."""
@@ -99,6 +102,11 @@ class Registration(Struct, frozen=True, gc=False, omit_defaults=True):
     wake: WakeTarget | None = None
     parent: str | None = None
     parent_end: ParentEnd = "abandon"
+
+
+def is_task(asked: Registration) -> bool:
+    """Whether it is asked for under a name in its session, which one live process at a time may have."""
+    return asked.kind in TASK_KINDS and isinstance(asked.input, dict) and "task" in asked.input
 
 
 class FirstStart(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -204,7 +212,10 @@ class ProcessEvent(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class ProcessRecord(Struct, frozen=True, gc=False, omit_defaults=True):
-    """The fold of a process's events. `wake` stands in for the target that it was registered with."""
+    """The fold of a process's events. `wake` stands in for the target that it was registered with.
+
+    `holder` is the session that it was handed on to, in place of the one that asked for it.
+    """
 
     status: ProcessStatus = "running"
     sequence: int = 0
@@ -218,6 +229,7 @@ class ProcessRecord(Struct, frozen=True, gc=False, omit_defaults=True):
     segment: int = 0
     wake: WakeTarget | None = None
     outcome: ProcessOutcome | None = None
+    holder: str | None = None
 
 
 class ProcessRow(Struct, frozen=True, gc=False):
@@ -249,6 +261,18 @@ class ProcessRow(Struct, frozen=True, gc=False):
     @property
     def live(self) -> bool:
         return self.record.status not in RETIRED and self.pruned is None
+
+    @property
+    def holder(self) -> str | None:
+        """The session whose own it is: the one that asked for it, or the one that it was handed on to."""
+        origin = self.registration.origin
+        return self.record.holder or (origin.session_id if isinstance(origin, SessionOrigin) else None)
+
+    @property
+    def task(self) -> str | None:
+        """Its name as a task of its holder: set if it was spawned or registered under one."""
+        asked = self.registration
+        return asked.name if is_task(asked) else None
 
     @property
     def active(self) -> bool:

@@ -201,13 +201,25 @@ class Revive(Write[ProcessRow | None], frozen=True, gc=False):
 
 
 class Share(Write[int], frozen=True, gc=False):
-    """Let a session see processes, or no longer; with `moved_from`, in place of another session. Returns how many."""
+    """Let a session see processes, or no longer. Returns how many."""
 
     session_id: str
     process_ids: tuple[str, ...]
     at: int
     remove: bool = False
-    moved_from: str | None = None
+
+
+class Transfer(Write[int], frozen=True, gc=False):
+    """Hand processes on from one session to another: who sees them, whose own they are, who hears of them.
+
+    All or none: refused when one of them is not visible to `source`, or is a live task whose name `target` has a live
+    task of its own for. Of what `source` only sees, only the seeing moves. Returns how many.
+    """
+
+    source: str
+    target: str
+    process_ids: tuple[str, ...]
+    at: int
 
 
 class Deliver(Write[Accepted | None], frozen=True, gc=False):

@@ -83,6 +83,10 @@ class ProcessReads(Protocol):
 
     async def is_granted(self, session_id: str, process_id: str) -> bool: ...
 
+    async def grantees(self, process_id: str) -> list[str]:
+        """The sessions that may see a process."""
+        ...
+
     async def wakes(self, session_id: str | None = None, state: str = "pending") -> list[WakeRow]: ...
 
 

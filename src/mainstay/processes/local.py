@@ -34,17 +34,19 @@ KIND = "task"
 class LocalWork(Struct, frozen=True):
     """Something to be registered that is no code of ours to run elsewhere: `spec` is what is told of it.
 
+    `token` tells this asking from every other, also from one for the same id at the same time: that has other code.
     `outside`: nobody here runs it, and somebody says how it ended.
     """
 
     name: str
     label: str
     spec: dict[str, Any]
+    token: str
     outside: bool = False
 
 
 class LocalEngine:
-    """Runs what was put into `works` under the id of its process.
+    """Runs what was put into `works` under the token of its asking.
 
     `alive` are the workers that were not gone at the last look, or None before the first.
     """
@@ -60,20 +62,21 @@ class LocalEngine:
     def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | None:
         if not isinstance(what, LocalWork):
             return None
+        spec = what.spec | {"token": what.token}
         if what.outside:
-            return Registration("", "external", "externally_owned", what.name, "", what.spec, what.label)
-        return Registration("", KIND, "owner_bound", what.name, self._worker_id, what.spec, what.label)
+            return Registration("", "external", "externally_owned", what.name, "", spec, what.label)
+        return Registration("", KIND, "owner_bound", what.name, self._worker_id, spec, what.label)
 
     def knows(self, registration: Registration) -> bool:
-        """Ours while we have its code; anybody's, to be given up, when the Runtime that had it is gone."""
+        """Ours, to be run or given up; anybody's, to be given up, when the Runtime that had its code is gone."""
         owner, alive = registration.definition, self.alive()
         if owner == self._worker_id:
-            return registration.id in self.works
+            return True
         return alive is not None and owner not in alive and self._new.get(owner) is not alive
 
     async def run(self, run: EngineRun) -> ProcessOutcome:
         assert isinstance(run, ProcessRun)
-        work = self.works.pop(run.registration.id, None)
+        work = self.works.pop(token_of(run.registration), None)
         if work is None:
             return await self._give_up(run.registration.definition)
         await run.begin()
@@ -91,11 +94,20 @@ class LocalEngine:
             return failure(error)
 
     async def _give_up(self, owner: str) -> ProcessOutcome:
+        if owner == self._worker_id:
+            why = "the code that spawned it was cancelled meanwhile; it was never begun"
+            return Abandoned(Evidence("engine_gave_up", owner=owner, proof=why))
         if any(row.id == owner for row in await self._store.workers()):
             self._new[owner] = self.alive()
             raise Leaving  # it has come since we looked, and has its own work to do
         why = "its code was in the memory of a Runtime that is gone; it was never begun"
         return Abandoned(Evidence("engine_gave_up", owner=owner, proof=why))
+
+
+def token_of(registration: Registration) -> str:
+    """The token of the asking that led to a task; "" for a process that is none."""
+    spec = registration.input
+    return str(spec.get("token", "")) if isinstance(spec, dict) else ""
 
 
 async def _called(work: Callable[[], Awaitable[Any]]) -> Any:

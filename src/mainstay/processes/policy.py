@@ -1,4 +1,8 @@
-"""Who may cancel a process that a session did not start in the run at hand: the host's to say."""
+"""Who may cancel a process that a session did not start in the run at hand: the host's to say.
+
+Without a policy, a model may ask what its session sees to end (`cancel_process`), and plugins and tools end what is the
+session's own (`ctx.host.cancel_background_task` and its kin).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,8 @@ BY_HANDLE = "requested by process handle"
 class CancelAsk(Struct, frozen=True):
     """A session wants a process to end. `handle` is what it gave, `call_id` the call in which it did.
 
-    `granted`: it may see the process.
+    `granted`: it may see the process. `source`: "process" when a model gave a handle to `cancel_process`, "host_api"
+    when a plugin or a tool asked through its services.
     """
 
     session_id: str

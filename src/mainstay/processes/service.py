@@ -60,12 +60,13 @@ from mainstay.model.process_write import (
     Share,
     Stop,
     Told,
+    Transfer,
 )
 from mainstay.model.session import CancelRequest
 from mainstay.ports.store import Store
 from mainstay.processes.handle import ProcessHandle, handle_id
 from mainstay.processes.host import ChildOptions
-from mainstay.processes.policy import CancelPolicy
+from mainstay.processes.policy import CancelAsk, CancelPolicy
 from mainstay.processes.run import ProcessRun
 from mainstay.processes.worker import ProcessWorker
 from mainstay.tools.check import check
@@ -295,6 +296,15 @@ class ProcessService:
         self._worker.woken((stopped.row, *stopped.woken))
         return stopped.status
 
+    async def cancel_for(self, ask: CancelAsk, *, started: bool) -> ProcessRow:
+        """Ask a process to end because a session wants it. Every such wish comes here: the host's policy decides,
+        unless the run at hand has `started` the process itself. Without a policy the caller has looked whether it may.
+        """
+        if self.cancel_policy is not None and not started:
+            return await self.cancel_policy.cancel(self, ask)
+        await self.cancel(ask.process_id, ask.reason, by=f"session {ask.session_id}")
+        return await self.get(ask.process_id)
+
     async def complete(
         self,
         process: Any,
@@ -386,15 +396,22 @@ class ProcessService:
         return await self._share(session_id, processes, remove=True)
 
     async def transfer(self, source: str, target: str, *processes: Any) -> int:
-        """Let `target` see these processes in place of `source`."""
-        return 0 if source == target else await self._share(target, processes, moved_from=source)
+        """Hand these processes on: in place of `source`, `target` sees them and hears of them; all or none.
 
-    async def _share(
-        self, session_id: str, processes: Sequence[Any], remove: bool = False, moved_from: str | None = None
-    ) -> int:
+        What was `source`'s own is `target`'s own from then on.
+        """
+        source, target = given.name(source, "source"), check_session_id(target)
+        ids = tuple(handle_id(each) for each in processes)
+        if not ids or source == target:
+            return 0
+        moved = await self._store.write(Transfer(source, target, ids, self._clock.now()))
+        for process_id in ids:
+            self._worker.attend(process_id)  # what the source has not heard of yet, the target hears now
+        return moved
+
+    async def _share(self, session_id: str, processes: Sequence[Any], remove: bool = False) -> int:
         session_id, ids = check_session_id(session_id), tuple(handle_id(each) for each in processes)
-        moved_from = None if moved_from is None else given.name(moved_from, "source")
-        return await self._store.write(Share(session_id, ids, self._clock.now(), remove, moved_from)) if ids else 0
+        return await self._store.write(Share(session_id, ids, self._clock.now(), remove)) if ids else 0
 
     # ------------------------------------------------------------------ what sessions are told
 

@@ -232,16 +232,13 @@ class Visible:
 
     async def _cancelled(self, process_id: str, handle: Any, reason: str) -> ProcessRow:
         """The process after it was asked to end: at once where possession is enough, else as the host decides."""
-        asker, policy = self._asker, self._service.cancel_policy
-        row = await self._store.process(process_id)
-        if row is None or not self._own(row):
-            if policy is not None:
-                granted = await self._store.is_granted(asker.session_id, process_id)
-                ask = CancelAsk(asker.session_id, process_id, asker.call_id, "process", clean(handle), reason, granted)
-                return await policy.cancel(self._service, ask)
+        asker, row = self._asker, await self._store.process(process_id)
+        started = row is not None and self._own(row)
+        if self._service.cancel_policy is None and not started:
             await self._seen(process_id)
-        await self._service.cancel(process_id, reason, by=f"session {asker.session_id}")
-        return await self._service.get(process_id)
+        granted = not started and await self._store.is_granted(asker.session_id, process_id)
+        ask = CancelAsk(asker.session_id, process_id, asker.call_id, "process", clean(handle), reason, granted)
+        return await self._service.cancel_for(ask, started=started)
 
     # ------------------------------------------------------------------ parts
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
-from msgspec.structs import replace
 
-from mainstay.errors import Conflict, InvalidInput, MainstayError, NotFound, ProcessEnded, ProcessNotVisible, TimedOut
+from mainstay.errors import (
+    Conflict,
+    InvalidInput,
+    MainstayError,
+    NotFound,
+    ProcessConflict,
+    ProcessEnded,
+    ProcessNotVisible,
+    ProcessShared,
+    TimedOut,
+)
 from mainstay.lifecycle.fold import PROGRESS
-from mainstay.lifecycle.wake import target
 from mainstay.model.codec import clean, clean_text, encode
 from mainstay.model.ids import turn_id
 from mainstay.model.message import Message
@@ -30,8 +38,9 @@ from mainstay.model.process_write import ProcessFilter
 from mainstay.model.session import SessionRow
 from mainstay.model.task import LiveState, TaskEnd, TaskKind, TaskRecord, TaskSpec, TaskState
 from mainstay.ports.tasks import CancelHook, Work
-from mainstay.processes.handle import ProcessHandle, handle_id, value_of
+from mainstay.processes.handle import ProcessHandle, handle_id, handle_json, value_of
 from mainstay.processes.local import KIND, LocalWork
+from mainstay.processes.policy import CancelAsk
 from mainstay.processes.service import ProcessService, Start
 from mainstay.sessions.at_hand import AtHand
 from mainstay.sessions.keeper import TaskKeeper
@@ -89,15 +98,20 @@ class TaskServices:
             )
             run.children = run.children or parent_end == "cancel"
         begin = functools.partial(self._owned(row).start, what, args, wake)
-        return await (begin(start) if run is None else run.journal.patiently(begin, start))
+        handle = await (begin(start) if run is None else run.journal.patiently(begin, start))
+        return TaskHandle(self._processes, handle.id, functools.partial(self._cancel, session_id=row.id))
 
     # ------------------------------------------------------------------ hidden ones
 
     async def spawn_hidden_task(self, label: str, work: Work, *, session_id: str | None = None) -> ProcessHandle:
-        row = await self._at.row_or_new(session_id)
-        handle = await self._spawn(row, self._at.desk.mint("t"), LocalWork(HIDDEN, label, {}), work, listed=False)
-        self._keeper.hidden.setdefault(row.id, []).append(handle.id)
-        return handle
+        row, process_id = await self._at.row_or_new(session_id), self._at.desk.mint("t")
+        what = LocalWork(HIDDEN, label, {}, self._at.desk.mint("n"))
+        self._keeper.hide(row.id, process_id)  # before it begins: it may have ended when its registration returns
+        try:
+            return await self._spawn(row, process_id, what, work, listed=False)
+        except BaseException:
+            self._keeper.reveal(row.id, process_id)
+            raise
 
     async def await_hidden_tasks(self, *, session_id: str | None = None) -> None:
         row, failed = await self._at.row_or_new(session_id), None
@@ -110,38 +124,59 @@ class TaskServices:
             value_of(*failed)
 
     async def _hidden(self, session_id: str) -> list[str]:
-        """Those that somebody here spawned since the last wait, and what others have under way."""
-        ours = self._keeper.hidden.pop(session_id, [])
+        """Those that were spawned here since the last wait, and what other Runtimes have under way."""
         wanted = ProcessFilter(kind=KIND, name=HIDDEN, origin=session_id, live=True, limit=PAGE)
-        return list(dict.fromkeys([*ours, *(row.id for row in await self._at.desk.store.processes(wanted))]))
+        others = [row.id for row in await self._at.desk.store.processes(wanted)]
+        return list(dict.fromkeys([*self._keeper.wait_for(session_id), *others]))
 
     # ------------------------------------------------------------------ managed and registered ones
 
     async def spawn_managed_task(self, task: TaskSpec, work: Work, *, session_id: str | None = None) -> ProcessHandle:
         row = await self._at.row_or_new(session_id)
-        process_id = await self._free_id(row.id, task)
-        return await self._spawn(row, process_id, LocalWork(task.id, _label(task), _spec(task)), work)
+        what = LocalWork(task.id, _label(task), _spec(task), self._at.desk.mint("n"))
+        return await self._named(row, task, functools.partial(self._spawn, row, what=what, work=work))
 
     async def register_background_task(
         self, task: TaskSpec, cancel: CancelHook | None = None, *, session_id: str | None = None
     ) -> ProcessHandle:
         row = await self._at.row_or_new(session_id)
-        process_id = await self._free_id(row.id, task)
         spec = _spec(task) | ({"stopped_by": self._at.desk.worker_id} if cancel is not None else {})
-        if cancel is not None:
-            self._keeper.hooks[process_id] = cancel
-        return await self._owned(row).start(
-            LocalWork(task.id, _label(task), spec, outside=True), None, "none", Start(process_id)
-        )
+        what = LocalWork(task.id, _label(task), spec, self._at.desk.mint("n"), outside=True)
+        return await self._named(row, task, functools.partial(self._register, row, what=what, hook=cancel))
+
+    async def _register(
+        self, row: SessionRow, process_id: str, what: LocalWork, hook: CancelHook | None
+    ) -> ProcessHandle:
+        hooks = self._keeper.hooks
+        if hook is not None:
+            hooks[what.token] = process_id, hook
+        try:
+            return await self._owned(row).start(what, None, "none", Start(process_id))
+        except MainstayError:  # and not a cancellation: the write may land all the same
+            hooks.pop(what.token, None)
+            raise
+
+    async def _named(
+        self, row: SessionRow, task: TaskSpec, begin: Callable[[str], Awaitable[ProcessHandle]]
+    ) -> ProcessHandle:
+        """Begin a task under its name: the write refuses a second live one, whoever begins it at the same time."""
+        while True:
+            process_id = await self._free_id(row.id, task)
+            try:
+                handle = await begin(process_id)
+            except ProcessConflict:
+                continue  # another task has used this id since we looked, and may have ended
+            return TaskHandle(self._processes, handle.id, functools.partial(self._cancel, session_id=row.id))
 
     async def unregister_background_task(self, task_id: str, *, session_id: str | None = None) -> None:
         session = await self._at.row_or_new(session_id)
         row = await self._find(session.id, task_id)
         if row is None:
             return
-        self._keeper.hooks.pop(row.id, None)
-        if row.live and row.registration.recovery == "externally_owned":
-            await self._processes.caller_departed(row.id)
+        if row.holder == session.id:
+            self._keeper.take_hook(row)
+            if row.live and row.registration.recovery == "externally_owned":
+                await self._processes.caller_departed(row.id)
         await self._processes.revoke(session.id, row.id)
 
     async def complete_background_task(
@@ -149,7 +184,7 @@ class TaskServices:
     ) -> None:
         if state not in get_args(TaskEnd):
             raise InvalidInput(f"a task ends as 'completed', 'failed' or 'cancelled', not {state!r:.80}")
-        row = await self._known(session_id, task_id)
+        row = await self._own(session_id, task_id)
         if not row.live:
             return
         plain, why = clean(value), clean_text(error)
@@ -157,12 +192,12 @@ class TaskServices:
         if state != "completed":
             outcome = Failure("failed", why, plain) if state == "failed" else Cancelled("its owner", why)
         await self._processes.complete(row.id, outcome=outcome)
-        self._keeper.hooks.pop(row.id, None)
+        self._keeper.take_hook(row)
 
     async def transition_live_state(self, task_id: str, state: LiveState, *, session_id: str | None = None) -> None:
         if state not in get_args(LiveState):
             raise InvalidInput(f"a live task is 'running' or 'idle', not {state!r:.80}")
-        row = await self._known(session_id, task_id)
+        row = await self._own(session_id, task_id)
         try:
             if _state(row) not in (state, "cancel_requested"):
                 await self._processes.emit(row.id, PROGRESS, {"state": state})
@@ -186,28 +221,47 @@ class TaskServices:
         self, task_id: str, reason: str = "", *, session_id: str | None = None
     ) -> TaskRecord:
         session = await self._at.row_or_new(session_id)
-        return await self._cancel(await self._known(session_id, task_id), session.id, reason)
+        return await self._cancel(await self._known(session_id, task_id), reason, session.id)
 
     async def cancel_all_background_tasks(self, reason: str = "", *, session_id: str | None = None) -> list[TaskRecord]:
         session = await self._at.row_or_new(session_id)
-        return [await self._cancel(row, session.id, reason) for row in await self._visible(session.id, True)]
+        rows = [row for row in await self._visible(session.id, True) if row.holder == session.id]
+        return [await self._cancel(row, reason, session.id) for row in rows]
 
     async def cancel_unreferenced_handles(
         self, keep: Sequence[Any], reason: str = "", *, session_id: str | None = None
     ) -> list[TaskRecord]:
         session, kept = await self._at.row_or_new(session_id), {handle_id(each) for each in keep}
-        rows = [row for row in await self._visible(session.id, True) if row.id not in kept]
-        return [await self._cancel(row, session.id, reason) for row in rows]
+        rows = [row for row in await self._visible(session.id, True) if row.holder == session.id and row.id not in kept]
+        alone = [row for row in rows if await self._at.desk.store.grantees(row.id) == [session.id]]
+        return [await self._cancel(row, reason, session.id) for row in alone]
 
-    async def _cancel(self, row: ProcessRow, session_id: str, reason: str) -> TaskRecord:
-        if row.live:
-            hook = self._keeper.hooks.pop(row.id, None)  # ours to call, before anybody else hears of it
-            await self._processes.cancel(row.id, reason, by=f"session {session_id}")
-            if row.registration.recovery != "externally_owned":
-                await self._wait_a_little(row.id)
-            elif hook is not None or not self._keeper.is_stopped_elsewhere(row):
-                await self._keeper.stop(row, hook)
+    async def _cancel(self, row: ProcessRow, reason: str, session_id: str) -> TaskRecord:
+        if not row.live:
+            return record_of(row, session_id)
+        own = row.holder == session_id
+        if not own and self._processes.cancel_policy is None:
+            raise ProcessShared(row.id, session_id)
+        hook = self._keeper.take_hook(row) if own else None  # called here, and not by who hears of the request
+        try:
+            ask = CancelAsk(session_id, row.id, self._at.call, "host_api", handle_json(row.id), reason, granted=True)
+            await self._processes.cancel_for(ask, started=self._started(row))
+            asked = await self._processes.get(row.id)
+        except BaseException:
+            self._keeper.give_back(row, hook)
+            raise
+        if asked.live and asked.record.cancel is None:
+            self._keeper.give_back(row, hook)  # the host's policy lets it go on
+        elif row.registration.recovery != "externally_owned":
+            await self._wait_a_little(row.id)
+        elif own and (hook is not None or not self._keeper.is_stopped_elsewhere(row)):
+            await self._keeper.stop(row, hook)
         return record_of(await self._processes.get(row.id), session_id)
+
+    def _started(self, row: ProcessRow) -> bool:
+        """Whether the turn at hand has started it."""
+        run = self._at.run
+        return run is not None and row.registration.parent == run.turn_id
 
     async def _wait_a_little(self, process_id: str) -> None:
         try:
@@ -230,23 +284,7 @@ class TaskServices:
             return 0
         await self.validate_handles_visible(ids, session_id=session_id)
         taker = await self._at.row(target)
-        rows = [await self._processes.get(process_id) for process_id in ids]
-        for row in rows:
-            before = await self._find(taker.id, row.registration.name) if _is_task(row) else None
-            if before is not None and before.live:
-                raise Conflict(f"session {taker.id!r} has a live task {row.registration.name!r} of its own")
-        moved = await self._processes.transfer(source.id, taker.id, *ids)
-        for row in rows:
-            await self._hears_instead(row, source.id, taker)
-        return moved
-
-    async def _hears_instead(self, row: ProcessRow, source: str, taker: SessionRow) -> None:
-        to = target(row)
-        if to is not None and to.session_id == source and row.live:
-            try:
-                await self._processes.retarget(row.id, replace(to, session_id=taker.id, agent=taker.agent))
-            except ProcessEnded:
-                return  # it ended meanwhile, and the session that had it hears of that
+        return await self._processes.transfer(source.id, taker.id, *ids)
 
     # ------------------------------------------------------------------ parts
 
@@ -267,11 +305,11 @@ class TaskServices:
         if not callable(work):
             raise InvalidInput(f"a task is a function without arguments, not {type(work).__name__}: it is called once")
         works = self._keeper.engine.works
-        works[process_id] = work
+        works[what.token] = work
         try:
             return await self._owned(row).start(what, None, "none", Start(process_id), listed=listed)
-        except BaseException:  # whatever kept it from being registered: nobody will ever run it
-            works.pop(process_id, None)
+        except BaseException:  # if it was registered all the same, it is given up: its caller knows nothing of it
+            works.pop(what.token, None)
             raise
 
     async def _free_id(self, session_id: str, task: TaskSpec) -> str:
@@ -281,6 +319,8 @@ class TaskServices:
         if task.kind not in get_args(TaskKind):
             raise InvalidInput(f"a task is a {', '.join(get_args(TaskKind))}, not {task.kind!r:.80}")
         before = await self._find(session_id, task.id)
+        if before is not None and before.holder != session_id:
+            before = None  # another session's, which this one only sees
         if before is not None and before.live:
             raise Conflict(f"session {session_id!r} has a live task {task.id!r}: cancel it, or use another id")
         name, count = f"{session_id}~{task.id}", 1
@@ -306,11 +346,11 @@ class TaskServices:
             before = page[-1].pid
 
     async def _find(self, session_id: str, task_id: str) -> ProcessRow | None:
-        """The newest task of that name, or the process of that id."""
-        wanted = ProcessFilter(name=task_id, session_id=session_id, limit=10)
-        named = [row for row in await self._at.desk.store.processes(wanted) if _is_task(row)]
+        """The newest task of that name, the session's own first, or the process of that id."""
+        wanted = ProcessFilter(name=task_id, session_id=session_id, limit=PAGE)
+        named = [row for row in await self._at.desk.store.processes(wanted) if row.task is not None]
         if named:
-            return named[0]
+            return next((row for row in named if row.holder == session_id), named[0])
         row = await self._at.desk.store.process(task_id)
         seen = row is not None and await self._at.desk.store.is_granted(session_id, task_id)
         return row if seen else None
@@ -322,6 +362,33 @@ class TaskServices:
             raise NotFound(f"session {session.id!r} has no task {task_id!r}: list_background_tasks shows what it has")
         return row
 
+    async def _own(self, session_id: str | None, task_id: str) -> ProcessRow:
+        """A task that the session may say something about: one of its own."""
+        row, session = await self._known(session_id, task_id), await self._at.row_or_new(session_id)
+        if row.holder != session.id:
+            raise ProcessShared(row.id, session.id)
+        return row
+
+
+class TaskHandle(ProcessHandle):
+    """A handle that a plugin or a tool got from its services: it cancels as they do."""
+
+    __slots__ = ("_cancel",)
+
+    def __init__(
+        self, processes: ProcessService, process_id: str, cancel: Callable[[ProcessRow, str], Awaitable[TaskRecord]]
+    ) -> None:
+        super().__init__(processes, process_id)
+        self._cancel = cancel
+
+    async def cancel(self, reason: str = "", *, by: str = "") -> str:
+        """Ask it to end: "requested", "already_requested" or "ended". The session asks, whatever `by` says."""
+        row = await self.record()
+        if not row.live or row.record.cancel is not None:
+            return "already_requested" if row.live else "ended"
+        await self._cancel(row, reason)
+        return "requested"
+
 
 # ---------------------------------------------------------------------- a process as a task
 
@@ -329,7 +396,7 @@ class TaskServices:
 def record_of(row: ProcessRow, session_id: str) -> TaskRecord:
     """A process as a task of the session that sees it."""
     asked, record = row.registration, row.record
-    spec = asked.input if _is_task(row) else {}
+    spec = asked.input if row.task is not None else {}
     value, error = None, ""
     if isinstance(record.outcome, Success):
         value = record.outcome.value
@@ -340,7 +407,7 @@ def record_of(row: ProcessRow, session_id: str) -> TaskRecord:
     elif isinstance(record.outcome, Cancelled):
         error = record.outcome.reason
     return TaskRecord(
-        asked.name if _is_task(row) else row.id,
+        row.id if row.task is None else row.task,
         row.id,
         spec.get("kind") or KINDS.get(asked.kind, "other"),
         _state(row),
@@ -365,16 +432,10 @@ def _state(row: ProcessRow) -> TaskState:
     if row.record.cancel is not None:
         return "cancel_requested"
     told = row.record.progress
-    if row.status == "waiting" or (isinstance(told, dict) and told.get("state") == "idle" and _is_task(row)):
+    if row.status == "waiting" or (isinstance(told, dict) and told.get("state") == "idle" and row.task is not None):
         return "idle"
     begun = row.record.first_started is not None or row.registration.recovery == "externally_owned"
     return "running" if begun else "pending"
-
-
-def _is_task(row: ProcessRow) -> bool:
-    """Whether a process was spawned or registered under a name in its session."""
-    spec = row.registration.input
-    return row.registration.kind in (KIND, "external") and isinstance(spec, dict) and "task" in spec
 
 
 def _spec(task: TaskSpec) -> dict[str, Any]:

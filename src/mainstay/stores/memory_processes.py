@@ -150,6 +150,10 @@ class MemoryProcessRows(ABC):
     def drop_grants(self, session_id: str) -> None:
         self.grants.pop(session_id, None)
 
+    def live_named(self, session_id: str, name: str) -> list[ProcessRow]:
+        rows = [self.by_pid[pid] for pid in self.grants.get(session_id, ())]
+        return [row for row in rows if row.live and row.registration.name == name]
+
     def add_wake(self, row: WakeRow) -> None:
         self.wake_rows[row.number] = row
 
@@ -218,6 +222,10 @@ class MemoryProcessReads:
     async def is_granted(self, session_id: str, process_id: str) -> bool:
         row = self._processes.process(process_id)
         return row is not None and self._processes.granted(session_id, row.pid)
+
+    async def grantees(self, process_id: str) -> list[str]:
+        row = self._processes.process(process_id)
+        return sorted(each for each, seen in self._processes.grants.items() if row is not None and row.pid in seen)
 
     async def wakes(self, session_id: str | None = None, state: str = "pending") -> list[WakeRow]:
         wakes = [w for _, w in sorted(self._processes.wake_rows.items()) if w.state == state]

@@ -87,6 +87,11 @@ class SqliteProcessReads(ABC):
         with reading(self.path):
             return self._live().execute(query, (session_id, process_id)).fetchone() is not None
 
+    async def grantees(self, process_id: str) -> list[str]:
+        query = "SELECT session_id FROM grants JOIN processes USING (pid) WHERE id = ? ORDER BY session_id"
+        with reading(self.path):
+            return [session_id for (session_id,) in self._live().execute(query, (process_id,))]
+
     async def wakes(self, session_id: str | None = None, state: str = "pending") -> list[WakeRow]:
         # Spelt out, and ordered by an expression: only so is the index of pending ones used.
         where, args = ("state = 'pending'", list[str]()) if state == "pending" else ("state = ?", [state])

@@ -51,6 +51,8 @@ from mainstay.model.process import (
     FirstStart,
     ProcessRecord,
     ProcessRow,
+    SessionOrigin,
+    is_task,
 )
 from mainstay.model.process_write import (
     Advance,
@@ -73,7 +75,7 @@ from mainstay.model.process_write import (
 from mainstay.model.session import CancelRequest
 from mainstay.stores.process_log import appended, asked_to_stop, awaited, end, follow, resumed
 from mainstay.stores.rows import Rows, check_blobs
-from mainstay.stores.wake_rules import retargeted
+from mainstay.stores.wake_rules import check_name, retargeted
 
 MARKS = frozenset(
     {
@@ -97,6 +99,8 @@ def register(rows: Rows, write: Register) -> Registered:
             raise ProcessConflict(row.id)
         return Registered(row, known=True)
     late = registration.parent is not None and _is_over(rows, registration.parent, registration.id)
+    if is_task(registration) and isinstance(registration.origin, SessionOrigin):
+        check_name(rows, registration.origin.session_id, registration.name)
     check_blobs(rows, write.blobs)
     created = Event(events.CREATED, at=write.at)
     owner = None if registration.recovery == "externally_owned" else write.worker

@@ -324,6 +324,10 @@ class SqlProcessRows:
     def drop_grants(self, session_id: str) -> None:
         self._do("DELETE FROM grants WHERE session_id = ?", (session_id,))
 
+    def live_named(self, session_id: str, name: str) -> list[ProcessRow]:
+        query, args = process_filter(ProcessFilter(name=name, session_id=session_id, live=True, limit=2**31))
+        return [process_row(found) for found in self._do(f"SELECT {PROCESS_ROW} FROM {query}", args)]
+
     def add_wake(self, row: WakeRow) -> None:
         values = msgspec.structs.astuple(row)
         self._do(f"INSERT INTO wakes ({WAKE}) VALUES (?{', ?' * 10})", (*values, seal(values)))

@@ -28,6 +28,7 @@ from mainstay.model.process_write import (
     Stop,
     Take,
     Tell,
+    Transfer,
 )
 from mainstay.model.write import (
     Accept,
@@ -96,6 +97,7 @@ RULES: dict[type, Callable[[Rows, Any], Any]] = {
     Complete: process_rules.complete,
     Revive: process_rules.revive,
     Share: wake_rules.share,
+    Transfer: wake_rules.transfer,
     Deliver: wake_rules.deliver,
     Dismiss: wake_rules.dismiss,
     Prune: wake_rules.prune,

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from mainstay.errors import InvalidInput, SessionDeleted, UnknownSession
+from mainstay.errors import Conflict, InvalidInput, ProcessNotVisible, SessionDeleted, UnknownSession
 from mainstay.lifecycle import fold as events
 from mainstay.lifecycle.decide import known
-from mainstay.model.process import RETIRED, Event, ProcessRecord, ProcessRow, Registration, WakeRow, WakeState
-from mainstay.model.process_write import Deliver, Dismiss, Prune, Share
+from mainstay.lifecycle.wake import target as heard_by
+from mainstay.model.process import (
+    RETIRED,
+    Event,
+    ProcessRecord,
+    ProcessRow,
+    Registration,
+    WakeRow,
+    WakeState,
+    WakeTarget,
+)
+from mainstay.model.process_write import Deliver, Dismiss, Prune, Share, Transfer
 from mainstay.model.record import InputKind
 from mainstay.model.session import SessionRow
 from mainstay.model.write import Accept, Accepted
@@ -24,30 +34,65 @@ def share(rows: Rows, write: Share) -> int:
     if session is not None and session.deleted:
         raise SessionDeleted(session.id)
     found = [known(rows.process(process_id), process_id) for process_id in dict.fromkeys(write.process_ids)]
-    return sum(_shared(rows, row, write) for row in found)
+    chosen = [row for row in found if rows.granted(write.session_id, row.pid) is write.remove]
+    for row in chosen:
+        change = _unseen_by if write.remove else _seen_by
+        rows.put_process(change(rows, row, write.session_id, write.at))
+    return len(chosen)
 
 
-def _shared(rows: Rows, row: ProcessRow, write: Share) -> bool:
-    had = rows.granted(write.session_id, row.pid)
-    if write.remove:
-        if had:
-            rows.drop_grant(write.session_id, row.pid)
-            _seen_by(rows, row, events.OBSERVER_REMOVED, write.session_id, write.at)
-        return had
-    if not had:
-        rows.put_grant(write.session_id, row.pid)
-        row = _seen_by(rows, row, events.OBSERVER_ADDED, write.session_id, write.at)
-    before = write.moved_from
-    if before not in (None, write.session_id) and rows.granted(before, row.pid):
-        rows.drop_grant(before, row.pid)
-        _seen_by(rows, row, events.OBSERVER_REMOVED, before, write.at)
-    return not had
+def _seen_by(rows: Rows, row: ProcessRow, session_id: str, at: int) -> ProcessRow:
+    """The process, visible to a session. The row is put by the caller."""
+    rows.put_grant(session_id, row.pid)
+    return appended(rows, row, Event(events.OBSERVER_ADDED, {"session_id": session_id}, at))
 
 
-def _seen_by(rows: Rows, row: ProcessRow, kind: str, session_id: str, at: int) -> ProcessRow:
-    row = appended(rows, row, Event(kind, {"session_id": session_id}, at))
-    rows.put_process(row)
+def _unseen_by(rows: Rows, row: ProcessRow, session_id: str, at: int) -> ProcessRow:
+    rows.drop_grant(session_id, row.pid)
+    return appended(rows, row, Event(events.OBSERVER_REMOVED, {"session_id": session_id}, at))
+
+
+def transfer(rows: Rows, write: Transfer) -> int:
+    source, target = write.source, write.target
+    session = rows.session(target)
+    if session is not None and session.deleted:
+        raise SessionDeleted(target)
+    found = [known(rows.process(process_id), process_id) for process_id in dict.fromkeys(write.process_ids)]
+    if source == target:
+        return 0
+    ours = [row for row in found if rows.granted(source, row.pid)]
+    for row in found:
+        # Visible to the target alone, it was handed on by a first sending of this write, whose reply was lost.
+        if not rows.granted(source, row.pid) and not rows.granted(target, row.pid):
+            raise ProcessNotVisible(row.id, source)
+    names = [row.registration.name for row in ours if row.live and row.task is not None and row.holder == source]
+    for name in names:
+        check_name(rows, target, name)
+        if names.count(name) > 1:
+            raise Conflict(f"two of these are tasks {name!r}: session {target!r} may have one live task of a name")
+    for row in ours:
+        rows.put_process(_handed_on(rows, row, write, "" if session is None else session.agent))
+    return len(found)
+
+
+def _handed_on(rows: Rows, row: ProcessRow, write: Transfer, agent: str) -> ProcessRow:
+    source, target, to = write.source, write.target, heard_by(row)
+    if not rows.granted(target, row.pid):
+        row = _seen_by(rows, row, target, write.at)
+    row = _unseen_by(rows, row, source, write.at)
+    if row.live and row.holder == source:
+        row = appended(rows, row, Event(events.TRANSFERRED, {"from": source, "session_id": target}, write.at))
+    if row.live and to is not None and to.session_id == source:
+        news = WakeTarget(target, agent or to.agent, to.policy)
+        row = appended(rows, row, Event(events.SUBSCRIPTION_RETARGETED, news, write.at))
+        retargeted(rows, row)
     return row
+
+
+def check_name(rows: Rows, session_id: str, name: str) -> None:
+    """Refuse a second live task of a name. Both writes that bring one look here, inside their transactions."""
+    if any(row.task is not None and row.holder == session_id for row in rows.live_named(session_id, name)):
+        raise Conflict(f"session {session_id!r} has a live task {name!r} of its own: cancel that, or use another id")
 
 
 # ---------------------------------------------------------------------- wakes

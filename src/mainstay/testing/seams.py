@@ -169,6 +169,9 @@ class SeamStore:
     async def is_granted(self, session_id: str, process_id: str) -> bool:
         return await self._seams.quietly(self.inner.is_granted(session_id, process_id))
 
+    async def grantees(self, process_id: str) -> list[str]:
+        return await self._seams.quietly(self.inner.grantees(process_id))
+
     async def wakes(self, session_id: str | None = None, state: str = "pending") -> list[WakeRow]:
         return await self._seams.quietly(self.inner.wakes(session_id, state))
 

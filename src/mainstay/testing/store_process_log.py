@@ -199,7 +199,9 @@ def at_pointer(payload: Any, pointer: str) -> Any:
 
 
 def new_row(pid: int, asked: Plain, at: int, owner: str | None, times: int) -> Plain:
-    record = dict.fromkeys(("first_started", "cancel", "abandon", "external_ref", "progress", "wake", "outcome"))
+    record = dict.fromkeys(
+        ("first_started", "cancel", "abandon", "external_ref", "progress", "wake", "outcome", "holder")
+    )
     return {
         "pid": pid,
         "registration": asked,

@@ -143,6 +143,9 @@ class ProcessMachine(StoreMachine):
             for row in model.processes.values():
                 seen = (session_id, row["pid"]) in model.grants
                 assert await store.is_granted(session_id, row["registration"]["id"]) is seen
+        for row in model.processes.values():
+            seeing = sorted(session_id for session_id, pid in model.grants if pid == row["pid"])
+            assert await store.grantees(row["registration"]["id"]) == seeing
 
 
 def as_told(wake: WakeRow | Plain) -> Plain:

@@ -18,6 +18,7 @@ from mainstay.errors import (
     InvalidProcess,
     ProcessConflict,
     ProcessEnded,
+    ProcessNotVisible,
     ProcessPruned,
     SessionDeleted,
     UndeclaredEvent,
@@ -41,6 +42,7 @@ from mainstay.model.process_write import (
     Stop,
     Take,
     Tell,
+    Transfer,
 )
 from mainstay.model.record import InputKind
 from mainstay.model.write import Accept, Write
@@ -76,6 +78,7 @@ class ProcessModel(ProcessLog):
             Complete: self.complete,
             Revive: self.revive,
             Share: self.share,
+            Transfer: self.transfer,
             Deliver: self.deliver,
             Dismiss: self.dismiss,
             Prune: self.prune,
@@ -94,6 +97,8 @@ class ProcessModel(ProcessLog):
                 raise Refusal(ProcessConflict)
             return {"row": copy.deepcopy(row), "known": True}
         ended = asked["parent"] is not None and self._parent_ended(asked["parent"])
+        if _is_task(asked) and self._has_task(asked["origin"].get("session_id"), asked["name"]):
+            raise Refusal(Conflict)
         self._need_blobs(write.blobs)
         owner = None if asked["recovery"] == "externally_owned" else write.worker
         times = 0 if owner is None else 1
@@ -310,19 +315,65 @@ class ProcessModel(ProcessLog):
         return sum(self._shared(row, write) for row in found.values())
 
     def _shared(self, row: Plain, write: Share) -> bool:
-        to, had = (write.session_id, row["pid"]), (write.session_id, row["pid"]) in self.grants
-        gone = []
-        if write.remove:
-            gone = [to] if had else []
-        elif not had:
-            self.grants.add(to)
-            self._happened(row, "process.observer_added", {"session_id": to[0]}, write.at, late=is_over(row))
-        if not write.remove and write.moved_from not in (None, to[0]):
-            gone = [(write.moved_from, row["pid"])] if (write.moved_from, row["pid"]) in self.grants else []
-        for grant in gone:
-            self.grants.remove(grant)
-            self._happened(row, "process.observer_removed", {"session_id": grant[0]}, write.at, late=is_over(row))
+        had = (write.session_id, row["pid"]) in self.grants
+        if write.remove and had:
+            self._unsee(row, write.session_id, write.at)
+        elif not write.remove and not had:
+            self._see(row, write.session_id, write.at)
         return had is write.remove
+
+    def _see(self, row: Plain, session_id: str, at: int) -> None:
+        self.grants.add((session_id, row["pid"]))
+        self._happened(row, "process.observer_added", {"session_id": session_id}, at, late=is_over(row))
+
+    def _unsee(self, row: Plain, session_id: str, at: int) -> None:
+        self.grants.remove((session_id, row["pid"]))
+        self._happened(row, "process.observer_removed", {"session_id": session_id}, at, late=is_over(row))
+
+    def transfer(self, write: Transfer) -> int:
+        source, target = write.source, write.target
+        session = self.sessions.get(target)
+        if session is not None and session["deleted"]:
+            raise Refusal(SessionDeleted)
+        found = {process_id: self._known(process_id) for process_id in write.process_ids}
+        if source == target:
+            return 0
+        if any({(source, row["pid"]), (target, row["pid"])}.isdisjoint(self.grants) for row in found.values()):
+            raise Refusal(ProcessNotVisible)
+        moved = [row for row in found.values() if (source, row["pid"]) in self.grants]
+        own = [row for row in moved if not is_over(row) and _holder(row) == source]
+        names = [row["registration"]["name"] for row in own if _is_task(row["registration"])]
+        if len(names) > len(set(names)) or any(self._has_task(target, name) for name in names):
+            raise Refusal(Conflict)
+        for row in moved:
+            if (target, row["pid"]) not in self.grants:
+                self._see(row, target, write.at)
+            self._unsee(row, source, write.at)
+            if row in own:
+                row["record"]["holder"] = target
+                self._happened(row, "process.transferred", {"from": source, "session_id": target}, write.at)
+            wake = row["record"]["wake"] or row["registration"]["wake"]
+            if (
+                not is_over(row)
+                and wake is not None
+                and (wake["session_id"], wake["policy"] != "none") == (source, True)
+            ):
+                agent = wake["agent"] if session is None else session["agent"]
+                row["record"]["wake"] = {"session_id": target, "agent": agent, "policy": wake["policy"]}
+                told = {
+                    name: said for name, said in row["record"]["wake"].items() if (name, said) != ("policy", "turn")
+                }
+                self._happened(row, "process.subscription_retargeted", told, write.at)
+                self._retarget(row)
+        return len(found)
+
+    def _has_task(self, session_id: str | None, name: str) -> bool:
+        """Whether a session has a live task of that name, of its own and in its sight."""
+        return any(
+            (session_id, row["pid"]) in self.grants and _holder(row) == session_id and not is_over(row)
+            for row in self.processes.values()
+            if _is_task(row["registration"]) and row["registration"]["name"] == name
+        )
 
     def deliver(self, write: Deliver) -> Plain | None:
         session = self.sessions.get(write.session_id)
@@ -390,3 +441,13 @@ class ProcessModel(ProcessLog):
         self.grants = {grant for grant in self.grants if grant[1] != pid}
         self.wakes = {number: wake for number, wake in self.wakes.items() if wake["pid"] != pid}
         self.blob_refs = {(digest, owner) for digest, owner in self.blob_refs if owner != -pid}
+
+
+def _holder(row: Plain) -> str | None:
+    """The session whose own a process is."""
+    found: str | None = row["record"]["holder"] or row["registration"]["origin"].get("session_id")
+    return found
+
+
+def _is_task(asked: Plain) -> bool:
+    return asked["kind"] in ("task", "external") and isinstance(asked["input"], dict) and "task" in asked["input"]

@@ -28,6 +28,7 @@ from mainstay.model.process import (
     Failure,
     HostOrigin,
     ProcessRow,
+    Registration,
     SessionOrigin,
     Success,
     WaitOn,
@@ -50,6 +51,7 @@ from mainstay.model.process_write import (
     Stop,
     Take,
     Tell,
+    Transfer,
     WorkflowKey,
 )
 from mainstay.model.session import Answer, CancelRequest, Node, WorkerRow
@@ -337,12 +339,28 @@ class OtherRules(ProcessMachine):
     # ------------------------------------------------------------------ grants
 
     @has(lambda self: self.model.processes)
-    @rule(n=index, to=watchers, remove=st.booleans(), source=st.sampled_from([None, *WATCHERS]))
-    def a_session_sees_a_process_or_no_longer(self, n: int, to: str, remove: bool, source: str | None) -> None:
+    @rule(n=index, to=watchers, remove=st.booleans())
+    def a_session_sees_a_process_or_no_longer(self, n: int, to: str, remove: bool) -> None:
         process_id = self.pick(list(self.model.processes), n)
-        write = Share(to, (process_id, process_id), self.tick(), remove, source)
+        write = Share(to, (process_id, process_id), self.tick(), remove)
         if isinstance(self.send(write), int):
             self.send(write, 0)
+
+    @has(lambda self: self.model.processes)
+    @rule(n=index, m=index, giver=watchers, taker=watchers)
+    def processes_are_handed_on_all_or_none(self, n: int, m: int, giver: str, taker: str) -> None:
+        known = list(self.model.processes)
+        write = Transfer(giver, taker, (self.pick(known, n), self.pick(known, m)), self.tick())
+        answer = self.send(write)
+        if isinstance(answer, int):
+            self.send_again(write, answer)
+
+    @has(ProcessMachine.fresh_ids)
+    @rule(n=index, who=watchers)
+    def a_session_has_one_live_task_of_a_name(self, n: int, who: str) -> None:
+        name = self.pick(self.fresh_ids(), n)
+        task = Registration(name, "external", "externally_owned", "watch", input={"task": "watch", "token": name})
+        self.send(Register(replace(task, origin=SessionOrigin(who)), self.tick(), grants=(who,)))
 
     @rule(many=st.booleans())
     def a_fork_sees_what_it_was_given_of_what_its_source_saw(self, many: bool) -> None:
