@@ -4,6 +4,8 @@ A blob is written to a temporary name, synced, renamed, and its folder synced, b
 deletes inside a write transaction what no row refers to, and a reference is checked inside one as well: whichever
 comes first, no row ever points at nothing.
 
+Digests are read from a store, which may be a stranger's: what is no digest names no file, and no link is followed.
+
 Between its put and the row that refers to it a blob looks like an orphan. So the sweep takes only old ones: a file's
 time of change is when it was last put, be it new or there already.
 """
@@ -12,23 +14,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from mainstay.errors import BlobMissing, StoreDamaged, StoreUnavailable
+from mainstay.stores.files import PRIVATE, access_of, check_folder, make_folder, open_file
 
 LEFTOVER_SECONDS = 3600
 
 
 class FileBlobs:
-    """Content-addressed files in one folder, made when the first blob comes."""
+    """Content-addressed files in one folder, made when the first blob comes, with the access of `database`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, database: Path | None = None) -> None:
+        self.folder, self._database = folder, database
 
     async def put(self, data: bytes) -> str:
         return await asyncio.to_thread(self.write, data)
@@ -42,13 +47,22 @@ class FileBlobs:
         return self.folder / digest[:2] / digest[2:]
 
     def has(self, digest: str) -> bool:
-        return self.path(digest).exists()
+        path = self.path(digest)
+        try:
+            self._check_folders(path)
+            return stat.S_ISREG(os.lstat(path).st_mode)
+        except OSError:
+            return False
+
+    def _check_folders(self, path: Path) -> None:
+        for folder in (self.folder, path.parent):
+            check_folder(folder)
 
     def write(self, data: bytes) -> str:
         digest = hashlib.sha256(data).hexdigest()
         path = self.path(digest)
         try:
-            if not _touched(path):
+            if not self._touched(path):
                 self._write(path, data)
             # One that was there may have been renamed an instant ago, by somebody who has not synced the folder yet.
             for folder in (path.parent, self.folder, self.folder.parent):
@@ -57,11 +71,22 @@ class FileBlobs:
             raise StoreUnavailable(f"cannot write a blob to {path.parent}: {error.strerror}") from error
         return digest
 
+    def _touched(self, path: Path) -> bool:
+        """Make a blob young; False when it is not there, or not ours to touch: then it is written anew."""
+        try:
+            self._check_folders(path)
+            os.utime(path, follow_symlinks=False)
+            return stat.S_ISREG(os.lstat(path).st_mode)
+        except OSError:
+            return False
+
     def _write(self, path: Path, data: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        access = PRIVATE if self._database is None else access_of(self._database)
+        for folder in (self.folder, path.parent):
+            make_folder(folder, access)
         temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
         try:
-            with temporary.open("wb") as file:
+            with open(open_file(temporary, os.O_WRONLY, access), "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -70,8 +95,11 @@ class FileBlobs:
             temporary.unlink(missing_ok=True)
 
     def read(self, digest: str) -> bytes:
+        path = self.path(digest)
         try:
-            data = self.path(digest).read_bytes()
+            self._check_folders(path)
+            with open(open_file(path, os.O_RDONLY), "rb") as file:
+                data = file.read()
         except FileNotFoundError:
             raise BlobMissing(digest) from None
         except OSError as error:
@@ -81,11 +109,24 @@ class FileBlobs:
         return data
 
     def all(self) -> Iterator[str]:
-        if not self.folder.exists():
+        for folder, name in self._files():
+            if _is_digest(folder + name):  # and not a write under way, or somebody's own file
+                yield folder + name
+
+    def _files(self) -> Iterator[tuple[str, str]]:
+        """Every file by the names of its folder and its own, in order."""
+        try:
+            check_folder(self.folder)
+            folders = sorted(each.name for each in os.scandir(self.folder) if each.is_dir(follow_symlinks=False))
+        except (FileNotFoundError, NotADirectoryError):
             return
-        for file in sorted(self.folder.glob("*/*")):
-            if _is_digest(file.parent.name + file.name):  # and not a write under way, or somebody's own file
-                yield file.parent.name + file.name
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return
+            raise
+        for folder in folders:
+            for file in sorted(os.listdir(self.folder / folder)):
+                yield folder, file
 
     def old(self, before: int) -> list[str]:
         """Blobs last put before then, in nanoseconds. What killed puts left behind goes on the way."""
@@ -98,7 +139,7 @@ class FileBlobs:
     def is_old(self, digest: str, before: int) -> bool:
         """Whether a blob is there and was last put before then."""
         try:
-            return self.path(digest).stat().st_mtime_ns <= before
+            return self.has(digest) and os.lstat(self.path(digest)).st_mtime_ns <= before
         except OSError:
             return False
 
@@ -114,23 +155,16 @@ class FileBlobs:
     def remove_leftovers(self) -> None:
         """Delete what puts left behind whose process was killed. A put takes seconds; an hour is nobody's."""
         before = time.time() - LEFTOVER_SECONDS
-        for file in self.folder.glob("*/.*.tmp"):
-            with contextlib.suppress(OSError):
-                if file.stat().st_mtime < before:
-                    file.unlink()
+        for folder, name in self._files():
+            if name.startswith(".") and name.endswith(".tmp"):
+                file = self.folder / folder / name
+                with contextlib.suppress(OSError):
+                    if os.lstat(file).st_mtime < before:
+                        file.unlink()
 
 
 def _is_digest(name: str) -> bool:
     return len(name) == 64 and all(c in "0123456789abcdef" for c in name)
-
-
-def _touched(path: Path) -> bool:
-    """Make a blob young; False when it is not there, or not ours to touch: then it is written anew."""
-    try:
-        os.utime(path)
-    except OSError:
-        return False
-    return True
 
 
 def _sync_folder(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import sqlite3
@@ -13,6 +14,7 @@ from typing import Any
 
 from mainstay.errors import InvalidInput, MainstayError, NotAStore, StoreDamaged, StoreTooNew, StoreUnavailable
 from mainstay.stores import schema, sql
+from mainstay.stores.files import LINK, open_file
 from mainstay.stores.identity import mint
 from mainstay.stores.process_sql import bad_rows
 from mainstay.stores.shared_lock import SharedLock, join
@@ -25,6 +27,9 @@ OURS = ("tip", "nodes")
 
 DAMAGE = ("malformed", "no such ", "Could not decode", "unsupported file format")
 """Damage for which SQLite or its driver has no code of its own."""
+
+SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
+"""How a rollback journal ends that names another one; no transaction of ours spans two databases."""
 
 HINTS = {
     "SQLITE_FULL": "the disk is full: free space and try again",
@@ -75,6 +80,7 @@ os.register_at_fork(after_in_child=_in_child)
 def connect(path: Path) -> sqlite3.Connection:
     """A connection as all of ours are: what it commits is synced, and it never checkpoints by itself."""
     try:
+        check_beside(path)
         connection = sqlite3.connect(
             path, timeout=10, isolation_level=None, check_same_thread=False, cached_statements=256, factory=Connection
         )
@@ -82,6 +88,8 @@ def connect(path: Path) -> sqlite3.Connection:
         raise StoreUnavailable(f"cannot open {error.filename or path}: {error.strerror}") from None
     _connections.add(connection)
     try:
+        # A schema that was made by a stranger may call no function that has an effect.
+        connection.execute("PRAGMA trusted_schema = 0")
         check_ours(connection, path)
         connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
         connection.execute("PRAGMA journal_mode = WAL")
@@ -94,6 +102,23 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def check_beside(path: Path) -> None:
+    """Refuse links in the place of the files that SQLite writes, truncates and deletes beside a database, and a journal
+    that names a file elsewhere: SQLite would delete that one."""
+    wal, memory, journal = (Path(f"{path}{suffix}") for suffix in ("-wal", "-shm", "-journal"))
+    for beside in (wal, memory, journal):
+        if beside.is_symlink():
+            raise OSError(errno.ELOOP, LINK, str(beside))
+    try:
+        descriptor = open_file(journal, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    with open(descriptor, "rb") as file:
+        file.seek(-min(len(SUPER_JOURNAL), os.fstat(descriptor).st_size), os.SEEK_END)
+        if file.read() == SUPER_JOURNAL:
+            raise StoreDamaged(str(path), "its journal belongs to a transaction over several databases: it is not ours")
 
 
 def check_ours(connection: sqlite3.Connection, path: Path) -> None:

@@ -98,6 +98,9 @@ def mail_row(found: tuple[Any, ...]) -> InboxRow:
 
 def worker_row(found: tuple[Any, ...]) -> WorkerRow:
     id_, host, boot, pid, started, beat, term_ms, offers = found
+    types = [type(value) for value in found[:7]]
+    if types != [str, str, str, int, int, int, int]:
+        raise sqlite3.DatabaseError(f"malformed row of workers: {found[:7]!r:.200} describes no worker")
     try:
         known = None if offers is None else _offers_in.decode(offers)
     except (msgspec.DecodeError, TypeError) as error:  # a column of another type is none of ours either

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import sqlite3
@@ -46,8 +45,9 @@ from mainstay.stores.connection import (
     read_nodes,
     reading,
 )
-from mainstay.stores.files import PRIVATE, access_of, identity, make_parents
-from mainstay.stores.lockfile import LockFile, Noted, close_lock, open_lock
+from mainstay.stores.files import access_of, identity, make_parents
+from mainstay.stores.lease import FileLease
+from mainstay.stores.lockfile import LockFile, Noted
 from mainstay.stores.process_reads import SqliteProcessReads
 from mainstay.stores.process_sql import bad_rows
 from mainstay.stores.sql import SqlRows, mail_row, session_row, wait_row, worker_row
@@ -78,7 +78,7 @@ class SqliteStore(SqliteProcessReads):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         # Whole, and without links: a host may change its folder, and a file has one lock whatever it is called.
         self.path = Path(os.path.realpath(path))
-        self.blobs = FileBlobs(Path(f"{self.path}-blobs"))
+        self.blobs = FileBlobs(Path(f"{self.path}-blobs"), self.path)
         self._pid = forks.pid()
         self._file: WriterFile | None = None
         self._writer: GroupWriter | None = None
@@ -254,7 +254,7 @@ class SqliteStore(SqliteProcessReads):
         return self._secret
 
     def lease(self, worker_id: str) -> FileLease:
-        return FileLease(Path(f"{self.path}-workers"), worker_id)
+        return FileLease(self.path, worker_id)
 
 
 class WriterFile:
@@ -449,42 +449,6 @@ class WriterFile:
             self._connection.close()
         finally:
             self._lock.close()
-
-
-class FileLease:
-    """A worker's locked file. Locked: its process lives, perhaps stopped. Not locked: it is dead."""
-
-    def __init__(self, folder: Path, worker_id: str) -> None:
-        self._folder, self._id = folder, worker_id
-        self._descriptor: int | None = None
-
-    def hold(self) -> None:
-        try:
-            self._folder.mkdir(exist_ok=True)
-            self._descriptor = open_lock(self._folder / self._id, PRIVATE)
-        except OSError as error:
-            raise StoreUnavailable(f"cannot lock a file in {self._folder}: {error.strerror}") from None
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-
-    def drop(self) -> None:
-        if self._descriptor is not None and close_lock(self._descriptor):
-            (self._folder / self._id).unlink(missing_ok=True)
-        self._descriptor = None
-
-    def proven_dead(self, worker: WorkerRow) -> bool:
-        try:
-            descriptor = os.open(self._folder / worker.id, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        else:
-            (self._folder / worker.id).unlink(missing_ok=True)  # ids are used once: nobody will lock it again
-            return True
-        finally:
-            os.close(descriptor)
 
 
 async def _whole(make: Callable[..., WriterFile], *arguments: Any) -> WriterFile:
