@@ -30,6 +30,8 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
         "stores/test_sqlite_file.py::test_a_cut_wal_is_refused_with_a_hint",
         "stores/test_sqlite_file.py::test_a_file_of_a_newer_mainstay_is_refused",
         "stores/test_upgrade.py::test_an_upgrade_killed_at_any_statement_leaves_a_file_that_opens",
+        "golden/test_golden.py::test_older_store_goes_on_with",
+        "golden/test_golden.py::test_older_store_goes_on_after_an_upgrade_that_was_killed",
     ),
     "E5 locked file": (
         "runtime/test_trouble.py::test_whoever_does_not_let_go_of_the_lock_is_not_waited_for_in_silence",

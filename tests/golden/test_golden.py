@@ -1,0 +1,570 @@
+"""Stores that older versions wrote go on with the present one: every open turn, wait, input, wake and process in them.
+
+Each check is about some of the sessions and processes of `make.py`, and independent of the others. What is expected was
+written by hand, from what `make.py` did and what the definitions promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from mainstay import Runtime
+from mainstay.errors import AlreadyAnswered, ProcessConflict, ProcessFailed, ProcessPruned, SessionDeleted
+from mainstay.model import process as ends
+from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
+from mainstay.sessions.result import TurnResult
+from mainstay.stores import schema
+from mainstay.stores.sqlite import SqliteStore
+from mainstay.testing import VirtualClock
+from tests.cli.shell import shell_json
+from tests.golden.definitions import LARGE, World, runtime
+
+HERE = Path(__file__).parent
+STORES = sorted(HERE.glob("schema-*"))
+
+OPENED = 60
+"""Seconds of the maker's clock when the store is opened again. Its last process was killed at 30."""
+
+PATIENCE = 60.0
+
+
+class Golden(NamedTuple):
+    made: Runtime
+    world: World
+    clock: VirtualClock
+    keys: dict[str, str]
+
+    async def turn(self, turn_id: str) -> TurnResult[Any]:
+        return await (await self.made.session(turn_id.rpartition(".")[0])).result(turn_id)
+
+    async def value(self, process_id: str) -> Any:
+        return await self.made.handle(process_id).result(PATIENCE)
+
+    def done(self, key: str) -> list[str]:
+        """What this process has done under a key."""
+        return [name for name, each in self.world.done if each == key]
+
+    def at(self, seconds: float) -> None:
+        """Let the clock reach so many seconds, if it has not."""
+        self.clock.advance(max(0.0, seconds - self.clock.monotonic()))
+
+    async def until(self, check: Callable[[], Awaitable[bool]]) -> None:
+        """What comes by itself is seen by looking: the Runtime is never idle while a subagent waits for a person."""
+        async with asyncio.timeout(PATIENCE):
+            while not await check():  # noqa: ASYNC110  # there is no event to wait for
+                await asyncio.sleep(0.01)
+
+    async def head(self, session_id: str) -> int:
+        row = await self.made.store.session(session_id)
+        assert row is not None
+        return row.head
+
+
+def copied(source: Path, target: Path) -> Path:
+    """A copy, with modes as ours alone whatever the checkout made of them; returns its database."""
+    shutil.copytree(source, target)
+    for path in [target, *target.rglob("*")]:
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    return target / "agent.db"
+
+
+@contextlib.asynccontextmanager
+async def opened(store: Path) -> AsyncGenerator[Golden]:
+    world, clock = World(), VirtualClock()
+    clock.advance(OPENED)
+    async with runtime(store, world, clock=clock, grace=0) as made:
+        yield Golden(made, world, clock, json.loads((store.parent / "keys.json").read_text()))
+
+
+# ---------------------------------------------------------------------- parked turns
+
+
+async def approval_and_the_queue_behind_it(golden: Golden) -> None:
+    session = await golden.made.session("approval")
+    assert [(p.call_id, p.kind, p.args) for p in await session.pending()] == [
+        ("approval.2.1.0", "approval", {"to": "kim"})
+    ]
+    await session.approve("approval.2.1.0")
+
+    assert (await golden.turn("approval.2")).text == "mail ok: mail done"
+    assert (await golden.turn("approval.3")).text == "3: first in the queue"
+    assert (await golden.turn("approval.4")).text == "4: second in the queue"
+    again = await session.send("first in the queue", key="queued-1")
+    assert (again.turn_id, again.known) == ("approval.3", True)
+    assert len(await session.history()) == 10
+
+
+async def rejection(golden: Golden) -> None:
+    await (await golden.made.session("rejected")).reject("rejected.1.1.0", "not on Sundays")
+
+    mail, look = (await golden.turn("rejected.1")).tool_calls
+    assert isinstance(mail.outcome, Denied)
+    assert mail.outcome.reason == "not on Sundays"
+    assert look.outcome == Ok("nothing to see")
+
+
+async def approval_that_was_acknowledged(golden: Golden) -> None:
+    assert (await golden.turn("approved.1")).text == "mail ok: mail done"
+    assert golden.done("lee") == ["mail"]
+    with pytest.raises(AlreadyAnswered):
+        await (await golden.made.session("approved")).reject("approved.1.1.0")
+
+
+async def settlement(golden: Golden) -> None:
+    session = await golden.made.session("settlement")
+    assert [(p.call_id, p.kind) for p in await session.pending()] == [("settlement.1.1.0", "recovery")]
+    await session.settle("settlement.1.1.0", "done", value="in the books")
+
+    assert (await golden.turn("settlement.1")).text == "order ok: in the books"
+    assert golden.done("lamp") == []
+
+
+async def completion_by_a_key_of_old_and_a_steered_input(golden: Golden) -> None:
+    await golden.made.resolve(golden.keys["plain"], "all is built")
+
+    result = await golden.turn("deferred.1")
+    build, look = result.tool_calls
+    assert build.outcome == Ok("all is built")
+    assert look.outcome == Ok("nothing to see")
+    assert result.text == "2: and hurry"
+    steered = await (await golden.made.session("deferred")).steer("and hurry", key="steer-1")
+    assert steered.known
+    assert (await steered.result()).turn_id == "deferred.1"
+
+
+async def completions_that_were_acknowledged(golden: Golden) -> None:
+    assert (await golden.turn("resolved.1")).text == "build ok: all green"
+    (call,) = (await golden.turn("failed.1")).tool_calls
+    assert isinstance(call.outcome, Failed)
+    assert call.outcome.message == "all red"
+    with pytest.raises(AlreadyAnswered):
+        await golden.made.resolve(golden.keys["early"], "again")
+
+
+async def completion_that_is_late(golden: Golden) -> None:
+    assert (await golden.turn("late.1")).waiting
+    golden.at(3700)
+
+    async def ended() -> bool:
+        return await golden.head("late") == 1
+
+    await golden.until(ended)
+    (call,) = (await golden.turn("late.1")).tool_calls
+    assert isinstance(call.outcome, OutcomeUnknown)
+    with pytest.raises(AlreadyAnswered):
+        await golden.made.resolve(golden.keys["late"], "too late")
+
+
+async def cancel_that_was_acknowledged(golden: Golden) -> None:
+    result = await golden.turn("cancelled.1")
+
+    assert result.outcome == Cancelled("host", "not needed any more")
+    assert golden.done("max") == []
+
+
+async def subagent_that_waits_for_a_person(golden: Golden) -> None:
+    child = await golden.made.session("chief.2.1.0~clerk")
+    await child.approve("chief.2.1.0~clerk.1.1.0")
+    await child.result("chief.2.1.0~clerk.1")
+    golden.clock.advance(10)  # a process that waits for a turn is looked after every few seconds
+
+    result = await golden.turn("chief.2")
+    assert result.text == "clerk ok: mail ok: mail done"
+    assert [message.text for message in await child.history()][:1] == ["call mail to=kim"]
+    assert (await golden.turn("chief.1")).text == "clerk ok: 1: what is new"
+
+
+# ---------------------------------------------------------------------- what sessions remember
+
+
+async def plugin_state_options_and_tools(golden: Golden) -> None:
+    session = await golden.made.session("noted")
+    assert [p.call_id for p in await session.pending()] == ["noted.3.1.1"]
+    await session.approve("noted.3.1.1")
+    assert (await golden.turn("noted.3")).text == "remember ok: remembered; mail ok: mail done"
+
+    known = ["it is tea", "it is milk", "it is said by the host"]  # by their keys, as they were saved
+    assert (await session.call("notes.all")).output == known
+    assert (await session.run("known?")).text.endswith(f"Known: {', '.join(known)}")
+    await session.run("call remember fact=honey")
+    assert (await session.call("notes.all")).output == [*known, "it is honey"]
+    (call,) = (await session.run("call look")).tool_calls
+    assert isinstance(call.outcome, Failed)
+    assert call.outcome.code == "tool_unavailable"
+
+
+async def blobs(golden: Golden) -> None:
+    session = await golden.made.session("drawn")
+    (draw,) = (await golden.turn("drawn.1")).tool_calls
+    assert isinstance(draw.outcome, Ok)
+    assert await golden.made.store.blobs.get(draw.artifacts[0].digest) == b"<svg/>"
+    assert draw.outcome.whole is not None
+    assert json.loads(await golden.made.store.blobs.get(draw.outcome.whole.digest)) == LARGE
+    assert [message.text for message in await session.history() if message.role == "user"] == ["call draw", LARGE]
+    (measure,) = (await session.run("call measure")).tool_calls
+    assert measure.outcome == Ok(6)
+
+
+async def forks_of_a_deleted_session(golden: Golden) -> None:
+    fork, grown = await golden.made.session("fork"), await golden.made.session("fork-grown")
+    shared = ["one", "1: one", "call remember fact=tea", "", "", "remember ok: remembered"]
+    assert [message.text for message in await fork.history()] == shared
+    assert [m.text for m in await grown.history()] == [
+        *shared,
+        "three",
+        "3: three",
+        "four, elsewhere",
+        "4: four, elsewhere",
+    ]
+
+    assert (await fork.run("known?")).text.endswith("Known: tea")
+    assert (await grown.run("five")).text == "5: five"
+    with pytest.raises(SessionDeleted):
+        await (await golden.made.session("source")).run("six")
+
+
+# ---------------------------------------------------------------------- interrupted turns
+
+
+async def interrupted_model_call(golden: Golden) -> None:
+    result = await golden.turn("thinking.1")
+
+    assert result.text == "1: think"
+    assert (result.usage.calls, result.usage.unknown) == (1, 2)
+    assert [name for name, _ in golden.world.done].count("think") == 1
+
+
+async def interrupted_once_tool_and_the_input_behind_it(golden: Golden) -> None:
+    (call,) = (await golden.turn("paying.1")).tool_calls
+
+    assert isinstance(call.outcome, OutcomeUnknown)
+    assert golden.done("paying.1.1.0") == []
+    assert (await golden.turn("paying.2")).text == "2: and then?"
+
+
+async def interrupted_rerun_tool_keeps_its_key(golden: Golden) -> None:
+    (call,) = (await golden.turn("fetching.1")).tool_calls
+
+    assert call.outcome == Ok("fetch done")
+    assert (call.attempts, call.repeated) == (2, 1)
+    assert golden.done("fetching.1.1.0") == ["fetch"]
+
+
+async def interrupted_tool_that_asks(golden: Golden) -> None:
+    assert (await golden.turn("ordering.1")).waiting
+    assert golden.done("desk") == []
+    session = await golden.made.session("ordering")
+    await session.settle("ordering.1.1.0", "rerun")
+
+    assert (await golden.turn("ordering.1")).text == "order ok: order done"
+    assert golden.done("desk") == ["order"]
+
+
+async def failed_attempt_whose_next_is_due_later(golden: Golden) -> None:
+    golden.at(100)
+    (call,) = (await golden.turn("calling.1")).tool_calls
+
+    assert call.outcome == Ok("call done")
+    assert (call.attempts, call.repeated) == (2, 0)
+    assert golden.world.begun.count("call") == 1
+
+
+async def half_a_round(golden: Golden) -> None:
+    remember, pay, fetch = (await golden.turn("half.1")).tool_calls
+
+    assert (remember.outcome, remember.repeated) == (Ok("remembered"), 0)
+    assert isinstance(pay.outcome, OutcomeUnknown)
+    assert (fetch.outcome, fetch.repeated) == (Ok("fetch done"), 1)
+    assert golden.done("half.1.1.1") == []
+    assert golden.done("half.1.1.2") == ["fetch"]
+    assert (await (await golden.made.session("half")).call("notes.all")).output == ["half"]
+
+
+async def interrupted_background_tools(golden: Golden) -> None:
+    assert await golden.value("surveying.1.1.0") == "survey done"
+    assert golden.done("surveying.1.1.0") == ["survey"]
+    assert isinstance(await golden.made.handle("digging.1.1.0").outcome(), ends.Abandoned)
+    assert golden.done("digging.1.1.0") == []
+    with pytest.raises(ProcessFailed):
+        await golden.value("digging.1.1.0")
+
+    async def told() -> bool:
+        return [await golden.head(name) for name in ("surveying", "digging")] == [2, 2]
+
+    await golden.until(told)
+    for name in ("surveying", "digging"):
+        messages = (await golden.turn(f"{name}.2")).messages
+        assert sum(f'"id":"{name}.1.1.0"' in message.text for message in messages if message.role == "user") == 1
+
+
+# ---------------------------------------------------------------------- wakes
+
+
+async def wakes_are_told_once(golden: Golden) -> None:
+    session = await golden.made.session("listener")
+    assert (await golden.turn("listener.3")).text.endswith("are you there?")
+    ending = await golden.made.processes.complete("external", {"ok": True})
+    assert ending.status == "committed"
+
+    async def told() -> bool:
+        row = await golden.made.store.session("listener")
+        waiting = [wake for wake in await golden.made.processes.wakes() if wake.session_id == "listener"]
+        return not waiting and row is not None and row.turn is None
+
+    await golden.until(told)
+
+    said = "\n".join(message.text for message in await session.history() if message.role == "user")
+    for name in ("old-news", "news-1", "news-2", "news-3", "external"):
+        assert said.count(f'"id":"{name}"') == 1, name
+    assert {row.id for row in await session.processes()} >= {"news-1", "news-2", "news-3", "external", "old-news"}
+
+
+async def wake_of_a_deleted_session(golden: Golden) -> None:
+    await golden.made.handle("orphan").signal("go", "away")
+    assert await golden.value("orphan") == ["orphan", "away"]
+
+    async def discarded() -> bool:
+        return [w.session_id for w in await golden.made.processes.wakes("discarded")] == ["gone"]
+
+    await golden.until(discarded)
+
+
+# ---------------------------------------------------------------------- processes
+
+
+async def process_that_sleeps(golden: Golden) -> None:
+    golden.at(3700)
+
+    assert await golden.value("sleeping") == ["before done", "after done"]
+    assert golden.done("sleeping") == ["after"]
+
+
+async def process_that_waits_for_signals(golden: Golden) -> None:
+    handle = golden.made.handle("listening")
+    await handle.signal("more", 2)
+    await handle.signal("go", "late")
+
+    assert await golden.value("listening") == ["early", 2, "late", 4]
+
+
+async def process_with_checkpoints_and_an_acknowledged_signal(golden: Golden) -> None:
+    handle = golden.made.handle("counting")
+    await handle.signal("add", 11, key="add-11")
+    await handle.signal("add", 2, key="add-2")
+
+    assert await golden.value("counting") == [25, 4]
+
+
+async def process_in_a_race_of_branches(golden: Golden) -> None:
+    await golden.made.handle("racing").signal("go", "now")
+
+    assert await golden.value("racing") == ["left done", "right done", 0, "now"]
+    assert golden.done("racing") == []
+
+
+async def parent_and_child(golden: Golden) -> None:
+    await golden.made.handle("leading.1").signal("go", "on")
+
+    assert await golden.value("leading") == ["parent", ["child", "on"]]
+
+
+async def process_asked_to_end(golden: Golden) -> None:
+    assert await golden.made.handle("tidying").outcome(PATIENCE) == ends.Cancelled("host", "enough")
+    assert golden.done("tidying") == ["tidy"]
+
+
+async def interrupted_steps(golden: Golden) -> None:
+    assert await golden.value("paying") == "unknown"
+    assert await golden.value("fetching") == ["first-step done", "fetch-step done"]
+    assert golden.done("paying") == []
+    assert golden.done("fetching") == ["fetch-step"]
+
+
+async def failed_step_whose_next_attempt_is_due(golden: Golden) -> None:
+    golden.at(100)
+
+    assert await golden.value("insisting") == "tried"
+    assert golden.done("insisting") == ["try"]
+
+
+async def branches_of_which_one_is_done(golden: Golden) -> None:
+    await golden.made.handle("branching").signal("go", "on")
+    golden.at(3700)
+
+    assert await golden.value("branching") == ["quick done", "slow done", "on", "sleepy done"]
+    assert sorted(golden.done("branching")) == ["sleepy", "slow"]
+
+
+async def processes_that_had_ended(golden: Golden) -> None:
+    assert await golden.made.handle("ended").outcome() == ends.Success("told")
+    with pytest.raises(ProcessPruned):
+        await golden.value("pruned")
+    with pytest.raises(ProcessConflict):
+        await golden.made.start("reporting", {"text": "told otherwise"}, id="ended")
+    assert (await golden.made.start("reporting", {"text": "told"}, id="ended")).id == "ended"
+
+
+CHECKS: list[Callable[[Golden], Awaitable[None]]] = [
+    approval_and_the_queue_behind_it,
+    rejection,
+    approval_that_was_acknowledged,
+    settlement,
+    completion_by_a_key_of_old_and_a_steered_input,
+    completions_that_were_acknowledged,
+    cancel_that_was_acknowledged,
+    subagent_that_waits_for_a_person,
+    plugin_state_options_and_tools,
+    blobs,
+    forks_of_a_deleted_session,
+    interrupted_model_call,
+    interrupted_once_tool_and_the_input_behind_it,
+    interrupted_rerun_tool_keeps_its_key,
+    interrupted_tool_that_asks,
+    failed_attempt_whose_next_is_due_later,
+    half_a_round,
+    interrupted_background_tools,
+    wakes_are_told_once,
+    wake_of_a_deleted_session,
+    process_that_waits_for_signals,
+    process_with_checkpoints_and_an_acknowledged_signal,
+    process_in_a_race_of_branches,
+    parent_and_child,
+    process_asked_to_end,
+    interrupted_steps,
+    failed_step_whose_next_attempt_is_due,
+    processes_that_had_ended,
+    branches_of_which_one_is_done,
+    completion_that_is_late,
+    process_that_sleeps,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("source", STORES, ids=lambda source: source.name)
+async def test_older_store_goes_on_with(
+    tmp_path: Path, source: Path, check: Callable[[Golden], Awaitable[None]]
+) -> None:
+    async with opened(copied(source, tmp_path / "store")) as golden:
+        await check(golden)
+
+
+@pytest.mark.parametrize("source", STORES, ids=lambda source: source.name)
+async def test_all_of_an_older_store_goes_on_and_then_all_is_well(tmp_path: Path, source: Path) -> None:
+    store = copied(source, tmp_path / "store")
+    async with opened(store) as golden:
+        for check in CHECKS:
+            await check(golden)
+        assert await golden.made.wait_idle(PATIENCE)
+
+    found = await asyncio.to_thread(shell_json, "doctor", "--deep", store=store)
+    assert found["needs"] == []
+    assert (found["schema"], found["checks"], found["open_turns"], found["workers"]) == (schema.VERSION, ["ok"], [], [])
+    assert found["live_processes"] == {}
+    assert {state: count for state, count in found["wakes"].items() if count} == {"discarded": 1}
+
+
+@pytest.mark.parametrize("source", STORES, ids=lambda source: source.name)
+async def test_doctor_finds_an_older_store_whole_and_tells_what_is_open(tmp_path: Path, source: Path) -> None:
+    found = await asyncio.to_thread(shell_json, "doctor", "--deep", store=copied(source, tmp_path / "store"))
+
+    assert (found["schema"], found["checks"]) == (schema.VERSION, ["ok"])
+    assert (found["sessions"], found["processes"], found["blobs"]) == (25, 21, 7)
+    assert found["records_read"] == 191
+    assert [worker["alive"] for worker in found["workers"]] == [False]
+    parked = {turn["turn_id"] for turn in found["open_turns"] if turn["state"] == "parked"}
+    assert parked == {
+        "settlement.1",
+        "approval.2",
+        "rejected.1",
+        "deferred.1",
+        "late.1",
+        "noted.3",
+        "chief.2.1.0~clerk.1",
+    }
+    assert {turn["turn_id"] for turn in found["open_turns"]} - parked == {
+        "approved.1",
+        "resolved.1",
+        "failed.1",
+        "cancelled.1",
+        "listener.3",
+        "chief.2",
+        "thinking.1",
+        "paying.1",
+        "fetching.1",
+        "ordering.1",
+        "calling.1",
+        "half.1",
+    }
+
+
+UPGRADE = """
+import asyncio, os, pathlib, shutil, signal, sqlite3, sys
+from mainstay.stores.sqlite import SqliteStore
+
+connect, old, seen = sqlite3.connect, pathlib.Path(sys.argv[1]), []
+
+def watched(*args, **options):
+    connection = connect(*args, **options)
+    connection.set_trace_callback(executed)
+    return connection
+
+def executed(text):
+    if not text.lstrip().upper().startswith(("SELECT", "PRAGMA JOURNAL", "--")):
+        seen.append(text)
+        if len(seen) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+async def upgrade(path):
+    store = SqliteStore(path)
+    await store.open()
+    await store.close()
+
+sqlite3.connect = watched  # this process is ours alone
+number, killed = 0, True
+while killed:
+    number += 1
+    folder = old.with_name(f"killed-{number}")
+    shutil.copytree(old, folder)
+    child = os.fork()
+    if child == 0:
+        asyncio.run(upgrade(folder / "agent.db"))
+        os._exit(0)
+    killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])
+print(number - 1)
+"""
+
+SAMPLE = 4
+"""A store whose upgrade was killed opens wherever that was; from so many of these places all of its work goes on."""
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize("source", STORES, ids=lambda source: source.name)
+async def test_older_store_goes_on_after_an_upgrade_that_was_killed(tmp_path: Path, source: Path) -> None:
+    copied(source, tmp_path / "old")
+    command = [sys.executable, "-c", UPGRADE, str(tmp_path / "old")]
+    kills = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
+    version = int(source.name.removeprefix("schema-"))
+    assert kills > sum(len(schema.MIGRATIONS[each]) for each in range(version + 1, schema.VERSION + 1))
+
+    for number in range(1, kills + 1):
+        store = SqliteStore(tmp_path / f"killed-{number}" / "agent.db")
+        await store.open()
+        try:
+            facts = await store.facts(deep=True)
+            assert (facts.schema, facts.checks, facts.sessions, facts.processes) == (schema.VERSION, ("ok",), 25, 21)
+        finally:
+            await store.close()
+    for number in range(1, kills + 1, max(1, kills // SAMPLE)):
+        async with opened(tmp_path / f"killed-{number}" / "agent.db") as golden:
+            for check in CHECKS:
+                await check(golden)
