@@ -47,6 +47,19 @@ def test_a_healthy_store_is_well(store: Path) -> None:
     assert result.stdout.endswith("all is well\n")
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602], ids="{:o}".format)
+def test_a_store_that_others_may_use_is_reported(store: Path, mode: int) -> None:
+    say(store, "chat", "hello")
+    store.chmod(mode)
+
+    told = shell_json("doctor", store=store)
+    result = shell("doctor", store=store)
+
+    assert (told["healthy"], told["shared"][0]) == (False, str(store))
+    assert result.exit_code == 1
+    assert f"chmod -R go= {store}*" in " ".join(result.stdout.split())
+
+
 def test_deep_reads_every_record(store: Path) -> None:
     say(store, "chat", "hello", "look")
 

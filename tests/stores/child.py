@@ -96,6 +96,20 @@ async def as_nobody(path: str) -> None:
     await attempt(path)
 
 
+async def reaches_as_nobody(folder: str) -> None:
+    """Try to open what a store consists of, as another user."""
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    for name in ("agent.db", "agent.db-wal", "agent.db-lock", "agent.db-workers/w1"):
+        try:
+            fcntl.flock(os.open(f"{folder}/{name}", os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            say(type(error).__name__)
+        else:
+            say(f"locked {name}")
+
+
 async def in_little_space(path: str, limit: str) -> None:
     """Turns until no file may grow any more."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

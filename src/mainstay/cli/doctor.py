@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Generator
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -61,7 +60,6 @@ class Health(Struct):
     """What doctor found."""
 
     facts: StoreFacts
-    wal_bytes: int
     workers: list[dict[str, Any]]
     open: list[OpenTurn]
     processes: Processes
@@ -83,7 +81,7 @@ def doctor(
         where = existing(store)
         try:
             async with reading(store) as opened:
-                health = await examine(opened, where, deep)
+                health = await examine(opened, deep)
         except StoreError as error:
             # The file itself is the patient: the typed error says what to do with it.
             if json:
@@ -104,17 +102,21 @@ def doctor(
 # ---------------------------------------------------------------------- examining
 
 
-async def examine(store: Store, where: str, deep: bool) -> Health:
+async def examine(store: Store, deep: bool) -> Health:
     now = int(time.time() * 1000)
     facts = await store.facts(deep)
     dead = await dead_workers(store)
     workers = [_worker(w, dead[w.id], now) for w in await store.workers()]
     processes = await examine_processes(store, dead, now)
-    health = Health(facts, _wal_bytes(where), workers, [], processes, [])
+    health = Health(facts, workers, [], processes, [])
     for check in facts.checks:
         if check != "ok":
             advice = "restore the file from a backup, or save what is readable with `sqlite3 FILE .recover`"
             health.needs.append(Need("store", check, advice))
+    if facts.shared:
+        advice = f"`chmod -R go= {facts.location}*` makes it its owner's alone; leave it if they are meant to"
+        problem = f"others than its owner may use {', '.join(facts.shared)}: they can read what was said, and answer"
+        health.needs.append(Need("store", problem, advice))
     alive = [w for w in workers if w["alive"]]
     for row in await store.open_sessions():
         await _examine_turn(store, row, dead, bool(alive), now, health)
@@ -122,11 +124,6 @@ async def examine(store: Store, where: str, deep: bool) -> Health:
     if deep:
         health.checked = await _read_everything(store, health)
     return health
-
-
-def _wal_bytes(where: str) -> int:
-    wal = Path(f"{where.removeprefix('sqlite:///')}-wal")
-    return wal.stat().st_size if wal.exists() else 0
 
 
 def _worker(row: WorkerRow, dead: bool, now: int) -> dict[str, Any]:
@@ -271,13 +268,14 @@ def _as_json(health: Health) -> dict[str, Any]:
         "kind": facts.kind,
         "schema": facts.schema,
         "bytes": facts.bytes,
-        "wal_bytes": health.wal_bytes,
+        "wal_bytes": facts.wal_bytes,
         "sessions": facts.sessions,
         "processes": facts.processes,
         "live_processes": health.processes.states,
         "wakes": health.processes.wakes,
         "nodes": facts.nodes,
         "blobs": facts.blobs,
+        "shared": list(facts.shared),
         "checks": list(facts.checks),
         "records_read": health.checked,
         "workers": health.workers,
@@ -290,7 +288,7 @@ def _print(health: Health) -> None:
     out, facts = console(), health.facts
     now = int(time.time() * 1000)
     text_line(out, f"{facts.location}", "bold")
-    text_line(out, f"  {facts.kind}, schema {facts.schema}, {size(facts.bytes)} of which WAL {size(health.wal_bytes)}")
+    text_line(out, f"  {facts.kind}, schema {facts.schema}, {size(facts.bytes)} of which WAL {size(facts.wal_bytes)}")
     counts = [plural(facts.sessions, "session"), plural(facts.nodes, "record"), plural(facts.blobs, "blob")]
     if facts.processes:
         counts.append(plural(facts.processes, "process", "processes"))

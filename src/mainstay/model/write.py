@@ -254,3 +254,6 @@ class StoreFacts(Struct, frozen=True, gc=False):
     bytes: int
     checks: tuple[str, ...] = ()
     processes: int = 0
+    shared: tuple[str, ...] = ()
+    """Its files and folders that others than their owner may use."""
+    wal_bytes: int = 0

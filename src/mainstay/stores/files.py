@@ -44,6 +44,19 @@ def access_of(database: Path) -> Access:
     return Access(mode, found.st_uid, found.st_gid) if os.geteuid() == 0 else Access(mode)
 
 
+def shared(database: Path) -> list[str]:
+    """The files and folders of a store that others than their owner may use."""
+    found = []
+    for suffix in ("", "-wal", "-shm", "-lock", "-workers", "-blobs"):
+        path = f"{database}{suffix}"
+        try:
+            if stat.S_IMODE(os.lstat(path).st_mode) & 0o077:
+                found.append(path)
+        except OSError:
+            continue  # not made yet
+    return found
+
+
 def open_file(path: Path, flags: int, access: Access | None = None) -> int:
     """A descriptor of a regular file, which is made when there is none and its `access` is given."""
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # the last for a pipe in its place: it must not be waited for

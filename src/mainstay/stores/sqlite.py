@@ -45,7 +45,7 @@ from mainstay.stores.connection import (
     read_nodes,
     reading,
 )
-from mainstay.stores.files import access_of, identity, make_parents
+from mainstay.stores.files import access_of, identity, make_parents, shared
 from mainstay.stores.lease import FileLease
 from mainstay.stores.lockfile import LockFile, Noted
 from mainstay.stores.process_reads import SqliteProcessReads
@@ -239,11 +239,11 @@ class SqliteStore(SqliteProcessReads):
             )
             if deep:
                 checks += bad_nodes(connection) + bad_rows(connection)
-        files = [self.path, Path(f"{self.path}-wal")]
-        size = sum(f.stat().st_size for f in files if f.exists())
+        size, wal = (f.stat().st_size if f.exists() else 0 for f in (self.path, Path(f"{self.path}-wal")))
         blobs = sum(1 for _ in self.blobs.all())
-        counts = (sessions, nodes, blobs, size)
-        return StoreFacts("sqlite", str(self.path), schema.VERSION, *counts, tuple(checks), processes)
+        counts = (sessions, nodes, blobs, size + wal)
+        others = tuple(shared(self.path))
+        return StoreFacts("sqlite", str(self.path), schema.VERSION, *counts, tuple(checks), processes, others, wal)
 
     # ------------------------------------------------------------------ who is alive, what is signed
 

@@ -23,6 +23,7 @@ class JsonlSink:
     """Appends one line per event: `{"at": ms, "name": …, …}`. A thread of its own writes, so nobody waits for the disk.
 
     A trace is not a journal: what waits when the process is killed is lost, and a full disk costs lines, never a turn.
+    A new file, and folders that are made for it, are their owner's alone.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -65,10 +66,22 @@ class JsonlSink:
             if not lines:
                 continue
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                with self.path.open("ab") as file:
+                _make_private(self.path.parent)
+                with open(self.path, "ab", opener=_open_private) as file:
                     file.write(b"\n".join(lines) + b"\n")
             except OSError as error:
                 if not complained:
                     log.warning("the trace %s cannot be written: %s", self.path, error)
                 complained = True
+
+
+def _open_private(path: str, flags: int) -> int:
+    """A trace holds what was said: one that is new is its owner's alone."""
+    return os.open(path, flags, 0o600)
+
+
+def _make_private(folder: Path) -> None:
+    if not folder.exists():
+        _make_private(folder.parent)
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o700)
