@@ -82,8 +82,8 @@ async def park(folder: Path) -> None:
 
 
 async def _park_turns(made: Runtime) -> None:
-    async def run(session_id: str, *said: str, **options: object) -> None:
-        session = await made.session(session_id, agent="clerk", **options)  # type: ignore[arg-type]
+    async def run(session_id: str, *said: str, options: dict[str, object] | None = None) -> None:
+        session = await made.session(session_id, agent="clerk", options=options)
         for each in said:
             await session.run(each)
 
