@@ -247,7 +247,7 @@ def test_cancelling_twice_is_said_and_cancelling_what_is_over_fails(worked: Path
     assert shell_json("cancel", "a-1", store=worked) == {
         "process_id": "a-1",
         "status": "already_requested",
-        "process": "running",
+        "process": "queued",
     }
 
 
@@ -298,7 +298,7 @@ def test_a_stuck_process_is_resumed(store: Path) -> None:
         "resumed p-1",
         "it goes on when a Runtime with function 'lost@1' opens this store",
     ]
-    assert again.stdout == "nothing to resume: process p-1 is running, not stuck\n"
+    assert again.stdout == "nothing to resume: process p-1 is queued, not stuck\n"
 
 
 def test_prune_forgets_what_is_over_and_nothing_else(worked: Path) -> None:

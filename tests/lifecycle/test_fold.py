@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mainstay.lifecycle import fold as events
-from mainstay.lifecycle.fold import ENDS, fold, replay
+from mainstay.lifecycle.fold import ENDS, fold, replay, statuses
 from mainstay.model.process import (
     Abandoned,
     AbandonRequest,
@@ -148,3 +148,11 @@ def test_every_outcome_has_an_event_of_its_own() -> None:
         "cancelled": "process.cancelled",
         "abandoned": "process.abandoned",
     }
+
+
+def test_statuses_of_the_last_events_are_told_from_the_newest_back() -> None:
+    types = ["signal.go", "process.resumed", "process.progress", "process.waiting", "signal.go", "process.resumed"]
+
+    assert statuses(types, "running") == ["waiting", "running", "running", "waiting", "waiting", "running"]
+    assert statuses(["tick", "process.completed"], "completed") == ["running", "completed"]
+    assert statuses([], "running") == []

@@ -134,6 +134,6 @@ async def test_what_no_plugin_runs_any_more_waits(place: Place) -> None:
         handle = await runtime.start("echo", {"x": 1})
     async with place.runtime(agent()) as runtime:
         await runtime.wait_idle(SOON)
-        assert await runtime.handle(handle.id).status() == "running"
+        assert await runtime.handle(handle.id).status() == "queued"
     async with Runtime(place.store(), agents=[agent(Brings(Echo()))]) as runtime:
         assert await runtime.handle(handle.id).result(SOON) == {"x": 1}

@@ -225,7 +225,7 @@ async def test_a_process_whose_code_is_gone_waits_and_is_seen(place: Place) -> N
         await parked(await runtime.start(nightly_1, id="old"))
     async with living(place, nightly_2) as runtime:
         await runtime.handle("old").signal("go")
-        [row] = await runtime.processes.list("running")
+        [row] = await runtime.processes.list("queued")
 
         assert (row.id, row.owner, row.stuck) == ("old", None, None)
     async with living(place, nightly_1) as runtime:

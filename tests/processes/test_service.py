@@ -24,11 +24,11 @@ from mainstay.errors import (
     UnknownProcess,
     WrongAuthority,
 )
-from mainstay.model.process import Abandoned, EventType, Evidence, NoLongerRetained, Success, WakeTarget
-from mainstay.model.process_write import ReconciledAbandon, WorkflowKey
-from tests.sessions.places import SOON, Place, place, until
+from mainstay.model.process import Abandoned, EventType, Evidence, NoLongerRetained, Registration, Success, WakeTarget
+from mainstay.model.process_write import ReconciledAbandon, Register, WorkflowKey
+from tests.sessions.places import SOON, Place, file, place, until
 
-__all__ = ["place"]
+__all__ = ["file", "place"]
 
 
 async def double(n: int) -> int:
@@ -369,6 +369,18 @@ async def test_processes_are_listed_newest_first_and_filtered(place: Place) -> N
             await runtime.processes.list("sleeping")
         with pytest.raises(InvalidInput, match="filter by"):
             await runtime.processes.list(colour="red")
+
+
+async def test_what_nobody_has_taken_up_yet_is_queued(file: Place) -> None:
+    asked = Registration("a", "function", "rerunnable", "doubling", "doubling@1", {"n": 4})
+    async with file.runtime() as front:
+        await front.store.write(Register(asked, 1))
+        assert await front.handle("a").status() == "queued"
+        assert [row.id for row in await front.processes.list("queued")] == ["a"]
+        assert await front.processes.list("running") == []
+    async with working(file) as runtime:
+        assert await runtime.handle("a").result(SOON) == 8
+        assert await runtime.handle("a").status() == "completed"
 
 
 async def test_following_events_ends_with_the_process(place: Place) -> None:

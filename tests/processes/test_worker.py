@@ -363,7 +363,7 @@ async def test_draining_begins_nothing_new_and_ends_what_runs(place: Place) -> N
 
         assert await draining
         assert await first.result(SOON) == 1
-        assert await second.status() == "running"
+        assert await second.status() == "queued"
         assert hall.done == {1: 1}
 
 
@@ -428,6 +428,8 @@ async def test_a_fault_of_an_engine_leaves_its_process_stuck_and_harms_no_other(
         broken, fine = await runtime.start("echo"), await runtime.start(calling)
         with pytest.raises(ProcessStuck, match="out of order"):
             await broken.result(SOON)
+        assert await broken.status() == "stuck"
+        assert [row.id for row in await runtime.processes.list("stuck")] == [broken.id]
         await fine.signal("go", 1)
 
         assert await fine.result(SOON) == 1

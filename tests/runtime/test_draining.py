@@ -146,7 +146,7 @@ async def test_a_process_that_waits_for_a_place_when_draining_begins_gets_one(pl
 
         assert await draining
         assert (await receipt.result(SOON)).tool_calls[0].outcome == Ok("second")
-        assert await other.status() == "running"
+        assert await other.status() == "queued"
         row = await runtime.store.process("of the host")
         assert row is not None
         assert (row.owner, row.attempts) == (None, 0)

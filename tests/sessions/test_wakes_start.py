@@ -164,12 +164,14 @@ class Watcher:
 
     def __init__(self, session: Any) -> None:
         self.seen: list[tuple[str, str]] = []
+        self.events: list[ProcessChanged] = []
         self._task = asyncio.create_task(self._watch(session.observe()))
 
     async def _watch(self, events: Any) -> None:
         async for event in events:
             if isinstance(event, ProcessChanged):
                 self.seen.append((event.process_id, event.status))
+                self.events.append(event)
 
     async def stop(self) -> list[tuple[str, str]]:
         self._task.cancel()
@@ -217,3 +219,49 @@ async def test_nothing_is_looked_up_while_nobody_observes(place: Place) -> None:
 
         assert runtime._desk.news._told == {}
         assert runtime._desk.feed.sessions == []
+
+
+async def test_feed_says_what_has_changed(place: Place) -> None:
+    async with place.runtime(Agent(Ear().model), processes=FUNCTIONS) as runtime:
+        session = await runtime.session("chat")
+        watcher = Watcher(session)
+        await asyncio.sleep(0)
+        started = await session.start(when_told, id="p1", wake="none")
+        await until(lambda: ("p1", "waiting") in watcher.seen)
+        await started.signal("go", 7)
+        await started.result(SOON)
+        await until(lambda: ("p1", "completed") in watcher.seen)
+        await watcher.stop()
+
+        told = [event.type async for event in started.events()]
+        assert [(each.change, each.sequence) for each in watcher.events] == [
+            (each, n) for n, each in enumerate(told, 1)
+        ]
+        assert [(each.change, each.status) for each in watcher.events] == [
+            ("process.created", "running"),
+            ("process.first_started", "running"),
+            ("process.waiting", "waiting"),
+            ("signal.go", "waiting"),
+            ("process.resumed", watcher.events[4].status),  # queued, if it is told before it is taken up
+            ("process.completed", "completed"),
+        ]
+
+
+async def test_feed_says_what_another_runtime_has_changed(file: Place) -> None:
+    async with file.runtime(Agent(Ear().model, name="a")) as here, file.runtime(processes=FUNCTIONS) as there:
+        session = await here.session("chat")
+        build = await there.processes.register("b7", grants=["chat"], signals=["go"])
+        watcher = Watcher(session)
+        await until(lambda: here._desk is not None and here._desk.news._cursor is not None)
+        await build.signal("go", 1)
+        await build.signal("go", 2)
+        await there.processes.complete(build, 3)
+        await until(lambda: ("b7", "completed") in watcher.seen)
+        await watcher.stop()
+
+        ours = [each for each in watcher.events if each.sequence > 1]
+        assert [(each.change, each.status, each.sequence) for each in ours] == [
+            ("signal.go", "running", 2),
+            ("signal.go", "running", 3),
+            ("process.completed", "completed", 4),
+        ]

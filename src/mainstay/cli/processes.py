@@ -92,7 +92,7 @@ async def cancel_process(runtime: Runtime, target: str, reason: str, by: str, js
     row = await find_process(runtime.store, target)
     helped = await is_helped(runtime, row.owner)
     if json:
-        print_json({"process_id": target, "status": status, "process": row.status})
+        print_json({"process_id": target, "status": status, "process": row.state})
         return FAILED if status == "ended" else OK
     if status == "ended":
         text_line(console(), f"nothing to stop: process {target} is {row.status}")
@@ -120,13 +120,13 @@ def resume(process: ProcessArgument, store: StoreOption = None, json: JsonOption
             row = await find_process(runtime.store, target)
             helped = await is_helped(runtime, row.owner)
         if json:
-            print_json({"process_id": target, "resumed": resumed, "status": row.status})
+            print_json({"process_id": target, "resumed": resumed, "status": row.state})
         elif resumed:
             text_line(console(), f"resumed {target}", "green")
             if row.active:
                 say_when(what_it_takes(row), helped)
         else:
-            text_line(console(), f"nothing to resume: process {target} is {row.status}, not stuck")
+            text_line(console(), f"nothing to resume: process {target} is {row.state}, not stuck")
         return OK if resumed else FAILED
 
     perform(work, json)

@@ -23,10 +23,10 @@ PAGE = 500
 
 STATES = {
     "running": ("running",),
-    "queued": ("running",),
+    "queued": ("queued",),
     "interrupted": ("running",),
     "waiting": ("waiting",),
-    "stuck": ("running", "waiting"),
+    "stuck": ("stuck",),
 } | {status: (status,) for status in sorted(RETIRED)}
 """What a person may ask for, and what the store calls it."""
 
@@ -78,12 +78,8 @@ async def listed(store: Store, wanted: ProcessFilter) -> AsyncIterator[ProcessRo
 
 def state_of(row: ProcessRow, dead: dict[str, bool]) -> str:
     """The state of a process as a person would say it: it runs only while its owner lives."""
-    if row.stuck is not None and row.live:
-        return "stuck"
-    if not row.active:
-        return row.status
-    if row.owner is None:
-        return "queued"
+    if not row.active or row.owner is None:
+        return row.state
     return "interrupted" if dead.get(row.owner, True) else "running"
 
 

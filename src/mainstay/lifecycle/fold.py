@@ -16,7 +16,7 @@ field. Unknown types change nothing: a newer writer may have told them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from msgspec import convert
@@ -94,6 +94,27 @@ def replay(events: Iterable[Event]) -> ProcessRecord:
     for event in events:
         record = fold(record, event)
     return record
+
+
+BEFORE: dict[str, ProcessStatus] = {
+    CREATED: "running",
+    WAITING: "running",
+    RESUMED: "waiting",
+    COMPLETED: "running",
+    FAILED: "running",
+    CANCELLED: "running",
+    ABANDONED: "running",
+    CALLER_DEPARTED: "running",
+}
+"""The status before an event that changes it."""
+
+
+def statuses(types: Sequence[str], last: ProcessStatus) -> list[ProcessStatus]:
+    """The status after each of the last events of a process, of which `last` is the newest."""
+    found = [last]
+    for kind in reversed(types):
+        found.append(BEFORE[kind] if kind in BEFORE else found[-1])
+    return found[-2::-1]
 
 
 def _as(kind: Any, payload: Any) -> Any:

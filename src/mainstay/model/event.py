@@ -88,12 +88,19 @@ class PluginEvent(Event, frozen=True, gc=False, tag="plugin_event"):
 
 
 class ProcessChanged(Event, frozen=True, gc=False, tag="process_changed"):
-    """A process that this session asked for, or may see, has changed: begun, waits, goes on, tells something, ended."""
+    """Something has happened to a process that this session asked for, or may see: event `sequence` of its log.
+
+    `change` is the type of that event (`process.waiting`, `signal.go`, `process.progress`, …), `status` how the process
+    was after it, `at` when it happened. What the event says is in `handle.events(after=sequence - 1)`.
+    """
 
     process_id: str = ""
     status: str = ""
     name: str = ""
     label: str = ""
+    change: str = ""
+    sequence: int = 0
+    at: int = 0
 
 
 class Gap(Event, frozen=True, gc=False, tag="gap"):

@@ -20,6 +20,9 @@ ProcessRecovery: TypeAlias = Literal["rerunnable", "owner_bound", "reattachable"
 ParentEnd: TypeAlias = Literal["cancel", "abandon"]
 WakePolicy: TypeAlias = Literal["turn", "notify", "none"]
 
+ProcessState: TypeAlias = ProcessStatus | Literal["queued", "stuck"]
+"""How a process is: its status, but for one that no worker has its hands on while its status says running."""
+
 TERMINAL: frozenset[str] = frozenset({"completed", "failed", "cancelled", "abandoned"})
 RETIRED: frozenset[str] = TERMINAL | {"caller_departed"}
 """Nobody will work on it any more."""
@@ -257,6 +260,13 @@ class ProcessRow(Struct, frozen=True, gc=False):
     @property
     def status(self) -> ProcessStatus:
         return self.record.status
+
+    @property
+    def state(self) -> ProcessState:
+        """Its status, or "queued" until a worker has taken it up, or "stuck" until a person has looked."""
+        if self.stuck is not None:
+            return "stuck"
+        return "queued" if self.active and self.owner is None else self.record.status
 
     @property
     def live(self) -> bool:

@@ -262,7 +262,8 @@ class Prune(Write[tuple[str, ...]], frozen=True, gc=False):
 
 
 class ProcessFilter(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Which processes to list, newest first. `session_id`: those that it may see. Times are a half-open range."""
+    """Which processes to list, newest first. `status`: their state; `session_id`: those that it may see. Times are a
+    half-open range."""
 
     status: tuple[str, ...] = ()
     kind: str | None = None

@@ -13,7 +13,7 @@ import msgspec
 
 from mainstay.errors import InvalidHandle, ProcessAbandoned, ProcessCancelled, ProcessFailed, ProcessPruned
 from mainstay.lifecycle.decide import check_process_id
-from mainstay.model.process import AwaitOutput, ProcessEvent, ProcessRow
+from mainstay.model.process import AwaitOutput, ProcessEvent, ProcessRow, ProcessState
 
 KIND = "process"
 
@@ -25,7 +25,7 @@ def handle_json(process_id: str) -> dict[str, str]:
 
 def status_json(row: ProcessRow) -> dict[str, str]:
     """The status of a process, for who asked to change it."""
-    return {"process_id": row.id, "status": row.status}
+    return {"process_id": row.id, "status": row.state}
 
 
 def view_json(row: ProcessRow) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def view_json(row: ProcessRow) -> dict[str, Any]:
     each = row.registration
     optional = {"label": each.label or None, "definition": each.definition or None, "stuck": row.stuck}
     shown = {name: value for name, value in optional.items() if value is not None}
-    return {**handle_json(row.id), "process_id": row.id, "kind": each.kind, **shown, "status": row.status}
+    return {**handle_json(row.id), "process_id": row.id, "kind": each.kind, **shown, "status": row.state}
 
 
 def parse_handle(value: Any) -> tuple[str, str | None]:
@@ -132,9 +132,9 @@ class ProcessHandle:
         """Ask it to end: "requested", "already_requested" or "ended". `outcome` tells how it did."""
         return await self._processes.cancel(self.id, reason, by=by)
 
-    async def status(self) -> str:
-        """How it is: running, waiting, completed, failed, cancelled, abandoned or caller_departed."""
-        return (await self._processes.get(self.id)).status
+    async def status(self) -> ProcessState:
+        """How it is: queued, running, waiting, stuck, completed, failed, cancelled, abandoned or caller_departed."""
+        return (await self._processes.get(self.id)).state
 
     async def record(self) -> ProcessRow:
         """Everything that is kept of it."""

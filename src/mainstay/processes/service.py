@@ -72,6 +72,8 @@ from mainstay.processes.worker import ProcessWorker
 from mainstay.tools.check import check
 
 FOLLOW_SECONDS = 0.25
+LIVE = ("queued", "running", "waiting", "stuck")
+"""How a process may be that has not ended."""
 FOR_EVER = 1e12
 """Seconds: more than any store has seen, and fewer than a store can count."""
 
@@ -208,10 +210,10 @@ class ProcessService:
     ) -> Sequence[ProcessRow]:
         """Processes, newest first. Filters: kind, name, definition, label, session_id, origin, parent, live, …"""
         statuses = () if status is None else (status,) if isinstance(status, str) else given.several(status, "status")
-        unknown = [each for each in statuses if each not in (*RETIRED, "running", "waiting")]
+        unknown = [each for each in statuses if each not in (*RETIRED, *LIVE)]
         if unknown:
             raise InvalidInput(
-                f"there is no status {quoted(unknown)}: use running, waiting, {', '.join(sorted(RETIRED))}"
+                f"there is no status {quoted(unknown)}: use {', '.join(LIVE)}, {', '.join(sorted(RETIRED))}"
             )
         try:
             chosen = ProcessFilter(status=statuses, limit=given.count(limit, "limit"), **wanted)

@@ -239,7 +239,7 @@ def matches_process(row: ProcessRow, wanted: ProcessFilter) -> bool:
     cause = each.cause.id if each.cause is not None else ""
     return (
         row.pruned is None
-        and (not wanted.status or row.status in wanted.status)
+        and (not wanted.status or row.state in wanted.status)
         and all(
             value is None or value == actual
             for value, actual in (

@@ -47,6 +47,11 @@ PRUNABLE = (
     f"SELECT {PROCESS_ROW} FROM processes INDEXED BY processes_over "
     "WHERE live = 0 AND pruned IS NULL AND updated < ? ORDER BY updated, pid"
 )
+STATE = (
+    "CASE WHEN stuck IS NOT NULL THEN 'stuck' WHEN active = 1 AND owner IS NULL THEN 'queued' "
+    "ELSE coalesce(json_extract(CAST(record AS TEXT), '$.status'), 'running') END"
+)
+"""`ProcessRow.state`."""
 ADD_EVENT = "INSERT INTO events (pid, sequence, key, crc, body) VALUES (?, ?, ?, ?, ?)"
 ADD_STEP = "INSERT INTO steps (place, crc, body) VALUES (?, ?, ?)"
 STEPS = "SELECT place, crc, body FROM steps WHERE place BETWEEN ? AND ? ORDER BY place"
@@ -135,7 +140,7 @@ def process_filter(wanted: ProcessFilter) -> tuple[str, list[Any]]:
     """The rest of a SELECT from processes, and its arguments."""
     clauses, args = ["pruned IS NULL"], list[Any]()
     if wanted.status:
-        clauses.append(f"{_record('status', 'running')} IN ({', '.join('?' * len(wanted.status))})")
+        clauses.append(f"{STATE} IN ({', '.join('?' * len(wanted.status))})")
         args += wanted.status
     if wanted.live is not None:
         clauses.append(f"live = {int(wanted.live)}")  # spelt out: only so is the index of live ones used
@@ -157,10 +162,6 @@ def process_filter(wanted: ProcessFilter) -> tuple[str, list[Any]]:
             clauses.append(clause)
             args.append(value)
     return f"processes WHERE {' AND '.join(clauses)} ORDER BY pid DESC LIMIT ?", [*args, max(0, wanted.limit)]
-
-
-def _record(path: str, default: str) -> str:
-    return f"coalesce(json_extract(CAST(record AS TEXT), '$.{path}'), '{default}')"
 
 
 def _asked(path: str) -> str:

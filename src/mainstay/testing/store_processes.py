@@ -93,7 +93,7 @@ askings = st.fixed_dictionaries(
 )
 filters = st.builds(
     ProcessFilter,
-    status=st.sampled_from([(), ("running",), ("completed", "failed"), ("waiting",)]),
+    status=st.sampled_from([(), ("running",), ("completed", "failed"), ("waiting", "stuck"), ("queued",)]),
     kind=st.sampled_from([None, "function", "tool"]),
     session_id=st.sampled_from([None, *WATCHERS]),
     origin=st.sampled_from([None, "chat", ""]),
@@ -485,6 +485,10 @@ class OtherRules(ProcessMachine):
 
     def is_wanted(self, row: Plain, wanted: ProcessFilter) -> bool:
         asked, status = row["registration"], row["record"]["status"]
+        if row["stuck"] is not None:
+            status = "stuck"
+        elif (status, row["owner"]) == ("running", None) and asked["recovery"] != "externally_owned":
+            status = "queued"
         return all(
             (
                 not wanted.status or status in wanted.status,
