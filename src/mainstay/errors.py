@@ -9,7 +9,9 @@
     │   │   ├── InvalidHandle     this is no handle of a process
     │   │   ├── MisplacedCheckpoint a durable function goes on otherwise than it begins
     │   │   └── UndeclaredEvent   it has no such event or signal
-    │   └── TooLarge
+    │   ├── TooLarge
+    │   ├── SessionFull         the session has had all the inputs that it can have
+    │   └── TurnFull            the turn has no more room for records
     ├── Conflict              the request disagrees with what is already durable
     │   ├── KeyConflict         a key was used before with other content
     │   ├── WrongAgent          the session belongs to another agent
@@ -138,6 +140,30 @@ class TooLarge(InvalidInput):
     def __init__(self, what: str, size: int, limit: int) -> None:
         self.what, self.size, self.limit = what, size, limit
         super().__init__(f"{what} has {size:,} bytes, the limit is {limit:,}: store it outside and pass a reference")
+
+
+class SessionFull(InvalidInput):
+    """A session has had all the inputs that it can have."""
+
+    code = "session_full"
+
+    def __init__(self, session_id: str, limit: int) -> None:
+        self.session_id, self.limit = session_id, limit
+        super().__init__(
+            f"session {session_id!r} has had {limit:,} inputs and takes no more: fork it, or begin another"
+        )
+
+
+class TurnFull(InvalidInput):
+    """A turn has as many records as it can have; what is left is kept for its own end."""
+
+    code = "turn_full"
+
+    def __init__(self, turn_id: str, limit: int) -> None:
+        self.turn_id, self.limit = turn_id, limit
+        super().__init__(
+            f"turn {turn_id!r} has nearly {limit:,} records and takes no more: do the rest in another turn"
+        )
 
 
 class Conflict(MainstayError):

@@ -15,7 +15,9 @@ from msgspec import Struct
 
 from mainstay.engine.gate import Gate, TurnAborted, TurnCancelled
 from mainstay.engine.journal import Journal
-from mainstay.model.effect import Aborted, CancelTurn, Effect, Finish
+from mainstay.errors import TurnFull
+from mainstay.model.effect import Aborted, CancelTurn, Effect, Finish, NoRoom
+from mainstay.model.ids import MAX_ORDINAL
 from mainstay.model.outcome import Outcome, PendingCall
 from mainstay.model.record import Asking, Completed, Ended, Faltered, Framed, Noted, Record, Replied, Slot, Started
 from mainstay.model.session import CancelRequest
@@ -24,6 +26,11 @@ from mainstay.ports.hooks import TurnHooks
 from mainstay.ports.host import Clock
 from mainstay.ports.services import EventSink
 from mainstay.turn.machine import Machine
+
+PER_CALL = 3
+"""Records that a call may take in the end: it is put off when the Runtime is left, starts, and ends."""
+SPARE = 256
+"""Records kept for what hooks and the commit add when a turn ends."""
 
 decode_cancel = msgspec.json.Decoder(CancelRequest).decode
 
@@ -88,6 +95,16 @@ class Run:
         if type(record) is Started or type(record) is Ended:
             self.interrupted = 0  # the crash met a tool: no model call was in flight
 
+    @property
+    def room(self) -> int:
+        """How many records the turn may still have besides those that the calls in hand and its end take."""
+        return MAX_ORDINAL - SPARE - len(self.records) - PER_CALL * len(self.machine.state.calls)
+
+    def check_room(self) -> None:
+        """Before something is begun that is none of the turn's own effects, and is recorded."""
+        if self.room < 2:
+            raise TurnFull(self.turn_id, MAX_ORDINAL)
+
     def note(self, record: Asking | Completed | Framed | Noted) -> None:
         """Something beside the turn's own course: kept, and nothing the machine waits for."""
         self.journal.record(record)
@@ -132,6 +149,10 @@ async def drive(run: Run, handlers: Mapping[type[Effect], Handler], conclude: Co
         effect = machine.next_effect()
         if type(effect) is Finish:
             return effect.outcome
+        if run.room < 0 and machine.state.outcome is None:
+            await conclude(run)
+            machine.receive(NoRoom())
+            continue
         try:
             if run.journal.cancel is not None:
                 run.heed()

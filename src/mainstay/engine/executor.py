@@ -10,11 +10,11 @@ from typing import get_args
 
 from msgspec.structs import astuple
 
-from mainstay.engine.driver import Run
+from mainstay.engine.driver import PER_CALL, Run
 from mainstay.engine.gate import Leaving, OutOfTime, TurnAborted, TurnCancelled
 from mainstay.engine.retry import MODEL_RETRIES, RetryPolicy
 from mainstay.errors import InvalidInput, MainstayError, ProviderError
-from mainstay.model.codec import MAX_VALUE, clean_part, clean_text, error_text
+from mainstay.model.codec import MAX_VALUE, clean_part, clean_text, encode, error_text
 from mainstay.model.effect import CallModel, GaveUp, TimeIsUp
 from mainstay.model.event import ReasoningDelta, Retracted
 from mainstay.model.ids import call_id
@@ -35,6 +35,9 @@ STOPS = get_args(Stop)
 
 MOST = 2**53
 """Beyond it a float, and a reader in another language, does not count any more."""
+
+PER_PART = 16
+"""Characters that a part counts for besides what it says: any number of empty ones is not nothing."""
 
 YIELD_EVERY = 256
 """A provider that never waits must not keep other sessions from their turn."""
@@ -137,8 +140,12 @@ class ModelCaller:
         except (Exception, SystemExit) as error:  # what the provider gave may raise anything when it is looked at
             self._failed(run, effect, ProviderError(error_text(error), code="provider_nonsense"))
             return
+        count = sum([type(part) is ToolCall for part in parts])
+        most, dropped = run.machine.most_calls(), 0
+        if (most is not None and count > most) or PER_CALL * count >= run.room:
+            dropped, parts = count, tuple([part for part in parts if type(part) is not ToolCall])
         parts = native.with_unique_ids(parts, run.turn_id, effect.step)
-        runs = not effect.last and response.stop not in native.CUT_OFF
+        runs = not effect.last and response.stop not in native.CUT_OFF and run.machine.may_call(count)
         started = self._admit(run, effect.step, parts) if runs else ()
         interrupted, run.interrupted = run.interrupted, 0
         run.record(
@@ -154,6 +161,7 @@ class ModelCaller:
                 run.clock.now(),
                 run.slot(),
                 run.journal.store_id if started else "",
+                dropped,
             )
         )
 
@@ -224,8 +232,9 @@ def sound_parts(response: ModelResponse) -> tuple[Part, ...]:
     parts, size = [], 0
     for given in response.all_parts():
         part = clean_part(given)
+        size += PER_PART
         if type(part) is ToolCall:
-            size += len(part.raw or "") + len(part.id) + len(part.name)
+            size += len(part.raw or "") + len(part.id) + len(part.name) + (len(encode(part.args)) if part.args else 0)
         elif type(part) is Text or type(part) is Reasoning:
             size += len(part.text)
         else:

@@ -11,16 +11,17 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from mainstay.engine.patience import Patience
-from mainstay.errors import BlobMissing, StoreDamaged, StoreError
+from mainstay.errors import BlobMissing, StoreDamaged, StoreError, TurnFull
 from mainstay.graph import commit as commits
 from mainstay.graph.tree import Turn
 from mainstay.model.codec import decode_row, encode, spilled
-from mainstay.model.record import Record, Replied, Spilled, Started
+from mainstay.model.ids import MAX_ORDINAL
+from mainstay.model.record import Closed, Ended, Record, Replied, Spilled, Started
 from mainstay.model.session import Node, WaitRow
 from mainstay.model.write import Append, Appended, CancelWon, Committed, Scope, Write
 from mainstay.ports.host import Clock
@@ -113,7 +114,7 @@ class Journal:
                 await self._settle()
             if not self._pending and not waits and not park:
                 return None
-            pending, referred = list(self._pending), len(self._blobs)
+            pending, referred = self._fitting(), len(self._blobs)
             bodies, blobs = await self._encode(pending)
             if waits:
                 waits = tuple([await self._small(wait) for wait in waits])
@@ -127,6 +128,13 @@ class Journal:
             return await self._settle()
         finally:
             self._writing.release()
+
+    def _fitting(self) -> list[Record]:
+        """What is pending, as far as there are ordinals for it besides that of the commit, which takes the others."""
+        fits = max(MAX_ORDINAL - self._ordinal, 0)
+        if any(type(each) is not Ended for each in self._pending[fits:]):
+            raise TurnFull(f"{self.scope.session_id}.{self.scope.turn}", MAX_ORDINAL)
+        return self._pending[:fits]
 
     def _quiet(self) -> bool:
         """Nothing is on its way to the store and nothing is in doubt."""
@@ -161,9 +169,18 @@ class Journal:
         pending = list(self._pending)
         reply = pending.pop() if pending and isinstance(pending[-1], Replied) else None
         closed = commits.close(end, reply if isinstance(reply, Replied) else None, self._clock.now())
+        first, over = self._ordinal, self._ordinal > MAX_ORDINAL
+        if first + len(pending) > MAX_ORDINAL:
+            fits = max(MAX_ORDINAL - first, 0)
+            closed = replace(closed, rest=(*(await self._last() if over else ()), *pending[fits:]))
+            del pending[fits:]
         bodies, blobs = await self._encode([*pending, closed])
-        tail = commits.Tail(self._ordinal, bodies, taken([*self._pending, closed]), blobs)
+        tail = commits.Tail(MAX_ORDINAL if over else first, bodies, taken([*self._pending, closed]), blobs, over)
         return await self._send(commits.plan(self.scope, head, tail, closed, end), blobs)
+
+    async def _last(self) -> list[Any]:
+        """The record that has the last ordinal there is: the commit takes its place."""
+        return [record for _, record in await load(self._store, self.scope.sid, self.scope.turn, self.scope.turn)][-1:]
 
     def _send(self, write: Write[R], blobs: tuple[str, ...]) -> Awaitable[R]:
         if not blobs:
@@ -269,5 +286,8 @@ async def load_turns(store: Store, sid: int, first: int, last: int) -> list[Turn
             raise StoreDamaged(f"session number {sid}", f"a record of turn {number} is unreadable: {error}") from None
         if type(row) is Spilled:
             raise StoreDamaged(f"session number {sid}", f"a blob of turn {number} stands for another blob")
+        if type(row) is Closed and row.rest:
+            records += row.rest
+            row = replace(row, rest=())
         records.append(row)
     return found

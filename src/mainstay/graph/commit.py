@@ -18,12 +18,16 @@ from mainstay.model.write import Commit, Scope
 
 
 class Tail(Struct, frozen=True):
-    """What of a turn is not written yet: bytes from ordinal `first` on, inputs they deliver, blobs they refer to."""
+    """What of a turn is not written yet: bytes from ordinal `first` on, inputs they deliver, blobs they refer to.
+
+    `over`: no ordinal is left, and the last record that is written gives its place to the only one here.
+    """
 
     first: int
     bodies: list[bytes]
     taken: tuple[int, ...] = ()
     blobs: tuple[str, ...] = ()
+    over: bool = False
 
 
 class End(Struct, frozen=True, gc=False):
@@ -80,4 +84,6 @@ def plan(scope: Scope, head: int, tail: Tail, closed: Closed, end: End | None = 
     nodes = tuple([Node(tail.first + i, body) for i, body in enumerate(tail.bodies)])
     cancelled = isinstance(closed.outcome, Cancelled)
     tools, recorded, children = (None, None, False) if end is None else (end.tools, end.recorded, end.children)
-    return Commit(scope, nodes, head, closed.at, tail.taken, cancelled, tail.blobs, tools, recorded, children)
+    return Commit(
+        scope, nodes, head, closed.at, tail.taken, cancelled, tail.blobs, tools, recorded, children, tail.over
+    )

@@ -16,6 +16,8 @@ class Budget(Struct, frozen=True, gc=False, omit_defaults=True):
 
     `steps` counts model calls, `tokens` and `money` what they cost, `seconds` the time somebody worked on the turn
     (not the time it was parked or nobody ran it), `no_progress` consecutive steps without a successful tool call.
+    `calls` counts the tool calls of the turn, `calls_per_reply` those of one reply: where a reply asks for more, none
+    of its calls is made.
     """
 
     steps: int | None = 100
@@ -23,9 +25,11 @@ class Budget(Struct, frozen=True, gc=False, omit_defaults=True):
     money: float | None = None
     seconds: float | None = None
     no_progress: int | None = 12
+    calls: int | None = 10_000
+    calls_per_reply: int | None = 1_000
 
     def __post_init__(self) -> None:
-        for name in ("steps", "tokens", "no_progress"):
+        for name in ("steps", "tokens", "no_progress", "calls", "calls_per_reply"):
             value = getattr(self, name)
             if value is not None and not (type(value) is int and 0 <= value < MOST):
                 raise InvalidDefinition(f"a budget of {quoted(value)} {name} is not usable: give 0 or more, or None")

@@ -108,8 +108,14 @@ class Aborted(Struct, frozen=True, gc=False, tag="aborted", omit_defaults=True):
     message: str = ""
 
 
+class NoRoom(Struct, frozen=True, gc=False, tag="no_room"):
+    """The turn has used the records that it can have, up to those that its end takes."""
+
+
 class TimeIsUp(Struct, frozen=True, gc=False, tag="time_is_up"):
     """The budget's seconds were spent in the middle of a model call."""
 
 
-Received: TypeAlias = Replied | Started | Faltered | Ended | Delivery | GaveUp | TimeIsUp | Aborted | CancelTurn
+Received: TypeAlias = (
+    Replied | Started | Faltered | Ended | Delivery | GaveUp | TimeIsUp | NoRoom | Aborted | CancelTurn
+)

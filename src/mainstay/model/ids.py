@@ -13,6 +13,10 @@ from __future__ import annotations
 from mainstay.errors import InvalidSessionId, UnknownTurn
 
 MAX_SESSION_ID = 200
+MAX_TURN = 2**20 - 1
+"""The last input of a session."""
+MAX_ORDINAL = 2**16 - 1
+"""The last record of a turn."""
 
 
 def turn_id(session_id: str, turn: int) -> str:

@@ -52,9 +52,9 @@ class Queued(Struct, frozen=True, gc=False, tag="queued", omit_defaults=True):
 
 
 class BudgetSpent(Struct, frozen=True, gc=False, tag="budget_spent"):
-    """A limit of the agent's budget ended the turn."""
+    """A limit of the agent's budget ended the turn; `records` is the one that every turn has."""
 
-    which: Literal["steps", "tokens", "money", "seconds", "no_progress"]
+    which: Literal["steps", "tokens", "money", "seconds", "no_progress", "calls", "calls_per_reply", "records"]
     limit: float
 
 

@@ -74,7 +74,8 @@ class Replied(Struct, frozen=True, gc=False, tag="replied.1", omit_defaults=True
     """A model answered. `started` lists the calls whose start this record is; `store` is the id of the store that they
     started in, which their idempotency keys are made from.
 
-    `interrupted` counts earlier asks of the same step that a crash cut off: their usage is unknown.
+    `interrupted` counts earlier asks of the same step that a crash cut off: their usage is unknown. `dropped` counts
+    its calls where they were more than one reply may ask for: none of them is kept, and none was made.
     """
 
     step: int
@@ -88,6 +89,7 @@ class Replied(Struct, frozen=True, gc=False, tag="replied.1", omit_defaults=True
     at: int = 0
     slot: Slot | None = None
     store: str = ""
+    dropped: int = 0
 
 
 class Answered(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -203,7 +205,8 @@ class Closed(Struct, frozen=True, gc=False, tag="closed.1", omit_defaults=True):
     """The commit's own node. A finished turn's text is that of the last reply and is not written again.
 
     `usage` is what the turn's own model calls cost, `ledger` what else was asked for it, by label. `prelude` stands
-    before the first turn of a child session that was begun with messages.
+    before the first turn of a child session that was begun with messages. `rest` are records of the turn that no
+    ordinal was left for: `load_turns` gives them back before this one.
     """
 
     outcome: Outcome
@@ -213,6 +216,7 @@ class Closed(Struct, frozen=True, gc=False, tag="closed.1", omit_defaults=True):
     slot: Slot | None = None
     ledger: dict[str, Usage] | None = None
     prelude: tuple[Message, ...] = ()
+    rest: tuple[Replied | Started | Faltered | Ended | Asking | Completed | Framed | Noted, ...] = ()
 
 
 class Spilled(Struct, frozen=True, gc=False, tag="spilled.1"):

@@ -117,7 +117,8 @@ class Commit(Write["Committed | CancelWon"], frozen=True, gc=False):
     """End a turn: the last records, the head moved from `head` to the turn, its waits gone, the next input opened.
 
     `tools` are what the turn decided for single tools of its session, `recorded` the revisions of plugins that its
-    records hold. `children`: it may have started processes that end with it.
+    records hold. `children`: it may have started processes that end with it. `over`: every ordinal of the turn is used,
+    and the only node, which holds the record that has the last one, takes its place.
     """
 
     scope: Scope
@@ -130,6 +131,7 @@ class Commit(Write["Committed | CancelWon"], frozen=True, gc=False):
     tools: dict[str, bool | None] | None = None
     recorded: dict[str, int] | None = None
     children: bool = False
+    over: bool = False
 
 
 CancelStatus: TypeAlias = Literal["requested", "already_requested", "completion_won", "unknown"]

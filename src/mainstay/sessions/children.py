@@ -141,6 +141,7 @@ class Children:
 
 async def _note_in_turn(run: Run, child: str) -> None:
     if child not in _noted(run):
+        run.check_room()
         run.note(Noted(Slot(children=(child,)), run.clock.now()))
     await run.journal.flush()
 

@@ -99,6 +99,7 @@ class Completions:
         """
         if _cut_off(run, key):
             return max((await self._at.row()).takeovers, 1)
+        run.check_room()
         run.note(Asking(key, label, self._now()))
         await run.journal.flush()
         return 0

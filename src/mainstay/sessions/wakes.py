@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from mainstay.engine.journal import spill, write_referring
 from mainstay.engine.supervisor import Supervisor
-from mainstay.errors import MainstayError, SessionDeleted, StoreError, UnknownSession
+from mainstay.errors import MainstayError, SessionDeleted, SessionFull, StoreError, UnknownSession
 from mainstay.lifecycle.wake import target
 from mainstay.model.codec import encode_checked
 from mainstay.model.message import Message
@@ -174,7 +174,7 @@ class Wakes:
         turn = not busy and any(row.policy == "turn" for row, _ in known)
         try:
             return await self._put(whom, known, turn)
-        except (SessionDeleted, UnknownSession) as error:
+        except (SessionDeleted, SessionFull, UnknownSession) as error:
             await self._discard(wakes, str(error))
             return None
 

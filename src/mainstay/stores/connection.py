@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mainstay.errors import InvalidInput, MainstayError, NotAStore, StoreDamaged, StoreTooNew, StoreUnavailable
+from mainstay.model.ids import MAX_ORDINAL, MAX_TURN
 from mainstay.stores import schema, sql
 from mainstay.stores.files import LINK, open_file
 from mainstay.stores.identity import mint
@@ -185,9 +186,9 @@ def read_nodes(
     path: Path, connection: sqlite3.Connection, sid: int, first: int, last: int
 ) -> list[tuple[int, int, bytes]]:
     with reading(path):
-        span = (sql.place(sid, first, 0), sql.place(sid, min(last, sql.MAX_TURN), sql.MAX_ORDINAL))
+        span = (sql.place(sid, first, 0), sql.place(sid, min(last, MAX_TURN), MAX_ORDINAL))
         rows = connection.execute(sql.NODES, span).fetchall()
-    turns, ordinals = sql.MAX_TURN, sql.MAX_ORDINAL
+    turns, ordinals = MAX_TURN, MAX_ORDINAL
     for place, crc, body in rows:
         if node_crc(place, body) != crc:
             _, turn, ordinal = sql.placed(place)

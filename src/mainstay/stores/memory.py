@@ -101,6 +101,9 @@ class MemoryRows(MemoryProcessRows):
         for node in nodes:
             self.add_node(sid, turn, node.ordinal, node.body)
 
+    def put_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> None:
+        self.bodies[sid][turn][ordinal] = body
+
     def drop_session_data(self, sid: int) -> None:
         self.bodies.pop(sid, None)
         self.letters.pop(sid, None)

@@ -11,12 +11,14 @@ from mainstay.errors import (
     InvalidSessionId,
     KeyConflict,
     SessionDeleted,
+    SessionFull,
     StaleSettings,
+    TurnFull,
     UnknownSession,
     WrongAgent,
 )
 from mainstay.model.codec import encode, spilled
-from mainstay.model.ids import turn_id
+from mainstay.model.ids import MAX_ORDINAL, MAX_TURN, turn_id
 from mainstay.model.record import Joined
 from mainstay.model.session import CancelRequest, Fork, InboxRow, Node, SessionRow
 from mainstay.model.settings import committed, forked
@@ -61,6 +63,8 @@ def accept(rows: Rows, write: Accept) -> Accepted:
             if digest != write.digest:
                 raise KeyConflict(row.id, write.key, turn_id(row.id, turn))
             return Accepted(turn, row, opened=row.turn == turn, known=True)
+        if row.next > MAX_TURN:
+            raise SessionFull(row.id, MAX_TURN)
     if write.blobs:
         check_blobs(rows, write.blobs)
     opens = write.kind != "note" and (row is None or row.turn is None)
@@ -181,8 +185,7 @@ def commit(rows: Rows, write: Commit) -> Committed | CancelWon:
         return CancelWon(row.cancel)
     if write.blobs:
         check_blobs(rows, write.blobs)
-    if not _add_nodes(rows, scope, write.nodes):
-        raise InternalError(f"records of {scope.session_id}.{scope.turn} were written before its commit")
+    _add_last(rows, write)
     if write.take:
         _take(rows, scope, write.take)
     if write.blobs:
@@ -240,6 +243,8 @@ def _add_nodes(rows: Rows, scope: Scope, nodes: tuple[Node, ...]) -> bool:
     if not nodes:
         return True
     first = nodes[0]
+    if nodes[-1].ordinal > MAX_ORDINAL:
+        raise TurnFull(turn_id(scope.session_id, scope.turn), MAX_ORDINAL)
     if rows.add_node(scope.sid, scope.turn, first.ordinal, first.body):
         if len(nodes) > 1:
             rows.add_nodes(scope.sid, scope.turn, nodes[1:])
@@ -247,6 +252,14 @@ def _add_nodes(rows: Rows, scope: Scope, nodes: tuple[Node, ...]) -> bool:
     if any(rows.node(scope.sid, scope.turn, n.ordinal) != n.body for n in nodes):
         raise InternalError(f"record {first.ordinal} of {scope.session_id}.{scope.turn} exists with other content")
     return False
+
+
+def _add_last(rows: Rows, write: Commit) -> None:
+    scope = write.scope
+    if write.over:
+        rows.put_node(scope.sid, scope.turn, write.nodes[0].ordinal, write.nodes[0].body)
+    elif not _add_nodes(rows, scope, write.nodes):
+        raise InternalError(f"records of {scope.session_id}.{scope.turn} were written before its commit")
 
 
 def _same_last(rows: Rows, write: Commit) -> bool:

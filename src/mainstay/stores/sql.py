@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mainstay.model.ids import MAX_ORDINAL, MAX_TURN
 from mainstay.model.session import Fork, InboxRow, Node, Offers, SessionRow, WaitRow, WorkerRow
 from mainstay.stores.process_sql import SqlProcessRows
 from mainstay.stores.rows import waits_of
@@ -48,7 +49,7 @@ _offers, _offers_in = msgspec.json.Encoder(), msgspec.json.Decoder(Offers | None
 REMEMBERED = 4096
 """Sessions whose rows are remembered between transactions."""
 
-MAX_SID, MAX_TURN, MAX_ORDINAL = 2**27 - 1, 2**20 - 1, 2**16 - 1
+MAX_SID = 2**27 - 1
 
 
 def place(sid: int, turn: int, ordinal: int) -> int:
@@ -139,12 +140,14 @@ class SqlRows(SqlProcessRows):
         self._version = -1
         self._many = connection.executemany
         self._has_blob = has_blob
-        # Identity of the last record written in this transaction; (0, 0) when records were deleted since.
+        # Identity of the last record written in this transaction; (0, 0) when records were deleted since. `rewrote`: a
+        # record that was there before this transaction is gone, or is another one now.
         self.last: tuple[int, int] | None = None
+        self.rewrote = False
 
     def begin(self) -> None:
         """In a new transaction: is what is remembered still so?"""
-        self.last = None
+        self.last, self.rewrote = None, False
         version = self._do("PRAGMA data_version").fetchone()[0]
         if version != self._version or max(len(self._known), self.remembered) > REMEMBERED:
             self.forget()
@@ -229,12 +232,18 @@ class SqlRows(SqlProcessRows):
             self.last = (where, crc)
         return added
 
+    def put_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> None:
+        where = place(sid, turn, ordinal)
+        crc = node_crc(where, body)
+        self._do("UPDATE nodes SET crc = ?, body = ? WHERE place = ?", (crc, body, where))
+        self.last, self.rewrote = (where, crc), True
+
     def add_nodes(self, sid: int, turn: int, nodes: Iterable[Node]) -> None:
         for node in nodes:
             self.add_node(sid, turn, node.ordinal, node.body)
 
     def drop_session_data(self, sid: int) -> None:
-        self.last = (0, 0)
+        self.last, self.rewrote = (0, 0), True
         self._do("DELETE FROM nodes WHERE place BETWEEN ? AND ?", (sid << 36, ((sid + 1) << 36) - 1))
         for table in ("inbox", "keys", "blobs", "settings"):
             self._do(f"DELETE FROM {table} WHERE sid = ?", (sid,))

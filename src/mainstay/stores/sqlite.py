@@ -349,6 +349,10 @@ class WriterFile:
     def commit(self) -> None:
         if self._rows.last is None or self._rows.last == (0, 0):
             self._tip = self._connection.execute("UPDATE tip SET count = count + 1 RETURNING count").fetchone()[0]
+        if self._rows.rewrote:
+            # Killed before the new note, a store whose noted record is gone or another one would be refused.
+            noted = self._lock.noted()
+            self._lock.note(Noted(noted.writes, noted.tip, 0, 0))
         self._connection.execute("COMMIT")
         if (gone := self._displaced()) is not None and not self._fold(gone):
             raise self._refusal(gone)

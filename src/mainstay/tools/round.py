@@ -363,7 +363,7 @@ class Round:
             self._end(call, end, call.attempts, call.repeated, attempted.blobs)
             return
         spec = self._spec(call)
-        if call.attempts > (0 if spec is None else spec.retries) or self.run.gate.shut:
+        if call.attempts > (0 if spec is None else spec.retries) or self.run.gate.shut or self.run.room < 2:
             self._end(call, end.otherwise, call.attempts, call.repeated)
             return
         self._left_by(call)  # and forgotten: only the last attempt counts

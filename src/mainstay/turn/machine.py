@@ -28,10 +28,12 @@ from mainstay.model.effect import (
     Effect,
     Finish,
     GaveUp,
+    NoRoom,
     Received,
     RunTools,
     TimeIsUp,
 )
+from mainstay.model.ids import MAX_ORDINAL
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message
 from mainstay.model.outcome import (
@@ -133,6 +135,14 @@ class Machine:
         over = self._budget.steps is not None and step > self._budget.steps and state.last
         return not over and spent(self._budget, state) is None
 
+    def most_calls(self) -> int | None:
+        """How many calls one reply may ask for; None is any number."""
+        return self._budget.calls_per_reply
+
+    def may_call(self, count: int) -> bool:
+        """Whether the budget grants so many more calls."""
+        return self._budget.calls is None or self.state.called + count <= self._budget.calls
+
     # ------------------------------------------------------------------ receiving
 
     def receive(self, received: Received) -> None:
@@ -193,11 +203,20 @@ class Machine:
         state.usage = state.usage + usage_of(reply)
         state.attempt, state.due, state.progress = 1, 0, False
         state.calls = native.asked_calls(state.transcript.calls, reply.started, reply.store)
-        if not state.calls or (reply.stop in native.CUT_OFF and not reply.started):
+        granted = self.may_call(len(state.calls)) or bool(reply.started)
+        state.called += len(state.calls)
+        if reply.dropped:
+            state.added = (prompt.too_many_calls(reply.dropped),)
+            most = self._budget.calls_per_reply
+            within = most is None or reply.dropped <= most
+            self._finish(BudgetSpent("records", MAX_ORDINAL) if within else BudgetSpent("calls_per_reply", most or 0))
+        elif not state.calls or (reply.stop in native.CUT_OFF and not reply.started):
             self._answered(reply)  # calls of a reply that was cut off are not run: their arguments may be half told
         elif state.last:
             # The last step was granted for an answer: calls now would run for ever.
             self._finish(BudgetSpent("steps", self._budget.steps or 0))
+        elif not granted:
+            self._finish(BudgetSpent("calls", self._budget.calls or 0))
         else:
             state.phase = Phase.TOOLS
 
@@ -243,6 +262,9 @@ class Machine:
 
     def _time_is_up(self, end: TimeIsUp) -> None:
         self._finish(BudgetSpent("seconds", self._budget.seconds or 0))
+
+    def _no_room(self, end: NoRoom) -> None:
+        self._finish(BudgetSpent("records", MAX_ORDINAL))
 
     def _tool_started(self, record: Started) -> None:
         call = self._call(record.call)
@@ -319,6 +341,10 @@ class Machine:
         (Phase.TOOLS, Ended): _tool_ended,
         (Phase.AFTER_WORK, Delivery): _boundary,
         (Phase.BEFORE_COMPLETION, Delivery): _completing,
+        (Phase.OPENING, NoRoom): _no_room,
+        (Phase.ASKING, NoRoom): _no_room,
+        (Phase.TOOLS, NoRoom): _no_room,
+        (Phase.AFTER_WORK, NoRoom): _no_room,
         (Phase.OPENING, Aborted): _aborted,
         (Phase.ASKING, Aborted): _aborted,
         (Phase.TOOLS, Aborted): _aborted,

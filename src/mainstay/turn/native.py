@@ -37,9 +37,9 @@ def with_unique_ids(parts: Sequence[Part], turn_id: str, step: int) -> tuple[Par
 
 def asked_calls(calls: dict[str, ToolCall], started: Sequence[int], store: str = "") -> dict[str, AskedCall]:
     """The calls of a reply as the turn asks for them; those in `started` began with the reply's record, in `store`."""
-    asked = {}
+    asked, starts = {}, frozenset(started)
     for index, (key, call) in enumerate(calls.items()):
-        begun = index in started
+        begun = index in starts
         asked[key] = AskedCall(
             key, call.id, call.name, call.args, call.raw, begun, attempts=int(begun), store=store if begun else ""
         )

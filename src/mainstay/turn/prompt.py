@@ -32,5 +32,11 @@ def step_limit(limit: int) -> Message:
     )
 
 
+def too_many_calls(count: int) -> Message:
+    return Message(
+        "system", (Text(f"That reply asked for {count:,} calls, which is more than the limit: none of them was made."),)
+    )
+
+
 def repair(error: str) -> Message:
     return Message("user", (Text(f"The answer does not have the required form: {error}. Answer again, corrected."),))

@@ -45,7 +45,7 @@ class TurnState(Struct):
 
     `transcript` is what is recorded; `delivered` and `added` were gathered since and ride in the next record. `queued`
     was said by plugins while calls ran and is recorded: it is added when all of them have their results. `calls`
-    restate the reply in hand, keyed `<step>.<index>`, until each has an outcome.
+    restate the reply in hand, keyed `<step>.<index>`, until each has an outcome; `called` counts those of all replies.
     """
 
     turn_id: str
@@ -64,4 +64,5 @@ class TurnState(Struct):
     idle_steps: int = 0
     repairs: int = 0
     elapsed_ms: int = 0
+    called: int = 0
     outcome: Outcome | None = None
