@@ -95,9 +95,20 @@ def quoted(value: object) -> str:
 
 
 class MainstayError(Exception):
-    """Base of everything Mainstay raises at its host. `code` is stable; the text may improve."""
+    """Base of everything Mainstay raises at its host. `code` is stable; the text may improve.
+
+    `summary` is the text without its `hint`, which speaks of Python: a model, or a person at a shell, has other means.
+    """
 
     code = "mainstay_error"
+    hint = ""
+
+    @property
+    def summary(self) -> str:
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return f"{self.summary}{self.hint}"
 
 
 class InvalidInput(MainstayError, ValueError):
@@ -340,12 +351,11 @@ class NotFound(MainstayError, LookupError):
 
 class UnknownSession(NotFound):
     code = "unknown_session"
+    hint = ": `runtime.sessions.list()` shows what is"
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
-        super().__init__(
-            f"there is no session {quoted(session_id)} in this store: `runtime.sessions.list()` shows what is"
-        )
+        super().__init__(f"there is no session {quoted(session_id)} in this store")
 
 
 class UnknownTurn(NotFound):
@@ -358,10 +368,11 @@ class UnknownTurn(NotFound):
 
 class UnknownCall(NotFound):
     code = "unknown_call"
+    hint = "; `session.pending()` lists what waits for a person"
 
     def __init__(self, call_id: str, why: str = "nothing waits under this id") -> None:
         self.call_id = call_id
-        super().__init__(f"call {quoted(call_id)}: {why}; `session.pending()` lists what waits for a person")
+        super().__init__(f"call {quoted(call_id)}: {why}")
 
 
 class UnknownNode(NotFound):
@@ -394,10 +405,11 @@ class UnknownWait(NotFound):
 
 class UnknownProcess(NotFound):
     code = "unknown_process"
+    hint = "; `runtime.processes.list()` shows what is"
 
     def __init__(self, process_id: str, why: str = "there is no such process in this store") -> None:
         self.process_id = process_id
-        super().__init__(f"process {quoted(process_id)}: {why}; `runtime.processes.list()` shows what is")
+        super().__init__(f"process {quoted(process_id)}: {why}")
 
 
 class ProcessPruned(UnknownProcess):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mainstay import Plugin, Runtime, ToolContext, ToolError, tool
-from mainstay.errors import PluginError
+from mainstay.errors import PluginError, UnknownProcess
 from mainstay.model.process import Abandoned, Cancelled, Evidence, Failure, ProcessRow, Success
 from mainstay.model.tool import Cancelled as CallCancelled
 from mainstay.model.tool import Failed, Ok, OutcomeUnknown, ToolRecord
@@ -111,9 +111,10 @@ async def test_what_is_not_granted_is_not_told_from_what_is_not_there(place: Pla
     assert isinstance(told, Failed)
     assert isinstance(stopped, Failed)
     assert {awaited.code, told.code, stopped.code} == {"process_not_visible"}
-    assert awaited.message.startswith(NOT_VISIBLE)
-    assert told.message.startswith(f"signal failed: {NOT_VISIBLE}")
-    assert stopped.message.startswith(f"cancel failed: {NOT_VISIBLE}")
+    hint = "; list_processes shows those that you may use"  # a tool of the model's, and no name in Python
+    assert awaited.message == f"{NOT_VISIBLE}{hint}"
+    assert told.message == f"signal failed: {NOT_VISIBLE}{hint}"
+    assert stopped.message == f"cancel failed: {NOT_VISIBLE}{hint}"
 
 
 async def test_a_grant_is_enough_and_can_be_taken_back(place: Place) -> None:
@@ -436,3 +437,24 @@ async def test_the_host_is_not_asked_about_what_the_run_started_itself(place: Pl
     assert isinstance(cancelled, Ok)
     assert isinstance(output, Cancelled)
     assert policy.asked == []
+
+
+async def test_a_model_is_told_of_no_names_in_python(place: Place) -> None:
+    """Whatever an error says to a host, a tool that lets it through tells its model what happened only."""
+
+    @tool
+    async def ask(ctx: ToolContext[Any]) -> Any:
+        """Ask."""
+        return await ctx.host.start_process("nothing of ours", key="k")
+
+    @tool
+    async def look(ctx: ToolContext[Any]) -> Any:
+        """Look."""
+        raise UnknownProcess("job")
+
+    async with place.runtime(agent_of(Talk([call("look"), call("ask")]), ask, look)) as runtime:
+        found = await outcomes(runtime)
+
+    texts = [each.message for each in found if isinstance(each, Failed)]
+    assert texts[0] == "UnknownProcess: process 'job': there is no such process in this store"
+    assert not [text for text in texts if "runtime." in text or "processes=" in text]

@@ -81,16 +81,18 @@ def _say(message: str, code: str, json: bool) -> None:
         complain(message)
 
 
+HINTS: dict[type[MainstayError], str] = {
+    UnknownCall: "; `mainstay pending` lists what waits for a person",
+    UnknownSession: ": `mainstay sessions` shows what is",
+    UnknownProcess: "; `mainstay ps --all` shows what is",
+}
+"""What to look at, for people who have commands."""
+
+
 def _in_words_of_the_shell(error: MainstayError) -> str:
     """The hints of errors speak of Python; here people have commands."""
-    text = str(error)
-    if isinstance(error, UnknownCall):
-        return text.replace("`session.pending()` lists", "`mainstay pending` lists")
-    if isinstance(error, UnknownSession):
-        return text.replace("`runtime.sessions.list()` shows", "`mainstay sessions` shows")
-    if isinstance(error, UnknownProcess):
-        return text.replace("`runtime.processes.list()` shows", "`mainstay ps --all` shows")
-    return text
+    hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), error.hint)
+    return f"{error.summary}{hint}"
 
 
 def whoever(by: str | None) -> str:

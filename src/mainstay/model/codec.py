@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from mainstay.errors import InvalidInput, TooLarge, quoted
+from mainstay.errors import InvalidInput, MainstayError, TooLarge, quoted
 from mainstay.model.message import Message, Part, Reasoning, Text, ToolCall, ToolResult
 from mainstay.model.record import Row, Spilled
 
@@ -64,6 +64,11 @@ def error_text(error: BaseException) -> str:
         return clean_text(str(error))
     except Exception:  # its own __str__ ran, and may raise anything
         return "(it cannot be shown)"
+
+
+def model_text(error: BaseException) -> str:
+    """What an exception says to a model: without hints that only Python code can follow."""
+    return clean_text(error.summary) if isinstance(error, MainstayError) else error_text(error)
 
 
 def clean(value: Any, depth: int = 0) -> Any:

@@ -20,10 +20,19 @@ from mainstay.engine.driver import Run
 from mainstay.engine.gate import CANCEL_GRACE
 from mainstay.engine.journal import write_referring
 from mainstay.engine.patience import Patience
-from mainstay.errors import InvalidInput, MainstayError, ProcessNotVisible, ProcessPruned, StoreError, ToolError, quoted
+from mainstay.errors import (
+    InvalidInput,
+    MainstayError,
+    ProcessNotVisible,
+    ProcessPruned,
+    StoreError,
+    ToolError,
+    UnknownProcess,
+    quoted,
+)
 from mainstay.lifecycle.fold import ENDS
 from mainstay.model import given
-from mainstay.model.codec import clean, convert, error_text
+from mainstay.model.codec import clean, convert, error_text, model_text
 from mainstay.model.process import (
     Abandoned,
     AwaitOutput,
@@ -193,7 +202,7 @@ class Visible:
         except StoreError:
             raise
         except MainstayError as error:
-            outcome, artifacts = Failed(error.code, str(error)), ()
+            outcome, artifacts = Failed(error.code, _told(error)), ()
         spent = int((self._home.clock.monotonic() - began) * 1000)
         return ToolRecord(self._asker.call_id, tool, args, outcome, duration_ms=spent, artifacts=artifacts)
 
@@ -214,7 +223,7 @@ class Visible:
         except StoreError:
             raise
         except MainstayError as error:
-            return Failed(error.code, f"signal failed: {error}"), ()
+            return Failed(error.code, f"signal failed: {_told(error)}"), ()
         return Ok({"process_id": process_id, "sequence": sequence}), ()
 
     async def _cancel(self, handle: Any, reason: str) -> Answer:
@@ -224,7 +233,7 @@ class Visible:
         except StoreError:
             raise
         except MainstayError as error:
-            return Failed(error.code, f"cancel failed: {error}"), ()
+            return Failed(error.code, f"cancel failed: {_told(error)}"), ()
         except ToolError as error:
             return Failed(error.code, f"cancel failed: {error.message}"), ()
         except Exception as error:  # the host's own policy may raise anything; whoever asked is told
@@ -317,6 +326,12 @@ class RestingHandle(ProcessHandle):
             self._resting(-1)
 
 
+def _told(error: MainstayError) -> str:
+    """An error in the words of a model, which has tools for handles."""
+    more = "; list_processes shows those that you may use" if isinstance(error, UnknownProcess) else ""
+    return f"{model_text(error)}{more}"
+
+
 def as_call(process_id: str, output: AwaitOutput) -> ToolOutcome:
     """How a process ended, as the outcome of a call that awaited it."""
     match output:
@@ -334,4 +349,4 @@ def as_call(process_id: str, output: AwaitOutput) -> ToolOutcome:
             return OutcomeUnknown(f"process {process_id!r} was given up ({evidence.writer}){proof}")
         case _:
             gone = ProcessPruned(process_id, output.status, output.pruned_at)
-            return Failed(gone.code, str(gone))
+            return Failed(gone.code, _told(gone))

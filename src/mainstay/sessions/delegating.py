@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from mainstay.errors import MainstayError, ProcessEnded, ProcessNotVisible, ProcessStuck, StoreError, ToolError
+from mainstay.model.codec import model_text
 from mainstay.model.process import Abandoned, Cancelled, Cause, Failure, SessionOrigin, Success, WakeTarget
 from mainstay.processes.handle import ProcessHandle, parse_handle
 from mainstay.processes.service import Start
@@ -76,7 +77,7 @@ async def delegate(
     except StoreError:
         raise  # the store is in trouble, not the call
     except MainstayError as error:
-        raise ToolError(str(error), code=error.code) from error
+        raise ToolError(model_text(error), code=error.code) from error
 
 
 async def follow_up(ctx: ToolContext[Any], handle: Any, text: str, *, background: bool = False) -> Any:
@@ -105,7 +106,7 @@ async def follow_up(ctx: ToolContext[Any], handle: Any, text: str, *, background
     except StoreError:
         raise
     except MainstayError as error:
-        raise ToolError(str(error), code=error.code) from error
+        raise ToolError(model_text(error), code=error.code) from error
 
 
 async def answer(handle: ProcessHandle) -> Any:
@@ -113,7 +114,7 @@ async def answer(handle: ProcessHandle) -> Any:
     try:
         outcome = await handle.outcome()
     except ProcessStuck as error:
-        raise ToolError(str(error), code=error.code, data=handle.to_json()) from error
+        raise ToolError(model_text(error), code=error.code, data=handle.to_json()) from error
     match outcome:
         case Success(value=value):
             return value

@@ -14,7 +14,7 @@ from msgspec import Struct
 from mainstay.engine.gate import CANCEL_GRACE
 from mainstay.engine.threads import Threads
 from mainstay.errors import InvalidInput, Retry, ToolError
-from mainstay.model.codec import MAX_VALUE, clean, encode, error_text
+from mainstay.model.codec import MAX_VALUE, clean, encode, error_text, model_text
 from mainstay.model.effect import AskedCall
 from mainstay.model.tool import BlobRef, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome
 from mainstay.tools import output
@@ -117,7 +117,7 @@ async def attempt(
         return Attempted(end.outcome)
     except BaseException as error:  # SystemExit and KeyboardInterrupt of a tool end the tool only
         log.warning("tool %s raised %s", ctx.tool, type(error).__name__, exc_info=error)
-        return Attempted(Failed("tool_raised", f"{type(error).__name__}: {error_text(error)}"))
+        return Attempted(Failed("tool_raised", f"{type(error).__name__}: {model_text(error)}"))
     interrupted.over = True
     return await returned(value, outlet)
 

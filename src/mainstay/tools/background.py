@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mainstay.errors import MainstayError, ProcessPruned, StoreError
+from mainstay.model.codec import model_text
 from mainstay.model.effect import AskedCall
 from mainstay.model.tool import Failed, Ok, PreparedCall, ToolOutcome, ToolSpec
 from mainstay.ports.tool import Handles
@@ -37,7 +38,7 @@ async def sent_off(handles: Handles | None, ready: Ready | Failed) -> ToolOutcom
     except StoreError:
         raise
     except MainstayError as error:
-        return Failed(error.code, str(error))
+        return Failed(error.code, model_text(error))
 
 
 async def prepared_instead(

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct, ValidationError
 
 from mainstay.errors import InvalidInput, ToolError
-from mainstay.model.codec import clean, clean_text, convert, encode, error_text
+from mainstay.model.codec import clean, clean_text, convert, encode, error_text, model_text
 from mainstay.model.effect import AskedCall
 from mainstay.model.tool import Failed, PreparedCall, ToolOutcome
 from mainstay.ports.tool import CallContext
@@ -76,7 +76,7 @@ async def consult(ready: Ready, ctx: CallContext, anew: bool = False) -> Ready |
     except ToolError as error:
         return failure(error)
     except Exception as error:  # the provider's code may raise anything; the call ends with it and the turn goes on
-        return Failed("tool_prepare_failed", f"{type(error).__name__}: {error_text(error)}")
+        return Failed("tool_prepare_failed", f"{type(error).__name__}: {model_text(error)}")
     if not isinstance(prepared, PreparedCall):
         return _decided(prepared)
     if prepared.tool_id != ready.entry.spec.tool_id:
