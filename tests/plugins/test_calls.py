@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import mainstay
 from mainstay.errors import PluginFault
 from mainstay.model.plugin import Issue
 from mainstay.plugins.calls import collect, first, notify, pipe
 from mainstay.plugins.hooks import Plugin
 from tests.plugins.made import having, hooks_of
+
+PACKAGE = str(Path(mainstay.__file__).parent)
+"""Where our code is. The tests may be in any folder, also in one that is called as it is."""
 
 SHORT = 0.01
 HOOK = "before_turn"
@@ -39,8 +44,8 @@ async def _nothing_is_left_behind() -> AsyncIterator[None]:
     yield
     await asyncio.sleep(0)
     loop: Any = asyncio.get_running_loop()
-    coroutines: list[Any] = [task.get_coro() for task in asyncio.all_tasks()]
-    assert [each for each in coroutines if "mainstay" in each.cr_code.co_filename] == []
+    running: list[Any] = [task.get_coro() for task in asyncio.all_tasks()]
+    assert [each for each in running if each.cr_code.co_filename.startswith(PACKAGE)] == []
     assert [timer for timer in loop._scheduled if not timer.cancelled()] == []
 
 
