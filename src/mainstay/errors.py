@@ -51,6 +51,7 @@
     │   │   └── NotAStore         the file is another program's
     │   ├── StoreTooNew         written by a newer Mainstay
     │   ├── StoreUnavailable    disk full, locked or read-only: retry when repaired
+    │   ├── StoreInUse          a Runtime has it open that must be left first
     │   ├── StoreInherited      a forked child used its parent's store
     │   └── BlobMissing         a referenced blob is gone; put it again
     ├── RuntimeClosed         the Runtime was left
@@ -599,6 +600,17 @@ class StoreUnavailable(StoreError):
     """Disk full, locked too long or read-only. Nothing was half-applied; retry when it is repaired."""
 
     code = "store_unavailable"
+
+
+class StoreInUse(StoreError):
+    """Something was asked for that nobody may have the store open for. `workers` are the Runtimes that have."""
+
+    code = "store_in_use"
+
+    def __init__(self, path: str, workers: list[str]) -> None:
+        self.path, self.workers = path, tuple(workers)
+        who = ", ".join(self.workers[:5])
+        super().__init__(f"{path} is open in {len(self.workers)} Runtimes ({who}): stop them, and try again")
 
 
 class StoreInherited(StoreError):

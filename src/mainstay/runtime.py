@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +15,15 @@ from mainstay.engine.host import SystemClock, SystemRandom
 from mainstay.engine.lease import LeaseTerms, Pulse, Worker
 from mainstay.engine.supervisor import Supervisor
 from mainstay.engine.waits import ending, verify
-from mainstay.errors import AlreadyAnswered, InvalidDefinition, RuntimeClosed, UnknownWait, WrongAgent, quoted
+from mainstay.errors import (
+    AlreadyAnswered,
+    InvalidDefinition,
+    InvalidInput,
+    RuntimeClosed,
+    UnknownWait,
+    WrongAgent,
+    quoted,
+)
 from mainstay.model import given
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.ids import check_session_id, mint
@@ -24,7 +33,7 @@ from mainstay.observe.feed import Feed
 from mainstay.plugins.engines import engines_of
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TraceSink
-from mainstay.ports.store import Store
+from mainstay.ports.store import OnDisk, Store
 from mainstay.processes.define import Process
 from mainstay.processes.function import FunctionEngine, by_definition
 from mainstay.processes.handle import ProcessHandle
@@ -48,6 +57,8 @@ from mainstay.sessions.turns import Turns
 from mainstay.sessions.watch import Watch
 from mainstay.stores.choice import open_store
 from mainstay.tools.dispatch import Dispatcher
+
+log = logging.getLogger("mainstay.runtime")
 
 DEFAULT_STORE = ".mainstay/runtime.db"
 GRACE = 5.0
@@ -101,6 +112,8 @@ class Runtime:
         async with contextlib.AsyncExitStack() as opened:
             opened.push_async_callback(self._store.close)
             await self._store.open()
+            if (held := self._store.held()) is not None:
+                log.warning("%s", held)
             await self._start(opened)
             self._opened = opened.pop_all()
         return self
@@ -212,6 +225,29 @@ class Runtime:
         running = ", ".join(f"tool {tool} ({call})" for call, tool in list(self._dispatcher.running.items())[:3])
         return running or "code outside of tools"
 
+    # ------------------------------------------------------------------ copies
+
+    async def backup(self, to: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None) -> None:
+        """Copy the store, with its blobs, to a new file while everything goes on; whole or not at all.
+
+        The copy reads and accepts, and works on nothing until it is restored (`Runtime.restore`, `mainstay restore`).
+        `progress` is called with the bytes done so far and all there are.
+        """
+        self._open()
+        if progress is not None and not callable(progress):
+            raise InvalidInput(f"progress={quoted(progress)} is not usable: give a function of two numbers")
+        copy = _on_disk(open_store(to), "a copy").location
+        await _on_disk(self._store, "copied").backup(copy, functools.partial(_tell, progress))
+
+    @staticmethod
+    async def restore(store: str | os.PathLike[str]) -> str:
+        """Let a copy go on as a store of its own: it gets a new id, which this returns.
+
+        Calls that were started before the copy was made keep their idempotency keys; what starts from now on has new
+        ones. Make sure that the original is not at work on the same sessions.
+        """
+        return await _on_disk(open_store(store), "restored").restore()
+
     # ------------------------------------------------------------------ use
 
     def _open(self) -> Desk:
@@ -287,3 +323,14 @@ class Runtime:
     @property
     def store(self) -> Store:
         return self._store
+
+
+def _on_disk(store: Store, what: str) -> OnDisk:
+    if not isinstance(store, OnDisk):
+        raise InvalidInput(f"only a store in a file can be {what}, and this is none")
+    return store
+
+
+def _tell(progress: Callable[[int, int], object] | None, done: int, whole: int) -> None:
+    if progress is not None:
+        progress(done, whole)

@@ -45,6 +45,13 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
         "stores/test_sqlite_file.py::test_nobody_opens_the_file_while_somebody_else_holds_the_lock",
         "stores/test_closing.py::test_the_last_to_close_folds_nothing_back_while_somebody_else_holds_the_lock",
     ),
+    "E4 copied file": (
+        "crash/test_copies.py::test_a_killed_backup_leaves_no_copy_or_a_whole_one",
+        "crash/test_copies.py::test_a_copy_is_recognised_though_the_first_to_open_it_was_killed",
+        "crash/test_copies.py::test_a_killed_restore_never_lets_a_copy_go_on_under_the_id_of_its_original",
+        "sessions/test_copies.py::test_a_copy_works_on_nothing_until_it_is_restored",
+        "sessions/test_copies.py::test_a_call_under_way_in_the_original_goes_by_its_contract_in_the_restored_copy",
+    ),
     "E9 cancelled await": (
         "crash/test_cancels.py::test_what_a_lost_caller_said_runs_once_and_at_once",
         "crash/test_cancels.py::test_a_turn_runs_though_nobody_asks_for_it_again",

@@ -29,8 +29,8 @@ from mainstay.model.process_write import (
     Take,
     Tell,
 )
-from mainstay.model.session import CancelRequest, Node
-from mainstay.model.write import Accept, Write
+from mainstay.model.session import CancelRequest, Node, WorkerRow
+from mainstay.model.write import Accept, Beat, Write
 from mainstay.stores import schema
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.sqlite import SqliteStore, WriterFile
@@ -174,6 +174,7 @@ async def test_a_cursor_that_was_handed_out_never_belongs_to_a_later_event(tmp_p
 async def test_a_unit_of_work_takes_ten_statements(tmp_path: Path) -> None:
     """Register; first record; last record and outcome: nobody asks who waits, or for children, when nobody can be."""
     async with opened(tmp_path / "agent.db") as store:
+        await store.write(Beat(WorkerRow("w0", "", "", 1, 1)))  # the first one also reads what the store is
         seen: list[str] = []
         store._file._connection.set_trace_callback(seen.append)
 

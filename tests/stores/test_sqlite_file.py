@@ -113,7 +113,7 @@ async def test_a_cut_wal_is_refused_with_a_hint(tmp_path: Path) -> None:
 
     assert isinstance(error, StoreDamaged)
     assert "acknowledged transactions are missing" in str(error)
-    assert f"remove {path}-lock" in str(error)
+    assert f"mainstay restore {path}" in str(error)
 
 
 async def test_a_removed_wal_is_refused_even_after_a_deletion(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ async def test_a_lost_transaction_is_noticed_whatever_was_in_it(tmp_path: Path) 
         assert "acknowledged transactions are missing" in str(await refused(path))
 
 
-async def test_an_old_copy_is_taken_when_its_owner_says_so(tmp_path: Path) -> None:
+async def test_an_old_copy_is_not_worked_on_though_its_lock_was_removed(tmp_path: Path) -> None:
     async with opened(tmp_path / "agent.db") as store:
         await turn(store, "a", b"first", 1)
         store._file.checkpoint("TRUNCATE")
@@ -155,6 +155,7 @@ async def test_an_old_copy_is_taken_when_its_owner_says_so(tmp_path: Path) -> No
     async with opened(tmp_path / "agent.db") as store:
         row = await store.session("a")
         assert row.head == 1
+        assert "mainstay restore" in store.held()
 
 
 async def test_a_flipped_bit_in_a_record_is_noticed_by_its_checksum(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ async def test_an_upgrade_killed_at_any_statement_leaves_a_file_that_opens(tmp_p
         await store.open()
         try:
             assert store.secret() == SECRET
+            assert (len(store.identity()), store.held()) == (13, None)
             assert await store.processes(ProcessFilter()) == []
             assert (await store.facts(deep=True)).checks == ("ok",)
         finally:

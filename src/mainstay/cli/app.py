@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from mainstay import __version__
+from mainstay.cli.copies import backup, restore
 from mainstay.cli.decide import approve, cancel, pending, reject, settle
 from mainstay.cli.demo import demo
 from mainstay.cli.doctor import doctor
@@ -46,7 +47,7 @@ def _mainstay(
 ) -> None: ...
 
 
-WORK, LOOK, DECIDE = "Run agents", "Look", "Decide"
+WORK, LOOK, DECIDE, KEEP = "Run agents", "Look", "Decide", "Look after a store"
 
 app.command(rich_help_panel=WORK)(demo)
 app.command(rich_help_panel=WORK)(run)
@@ -67,4 +68,6 @@ app.command(rich_help_panel=DECIDE)(signal)
 app.command(rich_help_panel=DECIDE)(cancel)
 app.command(rich_help_panel=DECIDE)(fork)
 app.command(rich_help_panel=DECIDE)(delete)
+app.command(rich_help_panel=KEEP)(backup)
+app.command(rich_help_panel=KEEP)(restore)
 app.add_typer(processes, name="processes", rich_help_panel=DECIDE)

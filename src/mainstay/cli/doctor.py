@@ -109,6 +109,8 @@ async def examine(store: Store, deep: bool) -> Health:
     workers = [_worker(w, dead[w.id], now) for w in await store.workers()]
     processes = await examine_processes(store, dead, now)
     health = Health(facts, workers, [], processes, [])
+    if facts.held is not None:
+        health.needs.append(Need("store", facts.held, "restore it, unless its original is still in use"))
     for check in facts.checks:
         if check != "ok":
             advice = "restore the file from a backup, or save what is readable with `sqlite3 FILE .recover`"

@@ -245,7 +245,7 @@ class SessionFilter(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class StoreFacts(Struct, frozen=True, gc=False):
-    """What `doctor` shows of a store."""
+    """What `doctor` shows of a store. `held` is why nothing in it is worked on, if so."""
 
     kind: str
     location: str
@@ -259,3 +259,4 @@ class StoreFacts(Struct, frozen=True, gc=False):
     shared: tuple[str, ...] = ()
     """Its files and folders that others than their owner may use."""
     wal_bytes: int = 0
+    held: str | None = None

@@ -7,7 +7,7 @@ an abort: the write may still land. `mainstay.testing.store_contract` is the who
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from mainstay.model.process import Event, ProcessRow, WakeRow
 from mainstay.model.process_write import ProcessFilter
@@ -15,6 +15,9 @@ from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import SessionFilter, StoreFacts, Write
 
 R = TypeVar("R")
+
+Tell: TypeAlias = Callable[[int, int], None]
+"""How far a long work is: so many bytes of so many. It may raise, which ends the work."""
 
 SWEEP_GRACE = 3600.0
 """Seconds for which a blob that was put is believed to be about to be referred to."""
@@ -143,8 +146,29 @@ class Store(SessionReads, ProcessReads, Protocol):
         """The store's own random id: no two stores have the same, and a copy gets another one when it is restored."""
         ...
 
+    def held(self) -> str | None:
+        """Why this store accepts everything and lets nothing be claimed: it is a copy that was not restored yet. None
+        for every other store."""
+        ...
+
     def secret(self) -> bytes:
         """What keys of waits are signed with; made once per store."""
         ...
 
     def lease(self, worker_id: str) -> WorkerLease: ...
+
+
+@runtime_checkable
+class OnDisk(Protocol):
+    """What a store can do that lives in a file of its own. `location` is that file."""
+
+    @property
+    def location(self) -> str: ...
+
+    async def backup(self, to: str, tell: Tell) -> None:
+        """Copy it, with its blobs, while it is used. The copy is there whole or not at all, and is `held`."""
+        ...
+
+    async def restore(self) -> str:
+        """Give a store that is not open a new id, and let what is in it be claimed. Returns the id."""
+        ...

@@ -130,7 +130,12 @@ class ProcessWorker:
 
     @property
     def _has_place(self) -> bool:
-        return self._busy < self._concurrency and not self.leaving and not self.passive
+        return self._busy < self._concurrency and not self.leaving and self._works
+
+    @property
+    def _works(self) -> bool:
+        """Whether processes are worked on here: with definitions, and in a store that is no copy to be restored."""
+        return not self.passive and self.store.held() is None
 
     # ------------------------------------------------------------------ beginning
 
@@ -174,7 +179,7 @@ class ProcessWorker:
 
     async def take(self, row: ProcessRow, proof: str | None = None) -> bool:
         """Claim a process that nobody alive works on, and work on it."""
-        if self.leaving or self.passive or not self.can(row.registration):
+        if self.leaving or not self._works or not self.can(row.registration):
             return False
         free = not self.draining or self._is_here(row.registration)
         return (free or row.id in await self.awaiting.needed(self.store)) and await self._take(row, proof)
@@ -208,7 +213,7 @@ class ProcessWorker:
     async def recover(self, row: ProcessRow, proof: str | None) -> None:
         """Take it up if there is a place; what is only to be given up needs none."""
         bound = row.registration.recovery == "owner_bound" and row.record.first_started is not None
-        if bound and (proof is not None or row.record.abandon is not None) and not self.passive:
+        if bound and (proof is not None or row.record.abandon is not None) and self._works:
             await self._take(row, proof)
         elif self._has_place and not self._intake:
             await self.take(row, proof)

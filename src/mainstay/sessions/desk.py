@@ -48,7 +48,7 @@ SETTLEMENTS = ("rerun", "done", "failed")
 
 
 class Desk:
-    """Shared by the session handles of one Runtime. `runs` is false where turns are accepted but not worked on.
+    """Shared by the session handles of one Runtime.
 
     `stirred`: something here has changed, or somebody here has begun to wait; `looked`: the watch has been round.
     """
@@ -104,7 +104,12 @@ class Desk:
 
     def worker_for(self, agent: str) -> str | None:
         """This worker, if it may work on that agent's turns."""
-        return self._worker.id if self._runs and agent in self.definitions and not self.turns.draining else None
+        return self._worker.id if self.runs and agent in self.definitions and not self.turns.draining else None
+
+    @property
+    def runs(self) -> bool:
+        """Whether turns are worked on here: with agents, and in a store that is no copy waiting to be restored."""
+        return self._runs and self.store.held() is None
 
     async def outcome(self, session_id: str, turn: int, known: bool, host: bool = False) -> TurnResult[Any]:
         """How a turn ends or parks. `known`: it may have done so already. `host`: that it is queued is told too."""
@@ -149,7 +154,7 @@ class Desk:
 
     async def resolve(self, wait_id: str, answer: Answer | None) -> Resolved:
         """Resolve a wait, and see to it that its turn goes on."""
-        agents = tuple(self.definitions) if self._runs and not self.turns.draining else ()
+        agents = tuple(self.definitions) if self.runs and not self.turns.draining else ()
         data = encode(answer)
         _, blobs = await spill(self.store, data)
         given = Spilled(blobs[0], len(data)) if blobs else answer

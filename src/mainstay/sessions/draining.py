@@ -43,7 +43,7 @@ async def _claim_turns(desk: Desk) -> None:
 
 async def could_work(desk: Desk, work: ProcessWorker, worker: Worker, recovers: bool) -> bool:
     """Whether this Runtime could work on something now that is on disk."""
-    if desk.turns.draining:
+    if desk.turns.draining or desk.store.held() is not None:
         return False  # what runs is waited for, and nothing else is taken up
     turns = [r for r in await desk.store.open_sessions() if r.state == "open" and r.agent in desk.definitions]
     processes = [r for r in await desk.store.active_processes() if work.can(r.registration)]

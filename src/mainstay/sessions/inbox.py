@@ -48,7 +48,8 @@ class Inbox:
         whole = encode_checked(record, "the input")
         body, blobs = await spill(self._store, whole)
         digest = hashlib.blake2b(encode((kind == "note", message)), digest_size=16).digest() if key is not None else b""
-        worker = self._worker if agent in self._definitions and not self._turns.draining else None
+        works = agent in self._definitions and not self._turns.draining and self._store.held() is None
+        worker = self._worker if works else None
         accept = Accept(session_id, agent, body, op, now, kind, checked, digest, worker, blobs)
         write = functools.partial(self._turns.write, session_id, accept)
         put_again = functools.partial(spill, self._store, whole)

@@ -155,7 +155,7 @@ class Turns:
 
     async def claim(self, row: SessionRow) -> bool:
         """Take over an open turn and work on it."""
-        if row.agent not in self._definitions or not self._may_begin(row):
+        if row.agent not in self._definitions or not self._may_begin(row) or self._store.held() is not None:
             return False
         claimed = await self._store.write(Claim(row.id, self._worker.id, row.generation, self._clock.now(), row.agent))
         if not claimed.won or claimed.row is None:
@@ -236,6 +236,8 @@ class Turns:
             waits = ", ".join(f"{call.tool} ({call.call_id})" for call in calls)
             why = f"turn {ahead} waits for an answer to {waits}: it goes first, so answer that, or cancel it"
             return await self.archive.queued(row, turn, Queued(ahead, calls, why))
+        if row.state == "open" and (held := self._store.held()) is not None:
+            return await self.archive.queued(row, turn, Queued(None, (), held))
         if row.state != "open" or (row.agent in self._definitions and in_hand()):
             return None  # what work in hand waits for is begun here, also while this Runtime drains
         if await self._worker.is_offered(row.agent) or (row.owner is not None and self._worker.is_alive(row.owner)):

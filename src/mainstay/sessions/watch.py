@@ -37,13 +37,17 @@ class Watch:
     sees to in any case."""
 
     def __init__(self, desk: Desk, worker: Worker, processes: ProcessWatch, runs: bool) -> None:
-        self._desk, self._worker, self._processes, self._runs = desk, worker, processes, runs
+        self._desk, self._worker, self._processes, self._may_run = desk, worker, processes, runs
         self._recovering = asyncio.Semaphore(RECOVER_AT_ONCE)
         self._judged = self._trimmed = self._swept = desk.clock.monotonic()
         self._jumps = Jumps(desk.clock)
         self._unattended: set[str] = set()
         self._aside = Supervisor()
         self._sweeping: asyncio.Task[None] | None = None
+
+    @property
+    def _runs(self) -> bool:
+        return self._may_run and self._desk.store.held() is None
 
     async def watch(self) -> None:
         """For ever. A store in trouble is tried again; everything else that fails here is a bug, and is logged."""

@@ -162,15 +162,14 @@ def put_mark(connection: sqlite3.Connection, key: str, value: bytes) -> None:
     connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", marks)
 
 
-def mark(connection: sqlite3.Connection, path: Path, key: str) -> bytes | None:
-    """What the store knows of itself under that name; refused when it is not what was written."""
-    query = "SELECT value FROM meta WHERE key = ?"
-    found, crc = (connection.execute(query, (each,)).fetchone() for each in (key, f"{key}_crc"))
-    if found is None and crc is None:
-        return None
-    if found is None or crc is None or type(found[0]) is not bytes or checksum(found[0]) != crc[0]:
-        raise StoreDamaged(str(path), f"its {key} does not match its checksum")
-    return found[0]
+def marks(connection: sqlite3.Connection, path: Path) -> dict[str, bytes]:
+    """What the store knows of itself, by name; refused when it is not what was written."""
+    found = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+    for key in {key.removesuffix("_crc") for key in found}:
+        value = found.get(key)
+        if type(value) is not bytes or found.pop(f"{key}_crc", None) != checksum(value):
+            raise StoreDamaged(str(path), f"its {key} does not match its checksum")
+    return found
 
 
 def checksum(data: bytes) -> bytes:

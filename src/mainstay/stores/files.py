@@ -121,6 +121,15 @@ def regular(found: os.stat_result, path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def identity(path: str | Path) -> tuple[int, int] | None:
     """Which file a name leads to just now; None when it leads to none."""
     try:

@@ -3,7 +3,8 @@
 After each commit, and before anybody hears of it, the holder notes here what the commit must have left in the database:
 the last record written, or a count that every other transaction moves. A database that lacks it has lost acknowledged
 work: its WAL was cut or removed, or it is an old copy. The note is not synced: after a power cut it may lag behind the
-database, which is harmless, but it is never ahead.
+database, which is harmless, but it is never ahead. Only the first one is synced, with the file's name: a database whose
+lock file is missing, or has never had a note, and that holds rows all the same, came here without it: it is a copy.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from mainstay.errors import StoreInherited, StoreUnavailable
-from mainstay.stores.files import PRIVATE, Access, identity, open_file
+from mainstay.stores.files import PRIVATE, Access, identity, open_file, sync_folder
 
 log = logging.getLogger("mainstay.store")
 
@@ -65,6 +66,23 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
+
+
+def locked_files(folder: Path) -> list[str]:
+    """The names of files in a folder that some process holds a lock on."""
+    found = []
+    for file in sorted(folder.glob("*")) if folder.is_dir() else ():
+        try:
+            descriptor = open_file(file, os.O_RDWR)
+        except OSError:
+            continue  # gone meanwhile, or nothing that a worker would lock
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            found.append(file.name)
+        finally:
+            os.close(descriptor)
+    return found
 
 
 class Noted(Struct, frozen=True):
@@ -123,6 +141,20 @@ class LockFile:
     def noted(self) -> Noted:
         data = os.pread(self._descriptor, _FORMAT.size, 0)
         return Noted(*_FORMAT.unpack(data)) if len(data) == _FORMAT.size else Noted()
+
+    @property
+    def blank(self) -> bool:
+        """Whether nothing was ever noted here."""
+        return os.fstat(self._descriptor).st_size < _FORMAT.size
+
+    def note_first(self, noted: Noted) -> None:
+        """Note where there was no note, or none that holds any more, and make that durable."""
+        try:
+            os.pwrite(self._descriptor, _FORMAT.pack(noted.writes, noted.tip, noted.place, noted.crc), 0)
+            os.fsync(self._descriptor)
+            sync_folder(self.path.parent)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot write {self.path}: {error.strerror}") from None
 
     def note(self, noted: Noted) -> None:
         try:

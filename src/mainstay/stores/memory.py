@@ -48,6 +48,7 @@ class MemoryRows(MemoryProcessRows):
         self.blob_refs: dict[str, set[int]] = {}
         self.alive: set[str] = set()
         self.secret, self.identity = secrets.token_bytes(32), identity.mint()
+        self.held: str | None = None
         self.changes = 0
 
     def session(self, session_id: str) -> SessionRow | None:
@@ -191,7 +192,7 @@ class MemoryStore(MemoryProcessReads):
             done(receipt, None)
 
     def _apply(self, write: Write[R]) -> R:
-        receipt = rules.apply(self.rows, write)
+        receipt = rules.apply(self.rows, write, self.rows.held is not None)
         self.rows.changes += 1
         self._ours += 1
         return receipt
@@ -252,6 +253,9 @@ class MemoryStore(MemoryProcessReads):
 
     def identity(self) -> str:
         return self.rows.identity
+
+    def held(self) -> str | None:
+        return self.rows.held
 
     def secret(self) -> bytes:
         return self.rows.secret

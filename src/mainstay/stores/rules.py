@@ -27,6 +27,7 @@ from mainstay.model.process_write import (
     Share,
     Stop,
     Take,
+    Taken,
     Tell,
     Transfer,
 )
@@ -37,6 +38,7 @@ from mainstay.model.write import (
     Branch,
     Cancel,
     Claim,
+    Claimed,
     Commit,
     Configure,
     Delete,
@@ -52,10 +54,21 @@ from mainstay.stores.rows import Rows
 R = TypeVar("R")
 
 
-def apply(rows: Rows, write: Write[R]) -> R:
-    """Run the rule of a write."""
+def apply(rows: Rows, write: Write[R], held: bool = False) -> R:
+    """Run the rule of a write. In a store that is `held` everything is accepted and nothing is claimed."""
+    if held:
+        if isinstance(write, Claim):
+            return cast(R, Claimed(rows.session(write.session_id), won=False))
+        if isinstance(write, Take):
+            return cast(R, Taken(rows.process(write.process_id), won=False))
+        write = unclaimed(write)
     receipt: R = RULES[type(write)](rows, write)
     return receipt
+
+
+def unclaimed(write: Write[R]) -> Write[R]:
+    """The write without the claim that goes with it."""
+    return cast(Write[R], replace(write, worker=None)) if isinstance(write, CLAIMING) else write
 
 
 def beat(rows: Rows, write: Beat) -> bool:
@@ -74,6 +87,9 @@ def retire(rows: Rows, write: Retire) -> None:
         process_rules.drained(rows, process, write.at)
     rows.drop_worker(write.worker_id)
 
+
+CLAIMING = (Accept, Cancel, Resolve, Resume, Register, Deliver)
+"""Writes that claim what they open, for the worker that they name."""
 
 RULES: dict[type, Callable[[Rows, Any], Any]] = {
     Accept: session_rules.accept,
@@ -106,12 +122,14 @@ RULES: dict[type, Callable[[Rows, Any], Any]] = {
 }
 
 
-def applied(rows: Rows, write: Write[R]) -> R | None:
+def applied(rows: Rows, write: Write[R], held: bool = False) -> R | None:
     """The receipt of a write that may have landed before its reply was lost; None when it must be sent again.
 
     All but these recognise themselves when they are applied again. An acceptance with a key, or a registration, would
     take itself for a second asking, and nobody would work on it.
     """
+    if held:
+        write = unclaimed(write)
     if isinstance(write, Accept):
         return cast("R | None", session_rules.accept_applied(rows, write))
     if isinstance(write, Register):

@@ -145,13 +145,16 @@ class SqlRows(SqlProcessRows):
         self.last: tuple[int, int] | None = None
         self.rewrote = False
 
-    def begin(self) -> None:
-        """In a new transaction: is what is remembered still so?"""
+    def begin(self) -> bool:
+        """In a new transaction: whether others have written since the last one, and what is remembered may not be so
+        any more."""
         self.last, self.rewrote = None, False
         version = self._do("PRAGMA data_version").fetchone()[0]
-        if version != self._version or max(len(self._known), self.remembered) > REMEMBERED:
+        changed = bool(version != self._version)
+        if changed or max(len(self._known), self.remembered) > REMEMBERED:
             self.forget()
             self._version = version
+        return changed
 
     def forget(self) -> None:
         self._known.clear()

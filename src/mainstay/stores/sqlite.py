@@ -32,19 +32,21 @@ from mainstay.errors import (
 )
 from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import SessionFilter, StoreFacts, Write
-from mainstay.ports.store import SWEEP_GRACE
-from mainstay.stores import forks, rules, schema, sql
+from mainstay.ports.store import SWEEP_GRACE, Tell
+from mainstay.stores import copies, forks, rules, schema, sql
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.connection import (
     bad_nodes,
     connect,
     is_referred_to,
     mapped,
-    mark,
+    marks,
     migrate,
+    put_mark,
     read_nodes,
     reading,
 )
+from mainstay.stores.copies import COPY, ID, WITHOUT_LOCK, has_rows, held_because, on_thread
 from mainstay.stores.files import access_of, identity, make_parents, shared
 from mainstay.stores.lease import FileLease
 from mainstay.stores.lockfile import LockFile, Noted
@@ -243,12 +245,32 @@ class SqliteStore(SqliteProcessReads):
         blobs = sum(1 for _ in self.blobs.all())
         counts = (sessions, nodes, blobs, size + wal)
         others = tuple(shared(self.path))
-        return StoreFacts("sqlite", str(self.path), schema.VERSION, *counts, tuple(checks), processes, others, wal)
+        return StoreFacts(
+            "sqlite", str(self.path), schema.VERSION, *counts, tuple(checks), processes, others, wal, self.held()
+        )
+
+    # ------------------------------------------------------------------ copies
+
+    @property
+    def location(self) -> str:
+        return str(self.path)
+
+    async def backup(self, to: str, tell: Tell) -> None:
+        self._live()
+        await on_thread(lambda told: copies.back_up(self.path, self.blobs, Path(to), told), tell)
+
+    async def restore(self) -> str:
+        if self._reader is not None:
+            raise InvalidInput(f"{self.path} is open here: close it, and restore it then")
+        return await asyncio.to_thread(copies.restore, self.path)
 
     # ------------------------------------------------------------------ who is alive, what is signed
 
     def identity(self) -> str:
         return self._file.store_id if self._file is not None else ""
+
+    def held(self) -> str | None:
+        return self._file.held if self._file is not None else None
 
     def secret(self) -> bytes:
         return self._secret
@@ -293,10 +315,8 @@ class WriterFile:
                 connection = connect(self._path)
                 migrate(connection, self._path)
                 self._check_tail(connection)
-                secret, own = mark(connection, self._path, "secret"), mark(connection, self._path, "id")
-                if secret is None or own is None:
-                    raise StoreDamaged(str(self._path), "it lacks its own marks")
-                self.secret, self.store_id = secret, own.decode()
+                self._recognise(connection)
+                self._read_marks(connection)
         except BaseException as error:  # whatever it was, the connection must not stay behind
             if connection is not None:
                 connection.close()
@@ -317,8 +337,31 @@ class WriterFile:
             raise StoreDamaged(
                 str(self._path),
                 "acknowledged transactions are missing: its WAL was cut or removed, or it is an old copy; "
-                f"to accept an old copy on purpose remove {self._path}-lock",
+                f"to go on with an old copy on purpose: `mainstay restore {self._path}`",
             )
+
+    def _recognise(self, connection: sqlite3.Connection) -> None:
+        """Mark a database that came here without its lock file: it is a copy of one that others may still work on.
+
+        The mark first, then the note that says that the lock file belongs to it: killed in between, it is recognised
+        again.
+        """
+        if not self._lock.blank:
+            return
+        if COPY not in marks(connection, self._path) and has_rows(connection):
+            connection.execute("BEGIN IMMEDIATE")
+            put_mark(connection, COPY, WITHOUT_LOCK)
+            self._tip = connection.execute("UPDATE tip SET count = count + 1 RETURNING count").fetchone()[0]
+            connection.execute("COMMIT")
+        self._lock.note_first(Noted(0, self._tip))
+
+    def _read_marks(self, connection: sqlite3.Connection) -> None:
+        """What the store knows of itself: its secret, its id, and why nothing in it may be worked on, if so."""
+        found = marks(connection, self._path)
+        if "secret" not in found or ID not in found:
+            raise StoreDamaged(str(self._path), "it lacks its own marks")
+        self.secret, self.store_id = found["secret"], found[ID].decode()
+        self.held = held_because(self._path, found[COPY]) if COPY in found else None
 
     def others(self) -> int:
         """How many transactions other processes have made: it moves when one of them writes."""
@@ -335,16 +378,17 @@ class WriterFile:
             raise self._refusal(gone)
         self._doomed.clear()
         self._connection.execute("BEGIN IMMEDIATE")
-        self._rows.begin()
+        if self._rows.begin():
+            self._read_marks(self._connection)  # it may have been restored meanwhile
 
     def apply(self, write: Write[Any]) -> Any:
         self._unfolded += 1
         if isinstance(write, Sweep):
             return self._sweep(write)
-        return rules.apply(self._rows, write)
+        return rules.apply(self._rows, write, self.held is not None)
 
     def applied(self, write: Write[Any]) -> Any | None:
-        return None if isinstance(write, Sweep) else rules.applied(self._rows, write)
+        return None if isinstance(write, Sweep) else rules.applied(self._rows, write, self.held is not None)
 
     def commit(self) -> None:
         if self._rows.last is None or self._rows.last == (0, 0):

@@ -190,6 +190,9 @@ class SeamStore:
     def identity(self) -> str:
         return self.inner.identity()
 
+    def held(self) -> str | None:
+        return self.inner.held()
+
     def secret(self) -> bytes:
         return self.inner.secret()
 

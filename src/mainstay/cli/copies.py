@@ -1,0 +1,81 @@
+"""`mainstay backup` and `mainstay restore`: copies of a store, and letting one go on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from typing import Annotated
+
+import typer
+
+from mainstay.cli.host import JsonOption, existing, is_terminal, perform
+from mainstay.cli.render import console, print_json, size, text_line
+from mainstay.runtime import Runtime
+
+
+def backup(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="The store to copy; it may be in use.")],
+    to: Annotated[str, typer.Argument(metavar="DST", help="The file to make. Nothing is overwritten.")],
+    json: JsonOption = False,
+) -> None:
+    """Copy a store, with its blobs, while it is in use.
+
+    The copy is there whole or not at all. It can be looked at and takes inputs, and nothing in it runs until `mainstay
+    restore` lets it go on.
+    """
+
+    async def work() -> int:
+        bytes_done = 0
+        where = existing(source)
+        with bar("copying") as shown:
+
+            def told(done: int, whole: int) -> None:
+                nonlocal bytes_done
+                bytes_done = done
+                shown(done, whole)
+
+            async with Runtime(where, agents=[], recover=False) as runtime:
+                await runtime.backup(to, progress=told)
+        if json:
+            print_json({"store": where, "copy": to, "bytes": bytes_done})
+        else:
+            text_line(console(), f"copied {where} to {to} ({size(bytes_done)})")
+        return 0
+
+    perform(work, json)
+
+
+def restore(
+    store: Annotated[str, typer.Argument(metavar="COPY", help="The copy, in the place where it is to be used.")],
+    json: JsonOption = False,
+) -> None:
+    """Let a copy of a store go on as a store of its own.
+
+    It gets an id of its own, from which the idempotency keys of everything that starts in it are made. What was under
+    way when the copy was made goes on here, too: make sure that the original does not.
+    """
+
+    async def work() -> int:
+        where = existing(store)
+        own = await Runtime.restore(where)
+        if json:
+            print_json({"store": where, "id": own})
+        else:
+            text_line(console(), f"restored {where}: its id is {own}, and the next Runtime goes on with what is open")
+        return 0
+
+    perform(work, json)
+
+
+@contextlib.contextmanager
+def bar(what: str) -> Generator[Callable[[int, int], None], None, None]:
+    """A progress bar on a terminal, of so many bytes of so many; nothing elsewhere."""
+    if not is_terminal():
+        yield lambda done, whole: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, whole: progress.update(task, completed=done, total=whole)

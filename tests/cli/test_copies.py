@@ -1,0 +1,60 @@
+"""`mainstay backup`, `mainstay restore`, and what doctor says of a copy."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from mainstay import Agent, Runtime
+from tests.cli.shell import process, shell, shell_json
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    async def fill() -> None:
+        async with Runtime(tmp_path / "agent.db", agents=[Agent("scripted")]) as runtime:
+            await (await runtime.session("chat")).run("x" * 100_000)
+
+    asyncio.run(fill())
+    return tmp_path / "agent.db"
+
+
+def test_a_copy_is_made_named_by_doctor_and_restored(store: Path) -> None:
+    copy = store.with_name("copy.db")
+
+    made = shell("backup", store, copy)
+    assert made.exit_code == 0
+    assert made.stdout.startswith(f"copied {store} to {copy} (")
+
+    looked = shell_json("doctor", store=copy)
+    (need,) = looked["needs"]
+    assert need["about"] == "store"
+    assert f"mainstay restore {copy}" in need["problem"]
+    assert shell("sessions", store=copy).exit_code == 0
+
+    assert shell("restore", copy).stdout.startswith(f"restored {copy}: its id is ")
+    assert shell("doctor", "--deep", store=copy).exit_code == 0
+    assert shell("doctor", "--deep", store=store).exit_code == 0
+
+
+def test_nothing_is_overwritten_and_nothing_restored_that_is_not_there(store: Path) -> None:
+    refused = shell("backup", store, store)
+    missing = shell("restore", store.with_name("nothing.db"))
+    unknown = shell("backup", store.with_name("nothing.db"), store.with_name("copy.db"))
+
+    assert (refused.exit_code, missing.exit_code, unknown.exit_code) == (2, 2, 2)
+    assert "exists already" in refused.stderr
+    assert "there is no store" in missing.stderr
+    assert not store.with_name("copy.db").exists()
+
+
+def test_a_run_in_a_copy_says_what_to_do_and_does_not_hang(store: Path) -> None:
+    copy = store.with_name("copy.db")
+    shell("backup", store, copy)
+
+    ran = process("run", "sample_agents:helper", "and?", "--session", "another", store=copy)
+
+    assert ran.returncode == 7, "queued"
+    assert "mainstay restore" in ran.stderr
