@@ -4,6 +4,7 @@ A child says a line for everything that it can vouch for.
 """
 
 import asyncio
+import logging
 import os
 import resource
 import sys
@@ -123,6 +124,70 @@ async def without_descriptors(path: str) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
         result = await session.run("go", key="go")
         say(f"{result.text} {result.tool_calls[0].attempts}")
+
+
+async def as_nobody(path: str) -> None:
+    """Give up the rights of root, having used all that is imported from where only root can read."""
+    async with Runtime(f"{path}-warm", agents=[Agent("scripted")]) as runtime:
+        await (await runtime.session("s")).run("warm up")
+        logging.getLogger().error("warm up", exc_info=ValueError())
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+
+
+def echo(request: ModelRequest) -> str:
+    return f"echo {request.messages[-1].text}"
+
+
+async def loses_its_file(path: str) -> None:
+    """A long session is taken up while the database cannot be opened: it is read on a connection of its own."""
+    await as_nobody(path)
+    async with Runtime(path, agents=[Agent(FunctionModel(echo))]) as runtime:
+        session = await runtime.session("s")
+        for number in range(70):
+            await session.run(str(number))
+    async with Runtime(path, agents=[Agent(FunctionModel(echo))]) as runtime:
+        session = await runtime.session("s")
+        os.chmod(path, 0)
+        try:
+            await session.run("go", key="go")
+        except Exception as error:
+            say(type(error).__name__)
+        os.chmod(path, 0o600)
+        say((await session.run("go", key="go")).text)
+        say(await session.resume())
+
+
+async def loses_its_blobs(path: str) -> None:
+    """A record refers to a blob that cannot be looked at when the record is written."""
+    await as_nobody(path)
+    store = SqliteStore(path)
+    await store.open()
+    digest = await store.blobs.put(b"a blob")
+    os.chmod(f"{path}-blobs", 0)
+    accept = Accept("s", "clerk", b"said", "op", 1, blobs=(digest,))
+    for attempt in (store.write(accept), store.blobs.get(digest), store.sweep(0)):
+        try:
+            say(type(await attempt).__name__)
+        except Exception as error:
+            say(type(error).__name__)
+    os.chmod(f"{path}-blobs", 0o700)
+    say((await store.write(accept)).turn)
+    await store.close()
+
+
+async def leaves_without_its_folder(path: str) -> None:
+    """A Runtime is left while its folder cannot be entered, and another is beside it that judges it."""
+    await as_nobody(path)
+    async with Runtime(path, agents=[Agent(FunctionModel(echo))]) as other:
+        async with Runtime(path, agents=[Agent(FunctionModel(echo))]) as runtime:
+            await (await runtime.session("s")).run("one")
+            os.chmod(os.path.dirname(path), 0)
+        say(len(await other._worker.gone()))
+        os.chmod(os.path.dirname(path), 0o700)
+        say((await (await other.session("s")).run("two")).text)
+    say("left")
 
 
 if __name__ == "__main__":

@@ -51,8 +51,10 @@ class FileBlobs:
         try:
             self._check_folders(path)
             return stat.S_ISREG(os.lstat(path).st_mode)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError as error:  # it may be there: taken for missing, it would be put again, or its turn given up
+            raise StoreUnavailable(f"cannot look at the blob {digest}: {error.strerror}") from error
 
     def _check_folders(self, path: Path) -> None:
         for folder in (self.folder, path.parent):
@@ -140,7 +142,7 @@ class FileBlobs:
         """Whether a blob is there and was last put before then."""
         try:
             return self.has(digest) and os.lstat(self.path(digest)).st_mtime_ns <= before
-        except OSError:
+        except (OSError, StoreUnavailable):
             return False
 
     def remove(self, digest: str, before: int) -> None:

@@ -78,30 +78,28 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> Connection:
     """A connection as all of ours are: what it commits is synced, and it never checkpoints by itself."""
-    try:
+    with reading(path):
         check_beside(path)
         connection = sqlite3.connect(
             path, timeout=10, isolation_level=None, check_same_thread=False, cached_statements=256, factory=Connection
         )
-    except OSError as error:
-        raise StoreUnavailable(f"cannot open {error.filename or path}: {error.strerror}") from None
-    _connections.add(connection)
-    try:
-        # A schema that was made by a stranger may call no function that has an effect.
-        connection.execute("PRAGMA trusted_schema = 0")
-        check_ours(connection, path)
-        connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
-        connection.execute("PRAGMA cache_size = -8192")
-        assert connection.lock is not None
-        connection.lock.hold()
-    except BaseException:  # whatever it was, the connection must not stay behind
-        connection.close()
-        raise
+        _connections.add(connection)
+        try:
+            # A schema that was made by a stranger may call no function that has an effect.
+            connection.execute("PRAGMA trusted_schema = 0")
+            check_ours(connection, path)
+            connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+            connection.execute("PRAGMA cache_size = -8192")
+            assert connection.lock is not None
+            connection.lock.hold()
+        except BaseException:  # whatever it was, the connection must not stay behind
+            connection.close()
+            raise
     return connection
 
 
@@ -211,14 +209,16 @@ def bad_nodes(connection: sqlite3.Connection) -> list[str]:
 def reading(path: Path) -> Generator[None, None, None]:
     try:
         yield
-    except (sqlite3.Error, UnicodeDecodeError) as error:
+    except (sqlite3.Error, UnicodeDecodeError, OSError) as error:
         raise mapped(path, error) from error
     except (UnicodeEncodeError, OverflowError) as error:  # what was asked for is in no store
         raise InvalidInput(f"no store can hold what is asked for ({error}): correct it") from None
 
 
-def mapped(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> MainstayError:
+def mapped(path: Path, error: sqlite3.Error | UnicodeDecodeError | OSError) -> MainstayError:
     """A driver's error as one of ours, with what to do about it. Text that is none comes from a damaged page."""
+    if isinstance(error, OSError):
+        return StoreUnavailable(f"cannot use {error.filename or path}: {error.strerror or error}")
     name = getattr(error, "sqlite_errorname", "") or ""
     if (
         isinstance(error, UnicodeDecodeError)

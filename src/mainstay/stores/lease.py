@@ -41,8 +41,10 @@ class FileLease:
             raise StoreUnavailable(f"cannot lock a file in {self._folder}: {error.strerror}") from None
 
     def drop(self) -> None:
+        """Free the lock, which proves that this worker is gone; whether or not the file can be removed."""
         if self._descriptor is not None and close_lock(self._descriptor):
-            (self._folder / self._id).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (self._folder / self._id).unlink()
         self._descriptor = None
 
     def proven_dead(self, worker: WorkerRow) -> bool:

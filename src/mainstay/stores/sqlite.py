@@ -36,6 +36,7 @@ from mainstay.ports.store import SWEEP_GRACE, Tell
 from mainstay.stores import copies, forks, rules, schema, sql
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.connection import (
+    Connection,
     bad_nodes,
     connect,
     is_referred_to,
@@ -307,7 +308,7 @@ class WriterFile:
         self._doomed: dict[str, int] = {}
         self._rows = SqlRows(self._connection, self._has_blob)
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> Connection:
         """Bring the file to the current schema, or refuse it whole."""
         connection = None
         try:
@@ -377,6 +378,9 @@ class WriterFile:
             self._fold(gone)
             raise self._refusal(gone)
         self._doomed.clear()
+        if self._connection.lock is None:  # it was closed by a rollback
+            self._connection = connect(self._path)
+            self._rows = SqlRows(self._connection, self._has_blob)
         self._connection.execute("BEGIN IMMEDIATE")
         if self._rows.begin():
             self._read_marks(self._connection)  # it may have been restored meanwhile
@@ -431,11 +435,17 @@ class WriterFile:
             log.error("%s is not under its name any more, and cannot be folded into %s: %s", gone, self._path, error)
         return self._folded
 
-    def _refusal(self, gone: str) -> StoreUnavailable:
+    def _refusal(self, gone: str) -> MainstayError:
         advice = "put it back, or restart"
         if gone == self._wal:
             advice = "restart; nothing that was acknowledged is lost" if self._folded else "restart"
         why = "was moved, removed or replaced while it was open: what is written now would be lost"
+        try:
+            os.stat(gone)
+        except PermissionError as error:
+            return mapped(self._path, error)
+        except OSError:
+            pass
         return StoreUnavailable(f"{gone} {why}; {advice}")
 
     def rollback(self) -> None:
@@ -444,16 +454,14 @@ class WriterFile:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
         except sqlite3.Error as error:
-            # A connection that cannot roll back is not used again: reopening discards its transaction.
+            # A connection that cannot roll back is not used again: closing it discards its transaction.
             log.error("rollback failed, reopening %s: %s", self._path, error)
             self._connection.close()
-            self._connection = connect(self._path)
-            self._rows = SqlRows(self._connection, self._has_blob)
         finally:
             self._lock.free()
 
     def mapped(self, error: Exception) -> MainstayError:
-        if isinstance(error, sqlite3.Error | UnicodeDecodeError):
+        if isinstance(error, sqlite3.Error | UnicodeDecodeError | OSError):
             return mapped(self._path, error)
         if isinstance(error, OverflowError):
             return InvalidInput(str(error))

@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from mainstay.errors import InternalError, MainstayError
+from mainstay.errors import InternalError, MainstayError, StoreUnavailable
 from mainstay.model.process_write import Advance, LetGo
 from mainstay.model.write import Append, Commit, Release, Write
 from mainstay.stores import bell
@@ -154,7 +154,7 @@ class GroupWriter:
             item.error = refusal
 
     def _apply_all(self, batch: list[Item]) -> None:
-        failed: set[object] = set()
+        failed: dict[object, BaseException] = {}
         for item in batch:
             if _follows(item, failed):
                 continue
@@ -162,17 +162,17 @@ class GroupWriter:
                 item.receipt, item.error = self._backend.apply(item.write), None
             except MainstayError as refusal:
                 item.error = refusal
-                failed.add(scope_of(item.write))
+                failed[scope_of(item.write)] = refusal
 
     def _write_singly(self, batch: list[Item]) -> None:
-        failed: set[object] = set()
+        failed: dict[object, BaseException] = {}
         try:
             self._backend.rollback()
             for item in batch:
                 if not _follows(item, failed):
                     self._write_single(item)
                 if item.error is not None:
-                    failed.add(scope_of(item.write))
+                    failed[scope_of(item.write)] = item.error
         except Exception as error:
             # Not even the rollback worked. The thread outlives it: the next batch may find the disk repaired.
             for item in batch:
@@ -229,12 +229,17 @@ def scope_of(write: Write[Any]) -> object:
     return None
 
 
-def _follows(item: Item, failed: set[object]) -> bool:
-    """Whether a write was made in the belief that one would land which did not: then it fails too."""
+def _follows(item: Item, failed: dict[object, BaseException]) -> bool:
+    """Whether a write was made in the belief that one would land which did not: then it fails too.
+
+    Where the store was not to be had it is told just that, so that its scope stalls and sends it again.
+    """
     scope = scope_of(item.write) if failed else None
     if scope is None or scope not in failed:
         return False
-    item.error = InternalError(f"an earlier write of {scope} failed in the same batch")
+    first = failed[scope]
+    unavailable = isinstance(first, StoreUnavailable)
+    item.error = first if unavailable else InternalError(f"an earlier write of {scope} failed in the same batch")
     return True
 
 
