@@ -109,7 +109,8 @@ $(addprefix smoke-,$(OTHERS)): smoke-%: $(DEV)
 mutants: $(DEV) ## Break the code on purpose; each break must turn the crash matrix red
 	$(BIN)/python tests/mutants/run.py
 
-soak: $(DEV) ## Run for long under load and kills
+soak: $(DEV) ## Run for long under load, kills, stops and leavings (an hour)
+	$(BIN)/python tests/soak/run_verbs.py
 	$(BIN)/python tests/soak/run.py
 	$(BIN)/python tests/soak/run_functions.py
 	$(BIN)/python tests/soak/races.py

@@ -85,6 +85,7 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
         "crash/test_shared.py::test_three_processes_speak_to_one_session_and_every_input_has_one_turn",
         "crash/test_ownership.py::test_stopped_owner_keeps_its_term_and_is_fenced_when_it_wakes",
         "crash/test_ownership.py::test_two_workers_race_and_each_session_runs_once",
+        "soak/test_verbs.py::test_three_processes_keep_every_promise_under_kills_stops_and_leavings",
     ),
     "E14 slow reader": (
         "observe/test_feed.py::test_a_slow_reader_never_slows_a_turn",
