@@ -407,7 +407,7 @@ class Saying(Plugin):
         self.outcome = outcome
 
     def after_tool_call(self, ctx: ToolEndContext) -> ShortCircuit | None:
-        return None if ctx.inspecting else ShortCircuit(self.outcome)
+        return ShortCircuit(self.outcome)
 
 
 async def recorded(plugins: Sequence[Plugin], outcome: ToolOutcome) -> ToolOutcome | None:
@@ -415,16 +415,13 @@ async def recorded(plugins: Sequence[Plugin], outcome: ToolOutcome) -> ToolOutco
     return (await laws.after(session.hooks("after_tool_call"), told, outcome)).outcome
 
 
-async def test_a_secret_that_a_later_plugin_brings_in_fails_the_call_and_is_not_recorded() -> None:
-    found = await recorded([Redaction(), Saying(Ok(AWS))], Ok("harmless"))
-
-    assert isinstance(found, Failed)
-    assert found.code == "plugin_conflict"
-    assert AWS not in found.message
+@pytest.mark.parametrize("ended", [Ok("harmless"), Ok(AWS)])
+async def test_a_secret_that_a_later_plugin_brings_in_is_not_recorded(ended: Ok) -> None:
+    assert await recorded([Redaction(), Saying(Ok([AWS]))], ended) == Ok(["[redacted:aws_key]"])
 
 
-async def test_a_later_plugin_does_not_bring_back_what_was_redacted() -> None:
-    assert await recorded([Redaction(), Saying(Ok(AWS))], Ok(AWS)) == Ok("[redacted:aws_key]")
+async def test_a_secret_is_not_recorded_after_an_earlier_plugin_has_replaced_the_result() -> None:
+    assert await recorded([Saying(Ok(f"short: {AWS}")), Redaction()], Ok("long")) == Ok("short: [redacted:aws_key]")
 
 
 # ---------------------------------------------------------------------- traces

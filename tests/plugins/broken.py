@@ -235,13 +235,13 @@ class Meddling(Plugin):
 
 
 class Cutting(Plugin):
-    """Cuts the engine's own list."""
+    """Changes the list of messages instead of returning another one."""
 
     id = "cutting"
 
     def transform_view(self, ctx: ViewContext, messages: Sequence[Message]) -> Sequence[Message]:
-        assert isinstance(messages, list)
-        messages.append(Message("user", "And quickly."))
+        mine: Any = messages
+        mine.append(Message("user", "And quickly."))
         return messages
 
 

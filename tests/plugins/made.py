@@ -67,6 +67,12 @@ class After(Voice):
         return self.answer(ctx.outcome, ctx.inspecting)
 
 
+class LastAfter(After):
+    """The same as a filter."""
+
+    is_filter = True
+
+
 class LaterAfter(Voice):
     async def after_tool_call(self, ctx: ToolEndContext) -> Any:
         return self.answer(ctx.outcome, ctx.inspecting)
@@ -77,19 +83,19 @@ def call_context(args: dict[str, Any], inspecting: bool) -> ToolCallContext:
     return ToolCallContext("s", "s.1", "agent", None, host, "s.1.0.0", TOOL, args, inspecting)
 
 
-def end_context(outcome: ToolOutcome, inspecting: bool) -> ToolEndContext:
+def end_context(outcome: ToolOutcome) -> ToolEndContext:
     host: Any = None
-    return ToolEndContext("s", "s.1", "agent", None, host, "s.1.0.0", TOOL, ARGS, outcome, inspecting)
+    return ToolEndContext("s", "s.1", "agent", None, host, "s.1.0.0", TOOL, ARGS, outcome)
 
 
 async def before(*plugins: Plugin, args: dict[str, Any] | None = None) -> laws.Verdict:
     return await laws.before(hooks_of("before_tool_call", *plugins), call_context, ARGS if args is None else args)
 
 
-async def after(*plugins: Plugin, ended: ToolOutcome = ENDED) -> laws.Verdict:
+async def after(*plugins: Plugin, ended: ToolOutcome = ENDED) -> laws.Left:
     return await laws.after(hooks_of("after_tool_call", *plugins), end_context, ended)
 
 
-def failed(verdict: laws.Verdict) -> Failed:
+def failed(verdict: laws.Verdict | laws.Left) -> Failed:
     assert isinstance(verdict.outcome, Failed)
     return verdict.outcome

@@ -29,7 +29,7 @@ FAULTS: list[tuple[type[Plugin], str, str, str]] = [
     (broken.Talkative, "undisturbed", "", "turn 1: the turn ends as plugin_finalize_turn"),
     (broken.Clumsy, "undisturbed", "", "turn_persisted: KeyError: 'cents'"),
     (broken.Meddling, "arguments", "before_tool_call", "it changes ctx.args, which it was only shown"),
-    (broken.Cutting, "arguments", "transform_view", "it changes what it was given"),
+    (broken.Cutting, "undisturbed", "", "turn 1: the turn ends as context_prepare_turn"),
     (broken.Alive, "state", "snapshot", "object"),
     (
         broken.Forgetful,

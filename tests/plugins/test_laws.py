@@ -20,7 +20,7 @@ from mainstay.model.plugin import (
 )
 from mainstay.model.tool import BlobRef, Cancelled, Denied, Failed, Ok, OutcomeUnknown
 from mainstay.plugins.hooks import ToolCallContext, ToolEndContext
-from tests.plugins.made import ARGS, ENDED, After, Before, LaterBefore, after, before, failed, having
+from tests.plugins.made import ARGS, ENDED, After, Before, LastAfter, LaterBefore, after, before, failed, having
 
 NO = ShortCircuit(Denied("not today", "policy"))
 CACHED = ShortCircuit(Ok("cached"))
@@ -242,31 +242,104 @@ async def test_nobody_short_circuits_to_bytes_that_were_never_kept() -> None:
 
 
 async def test_an_outcome_that_nobody_minds_stays() -> None:
-    verdict = await after(After("a"), After("b"))
+    left = await after(After("a"), After("b"))
 
-    assert (verdict.args, verdict.outcome, verdict.decisions, verdict.asides) == (ARGS, ENDED, (), ())
-
-
-async def test_the_first_of_equals_wins_after_a_call() -> None:
-    z, a = After("z", ShortCircuit(Ok("z"))), After("a", ShortCircuit(Ok("a")))
-
-    verdict = await after(z, a)
-
-    assert verdict.outcome == Ok("z")
-    assert a.seen == [(Ok("z"), False)]
-    assert z.seen == [(ENDED, False)]
-    assert verdict.decisions == (Decision("z", "after_tool_call", "short_circuit_tool", None, ("a",)),)
+    assert (left.outcome, left.decisions, left.asides) == (ENDED, (), ())
 
 
-async def test_a_replaced_outcome_is_seen_by_later_plugins_and_looked_at_by_earlier_ones() -> None:
-    a, b, c = After("a"), After("b", ShortCircuit(Ok("clean"))), After("c")
+async def test_each_plugin_sees_what_the_one_before_it_left() -> None:
+    z, a, b = After("z", ShortCircuit(Ok("z"))), After("a", ShortCircuit(Ok("a"))), After("b")
 
-    verdict = await after(a, b, c)
+    left = await after(z, a, b)
 
-    assert a.seen == [(ENDED, False), (Ok("clean"), True)]
-    assert b.seen == [(ENDED, False)]
-    assert c.seen == [(Ok("clean"), False)]
-    assert verdict.outcome == Ok("clean")
+    assert (z.seen, a.seen, b.seen) == ([(ENDED, False)], [(Ok("z"), False)], [(Ok("a"), False)])
+    assert left.outcome == Ok("a")
+    assert left.decisions == (
+        Decision("z", "after_tool_call", "short_circuit_tool"),
+        Decision("a", "after_tool_call", "short_circuit_tool"),
+    )
+
+
+@pytest.mark.parametrize(
+    "ended", [Denied("no", "ann"), Failed("tool_error", "broken"), Cancelled("ann", "enough"), OutcomeUnknown("died")]
+)
+async def test_a_replacement_makes_no_success_of_a_call_that_did_not_end_as_one(ended: Any) -> None:
+    left = await after(After("a", CACHED), After("b", [CACHED, EmitTrace("b")]), ended=ended)
+
+    assert left.outcome == ended
+    assert (left.decisions, left.asides) == ((), (("b", EmitTrace("b")),))
+
+
+async def test_a_denial_after_a_call_is_not_taken_back_and_may_be_put_in_other_words() -> None:
+    taken_back = await after(After("a", NO), After("b", CACHED))
+    reworded = await after(After("a", NO), After("b", ShortCircuit(Denied("later, perhaps"))))
+
+    assert taken_back.outcome == Denied("not today", "policy")
+    assert taken_back.decisions == (Decision("a", "after_tool_call", "short_circuit_tool", None, ("b",)),)
+    assert reworded.outcome == Denied("later, perhaps")
+
+
+async def test_filters_see_what_all_others_have_left_wherever_they_stand() -> None:
+    first, last = LastAfter("f", ShortCircuit(Ok("clean"))), LastAfter("g")
+
+    left = await after(first, After("a", ShortCircuit(Ok("long"))), last, After("b", ShortCircuit(Ok("short"))))
+
+    assert first.seen == [(Ok("short"), False)]
+    assert last.seen == [(Ok("clean"), False)]
+    assert left.outcome == Ok("clean")
+
+
+async def test_filters_see_the_words_of_an_abort_and_of_what_it_displaced() -> None:
+    clean = ShortCircuit(Failed("over_budget", "[hidden]", {"displaced": []}))
+    seeing = LastAfter("f", clean)
+
+    left = await after(seeing, After("a", NO), After("b", STOP))
+
+    assert seeing.seen == [
+        (
+            Failed(
+                "over_budget",
+                "too dear",
+                {"displaced": [{"plugin": "a", "code": "denied", "message": "not today"}]},
+            ),
+            False,
+        )
+    ]
+    assert left.outcome == clean.outcome
+
+
+async def test_an_abort_by_a_filter_does_not_bring_back_words_that_another_one_hid() -> None:
+    hiding = LastAfter("f", ShortCircuit(Failed("leak", "[hidden]")))
+
+    left = await after(After("a", ShortCircuit(Failed("leak", "hunter2"))), hiding, LastAfter("g", STOP))
+
+    assert "hunter2" not in str(left.outcome)
+    assert failed(left).code == "over_budget"
+
+
+async def test_what_a_plugin_raised_is_seen_by_filters_before_it_is_recorded() -> None:
+    seeing = LastAfter("f", ShortCircuit(Failed("after_tool_call_failed", "[hidden]")))
+
+    left = await after(seeing, After("a", ValueError("cannot read hunter2")))
+
+    assert "hunter2" in str(seeing.seen)
+    assert left.outcome == Failed("after_tool_call_failed", "[hidden]")
+
+
+async def test_a_filter_that_fails_withholds_the_outcome_and_its_own_words() -> None:
+    left = await after(After("a", CACHED), LastAfter("f", ValueError("cannot read hunter2")), never := LastAfter("g"))
+
+    assert left.outcome == Failed(
+        "after_tool_call_failed", "the call ended and its result is withheld: plugin 'f' failed"
+    )
+    assert (left.decisions, left.asides, never.seen) == ((), (), [])
+
+
+async def test_a_filter_that_would_make_a_success_of_a_failure_withholds_it() -> None:
+    left = await after(LastAfter("f", ShortCircuit(Ok("[hidden]"))), ended=Failed("tool_error", "hunter2"))
+
+    assert failed(left).code == "after_tool_call_failed"
+    assert "hunter2" not in failed(left).message
 
 
 async def test_an_abort_withholds_a_result_and_keeps_denials_that_come_before_and_after_it() -> None:
@@ -284,20 +357,6 @@ async def test_an_abort_withholds_a_result_and_keeps_denials_that_come_before_an
             ]
         },
     )
-
-
-async def test_a_second_look_may_abort_but_not_replace_again() -> None:
-    aborted = await after(After("a", None, STOP), After("b", CACHED))
-    replaced = await after(After("a", None, ShortCircuit(Ok("mine"))), After("b", CACHED))
-    same = await after(After("a", None, CACHED), After("b", CACHED))
-
-    assert aborted.outcome == Failed("over_budget", "too dear")
-    assert replaced.outcome == Failed(
-        "plugin_conflict",
-        "the call ended and its result is withheld: plugins 'b' and 'a' both replace the outcome",
-        {"plugins": ["b", "a"]},
-    )
-    assert same.outcome == Ok("cached")
 
 
 async def test_a_fault_withholds_the_result() -> None:

@@ -21,9 +21,21 @@ from mainstay.model.plugin import (
     ShortCircuit,
 )
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
-from mainstay.plugins.laws import Verdict
+from mainstay.plugins.laws import Left, Verdict
 from tests.fuzzing import cases
-from tests.plugins.made import ARGS, ENDED, After, Before, LaterAfter, LaterBefore, Voice, after, before, failed
+from tests.plugins.made import (
+    ARGS,
+    ENDED,
+    After,
+    Before,
+    LastAfter,
+    LaterAfter,
+    LaterBefore,
+    Voice,
+    after,
+    before,
+    failed,
+)
 
 # Generous on time: the machine may be busy with other tests.
 law = settings(max_examples=cases(150, 3_000), deadline=None)
@@ -67,11 +79,11 @@ def strongest(said: dict[str, Said]) -> int:
     return max([strength for each in said.values() for _, strength in each], default=0)
 
 
-def strength_of(verdict: Verdict) -> int:
+def strength_of(verdict: Verdict | Left) -> int:
     """How strong a verdict is, read off what becomes of the call."""
+    if isinstance(verdict, Verdict) and verdict.outcome is None:
+        return 0 if verdict.ask is None else 1
     match verdict.outcome:
-        case None:
-            return 0 if verdict.ask is None else 1
         case Ok():
             return 0 if verdict.outcome == ENDED else 2
         case Failed(code="stop"):
@@ -84,7 +96,7 @@ def run_before(*plugins: Voice) -> Verdict:
     return asyncio.run(before(*plugins))
 
 
-def run_after(*plugins: Voice) -> Verdict:
+def run_after(*plugins: Voice) -> Left:
     return asyncio.run(after(*plugins))
 
 
@@ -124,12 +136,34 @@ def test_who_decides_before_a_call_does_not_depend_on_the_order(
 
 @law
 @given(afters, orders)
-def test_the_first_of_the_strongest_decides_after_a_call(said: dict[str, Said], order: list[str]) -> None:
-    verdict = run_after(*seated(said, order, After))
+def test_every_replacement_after_a_call_takes_effect_unless_it_is_weaker_than_what_stands(
+    said: dict[str, Said], order: list[str]
+) -> None:
+    left = run_after(*seated(said, order, After))
 
-    best = strongest(said)
-    firsts = [name for name in order if best in [strength for _, strength in said.get(name, [])]]
-    assert [each.plugin for each in verdict.decisions] == (firsts[:1] if best else [])
+    stands, decided = 2, list[str]()
+    for name in order:
+        for directive, strength in said.get(name, []):
+            again = strength == stands and strength != 4  # a first abort stands
+            if strength > stands or (again and isinstance(directive, ShortCircuit)):
+                stands = strength
+                decided.append(name)
+    assert [each.plugin for each in left.decisions] == decided
+
+
+@law
+@given(afters, orders, st.integers(0, 5), st.sampled_from([Ok("clean"), Failed("clean", "clean")]))
+def test_a_filter_sees_the_final_outcome_once_wherever_it_stands(
+    said: dict[str, Said], order: list[str], where: int, clean: Ok | Failed
+) -> None:
+    plugins, alone = seated(said, order, After), run_after(*seated(said, order, After))
+    plugins.insert(where, seeing := LastAfter("filter", ShortCircuit(clean)))
+
+    left = run_after(*plugins)
+
+    assert seeing.seen == [(alone.outcome, False)]
+    withheld = isinstance(clean, Ok) and not isinstance(alone.outcome, Ok)
+    assert failed(left).code == "after_tool_call_failed" if withheld else left.outcome == clean
 
 
 @law

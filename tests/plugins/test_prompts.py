@@ -153,7 +153,7 @@ async def test_projector_decides_what_the_model_sees_and_the_whole_is_kept(place
     assert (call.outcome.value, whole) == ({"shown": "tea"}, b'{"secret":"4711","shown":"tea"}')
 
 
-async def test_prose_is_shown_to_people_as_its_projector_says_and_stays_as_it_is(place: Place) -> None:
+async def test_prose_is_shown_to_people_as_its_projector_says_or_withheld_and_stays_as_it_is(place: Place) -> None:
     shouting = having("project_prose", lambda ctx, text: text.upper())
 
     def broken(ctx: Any, text: str) -> str:
@@ -168,4 +168,4 @@ async def test_prose_is_shown_to_people_as_its_projector_says_and_stays_as_it_is
     ) as runtime:
         kept = texts(await (await runtime.session("s")).history())
 
-    assert (result.text, loud, kept) == ("well", ["go", "WELL"], ["go", "well"])
+    assert (result.text, loud, kept) == ("well", ["go", "WELL"], ["go", "text withheld: plugin 'p' failed"])

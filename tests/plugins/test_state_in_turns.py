@@ -17,10 +17,10 @@ from mainstay.engine.journal import load
 from mainstay.errors import Conflict
 from mainstay.model.outcome import Finished, PluginAborted
 from mainstay.model.plugin import AskPerson, PluginSnapshot
-from mainstay.model.record import Record
+from mainstay.model.record import Record, slots
 from mainstay.model.settings import load as load_settings
 from mainstay.model.tool import Ok
-from mainstay.plugins.hooks import Plugin, SessionContext, SnapshotReader, SnapshotWriter, TurnContext
+from mainstay.plugins.hooks import Plugin, SessionContext, SnapshotReader, SnapshotWriter, StreamContext, TurnContext
 from mainstay.plugins.operations import command, query
 from mainstay.testing import FunctionModel
 from tests.sessions.places import SOON, Place, TellingModel, crash
@@ -238,10 +238,17 @@ async def test_session_opens_without_a_plugin_that_cannot_read_its_state(
     assert [call.outcome for call in after.tool_calls] == [Ok(7)], "the snapshot was kept"
 
 
-async def test_required_plugin_that_cannot_read_its_state_stops_turns(place: Place) -> None:
+class Filtering(Unreadable):
+    """Left out, it would let everything pass."""
+
+    is_filter = True
+
+
+@pytest.mark.parametrize("needed", [Indispensable, Filtering])
+async def test_required_plugin_that_cannot_read_its_state_stops_turns(place: Place, needed: type[Counter]) -> None:
     async with place.runtime(agent(Counter())) as runtime:
         await (await runtime.session("s")).run("count 3")
-    async with place.runtime(agent(Indispensable())) as runtime:
+    async with place.runtime(agent(needed())) as runtime:
         result = await (await runtime.session("s")).run("hi")
     async with place.runtime(agent(Counter())) as runtime:
         after = await (await runtime.session("s")).run("count 4")
@@ -544,3 +551,176 @@ async def test_state_that_a_command_changed_is_there_after_a_kill(file: Place) -
         result = await session.run("count 1")
 
     assert [call.outcome for call in result.tool_calls] == [Ok(8)]
+
+
+# ---------------------------------------------------------------------- whatever a plugin counts
+
+
+class CountingAnew(Counter):
+    """Counts its changes from 0 again in every instance."""
+
+    def restore(self, snapshot: PluginSnapshot, reader: SnapshotReader) -> None:
+        super().restore(snapshot, reader)
+        self.changes = 0
+
+
+class CountingDown(Counter):
+    """Counts backwards."""
+
+    @property
+    def revision(self) -> int:
+        return -self.changes
+
+    def restore(self, snapshot: PluginSnapshot, reader: SnapshotReader) -> None:
+        super().restore(snapshot, reader)
+        self.changes = -snapshot.revision
+
+
+@pytest.mark.parametrize("kind", [Counter, CountingAnew, CountingDown])
+async def test_what_a_command_changed_is_there_after_a_restart_however_the_plugin_counts(
+    place: Place, kind: type[Counter]
+) -> None:
+    async with place.runtime(agent(kind())) as runtime:
+        session = await runtime.session("s")
+        for said in ("count 1", "count 1", "count 1"):
+            await session.run(said)
+    for n in (10, 100):
+        async with place.runtime(agent(kind())) as runtime:
+            await (await runtime.session("s")).call("counter.add", {"n": n})
+    async with place.runtime(agent(kind())) as runtime:
+        session = await runtime.session("s")
+        read = await session.call("counter.read")
+        counted = await session.run("count 1000")
+    async with place.runtime(agent(kind())) as runtime:
+        after = await (await runtime.session("s")).call("counter.read")
+
+    assert read.output == 113
+    assert [call.outcome for call in counted.tool_calls] == [Ok(1113)]
+    assert after.output == 1113
+
+
+@pytest.mark.parametrize("kind", [Counter, CountingAnew])
+async def test_state_that_waited_for_a_turn_gives_way_to_what_that_turn_recorded(
+    place: Place, kind: type[Counter]
+) -> None:
+    async with place.runtime(agent(kind())) as runtime:
+        session = await runtime.session("s")
+        await session.run("count 1")
+    async with place.runtime(agent(kind())) as runtime:
+        session = await runtime.session("s")
+        await session.call("counter.add", {"n": 10})
+        await session.call("counter.add", {"n": 10})
+        await session.run("count 100")
+        row = await runtime.store.session("s")
+    async with place.runtime(agent(kind())) as runtime:
+        read = await (await runtime.session("s")).call("counter.read")
+
+    assert row is not None
+    assert load_settings(row.settings).snapshots == {}
+    assert read.output == 121
+
+
+async def test_state_of_an_older_version_is_saved_again_by_the_next_turn(place: Place) -> None:
+    class Translated(Newer):
+        def snapshot(self, writer: SnapshotWriter) -> Any:
+            return {"zähler": self.count}
+
+        def restore(self, snapshot: PluginSnapshot, reader: SnapshotReader) -> None:
+            if snapshot.version == "1":
+                super().restore(snapshot, reader)
+            else:
+                self.count, self.changes = snapshot.state["zähler"], snapshot.revision
+
+    async with place.runtime(agent(Counter())) as runtime:
+        await (await runtime.session("s")).run("count 3")
+    async with place.runtime(agent(Translated())) as runtime:
+        session = await runtime.session("s")
+        await session.run("hi")
+        await session.run("hi again")
+    found = [slots(await records(place, turn=turn)) for turn in (2, 3)]
+    async with place.runtime(agent(Translated())) as runtime:
+        after = await (await runtime.session("s")).run("count 4")
+
+    states = [[s.snapshots["counter"].state for s in each if s.snapshots] for each in found]
+    assert states == [[{"zähler": 3}], []]
+    assert [call.outcome for call in after.tool_calls] == [Ok(7)]
+
+
+# ---------------------------------------------------------------------- forks
+
+
+@pytest.mark.parametrize("kind", [Counter, CountingAnew])
+@pytest.mark.parametrize("at", [None, "s.2", "s.2.3"])
+async def test_a_fork_of_the_whole_past_has_what_commands_changed_since(
+    place: Place, kind: type[Counter], at: str | None
+) -> None:
+    async with place.runtime(agent(kind())) as runtime:
+        session = await runtime.session("s")
+        await session.run("count 1")
+        await session.run("count 1")
+        await session.call("counter.add", {"n": 10, "word": "bytes of their own"})
+        branch = await session.fork(at, session_id="branch")
+        await session.call("counter.add", {"n": 100})
+        forked = await branch.call("counter.read")
+    async with place.runtime(agent(kind())) as runtime:
+        counted = await (await runtime.session("branch")).run("count 1000")
+        again = await (await (await runtime.session("branch")).fork()).call("counter.read")
+        own = await (await runtime.session("s")).call("counter.read")
+
+    assert forked.output == 12
+    assert [call.outcome for call in counted.tool_calls] == [Ok(1012)]
+    assert (again.output, own.output) == (1012, 112)
+
+
+async def test_a_fork_of_a_fork_without_turns_has_what_commands_changed_in_either(place: Place) -> None:
+    async with place.runtime(agent(Counter())) as runtime:
+        session = await runtime.session("s")
+        await session.run("count 1")
+        await session.call("counter.add", {"n": 10})
+        first = await session.fork()
+        await first.call("counter.add", {"n": 100})
+        second = await first.fork()
+
+        assert (await second.call("counter.read")).output == 111
+
+
+@pytest.mark.parametrize("at", ["s.1", "s.2.0"])
+async def test_a_fork_of_an_earlier_past_has_the_state_of_that_past(place: Place, at: str) -> None:
+    async with place.runtime(agent(Counter())) as runtime:
+        session = await runtime.session("s")
+        await session.run("count 1")
+        await session.run("count 1")
+        await session.call("counter.add", {"n": 10})
+        branch = await session.fork(at)
+
+        assert (await branch.call("counter.read")).output == 1
+
+
+# ---------------------------------------------------------------------- people read
+
+
+class Prose(Counter):
+    """Shows texts with what it has counted in this session."""
+
+    def project_prose(self, ctx: StreamContext, text: str) -> str:
+        if self.count > 100:
+            raise ValueError(text)
+        return f"{text} ({self.count})"
+
+
+async def test_prose_is_projected_by_the_instance_of_the_session(place: Place) -> None:
+    async with place.runtime(agent(Prose())) as runtime:
+        session = await runtime.session("s")
+        await session.run("hi")
+        await session.call("counter.add", {"n": 3})
+        await (await runtime.session("other")).run("hi")
+        shown = [(await each.history())[-1].text for each in (session, await runtime.session("other"))]
+    async with place.runtime(agent(Prose())) as runtime:
+        session = await runtime.session("s")
+        again = (await session.history())[-1].text
+        await session.call("counter.add", {"n": 300})
+        failed = [message.text for message in await session.history()]
+
+    assert shown == ["done (3)", "done (0)"]
+    assert again == "done (3)"
+    assert failed == ["hi", "text withheld: plugin 'counter' failed"]

@@ -11,6 +11,7 @@ import pytest
 
 from mainstay import Agent, Message, ModelRequest, Session, ToolCall, tool
 from mainstay.errors import PluginError
+from mainstay.model.codec import MAX_VALUE
 from mainstay.model.llm import ModelResponse
 from mainstay.model.message import ToolResult
 from mainstay.model.outcome import Finished, PluginAborted
@@ -517,16 +518,51 @@ async def test_first_fault_of_a_model_call_is_the_one_that_is_told(place: Place)
     assert (result.outcome.plugin, result.outcome.message.endswith("first")) == ("sooner", True)
 
 
-@pytest.mark.parametrize("fault", PLAIN_FAULTS)
-async def test_broken_projection_shows_the_outcome_as_it_is(place: Place, fault: str) -> None:
-    broken = BrokenPlainly("project_result", fault)
-    agent = Agent(FunctionModel(model), tools=[add], plugins=[broken.plugin])
+async def check_withheld(place: Place, plugin: Plugin) -> None:
+    """A projection that fails withholds the result from the model, and costs nothing else."""
+    agent = Agent(FunctionModel(model), tools=[add], plugins=[plugin])
     async with place.runtime(agent) as runtime, asyncio.timeout(SOON):
         result = await (await runtime.session("broken")).run("go")
+    async with place.runtime(agent) as runtime:
+        session = await runtime.session("broken")
+        shown, again = await session.history(), await session.result(result.turn_id)
 
     assert result.outcome == Finished("done")
-    assert [call.outcome for call in result.tool_calls] == [Ok(2)]
+    assert [call.outcome for call in result.tool_calls] == [call.outcome for call in again.tool_calls] == [Ok(2)]
     assert [(issue.plugin, issue.code) for issue in result.issues] == [("broken", "plugin_fault")]
+    told = "result withheld: plugin 'broken' failed"
+    assert result.new_messages[2].tool_results[0].content == told
+    assert shown[2].tool_results[0].content == told
+
+
+@pytest.mark.parametrize("fault", PLAIN_FAULTS)
+async def test_broken_projection_withholds_the_result_from_the_model(place: Place, fault: str) -> None:
+    await check_withheld(place, BrokenPlainly("project_result", fault).plugin)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_broken_async_projection_withholds_the_result_from_the_model(place: Place, fault: str) -> None:
+    async def project(ctx: ToolEndContext) -> Any:
+        return await FAULTS[fault]()
+
+    await check_withheld(place, having("project_result", project, "broken", time_limit=LIMIT))
+
+
+async def test_projection_that_is_too_large_withholds_the_result_from_the_model(place: Place) -> None:
+    await check_withheld(place, having("project_result", lambda ctx: "x" * (MAX_VALUE + 1), "broken"))
+
+
+async def test_async_projection_is_awaited(place: Place) -> None:
+    async def project(ctx: ToolEndContext) -> Any:
+        await asyncio.sleep(0)
+        return {"seen": str(ctx.outcome)}
+
+    agent = Agent(FunctionModel(model), tools=[add], plugins=[having("project_result", project, "p")])
+    async with place.runtime(agent) as runtime:
+        result = await (await runtime.session("s")).run("go")
+
+    assert result.new_messages[2].tool_results[0].content == {"seen": str(Ok(2))}
+    assert result.issues == []
 
 
 @pytest.mark.parametrize("fault", [name for name in FAULTS if name != "answers nonsense"])

@@ -83,7 +83,7 @@ class Tape:
                 Configure(name, pick("xxxy"), pick(SETTINGS), at, pick([None, None, row.settings, b"{}"])),
                 Beat(WorkerRow(pick(WORKERS), "host", "boot", 1, at, pick([0, 1]))),
                 Retire(pick(WORKERS), pick([True, False])),
-                Branch(pick([*IDS, "fork"]), "x", name, row.head, 0, at),
+                Branch(pick([*IDS, "fork"]), "x", name, row.head, 0, at, whole=pick([True, False])),
                 Delete(name, at) if at % 7 == 0 else Delete("nobody", at),
             ]
         )

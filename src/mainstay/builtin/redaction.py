@@ -18,18 +18,18 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.errors import InvalidDefinition
+from mainstay.errors import InvalidDefinition, quoted
 from mainstay.model.codec import MAX_DEPTH, clean
 from mainstay.model.llm import ModelResponse
 from mainstay.model.message import Part, Reasoning, Text
 from mainstay.model.plugin import ShortCircuit
 from mainstay.model.tool import Failed, Ok, ToolOutcome
-from mainstay.plugins.hooks import Plugin, SessionContext, StreamContext, ToolEndContext
+from mainstay.plugins.hooks import FilterContext, Plugin, SessionContext, StreamContext, ToolEndContext
 from mainstay.ports.hooks import StreamEnd
 from mainstay.ports.services import TraceSink
 
@@ -278,25 +278,26 @@ def redact(value: Any, redactor: Redactor = DEFAULT) -> Any:
 
 
 class Redaction(Plugin):
-    """Keeps secrets out of what a session records and shows: tool results, and what the model says.
+    """Keeps secrets out of what a session records and shows: what tools leave, and what the model says.
 
         Agent(model, tools=[…], plugins=[Redaction(), …])
 
-    Put it first: then what later plugins make of a result is looked at once more, and a secret that one of them brings
-    in fails the call instead of being recorded.
+    It is a filter: wherever it stands, it sees what all other plugins have left. It looks at outcomes of calls, also
+    those that come from outside (completions, settlements, reasons) or from another plugin; at progress and artifacts
+    of tools; at what sessions are told of processes; and at the model's text. Artifacts that are no text pass as they
+    are, or not at all (`binary="withhold"`): the tool is told then.
 
-    What comes after its turn is covered too: a background tool's result before it is recorded, and what sessions are
-    told of other processes. What those processes keep of themselves is their own.
-
-    It does not touch arguments: the call would be another one. Nor does it see what users say, progress and artifacts
-    of tools, completions and settlements from outside, a model's live reasoning, or what another plugin answers in
-    place of a call. Traces have their own: `RedactingSink`.
+    It does not touch arguments: the call would be another one. Nor does it see what users say, what processes keep of
+    themselves, or a model's live reasoning. Traces have their own: `RedactingSink`.
     """
 
     id = "redaction"
+    is_filter = True
 
-    def __init__(self, redactor: Redactor = DEFAULT) -> None:
-        self.redactor = redactor
+    def __init__(self, redactor: Redactor = DEFAULT, *, binary: Literal["pass", "withhold"] = "pass") -> None:
+        if binary not in ("pass", "withhold"):
+            raise InvalidDefinition(f"binary artifacts 'pass', or one says 'withhold', not {quoted(binary):.80}")
+        self.redactor, self.binary = redactor, binary
         self._hold(None, "")
 
     def for_session(self, ctx: SessionContext) -> Redaction:
@@ -305,6 +306,11 @@ class Redaction(Plugin):
     def after_tool_call(self, ctx: ToolEndContext) -> ShortCircuit | None:
         outcome = self._outcome(ctx.outcome)
         return None if outcome == ctx.outcome else ShortCircuit(outcome)
+
+    def filter_value(self, ctx: FilterContext, value: Any) -> Any:
+        if isinstance(value, bytes):
+            return value if self.binary == "pass" else None
+        return self.redactor.value(value)
 
     def transform_text(self, ctx: StreamContext, text: str) -> str:
         if self._stream != (ctx.turn_id, ctx.step):

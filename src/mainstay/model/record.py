@@ -144,7 +144,8 @@ class Faltered(Struct, frozen=True, gc=False, tag="faltered.1", omit_defaults=Tr
 class Ended(Struct, frozen=True, gc=False, tag="ended.1", omit_defaults=True):
     """A tool call ended. `attempts` were made, `repeated` of them because a crash left the one before unknown.
 
-    `artifacts` are what the last attempt put. `answer` is how its wait ended, if that ended it.
+    `artifacts` are what the last attempt put. `answer` is how its wait ended, if that ended it. `withheld`: a plugin
+    that decides what the model sees of a result failed, and this is shown in its place.
     """
 
     call: str
@@ -156,6 +157,7 @@ class Ended(Struct, frozen=True, gc=False, tag="ended.1", omit_defaults=True):
     slot: Slot | None = None
     artifacts: tuple[Artifact, ...] = ()
     answer: Answered | None = None
+    withheld: str = ""
 
 
 class Asking(Struct, frozen=True, gc=False, tag="asking.1", omit_defaults=True):

@@ -71,9 +71,12 @@ def committed(data: bytes, edits: Mapping[str, bool | None] | None, recorded: Ma
     return dump(replace(settings, tools=tools, snapshots=waiting, saved=saved, prelude=()))
 
 
-def forked(data: bytes) -> bytes:
-    """The settings of a fork: what waits for a turn is the state of another history, and what was spent is the other's.
+def forked(data: bytes, latest: bool) -> bytes:
+    """The settings of a fork, without what was spent. A prelude that is there still belongs to the shared history.
 
-    A prelude that is there still belongs to the history that both share.
+    `latest`: the fork shares all of it, so that states of plugins that wait for a turn are its own as well. Elsewhere
+    they are states of another history.
     """
-    return dump(replace(load(data), snapshots={}, saved="", ledger={}, models={}, children=()))
+    settings = load(data)
+    waiting, saved = (settings.snapshots, settings.saved) if latest else ({}, "")
+    return dump(replace(settings, snapshots=waiting, saved=saved, ledger={}, models={}, children=()))

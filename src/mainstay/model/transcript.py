@@ -52,7 +52,7 @@ class Transcript(Struct):
         if type(record) is Replied:
             self._replied(record)
         elif type(record) is Ended:
-            self.ended[record.call] = record.outcome
+            self.ended[record.call] = Ok(record.withheld) if record.withheld else record.outcome
             if len(self.ended) == len(self.calls):
                 self.pair(None)
 

@@ -216,7 +216,10 @@ class Retire(Write[None], frozen=True, gc=False):
 
 
 class Branch(Write[SessionRow], frozen=True, gc=False):
-    """A new session over shared history. `grants` are processes that it may see, as its source does."""
+    """A new session over shared history. `grants` are processes that it may see, as its source does.
+
+    `whole`: it shares all of that turn. Where that is the last one, what was changed of plugins since is its own too.
+    """
 
     session_id: str
     agent: str
@@ -225,6 +228,7 @@ class Branch(Write[SessionRow], frozen=True, gc=False):
     ordinal: int
     at: int
     grants: tuple[str, ...] = ()
+    whole: bool = False
 
 
 class Delete(Write[bool], frozen=True, gc=False):

@@ -39,14 +39,26 @@ CANCELLED_ITSELF = "CancelledError: it cancelled itself"
 
 
 class Hooks(Struct, frozen=True):
-    """The plugins that have a hook, in order, each with its bound method. `waits`: at least one is async."""
+    """The plugins that have a hook, in order, each with its bound method. `waits`: at least one is async.
+
+    The last `filters` of them are those of filters, where these come last.
+    """
 
     name: str
     entries: tuple[tuple[Plugin, Callable[..., Any]], ...] = ()
     waits: bool = False
+    filters: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.entries)
+
+    def parted(self) -> tuple[Hooks, Hooks]:
+        """Those of other plugins, and those of filters."""
+        if not self.filters:
+            return self, Hooks(self.name)
+        at = len(self.entries) - self.filters
+        others = Hooks(self.name, self.entries[:at], self.waits)
+        return others, Hooks(self.name, self.entries[at:], self.waits, self.filters)
 
 
 Told = Callable[[Plugin], Sequence[Any]]
@@ -125,7 +137,7 @@ def probed(hooks: Hooks, probe: Probe | None) -> Hooks:
         return hooks
     kind = _KINDS.get(hooks.name, hooks.name)
     entries = [(plugin, _probing(method, f"plugin_hook.{kind}.{plugin.id}", probe)) for plugin, method in hooks.entries]
-    return Hooks(hooks.name, tuple(entries), hooks.waits)
+    return Hooks(hooks.name, tuple(entries), hooks.waits, hooks.filters)
 
 
 def _probing(method: Callable[..., Any], phase: str, probe: Probe) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ decided is part of the record that follows them, so a decision is either whole o
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -129,7 +129,7 @@ class ToolCallContext(HookContext, frozen=True):
 
 
 class ToolEndContext(HookContext, frozen=True):
-    """A call has ended. `inspecting`: this outcome replaces another one that this plugin let pass.
+    """A call has ended. `outcome` is what the plugins before have left of it; `inspecting` is never set here.
 
     `late`: it is the result of a process, which comes in no turn: `call_id` is its id. Of a process that is no tool,
     `tool` has the name and an id that begins with `process:`, and `args` is empty. Perhaps nobody was asked before it
@@ -143,6 +143,24 @@ class ToolEndContext(HookContext, frozen=True):
     outcome: ToolOutcome
     inspecting: bool = False
     late: bool = False
+
+
+FilterKind: TypeAlias = Literal["progress", "artifact", "projection", "wake", "answer", "issue"]
+
+
+class FilterContext(HookContext, frozen=True):
+    """A value is about to be stored or shown beside the outcome of a call. `turn_id` is "" where there is no turn.
+
+    `kind` says which: what a tool tells of its progress (JSON); an artifact (text, or bytes that are no UTF-8) with its
+    `name` and `media_type`; what a projector made of a result (JSON); the text of a wake; what a person gave as the
+    reason of an answer, or said about a call that was over (text); the text of an issue.
+    """
+
+    kind: FilterKind
+    call_id: str = ""
+    tool: str = ""
+    name: str = ""
+    media_type: str = ""
 
 
 class StreamContext(HookContext, frozen=True):
@@ -201,12 +219,15 @@ class Plugin:
     a new object of its own class. `id` names it in records and errors, `version` goes into its snapshots. `priority`
     orders `transform_view` and `compact`, higher first; all other hooks run in the order of `Agent(plugins=[…])`.
     A `required` plugin whose snapshot cannot be read stops turns; any other one is left out until it can.
+    A filter (`is_filter`) has the last word about what is stored and shown: its `after_tool_call`, `transform_text` and
+    `transform_response` run after those of all other plugins, wherever it stands, and it is always `required`.
     """
 
     id: str = ""
     version: str = "1"
     priority: int = 0
     required: bool = False
+    is_filter: bool = False
     time_limit: float = DEFAULT_LIMIT
 
     # ------------------------------------------------------------------ a session opens
@@ -315,21 +336,35 @@ class Plugin:
     def after_tool_call(self, ctx: ToolEndContext) -> Maybe[Directives]:
         """A body has ended and its outcome is not recorded yet. May abort, replace the outcome, enqueue, create, emit.
 
+        A chain: each plugin sees what the one before it left, filters last. A replacement never makes a success of an
+        outcome that is none.
+
         Also told, as `late`, of what comes after its turn: how a background tool ended, before that is recorded, and
         what any other process tells the session, before it does. No turn can be aborted or added to then.
         An exception withholds the result from the model.
         """
+
+    def filter_value(self, ctx: FilterContext, value: Any) -> Any:
+        """What is stored and shown of a value beside the outcomes of calls: `ctx.kind` says which.
+
+        Plain only. Return it as it is, or another of the same type; None withholds an artifact. An exception withholds
+        the value.
+        """
+        return value
 
     # ------------------------------------------------------------------ exclusive slots: one plugin each
     # Without an owner the runtime does this itself, so there is no default to fall back on: these, and `snapshot`
     # below, are called only where they are overridden.
 
     def project_result(self, ctx: ToolEndContext) -> Any:
-        """What the model sees of an outcome, as JSON; the whole of it is kept. An exception shows it as it is."""
+        """What the model sees of a result, as JSON; the whole of it is kept. May be async.
+
+        An exception withholds the result from the model; the turn goes on, and reports it.
+        """
         raise NotImplementedError
 
     def project_prose(self, ctx: StreamContext, text: str) -> str:
-        """What people see of an assistant's text in `session.history()`. An exception shows it as it is."""
+        """What people see of an assistant's text in `session.history()`. An exception withholds that text."""
         raise NotImplementedError
 
     def protocol(self) -> Any:
@@ -355,11 +390,7 @@ class Plugin:
         """Take a state back. `state` is None when nothing was saved yet. Raise when it cannot be read."""
 
 
-HOOKS = tuple(
-    name
-    for name in vars(Plugin)
-    if not name.startswith("_") and name not in ("id", "version", "priority", "required", "time_limit")
-)
+HOOKS = tuple(name for name in vars(Plugin) if not name.startswith("_") and name not in Plugin.__annotations__)
 """The names of all hooks."""
 
 EXCLUSIVE = ("project_result", "project_prose", "protocol", "code_executor")

@@ -1,24 +1,30 @@
 """How the decisions of several plugins about one tool call become one.
 
-    strength   before the call                    after the call
-    4          AbortTurn (the call fails)         AbortTurn (the call fails)
-    3          ShortCircuit, not ok: a denial     ShortCircuit, not ok
-    2          ShortCircuit, ok                   ShortCircuit, ok
-    1          AskPerson
-    0          nothing: allowed                   nothing: as it is
+Before a call, the strongest directive stands, whoever gave it:
 
-The strongest stands, whoever gave it: a weaker directive never restores permission. Between equals the smaller plugin
-id wins before a call, and the first one after it. `ReplaceArgs`, and a replaced outcome, take effect at once: later
-plugins see the new value, and every earlier one looks at it once more (`inspecting`). What such a look decides counts;
-what it would emit does not happen twice; and a second replacement in it is a conflict that fails the call, unless it
-leaves the value as it is. A fault fails the call: whatever a broken plugin would have said, it was not yes. Nothing
-that was decided before a fault or a conflict counts.
+    4    AbortTurn (the call fails)
+    3    ShortCircuit, not ok: a denial
+    2    ShortCircuit, ok
+    1    AskPerson
+    0    nothing: allowed
 
-Everybody gets values of their own: arguments that a plugin changes in place change nothing.
+A weaker directive never restores permission. Between equals the smaller plugin id wins. `ReplaceArgs` takes effect at
+once: later plugins see the new arguments, and every earlier one looks at them once more (`inspecting`). What such a
+look decides counts; what it would emit does not happen twice; and a second replacement in it is a conflict that fails
+the call, unless it leaves the arguments as they are. A fault fails the call: whatever a broken plugin would have said,
+it was not yes. Nothing that was decided before a fault or a conflict counts.
+
+After a call, plugins are a pipe: each sees the outcome as the one before it left it, and what it answers takes effect
+at once. Denial and abort are monotone: a replacement never makes a success of an outcome that is none, and nothing but
+a filter replaces what an abort left. Filters stand at the end of the pipe, so that they see what is recorded, and
+whatever else becomes the outcome of a call passes them too. A plugin that fails withholds the outcome.
+
+Everybody gets values of their own: what a plugin changes in place changes nothing.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -27,6 +33,7 @@ from msgspec.structs import replace
 
 from mainstay.errors import PluginFault
 from mainstay.model.codec import encode
+from mainstay.model.own import own
 from mainstay.model.plugin import (
     AbortTurn,
     AskPerson,
@@ -37,12 +44,15 @@ from mainstay.model.plugin import (
     ShortCircuit,
     kind_of,
 )
-from mainstay.model.tool import BlobRef, Failed, Ok, ToolOutcome
+from mainstay.model.tool import Failed, Ok, ToolOutcome
 from mainstay.plugins.calls import Hooks, Watch, limited
 from mainstay.plugins.directives import read
 from mainstay.plugins.hooks import Plugin, ToolCallContext, ToolEndContext
 
+log = logging.getLogger("mainstay.plugins")
+
 WITHHELD = "the call ended and its result is withheld"
+WITHHELD_CODE = "after_tool_call_failed"
 
 Asides: TypeAlias = tuple[tuple[str, Directive], ...]
 """Directives beside the verdict, each with its plugin: what to create, enqueue and emit."""
@@ -54,6 +64,14 @@ class Verdict(Struct, frozen=True):
     args: dict[str, Any]
     outcome: ToolOutcome | None = None
     ask: str | None = None
+    decisions: tuple[Decision, ...] = ()
+    asides: Asides = ()
+
+
+class Left(Struct, frozen=True):
+    """What plugins have left of how a call ended."""
+
+    outcome: ToolOutcome
     decisions: tuple[Decision, ...] = ()
     asides: Asides = ()
 
@@ -79,43 +97,34 @@ def strength(directive: Directive) -> int:
 
 
 class Fold:
-    """The verdict so far: the strongest directive with its plugin, and those it displaced.
+    """The verdict before a call so far: the strongest directive with its plugin, and those it displaced."""
 
-    `whole` are the bytes that the call's own outcome refers to; nobody keeps any others.
-    """
+    seam: Seam = "before_tool_call"
 
-    def __init__(self, seam: Seam, whole: BlobRef | None = None) -> None:
-        self.seam: Seam = seam
-        self.whole = whole
+    def __init__(self) -> None:
         self.winner: tuple[str, Directive] | None = None
         self.displaced: list[tuple[str, Directive]] = []
         self.decisions: list[Decision] = []
         self.asides: list[tuple[str, Directive]] = []
 
-    def weigh(self, plugin: Plugin, directives: Sequence[Directive]) -> bool:
-        """Take what a plugin says, without replaced arguments; whether it says how the call ends now."""
-        stands = False
+    def weigh(self, plugin: Plugin, directives: Sequence[Directive]) -> None:
+        """Take what a plugin says, without replaced arguments."""
         for directive in directives:
             if strength(directive):
-                stands = self.take(plugin, directive) or stands
+                self.take(plugin, directive)
             elif not isinstance(directive, ReplaceArgs):
                 self.asides.append((plugin.id, directive))
-        return stands
 
-    def take(self, plugin: Plugin, directive: Directive) -> bool:
-        """Weigh a terminal directive; whether it stands now."""
+    def take(self, plugin: Plugin, directive: Directive) -> None:
+        """Weigh a terminal directive."""
         given = (plugin.id, directive)
-        if self.winner is None or self._beats(given, self.winner):
-            if self.winner is not None:
-                self.displaced.append(self.winner)
+        if self.winner is None:
             self.winner = given
-            return True
-        self.displaced.append(given)
-        return False
-
-    def _beats(self, given: tuple[str, Directive], held: tuple[str, Directive]) -> bool:
-        mine, theirs = strength(given[1]), strength(held[1])
-        return mine > theirs or (mine == theirs and self.seam == "before_tool_call" and given[0] < held[0])
+        elif (-strength(directive), plugin.id) < (-strength(self.winner[1]), self.winner[0]):
+            self.displaced.append(self.winner)
+            self.winner = given
+        else:
+            self.displaced.append(given)
 
     def outcome(self) -> ToolOutcome | None:
         """How the call ends if somebody decided that; a denial under an abort keeps its words."""
@@ -123,11 +132,7 @@ class Fold:
             return None
         match self.winner[1]:
             case AbortTurn(code=code, message=message):
-                denials: list[dict[str, Any]] = []
-                for told in [_told(*each) for each in self.displaced if strength(each[1]) == 3]:
-                    if told not in denials:  # said once, and again on a second look
-                        denials.append(told)
-                return Failed(code, message, {"displaced": denials} if denials else None)
+                return _aborted(code, message, [_told(*each) for each in self.displaced if strength(each[1]) == 3])
             case ShortCircuit(outcome=outcome):
                 return outcome
             case _:
@@ -142,9 +147,87 @@ class Fold:
         return (*self.decisions, Decision(plugin, self.seam, kind_of(directive), _detail(directive), over))
 
 
+class Pipe:
+    """How a call ended, as one plugin after another leaves it.
+
+    `denials` are what plugins denied so far: an abort keeps their words. The last of `decisions` made the outcome what
+    it is, if there is any.
+    """
+
+    seam: Seam = "after_tool_call"
+
+    def __init__(self, ended: ToolOutcome) -> None:
+        self.outcome = ended
+        self._whole = ended.whole if isinstance(ended, Ok) else None
+        self._abort: AbortTurn | None = None
+        self._denials: list[dict[str, Any]] = []
+        self.decisions: list[Decision] = []
+        self.asides: list[tuple[str, Directive]] = []
+
+    def take(self, plugin: Plugin, answer: object) -> None:
+        """What one plugin says. Raises PluginFault where that makes no sense."""
+        for directive in read(plugin, self.seam, answer):
+            match directive:
+                case AbortTurn():
+                    self._stop(plugin, directive)
+                case ShortCircuit(outcome=outcome):
+                    self._replace(plugin, directive, outcome)
+                case _:
+                    self.asides.append((plugin.id, directive))
+
+    def _stop(self, plugin: Plugin, abort: AbortTurn) -> None:
+        if self._abort is not None:
+            self._refuse(plugin)
+            return
+        # A filter has not seen what was denied before it as it was said, but as it is now.
+        denials = self._denials if not plugin.is_filter else [_words(plugin.id, self.outcome)] if self._denials else []
+        self._abort, self.outcome = abort, _aborted(abort.code, abort.message, denials)
+        self._decide(plugin, abort)
+
+    def _replace(self, plugin: Plugin, directive: ShortCircuit, outcome: ToolOutcome) -> None:
+        if isinstance(outcome, Ok):
+            if outcome.whole is not None and outcome.whole != self._whole:
+                raise PluginFault(plugin.id, self.seam, "its outcome refers to bytes that this call did not keep")
+            if not isinstance(self.outcome, Ok):
+                if plugin.is_filter:  # what it meant to hide would be recorded
+                    raise PluginFault(plugin.id, self.seam, "it makes a success of an outcome that is none")
+                self._refuse(plugin)
+                return
+        elif not plugin.is_filter:
+            self._denials.append(_told(plugin.id, directive))
+            if self._abort is not None:
+                self.outcome = _aborted(self._abort.code, self._abort.message, self._denials)
+                self._refuse(plugin)
+                return
+        self.outcome = outcome
+        self._decide(plugin, directive)
+
+    def _decide(self, plugin: Plugin, directive: Directive) -> None:
+        self.decisions.append(Decision(plugin.id, self.seam, kind_of(directive), _detail(directive)))
+
+    def _refuse(self, plugin: Plugin) -> None:
+        """A decision without effect; the one that stands in its way tells of it."""
+        if not self.decisions:
+            log.info("plugin %s makes a success of a call that did not end as one: it stays as it is", plugin.id)
+        elif plugin.id not in (self.decisions[-1].plugin, *self.decisions[-1].over):
+            last = self.decisions[-1]
+            self.decisions[-1] = replace(last, over=(*last.over, plugin.id))
+
+
+def _aborted(code: str, message: str, denials: Sequence[dict[str, Any]]) -> Failed:
+    kept: list[dict[str, Any]] = []
+    for told in denials:
+        if told not in kept:  # said once, and again on a second look
+            kept.append(told)
+    return Failed(code, message, {"displaced": kept} if kept else None)
+
+
 def _told(plugin: str, directive: Directive) -> dict[str, Any]:
     assert isinstance(directive, ShortCircuit)
-    outcome = directive.outcome
+    return _words(plugin, directive.outcome)
+
+
+def _words(plugin: str, outcome: ToolOutcome) -> dict[str, Any]:
     if isinstance(outcome, Failed):
         return {"plugin": plugin, "code": outcome.code, "message": outcome.message}
     return {"plugin": plugin, "code": outcome.__struct_config__.tag, "message": getattr(outcome, "reason", "")}
@@ -164,17 +247,17 @@ async def before(
     hooks: Hooks, told: Callable[[dict[str, Any], bool], ToolCallContext], args: dict[str, Any]
 ) -> Verdict:
     """Ask everybody about a call that has not begun."""
-    fold = Fold("before_tool_call")
+    fold = Fold()
 
     async def chain(watch: Watch) -> dict[str, Any]:
-        current, ctx = args, told(_own(args), False)
+        current, ctx = args, told(own(args), False)
         for index, (plugin, method) in enumerate(hooks.entries):
             if ctx.args != current:
-                ctx = told(_own(current), False)  # replaced, or changed in place, which changes nothing
+                ctx = told(own(current), False)  # replaced, or changed in place, which changes nothing
             answer = await watch.over(plugin, method, (ctx,))
             if answer is None:
                 continue
-            directives = _heard(fold, plugin, answer)
+            directives = _heard(plugin, answer)
             fold.weigh(plugin, directives)
             replaced = [each.args for each in directives if isinstance(each, ReplaceArgs)]
             if len(replaced) > 1:
@@ -183,7 +266,7 @@ async def before(
                 current = replaced[0]
                 fold.decisions.append(Decision(plugin.id, fold.seam, "replace_tool_args", current))
                 for earlier in hooks.entries[:index]:
-                    await _look_again(watch, fold, plugin, earlier, told(_own(current), True))
+                    await _look_again(watch, fold, plugin, earlier, told(own(current), True))
         return current
 
     try:
@@ -196,43 +279,46 @@ async def before(
     return Verdict(final, fold.outcome(), ask, fold.decided(), tuple(fold.asides))
 
 
-async def after(hooks: Hooks, told: Callable[[ToolOutcome, bool], ToolEndContext], ended: ToolOutcome) -> Verdict:
-    """Tell everybody how a call ended; the verdict's outcome is what is recorded."""
-    fold = Fold("after_tool_call", ended.whole if isinstance(ended, Ok) else None)
+Ended: TypeAlias = Callable[[ToolOutcome], ToolEndContext]
+"""Makes what a plugin is told of an outcome."""
 
-    def context(outcome: ToolOutcome, inspecting: bool) -> ToolEndContext:
-        ctx = told(_own_outcome(outcome), inspecting)
-        return replace(ctx, args=_own(ctx.args))
 
-    async def chain(watch: Watch) -> ToolOutcome:
-        for index, (plugin, method) in enumerate(hooks.entries):
-            now = fold.outcome() or ended
-            answer = await watch.over(plugin, method, (context(now, False),))
-            if answer is not None and fold.weigh(plugin, _heard(fold, plugin, answer)):
-                now = fold.outcome() or ended
-                for earlier in hooks.entries[:index]:
-                    await _look_again(watch, fold, plugin, earlier, context(now, True))
-        return fold.outcome() or ended
+async def after(hooks: Hooks, told: Ended, ended: ToolOutcome) -> Left:
+    """Tell everybody how a call ended."""
+    pipe, (others, filters) = Pipe(ended), hooks.parted()
+    if others:
+        try:
+            await _through(pipe, others, told)
+        except PluginFault as fault:  # nothing that was decided until now counts
+            pipe = Pipe(Failed(WITHHELD_CODE, f"{WITHHELD}: {fault}"))
+    if filters:
+        pipe = await _filtered(pipe, filters, told)
+    return Left(pipe.outcome, tuple(pipe.decisions), tuple(pipe.asides))
 
-    args = told(ended, False).args
+
+async def filtered(hooks: Hooks, told: Ended, outcome: ToolOutcome) -> ToolOutcome:
+    """The outcome of a call whose body did not run, as filters leave it."""
+    filters = hooks.parted()[1]
+    return (await _filtered(Pipe(outcome), filters, told)).outcome if filters else outcome
+
+
+async def _filtered(pipe: Pipe, filters: Hooks, told: Ended) -> Pipe:
     try:
-        outcome = await limited(hooks, chain, alone=True)
-    except PluginFault as fault:
-        return Verdict(args, Failed("after_tool_call_failed", f"{WITHHELD}: {fault}"))
-    except Conflict as conflict:
-        data = {"plugins": list(conflict.plugins)}
-        return Verdict(args, Failed("plugin_conflict", f"{WITHHELD}: {conflict}", data))
-    return Verdict(args, outcome, None, fold.decided(), tuple(fold.asides))
+        await _through(pipe, filters, told)
+    except PluginFault as fault:  # its words may quote what it was to hide
+        return Pipe(Failed(WITHHELD_CODE, f"{WITHHELD}: plugin {fault.plugin!r} failed"))
+    return pipe
 
 
-def _heard(fold: Fold, plugin: Plugin, answer: object) -> list[Directive]:
-    """What one plugin says."""
-    directives = read(plugin, fold.seam, answer)
-    for each in directives:
-        whole = each.outcome.whole if isinstance(each, ShortCircuit) and isinstance(each.outcome, Ok) else None
-        if whole is not None and whole != fold.whole:
-            raise PluginFault(plugin.id, fold.seam, "its outcome refers to bytes that this call did not keep")
-    return directives
+async def _through(pipe: Pipe, hooks: Hooks, told: Ended) -> None:
+    async def chain(watch: Watch) -> None:
+        for plugin, method in hooks.entries:
+            ctx = told(own(pipe.outcome))
+            answer = await watch.over(plugin, method, (replace(ctx, args=own(ctx.args)),))
+            if answer is not None:
+                pipe.take(plugin, answer)
+
+    await limited(hooks, chain, alone=True)
 
 
 async def _look_again(
@@ -240,33 +326,23 @@ async def _look_again(
     fold: Fold,
     by: Plugin,
     earlier: tuple[Plugin, Callable[..., Any]],
-    ctx: ToolCallContext | ToolEndContext,
+    ctx: ToolCallContext,
 ) -> None:
-    """Show what `by` replaced to one who let the old value pass."""
+    """Show the arguments that `by` replaced to one who let the old ones pass."""
     plugin, method = earlier
-    before = encode(ctx.outcome if isinstance(ctx, ToolEndContext) else ctx.args)
-    what, replacing = ("outcome", ShortCircuit) if isinstance(ctx, ToolEndContext) else ("arguments", ReplaceArgs)
-    for directive in _heard(fold, plugin, await watch.over(plugin, method, (ctx,))):
-        if isinstance(directive, replacing):
-            after = directive.outcome if isinstance(directive, ShortCircuit) else directive.args
-            if encode(after) != before:
-                raise Conflict(f"plugins {by.id!r} and {plugin.id!r} both replace the {what}", by.id, plugin.id)
+    before = encode(ctx.args)
+    for directive in _heard(plugin, await watch.over(plugin, method, (ctx,))):
+        if isinstance(directive, ReplaceArgs):
+            if encode(directive.args) != before:
+                raise Conflict(f"plugins {by.id!r} and {plugin.id!r} both replace the arguments", by.id, plugin.id)
         elif strength(directive):
             fold.take(plugin, directive)
 
 
-def _own(value: Any) -> Any:
-    """A copy of plain JSON."""
-    if type(value) is dict:
-        return {key: _own(each) for key, each in value.items()}
-    return [_own(each) for each in value] if type(value) is list else value
-
-
-def _own_outcome(outcome: ToolOutcome) -> ToolOutcome:
-    match outcome:
-        case Ok(value=value, whole=whole):
-            return Ok(_own(value), whole)
-        case Failed(code=code, message=message, data=data):
-            return Failed(code, message, _own(data))
-        case _:
-            return outcome
+def _heard(plugin: Plugin, answer: object) -> list[Directive]:
+    """What one plugin says before a call."""
+    directives = read(plugin, Fold.seam, answer)
+    for each in directives:
+        if isinstance(each, ShortCircuit) and isinstance(each.outcome, Ok) and each.outcome.whole is not None:
+            raise PluginFault(plugin.id, Fold.seam, "its outcome refers to bytes that this call did not keep")
+    return directives

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from mainstay.errors import InvalidDefinition, PluginConflict, PluginError
 from mainstay.model import given
 from mainstay.model.codec import error_text
+from mainstay.model.own import shown_spec
 from mainstay.model.plugin import TriggerEvent
+from mainstay.model.tool import ToolSpec
 from mainstay.plugins.calls import Hooks
 from mainstay.plugins.hooks import EXCLUSIVE, HOOKS, Plugin, SessionContext
 
@@ -36,7 +38,13 @@ SESSION_HOOKS = (
 BY_PRIORITY = ("transform_view", "compact")
 """Hooks that run by descending priority; all others in the order of the plugins."""
 
-PLAIN = ("for_session", "tools", "hidden_tools", "transform_text", "project_prose", "snapshot", "restore")
+FILTERS_LAST = ("after_tool_call", "transform_text", "transform_response")
+"""Hooks that see what is about to be recorded: filters have the last word there."""
+
+PLAIN = (
+    *("for_session", "tools", "hidden_tools", "trigger_events", "engines", "transform_text", "project_prose"),
+    *("filter_value", "snapshot", "restore"),
+)
 """Hooks that are asked where nothing can wait, or for every piece of text."""
 
 _NOBODY = {hook: Hooks(hook) for hook in HOOKS}
@@ -130,10 +138,11 @@ class PluginSession:
     something to do while a turn runs.
     """
 
-    __slots__ = ("_table", "absent", "acts", "plugins")
+    __slots__ = ("_specs", "_table", "absent", "acts", "plugins")
 
     def __init__(self, plugins: tuple[Plugin, ...], table: dict[str, Hooks]) -> None:
         self.plugins, self._table = plugins, table
+        self._specs: dict[str, tuple[ToolSpec, ToolSpec]] = {}
         self.absent: frozenset[str] = frozenset()
         self.acts = any(hook not in SESSION_HOOKS for hook in table)
 
@@ -143,6 +152,13 @@ class PluginSession:
 
     def has(self, name: str) -> bool:
         return name in self._table
+
+    def seen(self, tool: ToolSpec) -> ToolSpec:
+        """A tool as hooks are shown it: its schemas are the catalogue's, and nobody may change them there."""
+        known = self._specs.get(tool.name)
+        if known is None or known[0] is not tool:
+            known = self._specs[tool.name] = (tool, shown_spec(tool))
+        return known[1]
 
     @property
     def names(self) -> Iterable[str]:
@@ -154,9 +170,7 @@ class PluginSession:
         table = dict(self._table)
         for name in HOOKS:
             if overrides(plugin, name) and not isinstance(getattr(Plugin, name), property):
-                method, known = getattr(plugin, name), self.hooks(name)
-                waits = known.waits or inspect.iscoroutinefunction(method)
-                table[name] = Hooks(name, (*known.entries, (plugin, method)), waits)
+                table[name] = _hooks(name, (*self.hooks(name).entries, (plugin, getattr(plugin, name))))
         more = PluginSession((*self.plugins, plugin), table)
         more.absent = self.absent
         return more
@@ -179,7 +193,10 @@ def overrides(plugin: Plugin, hook: str) -> bool:
 
 
 def _hooks(name: str, entries: tuple[tuple[Plugin, Callable[..., Any]], ...]) -> Hooks:
-    return Hooks(name, entries, any(inspect.iscoroutinefunction(method) for _, method in entries))
+    filters = sum(plugin.is_filter for plugin, _ in entries) if name in FILTERS_LAST else 0
+    if filters:
+        entries = tuple(sorted(entries, key=lambda entry: entry[0].is_filter))
+    return Hooks(name, entries, any(inspect.iscoroutinefunction(method) for _, method in entries), filters)
 
 
 def _made(plugin: Plugin, ctx: SessionContext) -> Plugin:
@@ -223,6 +240,9 @@ def _check_attributes(plugin: Plugin) -> None:
         raise InvalidDefinition(
             f"the time limit of plugin {name!r} is a positive number of seconds, not {plugin.time_limit!r}"
         )
+    for flag in ("required", "is_filter"):
+        if not isinstance(getattr(plugin, flag), bool):
+            raise InvalidDefinition(f"`{flag}` of plugin {name!r} is True or False, not {getattr(plugin, flag)!r:.80}")
     if not _is_number(plugin.priority):
         raise InvalidDefinition(f"the priority of plugin {name!r} is a number, not {plugin.priority!r}")
 

@@ -6,19 +6,54 @@ import hashlib
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mainstay.errors import InvalidInput, PluginFault
 from mainstay.model.codec import INT_MAX, INT_MIN, clean, clean_text, encode_checked, error_text
+from mainstay.model.own import own
 from mainstay.model.plugin import Issue, PluginSnapshot
 from mainstay.model.tool import BlobRef
 from mainstay.plugins.hooks import Plugin, SnapshotReader, SnapshotWriter
 
 
 class Taken(Struct, frozen=True):
-    """A snapshot to record, and the bytes that must be kept first."""
+    """A snapshot to record, and the bytes that must be kept first. `count` is the plugin's own revision."""
 
     snapshot: PluginSnapshot
     blobs: dict[str, bytes]
+    count: int = 0
+
+
+class Kept:
+    """What is stored of each plugin's state. Lives as long as the session is in memory.
+
+    `counts` are the plugins' own revisions when their state was last recorded; a plugin without one is to be saved.
+    `stored` are the revisions of the newest snapshots on disk. They only grow, also where a plugin begins to count
+    anew: which of two states is the later one is told by them.
+    """
+
+    __slots__ = ("_taken", "counts", "stored")
+
+    def __init__(self, plugins: Iterable[Plugin], snapshots: Mapping[str, PluginSnapshot]) -> None:
+        """After `plugins` were restored from `snapshots`. Raises PluginFault."""
+        self.counts: dict[str, int] = {}
+        self._taken: dict[str, int] = {}
+        self.stored = {name: each.revision for name, each in snapshots.items()}
+        for plugin in plugins:
+            count, known = revision(plugin), snapshots.get(plugin.id)
+            # What another version wrote, or restoring it has changed, is saved as it is now.
+            if known is None or (known.version == plugin.version and count <= known.revision):
+                self.counts[plugin.id] = count
+
+    def take(self, plugin: Plugin) -> Taken:
+        """Serialise a plugin; what has changed, under a revision later than all that are stored. Raises PluginFault."""
+        taken, stored = take(plugin), self.stored.get(plugin.id)
+        number = taken.snapshot.revision
+        if stored is not None:
+            same = self._taken.get(plugin.id) == taken.count
+            number = stored if same else min(max(taken.count, stored + 1), INT_MAX)
+        self.stored[plugin.id], self._taken[plugin.id] = number, taken.count
+        return Taken(replace(taken.snapshot, revision=number), taken.blobs, taken.count)
 
 
 def revision(plugin: Plugin) -> int:
@@ -43,7 +78,7 @@ def take(plugin: Plugin) -> Taken:
         refs = {_name(name): _ref(data) for name, data in writer.blobs.items()}
     except BaseException as error:  # whatever it raises, the turn goes on and says so
         raise PluginFault(plugin.id, "snapshot", f"{type(error).__name__}: {error_text(error)}") from error
-    return Taken(PluginSnapshot(plugin.version, count, state, refs), kept)
+    return Taken(PluginSnapshot(plugin.version, count, state, refs), kept, count)
 
 
 def _name(name: object) -> str:
@@ -66,7 +101,7 @@ def restore(plugin: Plugin, snapshot: PluginSnapshot | None, blobs: Mapping[str,
             plugin.id,
         )
     try:
-        entry = PluginSnapshot(plugin.version, revision(plugin)) if snapshot is None else snapshot
+        entry = PluginSnapshot(plugin.version, revision(plugin)) if snapshot is None else own(snapshot)
         gone = [name for name, ref in entry.blobs.items() if ref.digest not in blobs]
         if gone:  # half a state is not shown as a whole one
             raise LookupError(f"its bytes {gone[0]!r} are gone")

@@ -7,18 +7,20 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.engine.driver import Run
 from mainstay.engine.gate import Leaving, TurnAborted, TurnCancelled
 from mainstay.errors import InvalidInput, PluginFault
 from mainstay.graph.commit import End, ledger
-from mainstay.model.codec import clean, clean_text, convert, error_text
+from mainstay.model.codec import MAX_VALUE, clean, clean_text, convert, encode, error_text
 from mainstay.model.effect import Boundary
 from mainstay.model.event import PluginEvent
 from mainstay.model.llm import ModelResponse
 from mainstay.model.message import Message, Part, Text
 from mainstay.model.outcome import Outcome
+from mainstay.model.own import Seen, own
 from mainstay.model.plugin import (
     AbortTurn,
     Compaction,
@@ -34,8 +36,9 @@ from mainstay.model.plugin import (
 from mainstay.model.record import Framed, Noted, Said, Slot
 from mainstay.model.tool import ToolOutcome, ToolSpec
 from mainstay.plugins import laws, state
-from mainstay.plugins.calls import Hooks, collect, first, notify, pipe, probed
+from mainstay.plugins.calls import Hooks, Told, Watch, collect, first, limited, notify, pipe, probed
 from mainstay.plugins.directives import read, sound_history
+from mainstay.plugins.filters import Filters, withheld
 from mainstay.plugins.hooks import (
     CheckpointContext,
     CompactContext,
@@ -49,7 +52,7 @@ from mainstay.plugins.hooks import (
     TurnEndContext,
     ViewContext,
 )
-from mainstay.plugins.registry import PluginSession, overrides
+from mainstay.plugins.registry import PluginSession
 from mainstay.ports.hooks import StreamEnd
 from mainstay.ports.services import TurnServices
 from mainstay.turn.prompt import compose
@@ -69,24 +72,25 @@ CODES = {
 """How a turn ends when a hook fails that it cannot do without; the others end as `plugin_output`."""
 
 
-class Kept:
-    """The revision of each plugin's state that is recorded. Lives as long as the session is in memory."""
+class Projected(Struct, frozen=True, gc=False):
+    """What the model sees of a result: `value`, or where a plugin failed what is said in its place."""
 
-    __slots__ = ("revisions",)
-
-    def __init__(self, plugins: Sequence[Plugin]) -> None:
-        self.revisions = {plugin.id: state.revision(plugin) for plugin in plugins if overrides(plugin, "snapshot")}
+    value: Any = None
+    withheld: str = ""
 
 
 class TurnPlugins:
     """What plugins do to one turn. `issues` are what went wrong beside it and is not recorded yet."""
 
-    __slots__ = ("_edits", "_host", "_kept", "_mute", "_run", "_session", "_stateful", "_stream", "issues")
+    __slots__ = ("_edits", "_filters", "_host", "_kept", "_mute", "_run", "_session", "_stateful", "_stream", "issues")
 
-    def __init__(self, run: Run, session: PluginSession, kept: Kept, host: TurnServices, issues: list[Issue]) -> None:
+    def __init__(
+        self, run: Run, session: PluginSession, kept: state.Kept, host: TurnServices, issues: list[Issue]
+    ) -> None:
         self._run, self._session, self._kept, self._host = run, session, kept, host
         self._stateful = [plugin for plugin, _ in session.hooks("snapshot").entries]
         self._stream: Transformed | None = None
+        self._filters: Filters | None = None
         self._edits: dict[str, bool | None] = {}
         self._mute: set[str] = set()
         self.issues = issues
@@ -112,10 +116,10 @@ class TurnPlugins:
         assert isinstance(said, Said)
         messages: tuple[Message, ...] = ()
         if hooks := self._probed("before_turn"):
-            ctx = TurnContext(*self._base(), self._host, said.message, run.history)
+            ctx = TurnContext(*self._base(), self._host, own(said.message), Seen(run.history))
             messages = await self._directed("before_turn", await self._asked(collect(hooks, lambda _: (ctx,))))
         if (hooks := self._session.hooks("compact")) and not any(type(r) is Framed for r in run.records):
-            past = CompactContext(*self._base(), self._host, run.history)
+            past = CompactContext(*self._base(), self._host, Seen(run.history))
             found = await self._asked(first(hooks, lambda _: (past,), _frame))
             if found is not None:
                 await self._host.frame(found[1].reason, found[1].summary)
@@ -127,7 +131,7 @@ class TurnPlugins:
         if not hooks:
             return ()
         await self._run.journal.flush()  # what a hook has seen is not asked for again
-        ctx = CheckpointContext(*self._base(), self._host, boundary, self._run.machine.messages())
+        ctx = CheckpointContext(*self._base(), self._host, boundary, Seen(self._run.machine.messages()))
         return await self._directed("at_checkpoint", await self._asked(collect(hooks, lambda _: (ctx,))))
 
     # ------------------------------------------------------------------ the model
@@ -136,14 +140,19 @@ class TurnPlugins:
         self, step: int, tools: Sequence[ToolSpec], instructions: str, messages: list[Message]
     ) -> tuple[str, list[Message]]:
         if hooks := self._session.hooks("prompt"):
-            ctx = PromptContext(*self._base(), self._host, step, tools)
+            ctx = PromptContext(*self._base(), self._host, step, tuple([self._session.seen(tool) for tool in tools]))
             answers = await self._asked(collect(hooks, lambda _: (ctx,), _parts))
             instructions = compose(instructions, [part for _, parts in answers for part in parts])
         if hooks := self._probed("transform_view"):
             view = ViewContext(*self._base(), self._host, step, len(self._run.history))
-            own = len(messages) - len(self._run.history)
+            ours = len(messages) - len(self._run.history)
             messages = await self._asked(
-                pipe(hooks, messages, lambda _, now: (replace(view, history=max(len(now) - own, 0)), now), _messages)
+                pipe(
+                    hooks,
+                    messages,
+                    lambda _, now: (replace(view, history=max(len(now) - ours, 0)), Seen(now)),
+                    _messages,
+                )
             )
         return instructions, messages
 
@@ -173,7 +182,7 @@ class TurnPlugins:
         if hooks := self._session.hooks("transform_response"):
             ctx = StreamContext(*self._base(), step)
             try:
-                response = await self._asked(pipe(hooks, response, lambda _, value: (ctx, value), _response))
+                response = await self._asked(pipe(hooks, response, lambda _, value: (ctx, own(value)), _response))
             except (TurnAborted, TurnCancelled, Leaving) as end:
                 with contextlib.suppress(TurnAborted):  # the first fault is the one to tell
                     await self.stream_finished(step, "aborted" if isinstance(end, TurnAborted) else "cancelled")
@@ -201,7 +210,12 @@ class TurnPlugins:
     @property
     def looks(self) -> bool:
         """Whether somebody wants to see how a call ended before it is recorded."""
-        return self.judges or self._session.has("project_result")
+        return self.judges or self.projects
+
+    @property
+    def projects(self) -> bool:
+        """Whether somebody decides what the model sees of it."""
+        return self._session.has("project_result")
 
     @property
     def judges(self) -> bool:
@@ -209,7 +223,7 @@ class TurnPlugins:
         return self._session.has("after_tool_call")
 
     async def before_call(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> laws.Verdict:
-        base, host = self._base(), self._host.at(f"{call_id}.before")
+        base, host, tool = self._base(), self._host.at(f"{call_id}.before"), self._session.seen(tool)
         verdict = await laws.before(
             self._session.hooks("before_tool_call"),
             lambda current, again: ToolCallContext(*base, host, call_id, tool, current, again),
@@ -220,28 +234,43 @@ class TurnPlugins:
 
     async def after_call(
         self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome
-    ) -> tuple[laws.Verdict, tuple[Message, ...]]:
+    ) -> tuple[laws.Left, tuple[Message, ...]]:
         """What is recorded of a call that has ended, and what is said after its round."""
-        base, host = self._base(), self._host.at(f"{call_id}.after")
-        verdict = laws.Verdict(args, outcome)
-        if hooks := self._session.hooks("after_tool_call"):
-            verdict = await laws.after(
-                hooks,
-                lambda current, again: ToolEndContext(*base, host, call_id, tool, args, current, again),
-                outcome,
-            )
-        return verdict, await self._asides("after_tool_call", verdict.asides, f"{call_id}.after")
+        hooks = self._session.hooks("after_tool_call")
+        if not hooks:
+            return laws.Left(outcome), ()
+        left = await laws.after(hooks, self._told(call_id, tool, args), outcome)
+        return left, await self._asides("after_tool_call", left.asides, f"{call_id}.after")
 
-    def project(self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> tuple[bool, Any]:
-        """What the model sees of an outcome, if a plugin decides that."""
-        for plugin, method in self._session.hooks("project_result").entries:
-            ctx = ToolEndContext(*self._base(), self._host, call_id, tool, args, outcome)
-            try:
-                return True, clean(method(ctx))
-            except BaseException as error:  # the outcome is known: it is shown as it is, and the fault is told
-                what = f"{type(error).__name__}: {error_text(error)}"
-                self._report(PluginFault(plugin.id, "project_result", what))
-        return False, None
+    async def filtered(self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:
+        """What is recorded of a call whose body did not run."""
+        return await laws.filtered(self._session.hooks("after_tool_call"), self._told(call_id, tool, args), outcome)
+
+    def _told(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> laws.Ended:
+        base, host, tool = self._base(), self._host.at(f"{call_id}.after"), self._session.seen(tool)
+        return lambda outcome: ToolEndContext(*base, host, call_id, tool, args, outcome)
+
+    async def project(self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> Projected:
+        """What the model sees of a result: what its plugin, and then filters, make of it."""
+        hooks, told = self._session.hooks("project_result"), self._told(call_id, tool, args)
+        try:
+            value = await projected(hooks, told, outcome)
+        except PluginFault as fault:
+            self._report(fault)
+            return Projected(withheld=withheld("result", fault.plugin))
+        if self.filters is None:
+            return Projected(value)
+        try:
+            return Projected(self.filters.passed("projection", value, call_id, tool.name))
+        except PluginFault as fault:
+            return Projected(withheld=withheld("result", fault.plugin))
+
+    @property
+    def filters(self) -> Filters | None:
+        """What values pass that are stored and shown beside outcomes; None when nobody filters them."""
+        if self._filters is None and self._session.has("filter_value"):
+            self._filters = Filters(self._session.hooks("filter_value"), self._base(), self._report)
+        return self._filters
 
     # ------------------------------------------------------------------ a turn ends
 
@@ -253,9 +282,9 @@ class TurnPlugins:
         state = self._run.machine.state
         if hooks := self._probed("after_turn"):
             await self._run.journal.flush()
-            ctx = self._end(outcome)
+            told = self._end(outcome)
             try:
-                said = await self._directed("after_turn", await collect(hooks, lambda _: (ctx,)))
+                said = await self._directed("after_turn", await collect(hooks, told))
                 state.added = (*state.added, *said)
             except PluginFault as fault:
                 self._run.abort(self._fault(fault))
@@ -263,8 +292,7 @@ class TurnPlugins:
                 self._run.abort(end)
             outcome = state.outcome or outcome
         if hooks := self._probed("turn_finalized"):
-            ctx = self._end(outcome)
-            self.issues += await notify(hooks, lambda _: (ctx,))
+            self.issues += await notify(hooks, self._end(outcome))
         return outcome
 
     async def persisted(self, outcome: Outcome) -> list[Issue]:
@@ -273,12 +301,13 @@ class TurnPlugins:
         if not hooks:
             return []
         self._host = self._host.outside()
-        ctx = self._end(outcome)
-        return await notify(hooks, lambda _: (ctx,))
+        return await notify(hooks, self._end(outcome))
 
-    def _end(self, outcome: Outcome) -> TurnEndContext:
-        machine = self._run.machine
-        return TurnEndContext(*self._base(), self._host, outcome, machine.messages(), machine.state.usage)
+    def _end(self, outcome: Outcome) -> Told:
+        """What each plugin is told of the end; an answer may hold JSON that is about to be committed."""
+        machine, base = self._run.machine, self._base()
+        messages, usage = Seen(machine.messages()), machine.state.usage
+        return lambda _: (TurnEndContext(*base, self._host, own(outcome), messages, usage),)
 
     # ------------------------------------------------------------------ what rides in records
 
@@ -287,15 +316,15 @@ class TurnPlugins:
         changed: dict[str, PluginSnapshot] = {}
         for plugin in self._stateful:
             try:
-                if state.revision(plugin) == self._kept.revisions.get(plugin.id):
+                if state.revision(plugin) == self._kept.counts.get(plugin.id):
                     continue
-                taken = state.take(plugin)
+                taken = self._kept.take(plugin)
             except PluginFault as fault:
                 if plugin.id not in self._mute:  # tried again at every record, told once
                     self._mute.add(plugin.id)
                     self._report(fault)
                 continue
-            self._kept.revisions[plugin.id] = taken.snapshot.revision
+            self._kept.counts[plugin.id] = taken.count
             changed[plugin.id] = taken.snapshot
             self._run.journal.stage(taken.blobs)
         if not changed and not self.issues and not self._edits:
@@ -315,7 +344,7 @@ class TurnPlugins:
         if slot is None:
             return
         for name in slot.snapshots or ():
-            self._kept.revisions.pop(name, None)
+            self._kept.counts.pop(name, None)
         self.issues = [*slot.issues, *self.issues]
         self._edits = (slot.tool_state or {}) | self._edits
 
@@ -349,8 +378,11 @@ class TurnPlugins:
         return TurnAborted(fault.plugin, CODES.get(fault.hook, "plugin_output"), str(fault))
 
     def _report(self, fault: PluginFault) -> None:
+        """A fault that does not end the turn. Its words may quote a value that filters were to see first."""
         log.warning("%s", fault)
-        self.issues.append(Issue(fault.code, str(fault), fault.plugin))
+        filters = None if fault.hook == "filter_value" else self.filters
+        text = str(fault) if filters is None else filters.value("issue", str(fault))
+        self.issues.append(Issue(fault.code, text, fault.plugin))
 
     async def _directed(self, seam: Seam, answers: Sequence[tuple[Plugin, Any]]) -> tuple[Message, ...]:
         """Do what directives at a turn's own seam say. The last abort counts."""
@@ -389,6 +421,25 @@ class TurnPlugins:
             await self._host.create_child(request, place)
         except Exception as error:  # the child could not be made: the turn goes on and says so
             self._report(PluginFault(plugin, seam, f"its session could not be created: {error}"))
+
+
+async def projected(hooks: Hooks, told: laws.Ended, outcome: ToolOutcome) -> Any:
+    """What the owner of a projection lets a model see of a result, as JSON. Raises PluginFault."""
+    ctx = told(own(outcome))
+    told_once = (replace(ctx, args=own(ctx.args)),)
+
+    async def chain(watch: Watch) -> Any:
+        (plugin, method), *_ = hooks.entries
+        return await watch.over(plugin, method, told_once, _projection)
+
+    return await limited(hooks, chain, alone=True)
+
+
+def _projection(plugin: Plugin, answer: object) -> Any:
+    value = clean(answer)
+    if (size := len(encode(value))) > MAX_VALUE:
+        raise PluginFault(plugin.id, "project_result", f"it lets the model see {size:,} bytes: {MAX_VALUE:,} at most")
+    return value
 
 
 def _frame(plugin: Plugin, answer: object) -> Compaction | None:

@@ -30,6 +30,7 @@ from mainstay.model.process import (
 from mainstay.model.step import Begun, StepFaltered, StepRecord
 from mainstay.model.tool import Artifact, Denied, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome
 from mainstay.model.tool import Cancelled as ToolCancelled
+from mainstay.plugins.filters import Filters
 from mainstay.ports.services import ToolHost
 from mainstay.ports.tool import Handles
 from mainstay.processes.branches import PutAway
@@ -56,7 +57,8 @@ PROGRESS_SECONDS = 1.0
 class ToolWork:
     """One process of a tool in the hands of this worker. `attempts` have begun, `repeated` of them after a death.
 
-    `look` is what plugins make of how it ended, where there are any who want to see that before it is recorded.
+    `look` is what plugins make of how it ended, where there are any who want to see that before it is recorded;
+    `filters` what they let be stored of its progress and its artifacts.
     """
 
     def __init__(self, run: ProcessRun, ready: Ready, home: Workshop, host: Host) -> None:
@@ -65,6 +67,7 @@ class ToolWork:
         self.services: Callable[[], ToolHost] | None = None
         self.handles: Callable[[], Handles] | None = None
         self.look: Look | None = None
+        self.filters: Filters | None = None
         self.attempts = self.repeated = 0
         self._expired = False
 
@@ -161,7 +164,7 @@ class ToolWork:
     async def _body(self) -> ToolOutcome | Again:
         spec, home, process_id = self._spec, self._home, self._run.row.id
         loop, self._expired = asyncio.get_running_loop(), False
-        progress = Progress(self._run, home)
+        progress = Progress(self._run, home, self.filters, spec.name)
         context, interrupted, begun = self._context(progress), Interrupted(), Begins()
         on_thread = self._ready.entry.tool is not None and not self._ready.entry.tool.is_async
         ended = functools.partial(home.slots.give_later, loop, spec) if on_thread else None
@@ -236,7 +239,7 @@ class ToolWork:
             deps=self._home.deps,
             payload=self._ready.call.payload,
             progress=progress.tell,
-            shelf=ProcessShelf(run, self._host, session_id),
+            shelf=ProcessShelf(run, self._host, session_id, self.filters, self._spec.name),
             host=self.services,
             handles=self.handles,
             store="" if first is None else first.store,
@@ -311,8 +314,8 @@ class Begins:
 class Progress:
     """How far a tool is, on disk for whoever watches its process."""
 
-    def __init__(self, run: ProcessRun, home: Workshop) -> None:
-        self._run, self._clock = run, home.clock
+    def __init__(self, run: ProcessRun, home: Workshop, filters: Filters | None, tool: str) -> None:
+        self._run, self._clock, self._filters, self._tool = run, home.clock, filters, tool
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._newest: list[Any] = []
@@ -327,6 +330,8 @@ class Progress:
     def _take(self, plain: Any) -> None:
         if self._over:
             return
+        if self._filters is not None:  # here and not in `tell`: plugins are called on the event loop only
+            plain = self._filters.value("progress", plain, self._run.row.id, self._tool)
         self._newest = [plain]
         if self._task is None:
             self._task = self._loop.create_task(self._write())
@@ -354,8 +359,13 @@ class Progress:
 class ProcessShelf:
     """Where a background tool keeps artifacts: with its process at once, and found in the past of its session."""
 
-    def __init__(self, run: ProcessRun, host: Host, session_id: str) -> None:
+    def __init__(self, run: ProcessRun, host: Host, session_id: str, filters: Filters | None, tool: str) -> None:
         self._run, self._host, self._session_id = run, host, session_id
+        self._filters, self._tool = filters, tool
+
+    def passed(self, name: str, data: bytes, media_type: str) -> bytes:
+        filters = self._filters
+        return data if filters is None else filters.artifact(name, data, media_type, self._run.row.id, self._tool)
 
     async def keep(self, data: bytes) -> str:
         return await self._run.journal.keep(data)

@@ -27,6 +27,7 @@ from mainstay.model.process import (
     SessionOrigin,
 )
 from mainstay.model.tool import PreparedCall, ToolSpec
+from mainstay.plugins.filters import Filters
 from mainstay.ports.process import EngineRun
 from mainstay.ports.services import ToolHost
 from mainstay.ports.tool import Handles
@@ -84,6 +85,10 @@ class Tools(Protocol):
         """What the plugins of its session make of how a call ended; None when none of them wants to know."""
         ...
 
+    async def filters(self, agent: str, session_id: str) -> Filters | None:
+        """What progress and artifacts of a session's tools pass before they are stored."""
+        ...
+
 
 class ToolEngine:
     """Runs tools as processes."""
@@ -131,6 +136,7 @@ class ToolEngine:
         work.services = None if session_id is None else lambda: self._tools.host(asked.agent, session_id)
         if session_id is not None:
             work.look = self._tools.look(asked.agent, session_id, call, entry.spec)
+            work.filters = await self._tools.filters(asked.agent, session_id)
         work.handles = lambda: self._tools.handles(run, asked.agent)
         return await work.go(records)
 

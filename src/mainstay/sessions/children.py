@@ -76,6 +76,8 @@ class Children:
         await self._note(child)
         if existing is None and request.start == "fork":
             existing = await self._fork(parent, child, agent)
+        if existing is not None:  # what its plugins have of its parent's
+            wanted = replace(wanted, snapshots=load(existing.settings).snapshots)
         await self._at.configure(child, agent, dump(wanted), b"" if existing is None else existing.settings)
 
     async def _settings(self, request: CreateSession, row: SessionRow) -> Settings:
@@ -110,7 +112,7 @@ class Children:
         ordinal = 0
         if parent.head:
             ordinal = len(await load_records(self._at.desk.store, parent.sid, parent.head, parent.head)) - 1
-        branch = Branch(child, agent, parent.id, parent.head, ordinal, self._at.desk.clock.now())
+        branch = Branch(child, agent, parent.id, parent.head, ordinal, self._at.desk.clock.now(), whole=True)
         return await self._at.desk.store.write(branch)
 
     def _is_bare_fork(self, row: SessionRow, parent: SessionRow) -> bool:

@@ -18,6 +18,7 @@ from mainstay.model.codec import convert, decode
 from mainstay.model.process import Registration
 from mainstay.model.settings import Settings, load
 from mainstay.model.tool import PreparedCall, ToolSpec
+from mainstay.plugins.filters import Filters
 from mainstay.plugins.registry import overrides
 from mainstay.ports.services import ToolHost
 from mainstay.processes.external import ExternalEngine
@@ -113,6 +114,9 @@ class Environments:
 
     def look(self, agent: str, session_id: str, call: PreparedCall, spec: ToolSpec) -> Look | None:
         return LateResults(self._desk).look(agent, session_id, call, spec)
+
+    async def filters(self, agent: str, session_id: str) -> Filters | None:
+        return await LateResults(self._desk).filters(agent, session_id)
 
     # ------------------------------------------------------------------ what calls may do
 

@@ -12,6 +12,7 @@ from mainstay.graph.view import TurnView, turn_view
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message
 from mainstay.model.outcome import Finished, Outcome, Waiting, kind_of
+from mainstay.model.own import own
 from mainstay.model.plugin import Issue
 from mainstay.model.record import Record, slots
 from mainstay.model.tool import ToolRecord
@@ -79,17 +80,17 @@ class TurnResult(Generic[T]):
     @property
     def tool_calls(self) -> list[ToolRecord]:
         """Every tool call of the turn, in emission order."""
-        return self._read().tool_calls
+        return [own(each) for each in self._read().tool_calls]
 
     @property
     def new_messages(self) -> list[Message]:
         """The turn's own messages, from its input on."""
-        return list(self._read().messages)
+        return [own(each) for each in self._read().messages]
 
     @property
     def messages(self) -> list[Message]:
         """The whole conversation up to and including this turn."""
-        return [*self._history[: self._past], *self._read().messages]
+        return [own(each) for each in (*self._history[: self._past], *self._read().messages)]
 
     @property
     def issues(self) -> list[Issue]:

@@ -14,6 +14,7 @@ from mainstay.model import given, ids
 from mainstay.model.codec import clean_message, clean_text
 from mainstay.model.llm import Completion
 from mainstay.model.message import Message
+from mainstay.model.own import Seen, own
 from mainstay.model.plugin import CreateSession
 from mainstay.model.record import Framed
 from mainstay.model.session import Appending, CancelRequest, SessionRow, SessionSnapshot, StaleBranch, ToolState
@@ -70,7 +71,7 @@ class Services(TaskServices):
         row = await self._at.row(session_id)
         view, settings = await self._desk.turns.view(row), load(row.settings)
         return SessionSnapshot(
-            row.id, row.agent, row.head, tuple(view.messages), row.turn, settings.parent, settings.tools, settings.label
+            row.id, row.agent, row.head, Seen(view.messages), row.turn, settings.parent, settings.tools, settings.label
         )
 
     async def tool_catalog(self, session_id: str | None = None) -> Sequence[Mapping[str, Any]]:
@@ -100,7 +101,7 @@ class Services(TaskServices):
     async def tool_state(self, session_id: str | None = None) -> ToolState:
         catalog = self._run.agent.catalog if self._run is not None and self._at.own(session_id) else None
         if isinstance(catalog, Membership):
-            return catalog.state
+            return own(catalog.state)
         return load((await self._at.row_or_new(session_id)).settings).tools
 
     async def apply_tool_state(self, state: ToolState, session_id: str | None = None) -> int:

@@ -31,17 +31,20 @@ from mainstay.model import given, ids
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.event import AnyEvent
 from mainstay.model.llm import Usage
-from mainstay.model.message import Message, Text
+from mainstay.model.message import Message
 from mainstay.model.outcome import PendingCall
+from mainstay.model.own import own
 from mainstay.model.process import ProcessRow, WakePolicy
-from mainstay.model.record import Ended, InputKind
+from mainstay.model.record import Ended, InputKind, Replied
 from mainstay.model.session import Answer, CancelRequest, SessionRow
 from mainstay.model.tool import OutcomeUnknown
+from mainstay.model.transcript import calls_of
 from mainstay.model.write import Accepted, Branch, CancelStatus, Resolved, Resume
 from mainstay.plugins.operations import OperationOutcome
 from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.service import Start
 from mainstay.sessions.desk import Desk
+from mainstay.sessions.late import LateResults
 from mainstay.sessions.listening import Listener
 from mainstay.sessions.owned import SessionProcesses
 from mainstay.sessions.result import TurnResult
@@ -171,7 +174,11 @@ class Session:
         if row is None:
             return []
         self._usable(row)
-        return shown(self._desk.definition(row.agent), row.id, (await self._desk.turns.view(row)).messages)
+        messages = list((await self._desk.turns.view(row)).messages)
+        definition = self._desk.definition(row.agent)
+        if definition is None or not definition.plugins.has("project_prose"):
+            return [own(each) for each in messages]
+        return shown(await LateResults(self._desk).setup(row), row.id, messages)
 
     async def pending(self) -> list[PendingCall]:
         """What waits for a person or an outside completion. Once a turn is asked to stop, nothing of it does."""
@@ -318,15 +325,16 @@ class Session:
     ) -> Session:
         """A new session that shares this one's history up to node `at` (its id, or a turn's), or to the end.
 
-        It begins with the same options, tools and overlay. Of the processes that this one may see it sees those that
+        It begins with the same options, tools and overlay, and with the state that plugins had there; at the end, with
+        what commands have changed of it since. Of the processes that this one may see it sees those that
         `grants` names: "none", "all", or a list of handles.
         """
         self._desk.check()
         row = await self._row()
-        turn, ordinal = await self._fork_point(row, None if at is None else given.name(at, "at"))
+        turn, ordinal, whole = await self._fork_point(row, None if at is None else given.name(at, "at"))
         name = ids.check_session_id(session_id) if session_id is not None else self._desk.mint("s")
         shared, now = await self._processes.chosen(grants), self._desk.clock.now()
-        branch = await self._desk.store.write(Branch(name, self.agent, self.id, turn, ordinal, now, shared))
+        branch = await self._desk.store.write(Branch(name, self.agent, self.id, turn, ordinal, now, shared, whole))
         overlay = self._desk.turns.residents.of(self.id).overlay
         if overlay is not None and self._desk.turns.residents.of(branch.id).overlay is None:
             self._desk.turns.residents.lay_over(branch.id, overlay)
@@ -370,27 +378,26 @@ class Session:
         """Tell the session about a call that is over: a note that the next turn reads."""
         _, (turn, step, index) = ids.split(call_id, 3)
         row = await self._row()
-        for record in [r for _, r in await load(self._desk.store, row.sid, turn, turn)]:
-            if isinstance(record, Ended) and record.call == f"{step}.{index}":
-                if not isinstance(record.outcome, OutcomeUnknown):
-                    raise AlreadyAnswered(f"call {call_id}", msgspec.to_builtins(record.outcome))
-                words = {"done": "it took effect", "failed": "it did not take effect", "rerun": "call it again"}
-                told = f"[About call {call_id}, whose outcome was unknown: {words[answer.verdict]}"
-                told += f"; value: {msgspec.json.encode(answer.value).decode()}" if answer.value is not None else ""
-                told += f"; {answer.reason}]" if answer.reason else "]"
-                key = f"settle {call_id}"
-                try:
-                    await self._desk.inbox.accept(self.id, self.agent, Message("user", (Text(told),)), "note", key)
-                except KeyConflict:
-                    raise AlreadyAnswered(f"call {call_id}", "another settlement") from None
-                return
-        raise UnknownCall(call_id)
+        records, key = [r for _, r in await load(self._desk.store, row.sid, turn, turn)], f"{step}.{index}"
+        ended = next((r for r in records if isinstance(r, Ended) and r.call == key), None)
+        asked = next((r for r in records if isinstance(r, Replied) and r.step == step), None)
+        if ended is None or asked is None:
+            raise UnknownCall(call_id)
+        if not isinstance(ended.outcome, OutcomeUnknown):
+            raise AlreadyAnswered(f"call {call_id}", msgspec.to_builtins(ended.outcome))
+        call = calls_of(asked.parts, step)[key]
+        said = Message("user", await LateResults(self._desk).annotation(row, call_id, call, answer))
+        try:
+            await self._desk.inbox.accept(self.id, self.agent, said, "note", f"settle {call_id}")
+        except KeyConflict:
+            raise AlreadyAnswered(f"call {call_id}", "another settlement") from None
 
-    async def _fork_point(self, row: SessionRow, at: str | None) -> tuple[int, int]:
+    async def _fork_point(self, row: SessionRow, at: str | None) -> tuple[int, int, bool]:
+        """The turn and the record that a fork goes up to, and whether that is all of the turn."""
         if at is None:
             if row.head == 0:
                 if row.fork is not None:
-                    return 0, 0  # nothing of its own yet: all of its past, through it
+                    return 0, 0, True  # nothing of its own yet: all of its past, through it
                 raise UnknownNode(f"{self.id}.0", "the session has no committed turn yet")
             turn, ordinal = row.head, None
         elif at.startswith(f"{self.id}.") and at.count(".") == self.id.count(".") + 1:
@@ -407,7 +414,7 @@ class Session:
         why = forkable(found[0], ordinal)
         if why is not None:
             raise UnknownNode(at or self.id, why)
-        return turn, ordinal
+        return turn, ordinal, ordinal == len(found[0].records) - 1
 
 
 def _split(text: str, parts: int, otherwise: NotFound) -> tuple[str, tuple[int, ...]]:

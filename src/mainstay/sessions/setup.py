@@ -20,15 +20,16 @@ from mainstay.graph.view import View
 from mainstay.model import given
 from mainstay.model.codec import clean, clean_text, convert, error_text
 from mainstay.model.message import Message, Text
+from mainstay.model.own import own
 from mainstay.model.plugin import Issue, PluginSnapshot, PromptPart
 from mainstay.model.record import Record
 from mainstay.model.session import SessionRow
 from mainstay.model.settings import Settings, committed, edited, load
 from mainstay.model.tool import ToolSpec
 from mainstay.plugins import calls, state
+from mainstay.plugins.filters import withheld
 from mainstay.plugins.hooks import CatalogContext, Plugin, PromptContext, SessionConfig, SessionContext, StreamContext
 from mainstay.plugins.registry import PluginSession, overrides
-from mainstay.plugins.turn import Kept
 from mainstay.ports.store import BlobStore
 from mainstay.sessions.definition import Definition, answering
 from mainstay.tools.catalog import Catalog
@@ -82,7 +83,7 @@ class Setup(Struct):
 
     definition: Definition
     plugins: PluginSession | None = None
-    kept: Kept | None = None
+    kept: state.Kept | None = None
     config: SessionConfig | None = None
     contexts: dict[str, SessionContext] = {}
     settings: bytes = b""
@@ -111,7 +112,7 @@ class Setup(Struct):
 
 def lean(definition: Definition) -> Setup:
     """For every session nobody decided anything for, of an agent whose plugins keep nothing for one."""
-    return Setup(definition, definition.plugins.shared, Kept(()), shared=True)
+    return Setup(definition, definition.plugins.shared, state.Kept((), {}), shared=True)
 
 
 async def equip(  # noqa: PLR0913  # everything that a session is made of
@@ -131,16 +132,18 @@ async def equip(  # noqa: PLR0913  # everything that a session is made of
         await calls.collect(session.hooks("session_ready"), lambda plugin: (contexts[plugin.id],))
     except PluginError as error:
         raise TurnAborted(error.plugin, "plugin_session", str(error)) from error
-    snapshots, tools = dict(view.snapshots), settings.tools
+    recorded, tools = dict[str, PluginSnapshot](), settings.tools
     for slot in [slot for record in records if (slot := getattr(record, "slot", None)) is not None]:
-        snapshots.update(slot.snapshots or {})
+        recorded.update(slot.snapshots or {})
         tools = edited(tools, slot.tool_state) if slot.tool_state else tools
-    waiting = {n: each for n, each in settings.snapshots.items() if each.revision >= _revision(snapshots.get(n))}
-    snapshots.update(waiting)
+    # What waits is later than all that is committed, since a commit takes out what it has recorded; it may be earlier
+    # than what this turn has recorded since.
+    waiting = {n: s for n, s in settings.snapshots.items() if n not in recorded or s.revision >= recorded[n].revision}
+    snapshots = {**view.snapshots, **recorded, **waiting}
     session, issues = await _restored(session, snapshots, blobs)
-    kept = _kept(session)
+    kept = _kept(session, snapshots)
     for name in waiting:
-        kept.revisions.pop(name, None)  # changed between turns: the next record carries it
+        kept.counts.pop(name, None)  # changed between turns: the next record carries it
     config = await _configured(definition, session, contexts, issues)
     if view.head or len(records) > 1:
         hooks = calls.probed(session.hooks("session_restored"), probe)
@@ -157,15 +160,11 @@ async def equip(  # noqa: PLR0913  # everything that a session is made of
     return Setup(own, session, kept, config, contexts, row.settings, row.head, issues, overlay, known)
 
 
-def _kept(session: PluginSession) -> Kept:
+def _kept(session: PluginSession, snapshots: Mapping[str, PluginSnapshot]) -> state.Kept:
     try:
-        return Kept(session.plugins)
+        return state.Kept([plugin for plugin in session.plugins if overrides(plugin, "snapshot")], snapshots)
     except PluginFault as fault:
         raise TurnAborted(fault.plugin, "plugin_session", str(fault)) from fault
-
-
-def _revision(snapshot: PluginSnapshot | None) -> int:
-    return -1 if snapshot is None else snapshot.revision
 
 
 async def changed(before: Setup, after: Setup, probe: calls.Probe | None = None) -> list[Issue]:
@@ -182,7 +181,7 @@ def contexts_of(definition: Definition, session_id: str, settings: Settings) -> 
     hidden = frozenset(settings.hidden)
     return {
         plugin.id: SessionContext(
-            session_id, definition.name, settings.options.get(plugin.id), settings.parent, hidden, settings.depth
+            session_id, definition.name, own(settings.options.get(plugin.id)), settings.parent, hidden, settings.depth
         )
         for plugin in definition.plugins.plugins
     }
@@ -209,25 +208,34 @@ def checked_options(
     return plain
 
 
-def shown(definition: Definition | None, session_id: str, messages: Sequence[Message]) -> list[Message]:
-    """Committed messages as people see them: a plugin may show an assistant's text differently."""
-    plugin = None if definition is None else definition.plugins.owner("project_prose")
-    if plugin is None or definition is None:
-        return list(messages)
-    ctx = StreamContext(session_id, "", definition.name, None, 0)
-    return [_shown(plugin, ctx, each) if each.role == "assistant" else each for each in messages]
+def shown(setup: Setup | TurnAborted, session_id: str, messages: Sequence[Message]) -> list[Message]:
+    """Committed messages as people see them: a plugin of the session shows an assistant's text differently."""
+    if isinstance(setup, TurnAborted):  # there is no instance to ask
+        text = Text(withheld("text", setup.plugin))
+        return [_shown(lambda _: text, each) for each in messages]
+    plugins = setup.plugins
+    entries = () if plugins is None else plugins.hooks("project_prose").entries
+    if not entries:
+        return [own(each) for each in messages]
+    (plugin, method), ctx = entries[0], StreamContext(session_id, "", setup.definition.name, None, 0)
+
+    def projected(part: Text) -> Text:
+        try:
+            text: object = method(ctx, part.text)
+            if not isinstance(text, str):
+                raise TypeError(f"it returned a {type(text).__name__}, not text")
+            return Text(clean_text(text))
+        except Exception as error:  # history can always be read, and what it was to hide is not shown
+            log.warning("project_prose of plugin %s: %s: %s", plugin.id, type(error).__name__, error)
+            return Text(withheld("text", plugin.id))
+
+    return [_shown(projected, each) for each in messages]
 
 
-def _shown(plugin: Plugin, ctx: StreamContext, message: Message) -> Message:
-    parts = []
-    for part in message.parts:
-        if isinstance(part, Text):
-            try:
-                part = Text(clean_text(plugin.project_prose(ctx, part.text)))
-            except Exception as error:  # history can always be read: as it is, then
-                log.warning("project_prose of plugin %s: %s: %s", plugin.id, type(error).__name__, error)
-        parts.append(part)
-    return Message(message.role, tuple(parts))
+def _shown(projected: Callable[[Text], Text], message: Message) -> Message:
+    if message.role != "assistant":
+        return own(message)
+    return Message(message.role, tuple([projected(p) if isinstance(p, Text) else own(p) for p in message.parts]))
 
 
 async def _restored(
@@ -243,7 +251,7 @@ async def _restored(
         issue = state.restore(plugin, snapshot, await _bytes(snapshot, blobs))
         if issue is None:
             continue
-        if plugin.required:
+        if plugin.required or plugin.is_filter:  # without a filter, what it hides would be recorded
             raise TurnAborted(plugin.id, issue.code, f"plugin {plugin.id!r}: {issue.message}")
         log.warning("plugin %s is left out: %s", plugin.id, issue.message)
         issues.append(issue)
@@ -299,7 +307,7 @@ def _membership(
         return base
 
     def removals(specs: Sequence[ToolSpec]) -> set[str]:
-        ctx, gone = CatalogContext(session_id, definition.name, specs), set()
+        ctx, gone = CatalogContext(session_id, definition.name, tuple([session.seen(spec) for spec in specs])), set()
         for plugin, method in hiding.entries:
             try:
                 gone |= _names(method(ctx))

@@ -146,7 +146,8 @@ class Visit:
         assert setup is not None
         # Whoever saves later has what was changed before, and must not be overtaken.
         async with self._desk.turns.residents.of(session_id).saving:
-            taken = [(each.id, state.take(each)) for each in _changed(setup, plugins)]
+            assert setup.kept is not None, "a session with plugins of its own knows what is recorded of them"
+            taken = [(each.id, setup.kept.take(each)) for each in _changed(setup.kept, plugins)]
             blobs = {digest: data for _, each in taken for digest, data in each.blobs.items()}
             await self._save(session_id, setup, {name: each.snapshot for name, each in taken}, blobs)
 
@@ -193,8 +194,7 @@ class Visit:
             await self._desk.store.blobs.put(data)
 
 
-def _changed(setup: Setup, plugins: PluginSession) -> list[Plugin]:
+def _changed(kept: state.Kept, plugins: PluginSession) -> list[Plugin]:
     """The plugins whose state is not in any record."""
-    known = {} if setup.kept is None else setup.kept.revisions
     stateful = [plugin for plugin, _ in plugins.hooks("snapshot").entries]
-    return [each for each in stateful if state.revision(each) != known.get(each.id)]
+    return [each for each in stateful if state.revision(each) != kept.counts.get(each.id)]

@@ -27,7 +27,7 @@ from mainstay.model.record import InputKind, Said
 from mainstay.model.session import SessionRow
 from mainstay.model.write import Accepted
 from mainstay.sessions.definition import Definition
-from mainstay.sessions.telling import Heard, heard, in_words, read
+from mainstay.sessions.telling import Heard, heard, read
 from mainstay.sessions.turns import Turns
 
 log = logging.getLogger("mainstay.sessions")
@@ -38,8 +38,8 @@ AT_ONCE = 1000
 """Wakes in one input; more are the turn after it."""
 
 
-Vet: TypeAlias = Callable[[SessionRow, Sequence[Heard]], Awaitable[Sequence[Heard]]]
-"""What plugins of a session let it be told."""
+Vet: TypeAlias = Callable[[SessionRow, Sequence[Heard]], Awaitable[str]]
+"""What plugins of a session let it be told, in words."""
 
 
 class Wakes:
@@ -191,11 +191,11 @@ class Wakes:
 
     async def _put(self, whom: SessionRow, known: list[tuple[WakeRow, Heard]], turn: bool) -> Accepted | None:
         session_id, agent = whom.id, whom.agent
-        told = await self._vet(whom, [each for _, each in known])
+        text = await self._vet(whom, [each for _, each in known])
         now, op = self._clock.now(), f"{self._turns.random.bits(64):016x}"
         kind: InputKind = "queue" if turn else "note"
-        names = tuple(dict.fromkeys(each.wake.process_id for each in told))
-        said = Said(Message("user", in_words(told)), now, op, kind, wakes=names)
+        names = tuple(dict.fromkeys(each.wake.process_id for _, each in known))
+        said = Said(Message("user", text), now, op, kind, wakes=names)
         whole = encode_checked(said, "the news of processes")
         body, blobs = await spill(self._store, whole)
         numbers = tuple(row.number for row, _ in known)

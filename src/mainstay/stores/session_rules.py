@@ -399,7 +399,7 @@ def branch(rows: Rows, write: Branch) -> SessionRow:
     row = SessionRow(0, write.session_id, write.agent, fork=fork, created=write.at, updated=write.at)
     row = rows.add_session(row)
     if source.settings:
-        row = _configured(rows, row, forked(source.settings))
+        row = _configured(rows, row, forked(source.settings, write.whole and source.head == write.turn))
         rows.put_session(row)
     for process_id in write.grants:
         process = rows.process(process_id)

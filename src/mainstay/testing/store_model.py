@@ -369,7 +369,9 @@ class StoreModel(ProcessModel):
         existing = self.sessions.get(write.session_id)
         if existing is None:
             existing = self._new_session(write.session_id, write.agent, write.at)
-            existing.update(fork=fork, settings=of_a_fork(source["settings"]))
+            existing.update(
+                fork=fork, settings=of_a_fork(source["settings"], write.whole and source["head"] == write.turn)
+            )
             named = [self.processes[p]["pid"] for p in write.grants if p in self.processes]
             self.grants |= {(write.session_id, pid) for pid in named if (write.source, pid) in self.grants}
         elif existing["deleted"] or existing["fork"] != fork or existing["agent"] != write.agent:

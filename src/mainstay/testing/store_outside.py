@@ -194,10 +194,11 @@ class OutsideRules(StoreMachine):
     # ------------------------------------------------------------------ branch and delete
 
     @has(lambda self: self.model.live(), StoreMachine.fresh)
-    @rule(n=index, m=index, agent=agents, turn=st.integers(1, 3), ordinal=st.integers(0, 3))
-    def a_session_branches_off(self, n: int, m: int, agent: str, turn: int, ordinal: int) -> None:
+    @rule(n=index, m=index, agent=agents, back=st.integers(0, 2), ordinal=st.integers(0, 3), whole=st.booleans())
+    def a_session_branches_off(self, n: int, m: int, agent: str, back: int, ordinal: int, whole: bool) -> None:
         source, name = self.pick(self.model.live(), n), self.pick(self.fresh(), m)
-        write = Branch(name, agent, source["id"], turn, ordinal, self.tick())
+        turn = max(source["head"] - back, 0)
+        write = Branch(name, agent, source["id"], turn, ordinal, self.tick(), whole=whole)
         row = self.send(write)
         assert (row["head"], row["fork"]["sid"]) == (0, source["sid"])
         self.send(write, row)

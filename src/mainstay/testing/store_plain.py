@@ -95,10 +95,11 @@ def after_turn(settings: bytes, edits: dict[str, bool | None], recorded: dict[st
     return written(found)
 
 
-def of_a_fork(settings: bytes) -> bytes:
-    """The settings that a fork begins with: without what waits for a turn of the other, and what it has cost."""
+def of_a_fork(settings: bytes, latest: bool) -> bytes:
+    """The settings that a fork begins with: without what the other has cost, and what waits for a turn of the other
+    unless it shares all of its past (`latest`)."""
     found = json.loads(settings or b"{}")
-    others = ("snapshots", "ledger", "models", "children")
+    others = ("ledger", "models", "children", *(() if latest else ("snapshots", "saved")))
     return written({name: value for name, value in found.items() if name not in others})
 
 

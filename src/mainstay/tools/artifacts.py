@@ -21,6 +21,10 @@ MAX_NAME = 200
 class Shelf(Protocol):
     """Where artifacts are kept, and found again once the call that put them has ended."""
 
+    def passed(self, name: str, data: bytes, media_type: str) -> bytes:
+        """The bytes as the filters of the session let them be kept. Raises ToolError where they do not."""
+        ...
+
     async def keep(self, data: bytes) -> str: ...
 
     async def kept(self, artifact: Artifact) -> None:
@@ -68,6 +72,7 @@ class Artifacts:
         content = _content(data)
         name, kind = _name(name), clean_text(media_type or kind)
         self._must_be_open(name)
+        content = _sized(self._shelf.passed(name, content, kind))
         artifact = Artifact(name, await self._shelf.keep(content), len(content), kind)
         self._must_be_open(name)
         await self._shelf.kept(artifact)
@@ -104,6 +109,9 @@ class LooseShelf:
     def __init__(self) -> None:
         self._bytes: dict[str, bytes] = {}
 
+    def passed(self, name: str, data: bytes, media_type: str) -> bytes:
+        return data
+
     async def keep(self, data: bytes) -> str:
         digest = hashlib.sha256(data).hexdigest()
         self._bytes[digest] = data
@@ -124,6 +132,10 @@ def _content(data: object) -> bytes:
         data = clean_text(data).encode()
     if not isinstance(data, bytes):
         raise ToolError(f"an artifact is bytes or a string, not a {type(data).__name__}", code="invalid_artifact")
+    return _sized(data)
+
+
+def _sized(data: bytes) -> bytes:
     if len(data) > MAX_VALUE:
         raise ToolError(f"the artifact has {len(data):,} bytes, the limit is {MAX_VALUE:,}", code="artifact_too_large")
     return data

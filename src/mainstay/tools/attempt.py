@@ -17,6 +17,7 @@ from mainstay.errors import InvalidInput, Retry, ToolError
 from mainstay.model.codec import MAX_VALUE, clean, encode, error_text, model_text
 from mainstay.model.effect import AskedCall
 from mainstay.model.tool import BlobRef, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome
+from mainstay.plugins.turn import Projected
 from mainstay.tools import output
 from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready, failure
@@ -30,8 +31,8 @@ Keep: TypeAlias = Callable[[bytes], Awaitable[str]]
 Look: TypeAlias = Callable[[ToolOutcome], Awaitable[ToolOutcome]]
 """What plugins make of how a call ended, before anything of it is kept."""
 
-Project: TypeAlias = Callable[[ToolOutcome], tuple[bool, Any]]
-"""What a plugin lets the model see of an outcome; False where none decides that."""
+Project: TypeAlias = Callable[[ToolOutcome], Awaitable[Projected]]
+"""What a plugin lets the model see of a result."""
 
 
 class Outlet(Struct, frozen=True, gc=False):
@@ -69,7 +70,8 @@ class Asking(Struct, frozen=True, gc=False):
 class Attempted(Struct, frozen=True, gc=False):
     """How an attempt ended, what it refers to, and whether the tool deferred its completion.
 
-    `asks`: it did not begin, and waits for a person; `end` says nothing then.
+    `asks`: it did not begin, and waits for a person; `end` says nothing then. `withheld` is shown to the model in place
+    of a result that a plugin failed to project.
     """
 
     end: ToolOutcome | Again
@@ -77,6 +79,7 @@ class Attempted(Struct, frozen=True, gc=False):
     deferred: bool = False
     due: float | None = None
     asks: Asking | None = None
+    withheld: str = ""
 
 
 class Interrupted(Struct):
@@ -212,26 +215,21 @@ async def returned(value: Any, outlet: Outlet) -> Attempted:
         if not isinstance(seen, Ok):
             return Attempted(seen)
         plain, encoded = seen.value, encode(seen.value)
+    withheld = ""
     if outlet.project is not None:
-        decided, value = outlet.project(Ok(plain))
-        if decided:
-            return await _projected(value, plain, encoded, outlet)
+        seen_by_model = await outlet.project(Ok(plain))
+        withheld = seen_by_model.withheld
+        if not withheld:
+            return await _projected(seen_by_model.value, plain, encoded, outlet)
     shown = output.project(plain, outlet.budget, encoded=encoded)
     if not shown.truncated:
-        return Attempted(Ok(plain))
+        return Attempted(Ok(plain), withheld=withheld)
     digest = await outlet.keep(encoded)
-    return Attempted(Ok(shown.value, BlobRef(digest, len(encoded))), (digest,))
+    return Attempted(Ok(shown.value, BlobRef(digest, len(encoded))), (digest,), withheld=withheld)
 
 
 async def _projected(value: Any, plain: Any, encoded: bytes, outlet: Outlet) -> Attempted:
     """The model sees what a plugin made of it; the whole is kept where that is less."""
-    try:
-        value = clean(value)
-        size = len(encode(value))
-    except InvalidInput as error:
-        return Attempted(Failed("invalid_projection", f"a plugin let the model see no JSON: {error}"))
-    if size > MAX_VALUE:
-        return Attempted(Failed("invalid_projection", f"a plugin let the model see {size:,} bytes of it"))
     if value == plain:
         return Attempted(Ok(plain))
     digest = await outlet.keep(encoded)

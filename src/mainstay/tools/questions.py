@@ -19,6 +19,8 @@ from mainstay.model.plugin import Decision
 from mainstay.model.record import Answered, Started
 from mainstay.model.session import Answer, WaitRow
 from mainstay.model.tool import Artifact, Failed, ToolOutcome
+from mainstay.plugins.filters import withheld
+from mainstay.plugins.turn import plugins_of
 from mainstay.ports.store import Store
 
 _ANSWER = msgspec.json.Decoder(Answer).decode
@@ -146,13 +148,29 @@ class Questions:
                     found[wait.id] = wait
         return found
 
-    def hear(self, call: AskedCall, wait: WaitRow) -> Answer | None:
+    def hear(self, call: AskedCall, wait: WaitRow, refused: str = "") -> Answer | None:
         """The answer; None when there is none in time. The next record of the call tells of it: the wait itself goes
         with the commit."""
-        answer = None if wait.answer is None else _ANSWER(wait.answer)
+        answer = None if wait.answer is None else self._passed(call, _ANSWER(wait.answer), refused)
         told = Answered(wait.state) if answer is None else Answered(answer.verdict, answer.by, answer.reason)
         self._told[call.call] = told
         return answer
+
+    def _passed(self, call: AskedCall, answer: Answer, refused: str) -> Answer:
+        """The answer with its reason as the filters of the session let it be recorded; its value passes them later.
+
+        `refused`: the plugin that keeps the session from opening, so that nobody can look at it.
+        """
+        plugins = plugins_of(self._run)
+        if not answer.reason or (plugins is None and not refused):
+            return answer
+        if plugins is None:
+            return msgspec.structs.replace(answer, reason=withheld("reason", refused))
+        filters = plugins.filters
+        if filters is None:
+            return answer
+        reason = filters.value("answer", answer.reason, f"{self._run.turn_id}.{call.call}", call.name)
+        return msgspec.structs.replace(answer, reason=reason)
 
     def heard(self, call: AskedCall) -> tuple[dict[str, str] | None, Answered | None]:
         """Who approved of a call that begins, or who had it begin again."""

@@ -38,7 +38,6 @@ from mainstay.tools.background import prepared_instead, sent_off
 from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready, consult, inspect
 from mainstay.tools.questions import Questions
-from mainstay.tools.shelf import SessionShelf
 from mainstay.tools.vetting import Vetting
 from mainstay.tools.workshop import Workshop
 
@@ -64,7 +63,7 @@ class Round:
 
     def __init__(self, home: Workshop, run: Run, effect: RunTools) -> None:
         self.home, self.run, self.effect = home, run, effect
-        self.questions, self.shelf = Questions(home.store, run), SessionShelf(home.store, run)
+        self.questions = Questions(home.store, run)
         self.tasks: dict[str, asyncio.Task[Attempted]] = {}
         self.cut: dict[str, Interrupted] = {}
         self.contexts: dict[str, ToolContext[Any]] = {}
@@ -208,11 +207,11 @@ class Round:
         prepared: Ready | ToolOutcome = ready
         store = call.store or ("" if call.attempts else self.run.journal.store_id)
         if ready.entry.provider is not None:
-            context = self.home.context(self.run, ready, call.attempts + 1, self.shelf, store)
+            context = self.home.context(self.run, ready, call.attempts + 1, store)
             context.close()  # preparation has no effects
             prepared = await consult(ready, context)
         if not isinstance(prepared, Ready):
-            return Attempted(prepared)
+            return Attempted(await self.vetting.filtered(call, ready.entry.spec, ready.call.args, prepared))
         spec = prepared.entry.spec
         if not spec.background:
             await self.home.slots.take(spec)
@@ -271,7 +270,7 @@ class Round:
             raise
         self.run.held.pop(call.call, None)
         context = self.contexts[call.call] = home.context(
-            self.run, ready, number, self.shelf, self.run.machine.state.calls[call.call].store
+            self.run, ready, number, self.run.machine.state.calls[call.call].store
         )
         context.prepare = functools.partial(prepared_instead, self.vetting, call, context)
         interrupted, call_id = Interrupted(), context.call_id
@@ -360,7 +359,7 @@ class Round:
             return
         end = attempted.end
         if not isinstance(end, Again):
-            self._end(call, end, call.attempts, call.repeated, attempted.blobs)
+            self._end(call, end, call.attempts, call.repeated, attempted.blobs, attempted.withheld)
             return
         spec = self._spec(call)
         if call.attempts > (0 if spec is None else spec.retries) or self.run.gate.shut or self.run.room < 2:
@@ -389,12 +388,13 @@ class Round:
         attempts: int = 1,
         repeated: int = 0,
         blobs: tuple[str, ...] = (),
+        withheld: str = "",
     ) -> None:
         began = self.began.get(call.call)
         spent = 0 if began is None else int((self.home.clock.monotonic() - began) * 1000)
         put, slot, told = self._left_by(call), self.vetting.slot(call), self.questions.over(call, outcome)
         self.run.record(
-            Ended(call.call, outcome, attempts, repeated, spent, self.home.clock.now(), slot, put, told),
+            Ended(call.call, outcome, attempts, repeated, spent, self.home.clock.now(), slot, put, told, withheld),
             (*blobs, *[artifact.digest for artifact in put]) if put else blobs,
         )
         self.run.events.emit(ToolFinished, call_id=self._call_id(call), tool=call.name, outcome=outcome)
@@ -504,7 +504,7 @@ class Round:
                 self._end(call, OutcomeUnknown(NOT_SEEN), call.attempts, call.repeated)
 
     async def _concluded(self, call: AskedCall, wait: WaitRow, refused: str) -> None:
-        answer = self.questions.hear(call, wait)
+        answer = self.questions.hear(call, wait, refused)
         if answer is not None and answer.verdict in GOES_ON:
             request = self.run.gate.request
             never = NEVER_RAN if request is None else Cancelled(request.by, request.reason)
@@ -516,7 +516,7 @@ class Round:
         else:
             attempted = await self._ended_by(call, answer)
         assert not isinstance(attempted.end, Again)
-        self._end(call, attempted.end, call.attempts, call.repeated, attempted.blobs)
+        self._end(call, attempted.end, call.attempts, call.repeated, attempted.blobs, attempted.withheld)
 
     def _stopped(self, call: AskedCall, ended: Attempted | None, reason: str, leaving: bool) -> None:
         """A call that was told to stop. What it reported counts; what it did not is unknown; what never ran is not."""
@@ -534,7 +534,8 @@ class Round:
             return  # the next owner reruns it, or asks; what goes to the background is sent there again
         if leaving and (call.deferred or (ended is not None and ended.deferred)):
             return  # it stays on its wait
-        self._end(call, end, call.attempts, call.repeated, () if ended is None else ended.blobs)
+        blobs, withheld = ((), "") if ended is None else (ended.blobs, ended.withheld)
+        self._end(call, end, call.attempts, call.repeated, blobs, withheld)
 
     # ------------------------------------------------------------------ names
 

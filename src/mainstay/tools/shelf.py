@@ -9,6 +9,7 @@ from mainstay.engine.journal import load_turns
 from mainstay.model.record import Ended, Record
 from mainstay.model.session import SessionRow
 from mainstay.model.tool import Artifact
+from mainstay.plugins.turn import plugins_of
 from mainstay.ports.store import Store
 
 PIECE = 64
@@ -16,10 +17,15 @@ PIECE = 64
 
 
 class SessionShelf:
-    """The artifacts of a session, as a running turn of it sees them."""
+    """The artifacts of a session, as a call of a running turn of it sees them."""
 
-    def __init__(self, store: Store, run: Run) -> None:
-        self._store, self._run = store, run
+    def __init__(self, store: Store, run: Run, call_id: str, tool: str) -> None:
+        self._store, self._run, self._call_id, self._tool = store, run, call_id, tool
+
+    def passed(self, name: str, data: bytes, media_type: str) -> bytes:
+        plugins = plugins_of(self._run)
+        filters = None if plugins is None else plugins.filters
+        return data if filters is None else filters.artifact(name, data, media_type, self._call_id, self._tool)
 
     async def keep(self, data: bytes) -> str:
         return await self._run.journal.keep(data)

@@ -63,7 +63,7 @@ class Vetting:
         verdict = await self._plugins.before_call(call_id, spec, call.args)
         self._decided[call.call] = verdict.decisions
         if verdict.outcome is not None:
-            return Attempted(verdict.outcome)
+            return Attempted(await self.filtered(call, spec, verdict.args, verdict.outcome))
         if verdict.args is not call.args:
             call = replace(call, args=verdict.args, raw=None)
         ready = inspect(self._run.agent.catalog, call, call_id)
@@ -91,24 +91,36 @@ class Vetting:
         """The same for a call of which somebody outside says that it failed."""
         failed = Failed("settled_as_failed", answer.reason or "settled as failed", answer.value)
         entry = self._run.agent.catalog.get(call.name)
-        if self._plugins is None or not self._plugins.looks or entry is None:
+        if self._plugins is None or not self._plugins.looks:
             return Attempted(failed)
-        return Attempted(await self._look(call, entry.spec, call.args, failed))
+        spec = ToolSpec(call.name) if entry is None else entry.spec
+        return Attempted(await self._look(call, spec, call.args, failed))
+
+    async def filtered(
+        self, call: AskedCall, spec: ToolSpec, args: dict[str, Any], outcome: ToolOutcome
+    ) -> ToolOutcome:
+        """The outcome of a call whose body did not run: what plugins, providers and people say passes filters too."""
+        if self._plugins is None or not self._plugins.judges:
+            return outcome
+        return await self._plugins.filtered(f"{self._run.turn_id}.{call.call}", spec, args, outcome)
 
     async def _look(self, call: AskedCall, spec: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:
         assert self._plugins is not None
-        verdict, said = await self._plugins.after_call(f"{self._run.turn_id}.{call.call}", spec, args, outcome)
-        self._decided[call.call] = verdict.decisions
+        left, said = await self._plugins.after_call(f"{self._run.turn_id}.{call.call}", spec, args, outcome)
+        self._decided[call.call] = left.decisions
         self._said[call.call] = said
-        return outcome if verdict.outcome is None else verdict.outcome
+        return left.outcome
 
     def outlet(self, call: AskedCall, spec: ToolSpec | None, args: dict[str, Any]) -> Outlet:
-        """Where what a call returns goes: past the plugins first."""
+        """Where what a call returns goes: past the plugins first, also when its tool is gone meanwhile."""
         budget = (None if spec is None else spec.output_budget) or self._run.agent.output_budget
-        if self._plugins is None or not self._plugins.looks or spec is None:
+        if self._plugins is None or not self._plugins.looks:
             return Outlet(self._run.journal.keep, budget)
-        look = functools.partial(self._look, call, spec, args)
-        project = functools.partial(self._plugins.project, f"{self._run.turn_id}.{call.call}", spec, args)
+        spec = ToolSpec(call.name) if spec is None else spec
+        look = functools.partial(self._look, call, spec, args) if self._plugins.judges else None
+        project = None
+        if self._plugins.projects:
+            project = functools.partial(self._plugins.project, f"{self._run.turn_id}.{call.call}", spec, args)
         return Outlet(self._run.journal.keep, budget, look, project)
 
     # ------------------------------------------------------------------ until a record carries it

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +14,15 @@ from mainstay.engine.threads import Threads
 from mainstay.engine.waits import sign
 from mainstay.model.codec import clean
 from mainstay.model.event import ToolProgress
+from mainstay.plugins.turn import plugins_of
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TurnServices
 from mainstay.ports.store import Store
 from mainstay.ports.tool import Handles
-from mainstay.tools.artifacts import Shelf
 from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready
 from mainstay.tools.questions import completion_of
+from mainstay.tools.shelf import SessionShelf
 from mainstay.tools.slots import Slots
 
 
@@ -39,17 +39,23 @@ class Workshop:
         self.handles: Callable[[Run, str], Handles] | None = None
         self._left: set[asyncio.Task[Any]] = set()
 
-    def context(self, run: Run, ready: Ready, attempt: int, shelf: Shelf, store: str) -> ToolContext[Any]:
+    def context(self, run: Run, ready: Ready, attempt: int, store: str) -> ToolContext[Any]:
         """What one attempt of a call is given, which started in `store`. The task that asks for it works for the call
         from here on."""
         call_id, name = ready.call.call_id, ready.call.name
         services, handles = self.services, self.handles
         loop = asyncio.get_running_loop()
 
+        def show(value: Any) -> None:
+            plugins = plugins_of(run)
+            filters = None if plugins is None else plugins.filters
+            shown = value if filters is None else filters.value("progress", value, call_id, name)
+            run.events.emit(ToolProgress, call_id=call_id, tool=name, value=shown)
+
         def progress(value: Any) -> None:
-            fields = {"call_id": call_id, "tool": name, "value": clean(value)}
+            plain = clean(value)
             with contextlib.suppress(RuntimeError):  # the loop is closed: a thread outlived it, and nobody watches
-                loop.call_soon_threadsafe(functools.partial(run.events.emit, ToolProgress, **fields))
+                loop.call_soon_threadsafe(show, plain)  # plugins are called on the event loop only
 
         work = Work(self.worker.id, (run.scope.session_id, run.scope.turn)).begin()
         return ToolContext(
@@ -64,7 +70,7 @@ class Workshop:
             payload=ready.call.payload,
             progress=progress,
             key=self._key(run, call_id) if ready.entry.spec.deferred else None,
-            shelf=shelf,
+            shelf=SessionShelf(self.store, run, call_id, name),
             host=None if services is None else lambda: services(run).for_call(call_id),
             handles=None if handles is None else lambda: handles(run, call_id),
             store=store,
