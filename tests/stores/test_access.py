@@ -153,7 +153,6 @@ async def test_other_users_cannot_read_a_store_or_hold_its_lock(open_folder: Pat
 async def test_what_root_adds_to_the_store_of_a_user_is_that_users(open_folder: Path) -> None:
     path = open_folder / "agent.db"
     assert lines(child("as_nobody", path)) == ["wrote"]
-    (open_folder / "agent.db-lock").unlink()
 
     async with opened(path) as store:  # as `sudo mainstay sessions` does
         await used(store)

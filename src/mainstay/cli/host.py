@@ -33,7 +33,7 @@ from mainstay.model.session import SessionRow
 from mainstay.ports.store import Store
 from mainstay.processes.handle import handle_id
 from mainstay.runtime import DEFAULT_STORE, Runtime
-from mainstay.stores.choice import open_store
+from mainstay.stores.choice import file_path, open_store
 
 R = TypeVar("R")
 
@@ -141,8 +141,8 @@ def existing(store: str | None) -> str:
 
 def is_there(where: str) -> bool:
     """Whether a file store exists; what is no file is for `open_store` to judge."""
-    path = where.removeprefix("sqlite:///")
     try:
+        path = file_path(where)
         return where not in ("memory", ":memory:") and ("://" in path or Path(path).exists())
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error

@@ -32,4 +32,13 @@ def open_store(where: str | os.PathLike[str] | Store, clock: Clock | None = None
         raise InvalidDefinition(f"{text!r} is not a store: use a path, sqlite:///path or 'memory'")
     from mainstay.stores.sqlite import SqliteStore  # noqa: PLC0415  # chosen at run time
 
-    return SqliteStore(text.removeprefix("sqlite:///"))
+    return SqliteStore(file_path(text))
+
+
+def file_path(text: str) -> str:
+    """The file that a path or a `sqlite:///` URL names; `~` is the home folder, as in a shell."""
+    path = text.removeprefix("sqlite:///")
+    found = os.path.expanduser(path)
+    if path.startswith("~") and found == path:
+        raise InvalidDefinition(f"store={quoted(text)}: there is no such user; ./{path} is a file of that name")
+    return found

@@ -136,10 +136,16 @@ class LockFile:
         return identity(self.path) == self._identity
 
     def free(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        except OSError as error:  # only when the descriptor is gone, and with it the lock
+            log.error("cannot unlock %s: %s", self.path, error)
 
     def noted(self) -> Noted:
-        data = os.pread(self._descriptor, _FORMAT.size, 0)
+        try:
+            data = os.pread(self._descriptor, _FORMAT.size, 0)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot read {self.path}: {error.strerror}") from None
         return Noted(*_FORMAT.unpack(data)) if len(data) == _FORMAT.size else Noted()
 
     @property

@@ -27,7 +27,7 @@ class JsonlSink:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = Path(os.path.expanduser(path))  # as in a shell; without such a user it stays as it is
         self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
         self._dropped = 0
         self._thread: threading.Thread | None = None
