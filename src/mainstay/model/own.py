@@ -14,12 +14,12 @@ from typing import Any, NoReturn, SupportsIndex, TypeVar, cast, overload
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.model.message import Message, Part, Text
+from mainstay.model.message import Message, Part, Text, ToolCall, ToolResult
 from mainstay.model.tool import ToolSpec
 
 T = TypeVar("T")
 
-_PLAIN = (str, int, float, bool, type(None), bytes)
+_PLAIN = frozenset((str, int, float, bool, type(None), bytes))
 
 
 def own(value: T) -> T:
@@ -31,12 +31,12 @@ def _own(value: Any) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
+    if kind is Message:
+        return _own_message(value)
     if kind is dict:
         return {key: each if type(each) in _PLAIN else _own(each) for key, each in value.items()}
     if kind is list:
         return [each if type(each) in _PLAIN else _own(each) for each in value]
-    if kind is Message:
-        return _own_message(value)
     if isinstance(value, tuple):
         items = [_own(each) for each in tuple.__iter__(value)]
         return value if all(map(_is, tuple.__iter__(value), items)) else tuple(items)
@@ -45,13 +45,22 @@ def _own(value: Any) -> Any:
 
 def _own_message(message: Message) -> Message:
     for part in message.parts:
-        if type(part) is not Text:
+        if type(part) is not Text and (type(part) is not ToolResult or type(part.content) not in _PLAIN):
             return Message(message.role, tuple([_own_part(part) for part in message.parts]))
     return message
 
 
 def _own_part(part: Part) -> Part:
-    made: Part = part if type(part) is Text else _own_struct(part)
+    """Those that histories are made of are copied field by field: hooks look at many of them."""
+    if type(part) is Text:
+        return part
+    if type(part) is ToolCall:
+        replay = part.replay if part.replay is None else _own(part.replay)
+        return ToolCall(part.id, part.name, _own(part.args), part.raw, replay)
+    if type(part) is ToolResult:
+        content = _own(part.content)
+        return part if content is part.content else ToolResult(part.call_id, part.name, content, part.status)
+    made: Part = _own_struct(part)
     return made
 
 
@@ -74,7 +83,7 @@ class Seen(tuple[T, ...]):
     __slots__ = ()
 
     def __iter__(self) -> Iterator[T]:
-        return map(own, tuple.__iter__(self))
+        return map(_own, tuple.__iter__(self))
 
     @overload
     def __getitem__(self, at: SupportsIndex, /) -> T: ...
@@ -84,7 +93,11 @@ class Seen(tuple[T, ...]):
 
     def __getitem__(self, at: Any, /) -> Any:
         found = tuple.__getitem__(self, at)
-        return Seen(found) if isinstance(at, slice) else own(found)
+        return Seen(found) if isinstance(at, slice) else _own(found)
+
+    def shared(self) -> list[T]:
+        """The items themselves: for whoever shows them."""
+        return list(tuple.__iter__(self))
 
     def __add__(self, others: Iterable[Any], /) -> tuple[Any, ...]:
         return (*self, *others)

@@ -146,14 +146,15 @@ class TurnPlugins:
         if hooks := self._probed("transform_view"):
             view = ViewContext(*self._base(), self._host, step, len(self._run.history))
             ours = len(messages) - len(self._run.history)
-            messages = await self._asked(
+            shown: Seen[Message] = await self._asked(
                 pipe(
                     hooks,
-                    messages,
-                    lambda _, now: (replace(view, history=max(len(now) - ours, 0)), Seen(now)),
+                    Seen(messages),
+                    lambda _, now: (replace(view, history=max(len(now) - ours, 0)), now),
                     _messages,
                 )
             )
+            messages = shown.shared()
         return instructions, messages
 
     def stream(self, step: int) -> Transformed | None:
@@ -468,14 +469,16 @@ def _parts(plugin: Plugin, answer: object) -> list[PromptPart]:
     return parts
 
 
-def _messages(plugin: Plugin, shown: object) -> list[Message]:
+def _messages(plugin: Plugin, shown: object) -> Seen[Message]:
+    if type(shown) is Seen and shown:  # what it was given, or a part of it
+        return shown
     given = list(shown) if isinstance(shown, Sequence) else []
     messages = [message for message in given if isinstance(message, Message)]
     if not messages or len(messages) < len(given):
         raise PluginFault(plugin.id, "transform_view", "it returned no list of messages")
     if not all(isinstance(part, _PARTS) for message in messages for part in message.parts):
         raise PluginFault(plugin.id, "transform_view", "it returned a message whose parts are none")
-    return messages
+    return Seen(messages)
 
 
 def _response(plugin: Plugin, answer: object) -> ModelResponse:
