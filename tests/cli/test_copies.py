@@ -58,3 +58,11 @@ def test_a_run_in_a_copy_says_what_to_do_and_does_not_hang(store: Path) -> None:
 
     assert ran.returncode == 7, "queued"
     assert "mainstay restore" in ran.stderr
+
+
+def test_a_store_is_compacted(store: Path) -> None:
+    told = shell("compact", store)
+
+    assert told.exit_code == 0
+    assert told.stdout.startswith(f"compacted {store}: ")
+    assert shell("compact", store.with_name("nothing.db")).exit_code == 2

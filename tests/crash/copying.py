@@ -1,4 +1,4 @@
-"""Copies, opens or restores a store in forked children, each killed one line later than the one before.
+"""Copies, opens, restores or compacts a store in forked children, each killed one line later than the one before.
 
     python -m tests.crash.copying <what> <template> <folder>
 
@@ -16,10 +16,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mainstay.stores import copies, lockfile, sqlite
+from mainstay.stores import compaction, copies, lockfile, sqlite
 from mainstay.stores.blobs import FileBlobs
 
-WATCHED = {module.__file__ for module in (copies, lockfile, sqlite)}
+WATCHED = {module.__file__ for module in (compaction, copies, lockfile, sqlite)}
 
 
 class Killer:
@@ -52,7 +52,13 @@ def opening(folder: Path) -> None:
     sqlite.WriterFile(path, FileBlobs(Path(f"{path}-blobs"))).close()
 
 
-WORK = {"backup": backup, "restore": restore, "open": opening}
+def compact(folder: Path) -> None:
+    # Looked at often, so that it dies inside, too.
+    compaction.STEPS_BETWEEN_LOOKS = 5_000
+    compaction.compact(folder / "agent.db", lambda done, whole: None)
+
+
+WORK = {"backup": backup, "restore": restore, "open": opening, "compact": compact}
 
 
 def main(what: str, template: Path, folder: Path) -> None:

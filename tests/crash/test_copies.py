@@ -1,4 +1,4 @@
-"""Copying, recognising and restoring a store, killed at every line.
+"""Copying, recognising, restoring and compacting a store, killed at every line.
 
 What must come of it, whatever the line:
 
@@ -6,6 +6,7 @@ What must come of it, whatever the line:
     open       of a database without its lock file: it is held, at every later opening too
     restore    it is held, or refused, as before, and can be restored; or it has an id of its own and goes on.
                Never does it go on under the id of its original
+    compact    everything is there, in as many pages as before or in fewer
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pytest
 
 from mainstay import Agent, Runtime
 from mainstay.errors import StoreDamaged
+from mainstay.model.write import Accept
 from mainstay.testing import ScriptedModel
 from tests.sessions.places import texts
 
@@ -119,6 +121,21 @@ async def test_a_killed_restore_never_lets_a_copy_go_on_under_the_id_of_its_orig
         shutil.rmtree(folder)
 
     assert restored > 1, "it may die when all is done"
+
+
+async def test_a_killed_compaction_loses_nothing(tmp_path: Path) -> None:
+    own = await original(tmp_path / "template")
+    async with Runtime(tmp_path / "template" / "agent.db") as runtime:
+        for number in range(40):
+            await runtime.store.write(Accept(f"s-{number}", "clerk", b"x" * 20_000, f"op {number}", number))
+    sizes = set()
+    for folder, _ in killed_everywhere("compact", tmp_path / "template", tmp_path / "killed"):
+        assert await history(folder / "agent.db") == (SAID, own, None)
+        sizes.add((folder / "agent.db").stat().st_size)
+        assert await goes_on(folder / "agent.db")
+        shutil.rmtree(folder)
+
+    assert len(sizes) <= 3
 
 
 async def backup(folder: Path, template: Path) -> str:

@@ -1,4 +1,4 @@
-"""`mainstay backup` and `mainstay restore`: copies of a store, and letting one go on."""
+"""`mainstay backup`, `restore` and `compact`: copies of a store, letting one go on, and making one small."""
 
 from __future__ import annotations
 
@@ -62,6 +62,29 @@ def restore(
             print_json({"store": where, "id": own})
         else:
             text_line(console(), f"restored {where}: its id is {own}, and the next Runtime goes on with what is open")
+        return 0
+
+    perform(work, json)
+
+
+def compact(
+    store: Annotated[str, typer.Argument(metavar="STORE", help="The store; no Runtime may have it open.")],
+    json: JsonOption = False,
+) -> None:
+    """Make a store as small as it can be.
+
+    A store that this version made gives its free pages back by itself. One of an earlier version does so from here on.
+    It is written anew: there must be room for it a second time.
+    """
+
+    async def work() -> int:
+        where = existing(store)
+        with bar("compacting") as shown:
+            before, after = await Runtime.compact(where, progress=shown)
+        if json:
+            print_json({"store": where, "bytes_before": before, "bytes_after": after})
+        else:
+            text_line(console(), f"compacted {where}: {size(before)} became {size(after)}")
         return 0
 
     perform(work, json)

@@ -172,3 +172,7 @@ class OnDisk(Protocol):
     async def restore(self) -> str:
         """Give a store that is not open a new id, and let what is in it be claimed. Returns the id."""
         ...
+
+    async def compact(self, tell: Tell) -> tuple[int, int]:
+        """Write a store that is not open anew, without free pages. Returns its bytes before and after."""
+        ...

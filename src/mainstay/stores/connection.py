@@ -91,6 +91,7 @@ def connect(path: Path) -> Connection:
             connection.execute("PRAGMA trusted_schema = 0")
             check_ours(connection, path)
             connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file, or one that is written anew
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA wal_autocheckpoint = 0")

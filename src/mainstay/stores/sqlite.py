@@ -30,11 +30,13 @@ from mainstay.errors import (
     StoreInherited,
     StoreUnavailable,
 )
+from mainstay.model.process_write import Prune
 from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
-from mainstay.model.write import SessionFilter, StoreFacts, Write
+from mainstay.model.write import Delete, SessionFilter, StoreFacts, Write
 from mainstay.ports.store import SWEEP_GRACE, Tell
-from mainstay.stores import copies, forks, rules, schema, sql
+from mainstay.stores import compaction, copies, forks, rules, schema, sql
 from mainstay.stores.blobs import FileBlobs
+from mainstay.stores.compaction import give_back
 from mainstay.stores.connection import (
     Connection,
     bad_nodes,
@@ -265,6 +267,11 @@ class SqliteStore(SqliteProcessReads):
             raise InvalidInput(f"{self.path} is open here: close it, and restore it then")
         return await asyncio.to_thread(copies.restore, self.path)
 
+    async def compact(self, tell: Tell) -> tuple[int, int]:
+        if self._reader is not None:
+            raise InvalidInput(f"{self.path} is open here: close it, and compact it then")
+        return await on_thread(lambda told: compaction.compact(self.path, told), tell)
+
     # ------------------------------------------------------------------ who is alive, what is signed
 
     def identity(self) -> str:
@@ -304,7 +311,7 @@ class WriterFile:
         self._wal = f"{path}-wal"
         self._places = [(name, identity(name)) for name in (str(path), self._wal)]
         self._lock.free()
-        self._folded = False
+        self._folded = self._freed = False
         self._doomed: dict[str, int] = {}
         self._rows = SqlRows(self._connection, self._has_blob)
 
@@ -387,6 +394,7 @@ class WriterFile:
 
     def apply(self, write: Write[Any]) -> Any:
         self._unfolded += 1
+        self._freed = self._freed or isinstance(write, Delete | Prune)
         if isinstance(write, Sweep):
             return self._sweep(write)
         return rules.apply(self._rows, write, self.held is not None)
@@ -469,12 +477,26 @@ class WriterFile:
         return InternalError(f"{type(error).__name__} while writing: {error}")
 
     def tired(self) -> bool:
-        return self._unfolded >= CHECKPOINT_WRITES
+        return self._unfolded >= CHECKPOINT_WRITES or self._freed
 
     def rest(self) -> None:
-        """Nothing waits: fold the WAL, which has grown, back into the file."""
-        self._unfolded = 0
-        self.checkpoint("PASSIVE")
+        """Nothing waits: give back pages that are free, or fold the WAL, which has grown, back into the file."""
+        if self._freed:
+            self._freed = self._give_back()
+        if not self._freed:
+            self._unfolded = 0
+            self.checkpoint("PASSIVE")
+
+    def _give_back(self) -> bool:
+        """One step of giving free pages back; whether there are more. Nothing that was acknowledged depends on it."""
+        try:
+            self._lock.hold()
+            return self._displaced() is None and give_back(self._connection)
+        except (sqlite3.Error, StoreUnavailable) as error:
+            log.warning("free pages of %s are not given back, it is tried again later: %s", self._path, error)
+            return False
+        finally:
+            self._lock.free()
 
     def checkpoint(self, mode: str) -> None:
         try:

@@ -120,6 +120,8 @@ class GroupWriter:
                 backend.rest()
             # Last, and then straight back to waiting: whatever ran here now would keep the loop from the GIL.
             self._announce(batch)
+            while backend.tired() and self._queue.empty():
+                backend.rest()  # in small steps, each of which may find that something waits
         if self._bell is not None:
             self._bell.take_down()
 
