@@ -494,8 +494,8 @@ class StepFailed(MainstayError):
 
     code = "step_failed"
 
-    def __init__(self, step: str, fault: str, message: str, data: Any = None) -> None:
-        self.step, self.fault, self.message, self.data = step, fault, message, data
+    def __init__(self, step: str, fault: str, message: str, data: Any = None, traceback: str = "") -> None:
+        self.step, self.fault, self.message, self.data, self.traceback = step, fault, message, data, traceback
         super().__init__(f"step {step}: {fault}: {message}" if message else f"step {step}: {fault}")
 
 

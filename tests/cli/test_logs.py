@@ -47,6 +47,20 @@ def test_events_are_shown_one_per_line(worked: Path) -> None:
     assert TIME.sub("(time)", ended) == '   3  (time)  process.completed  {"type":"success","value":6}'
 
 
+def test_a_failure_is_shown_with_its_traceback(store: Path) -> None:
+    async def fail(runtime: Runtime) -> None:
+        await (await runtime.start(broken, id="b-1")).outcome()
+
+    prepare(store, fail)
+    result = shell("logs", "b-1", store=store)
+
+    *_, ended, first, place, _, last = [line for line in result.stdout.splitlines() if "^" not in line]
+    assert ended.endswith('process.failed  {"type":"failure","code":"raised","message":"ValueError: no such order"}')
+    assert first == "      Traceback (most recent call last):"
+    assert place.endswith("in broken")
+    assert last == "      ValueError: no such order"
+
+
 def test_events_after_a_number_and_by_handle(worked: Path) -> None:
     handle = json.dumps({"__handle__": "process", "id": "a-1"})
     told = shell("logs", handle, "--after", "2", "--json", store=worked)
@@ -154,7 +168,11 @@ def test_the_exit_code_says_how_it_ended(store: Path) -> None:
 
     failed, cancelled = (shell("processes", "result", name, store=store) for name in ("b-1", "n-1"))
     assert (failed.exit_code, cancelled.exit_code) == (1, 4)
-    assert failed.stderr == "mainstay: process 'b-1' failed: raised: ValueError: no such order\n"
+    said, first, *where = failed.stderr.splitlines()
+    assert said == "mainstay: process 'b-1' failed: raised: ValueError: no such order"
+    assert first == "Traceback (most recent call last):"
+    assert where[0].endswith("in broken")
+    assert where[-1] == "ValueError: no such order"
     assert cancelled.stderr == "mainstay: process 'n-1' was cancelled by kim: enough\n"
 
 

@@ -50,9 +50,13 @@ def test_a_checkpoint_stands_for_what_was_before_it_and_a_failed_step_says_why(s
 
     asyncio.run(work())
 
-    told = lines(shell("processes", "steps", "p-1", store=store).stdout)
+    result = shell("processes", "steps", "p-1", store=store)
+    told, where = lines(result.stdout), result.stdout.splitlines()[3:]
     assert told[0] == ["—", "checkpoint", "1", '{"paid":1}']
     assert told[1][1:] == ["step", "hopeless", "1", "raised: ValueError: no such account"]
+    assert where[0] == f"call {told[1][0]} raised:"
+    assert where[2].endswith("in hopeless")
+    assert where[-1] == "  ValueError: no such account"
 
 
 def test_a_process_without_steps_and_one_that_is_not_there(store: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -35,6 +35,9 @@ from mainstay.model.process import (
     Success,
 )
 from mainstay.ports.store import Store
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 POLL = 0.1
 """Seconds between two looks at whether another process has written."""
@@ -83,10 +86,24 @@ def _print(event: ProcessEvent, json: bool) -> None:
         sys.stdout.write(msgspec.json.encode(process_event_json(event)).decode() + "\n")
     else:
         out = console()
-        told = "" if event.payload is None else msgspec.json.encode(event.payload).decode()
+        payload, where = _without_traceback(event.payload)
+        told = "" if payload is None else msgspec.json.encode(payload).decode()
         line = f"{event.sequence:>4}  {moment(event.at)}  {event.type}  {told}".rstrip()
         text_line(out, _fitted(line, out.width) if out.is_terminal else line)
+        show_traceback(out, where, "      ")
     sys.stdout.flush()
+
+
+def _without_traceback(payload: Any) -> tuple[Any, str]:
+    """What an event says, and the traceback in it: that is shown as lines."""
+    if not isinstance(payload, dict) or not isinstance(payload.get("traceback"), str):
+        return payload, ""
+    return {name: value for name, value in payload.items() if name != "traceback"}, payload["traceback"]
+
+
+def show_traceback(out: Console, text: str, indent: str = "") -> None:
+    for line in text.splitlines():
+        text_line(out, f"{indent}{line}", "dim")
 
 
 def _fitted(line: str, width: int) -> str:
@@ -148,8 +165,9 @@ def _tell(process: str, outcome: ProcessOutcome | None) -> None:
     match outcome:
         case Success(value=value):
             print_value(value)
-        case Failure(code=code, message=message):
+        case Failure(code=code, message=message, traceback=where):
             complain(f"process {process!r} failed: {code}: {message}")
+            show_traceback(console(stderr=True), where)
         case Cancelled(by=by, reason=reason):
             complain(f"process {process!r} was cancelled by {by or 'somebody'}{f': {reason}' if reason else ''}")
         case Abandoned(evidence=evidence):

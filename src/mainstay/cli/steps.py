@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from mainstay.cli.host import OK, JsonOption, ProcessArgument, StoreOption, find_process, perform, reading
+from mainstay.cli.logs import show_traceback
 from mainstay.cli.render import brief, console, print_json, span, table, text_line
 from mainstay.model.step import Begun, Done, Segment, StepFaltered, StepRecord
 from mainstay.processes.journal import load_steps
@@ -25,7 +26,11 @@ def steps(process: ProcessArgument, store: StoreOption = None, json: JsonOption 
             return OK
         rows = _rows(records, int(time.time() * 1000))
         if rows:
-            table(console(), ["call", "what", "attempts", "how it ended, or what it waits for"], rows, fold=(1, 3))
+            out = console()
+            table(out, ["call", "what", "attempts", "how it ended, or what it waits for"], rows, fold=(1, 3))
+            for key, where in _tracebacks(records).items():
+                text_line(out, f"call {key} raised:")
+                show_traceback(out, where, "  ")
         else:
             text_line(console(), "nothing is recorded")
         return OK
@@ -48,6 +53,17 @@ def _rows(records: Iterable[StepRecord], now: int) -> list[list[str]]:
             case Done(key=key, kind=kind, name=name, attempts=attempts):
                 found[key] = [key, f"{kind} {name}".strip(), str(attempts), _ending(record)]
     return list(found.values())
+
+
+def _tracebacks(records: Iterable[StepRecord]) -> dict[str, str]:
+    """Where each call that failed raised, the last time that it did."""
+    found: dict[str, str] = {}
+    for record in records:
+        if isinstance(record, StepFaltered):
+            found[record.key] = record.traceback
+        elif isinstance(record, Done):
+            found[record.key] = "" if record.fault is None else record.fault.traceback
+    return {key: where for key, where in found.items() if where}
 
 
 def _until(due: int | None, now: int) -> str:

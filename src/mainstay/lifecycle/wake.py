@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from msgspec.structs import replace
+
 from mainstay.lifecycle.fold import ENDS
 from mainstay.model.codec import encode
-from mainstay.model.process import Event, ProcessRow, Wake, WakeRow, WakeTarget
+from mainstay.model.process import Event, Failure, ProcessRow, Wake, WakeRow, WakeTarget
 
 _ENDS = frozenset(ENDS.values())
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}").fullmatch
@@ -26,6 +28,8 @@ def news(row: ProcessRow, event: Event) -> WakeRow | None:
         return None
     if event.type in _ENDS:
         payload: Any = row.record.outcome
+        if isinstance(payload, Failure):
+            payload = replace(payload, traceback="")  # for people who look after it, and not for a model
     else:
         rule = next((each.wake for each in row.registration.events if each.name == event.type), None)
         if rule is None or (rule.when is not None and not _found(event.payload, rule.when)):

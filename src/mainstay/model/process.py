@@ -161,11 +161,12 @@ class Success(Struct, frozen=True, gc=False, tag_field="type", tag="success", om
 
 
 class Failure(Struct, frozen=True, gc=False, tag_field="type", tag="failure", omit_defaults=True):
-    """It ended with an error of its own."""
+    """It ended with an error of its own. `traceback` is where its code raised that, for people: no model sees it."""
 
     code: str
     message: str = ""
     data: Any = None
+    traceback: str = ""
 
 
 class Cancelled(Struct, frozen=True, gc=False, tag_field="type", tag="cancelled", omit_defaults=True):

@@ -16,11 +16,12 @@ StepKind: TypeAlias = Literal[
 
 
 class Fault(Struct, frozen=True, gc=False, omit_defaults=True):
-    """How a step failed, as far as it can be stored."""
+    """How a step failed, as far as it can be stored, and where its code raised that."""
 
     code: str
     message: str = ""
     data: Any = None
+    traceback: str = ""
 
 
 class Begun(Struct, frozen=True, gc=False, tag="begun.1", omit_defaults=True):
@@ -52,6 +53,7 @@ class StepFaltered(Struct, frozen=True, gc=False, tag="faltered.1", omit_default
     due: int
     attempt: int = 1
     at: int = 0
+    traceback: str = ""
 
 
 class Done(Struct, frozen=True, gc=False, tag="done.1", omit_defaults=True):

@@ -176,4 +176,4 @@ def answered(done: Done) -> Any:
     if done.kind == "result" and fault.code == UnknownProcess.code:
         raise UnknownProcess(done.name)
     what = done.name if done.kind == "step" else f"{done.kind} {done.name}"
-    raise StepFailed(what, fault.code, fault.message, fault.data)
+    raise StepFailed(what, fault.code, fault.message, fault.data, fault.traceback)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
 from mainstay.errors import (
     Conflict,
@@ -155,6 +156,8 @@ class Calls(Steps, Joins):
             return msgspec.to_builtins(Failure(row.status, "its caller has departed: nobody will say how it ended"))
         if isinstance(outcome, Success) and outcome.blob is not None:
             outcome = Success(decode(await self._journal.patiently(self._host.store.blobs.get, outcome.blob.digest)))
+        if isinstance(outcome, Failure):
+            outcome = replace(outcome, traceback="")  # it is in the other's record
         return msgspec.to_builtins(outcome)
 
     # ------------------------------------------------------------------ events and others

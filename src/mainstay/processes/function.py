@@ -32,6 +32,7 @@ from mainstay.processes.journal import load_steps
 from mainstay.processes.replay import Replay
 from mainstay.processes.run import ProcessRun
 from mainstay.processes.steps import MAX_TEXT, checked, told
+from mainstay.processes.tracebacks import log_raised, traceback_text
 
 KIND = "function"
 
@@ -141,6 +142,8 @@ class FunctionEngine:
             raise  # not by the function: everything ends
         except BaseException as error:  # a function may raise anything; it ends the process, and says how
             outcome = failure(error)
+            if not branches.away:
+                log_raised(f"process {run.row.id} raised {outcome.message}", error)
         if branches.away:  # its code has swallowed that
             raise await self._why(branches, run)
         replay.check_over(f"its end, as {type(outcome).__name__}")
@@ -169,19 +172,20 @@ class FunctionEngine:
 
 def failure(error: BaseException) -> Failure:
     """What a function raised, as far as it can be stored."""
+    where = traceback_text(error)
     match error:
         case OutcomeUnknown() | StepFailed():
-            return Failure(
-                clean_text(error.fault), clean_text(f"step {error.step}: {error.message}"), _short(error.data)
-            )
+            step = f"{error.traceback}\n\nThe step failed here:\n\n" if error.traceback else ""
+            text = clean_text(f"step {error.step}: {error.message}")
+            return Failure(clean_text(error.fault), text, _short(error.data), f"{step}{where}")
         case ToolError():
-            return Failure(clean_text(error.code), clean_text(error.message)[:MAX_TEXT])
+            return Failure(clean_text(error.code), clean_text(error.message)[:MAX_TEXT], traceback=where)
         case ProcessFailed():
-            return Failure(error.code, error_text(error)[:MAX_TEXT], _short(error.outcome))
+            return Failure(error.code, error_text(error)[:MAX_TEXT], _short(error.outcome), where)
         case MainstayError():
-            return Failure(error.code, error_text(error))
+            return Failure(error.code, error_text(error), traceback=where)
         case _:
-            return Failure("raised", told(error))
+            return Failure("raised", told(error), traceback=where)
 
 
 def _short(data: Any) -> Any:

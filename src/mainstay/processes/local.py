@@ -27,6 +27,7 @@ from mainstay.ports.process import EngineRun
 from mainstay.ports.store import Store
 from mainstay.processes.function import failure
 from mainstay.processes.run import ProcessRun
+from mainstay.processes.tracebacks import log_raised
 
 KIND = "task"
 
@@ -91,7 +92,9 @@ class LocalEngine:
         except (Leaving, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # a task may raise anything; it ends this process, and says how
-            return failure(error)
+            outcome = failure(error)
+            log_raised(f"task {run.registration.name} of process {run.row.id} raised {outcome.message}", error)
+            return outcome
 
     async def _give_up(self, owner: str) -> ProcessOutcome:
         if owner == self._worker_id:

@@ -27,6 +27,7 @@ from mainstay.model.tool import ToolSpec
 from mainstay.processes.branches import Branch, Cut, PutAway
 from mainstay.processes.caller import Caller, answered, call
 from mainstay.processes.replay import Open, shape
+from mainstay.processes.tracebacks import log_raised, traceback_text
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool
 
@@ -276,24 +277,37 @@ class Steps(Caller):
         except SelfCancelled:
             return Ended(fault=Fault("raised", "CancelledError: the step cancelled itself"))
         except Retry as retry:
-            return Ended(fault=_fault(retry), again=True, after=retry.after)
+            return Ended(fault=self._fault(step, retry), again=True, after=retry.after)
         except ToolError as error:
-            return Ended(fault=_fault(error))
+            return Ended(fault=self._fault(step, error))
         except Leaving:
             body.stop()
             raise
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
             raise  # not by the step: its task is ended, or everything is
         except BaseException as error:  # a step may raise anything, and its function decides what it means
-            return Ended(fault=Fault("raised", told(error)), again=True)
+            return Ended(fault=self._fault(step, error), again=True)
         finally:
             branch.in_step = False
+
+    def _fault(self, step: StepCall, error: BaseException) -> Fault:
+        """What a step raised, as far as it can be stored; the log has it too."""
+        log_raised(f"step {step.name} of process {self.process_id} raised {told(error)}", error)
+        where = traceback_text(error)
+        if not isinstance(error, ToolError):
+            return Fault("raised", told(error), traceback=where)
+        try:
+            data = clean(error.data)
+        except InvalidInput:
+            data = None
+        return Fault(clean_text(error.code), clean_text(error.message)[:MAX_TEXT], data, where)
 
     def _falter(self, step: StepCall, ended: Ended, attempt: Attempt) -> int:
         now, fault = self._clock.now(), ended.fault
         assert fault is not None
         due = now + round(STEP_RETRIES.delay(attempt.failures, ended.after, self._host.random) * 1000)
-        self._journal.record(StepFaltered(step.key, fault.code, fault.message, due, attempt.number, now))
+        faltered = StepFaltered(step.key, fault.code, fault.message, due, attempt.number, now, fault.traceback)
+        self._journal.record(faltered)
         return due
 
     def _leave(self, step: StepCall, attempt: Attempt, began: bool, recorded: bool) -> None:
@@ -446,12 +460,3 @@ def told(error: BaseException) -> str:
     """What an exception says, as far as a record has room for it."""
     text = f"{type(error).__name__}: {error_text(error)}"
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
-
-
-def _fault(error: ToolError) -> Fault:
-    try:
-        data = clean(error.data)
-    except InvalidInput:
-        data = None
-    message = clean_text(error.message)
-    return Fault(clean_text(error.code), message[:MAX_TEXT], data)

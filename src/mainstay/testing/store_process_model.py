@@ -149,7 +149,13 @@ class ProcessModel(ProcessLog):
             woken = self._end(row, {"type": "abandoned", "evidence": evidence}, write.at)
             return {"row": copy.deepcopy(row), "won": False, "woken": woken}
         if begun and asked["max_attempts"] is not None and row["attempts"] >= asked["max_attempts"]:
-            failure = {"type": "failure", "code": "attempts_exhausted", "message": SomeReason(), "data": None}
+            failure = {
+                "type": "failure",
+                "code": "attempts_exhausted",
+                "message": SomeReason(),
+                "data": None,
+                "traceback": "",
+            }
             woken = self._end(row, failure, write.at)
             return {"row": copy.deepcopy(row), "won": False, "woken": woken}
         row["takeovers"] += 1
