@@ -1,11 +1,18 @@
-"""Tables on a terminal: nothing that a person may want to copy is cut."""
+"""Tables on a terminal: nothing that a person may want to copy is cut. And what no terminal gets to see."""
 
+import ast
 import io
+import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from mainstay.cli.render import table
+from mainstay.cli import render
+from mainstay.cli.live import LiveTurn
+from mainstay.cli.render import as_json, brief, call_text, on_one_line, safe, styled, table, text_line, whole_call
+from mainstay.model.event import ToolFinished
+from mainstay.model.tool import Failed
 
 HEADERS = ["process", "what", "status", "age", "worker", "waits for, or how it ended"]
 ROWS = [
@@ -38,3 +45,78 @@ def test_the_first_column_takes_the_room_that_others_leave() -> None:
     lines = drawn(100, ["session", "turns"], [[name, "7"]], (0,))
 
     assert lines[-1].split() == [name, "7"]
+
+
+# ---------------------------------------------------------------------- the filter
+
+HOSTILE = {
+    "ESC": "\x1b[2J",
+    "OSC": "\x1b]0;owned\x07",
+    "CSI of C1": "\x9b2J",
+    "OSC of C1": "\x9d0;owned\x9c",
+    "backspace": "ok\b\bno",
+    "carriage return": "no\rok",
+    "delete": "\x7f",
+    "override": "\u202efdp.exe",
+    "isolate": "\u2066x\u2069",
+    "marks": "\u200e\u200f\u061c",
+    "line separator": "one\u2028two",
+}
+REFUSED = set("\x1b\x07\x08\r\x7f\x9b\x9c\x9d\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2028\u2029")
+REFUSED |= set("\u2066\u2067\u2068\u2069")
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_nothing_that_is_printed_commands_a_terminal(text: str) -> None:
+    printed = [
+        safe(text),
+        on_one_line(text),
+        brief(text),
+        brief({"a": text}),
+        call_text(text, {text: text}),
+        whole_call(text, {text: text}),
+        str(styled(text)),
+        as_json({"a": text}),
+    ]
+
+    assert [each for each in printed if REFUSED & set(each)] == []
+    assert json.loads(as_json({"a": text})) == {"a": text}
+
+
+def test_a_name_begins_no_line_of_its_own() -> None:
+    written = io.StringIO()
+    out = Console(file=written, width=100)
+
+    text_line(out, "agent evil\nall is well")
+    table(out, ["session"], [["s\nall is well"]])
+
+    assert written.getvalue().splitlines() == ["agent evil�all is well", "session", "s�all is well"]
+
+
+def test_an_unknown_tool_cannot_command_the_terminal_of_a_live_turn() -> None:
+    live, written = LiveTurn(), io.StringIO()
+    live._out = Console(file=written, width=100, force_terminal=True, no_color=True)
+
+    live.show(ToolFinished("c", "s", "s.1", "s.1.1.0", "\x1b]0;owned\x07", Failed("tool_unavailable", "there is none")))
+
+    assert "\x1b]" not in written.getvalue()
+    assert "owned" in written.getvalue()
+
+
+def test_every_text_of_the_command_line_is_made_by_the_filter() -> None:
+    makers = []
+    for path in sorted(Path(render.__file__).parent.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        called = {
+            node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        if "Text" in called:
+            makers.append(path.name)
+
+    assert makers == ["render.py"]
+
+
+def test_what_is_decided_on_is_shown_whole() -> None:
+    args = {"to": "everybody@example.com", "text": "x" * 500 + "DROP TABLE"}
+
+    assert whole_call("mail", args) == f'mail(to="everybody@example.com", text="{args["text"]}")'

@@ -134,7 +134,7 @@ def test_no_color_is_respected(store: Path) -> None:
     ("agent", "prompt", "code", "words"),
     [
         ("failing", "x", 1, "provider_failed: the key is not valid"),
-        ("helper", "pay", 3, "pay asks for approval: mainstay approve chat.1.1.0 (or reject)"),
+        ("helper", "pay", 3, 'pay(item="tea") asks for approval: mainstay approve chat.1.1.0 (or reject)'),
         ("endless", "x", 5, "budget_spent: steps"),
         ("short", "x", 6, "incomplete: length"),
     ],
@@ -154,7 +154,7 @@ def test_a_turn_behind_one_that_waits_is_shown_as_queued(store: Path) -> None:
 
     assert (ended.exit_code, ended.stdout) == (7, "")
     assert "turn chat.2 is queued: turn chat.1 waits for an answer to pay (chat.1.1.0)" in ended.stderr
-    assert "pay asks for approval: mainstay approve chat.1.1.0 (or reject)" in ended.stderr
+    assert 'pay(item="tea") asks for approval: mainstay approve chat.1.1.0 (or reject)' in ended.stderr
     assert (told["turn_id"], told["outcome"]["kind"], told["outcome"]["behind"]) == ("chat.3", "queued", "chat.1")
     assert [call["call_id"] for call in told["outcome"]["calls"]] == ["chat.1.1.0"]
 

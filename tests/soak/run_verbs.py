@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from mainstay.engine.journal import load_turns  # noqa: E402  # found through the line above
 from mainstay.graph.view import turn_view  # noqa: E402
-from mainstay.model.process import ProcessRow, Success  # noqa: E402
+from mainstay.model.process import TERMINAL, ProcessRow, Success  # noqa: E402
 from mainstay.model.process_write import ProcessFilter  # noqa: E402
 from mainstay.model.record import Joined  # noqa: E402
 from mainstay.model.tool import Denied, Ok, OutcomeUnknown, ToolRecord  # noqa: E402
@@ -38,6 +38,7 @@ from tests.soak.verbs import LEASE  # noqa: E402
 
 PROCESSES = 3
 EVERY = 10**9
+ENDS = {f"process.{status}" for status in TERMINAL}
 PATIENCE = 240.0
 
 
@@ -79,11 +80,8 @@ class Crew:
     def strike(self, way: str) -> None:
         """Lose one that is at work, in one way, and replace it."""
         which = self._dice.randrange(PROCESSES)
-        victim, until = self._running[which], time.monotonic() + PATIENCE
-        while not (self._folder / f"ready-{victim.pid}").exists() and victim.poll() is None:
-            if time.monotonic() > until:
-                raise TimeoutError("a process did not begin")
-            time.sleep(0.01)
+        victim = self._running[which]
+        self._await_work(victim)
         if victim.poll() is not None:
             self._count.problems.append(f"a process ended by itself with {victim.returncode}")
         elif way == "stop":
@@ -100,7 +98,16 @@ class Crew:
             self._leave(victim)
         self._running[which] = self._start()
 
+    def _await_work(self, victim: subprocess.Popen[bytes]) -> None:
+        """Until it is past its start: to end it before is easy, and proves little."""
+        until = time.monotonic() + PATIENCE
+        while not (self._folder / f"ready-{victim.pid}").exists() and victim.poll() is None:
+            if time.monotonic() > until:
+                raise TimeoutError("a process did not begin")
+            time.sleep(0.01)
+
     def _leave(self, victim: subprocess.Popen[bytes]) -> None:
+        self._await_work(victim)
         victim.terminate()
         self._count.leavings += 1
         if victim.wait(timeout=PATIENCE) != 0:
@@ -209,15 +216,15 @@ async def _process(store: SqliteStore, count: Count, row: ProcessRow, ledger: Co
     if row.record.outcome is None:
         count.problems.append(f"process {row.id} is {row.status}: {row.stuck}")
         return
-    events = await store.events(row.pid)
-    if sum(event.type == f"process.{row.status}" for _, _, event in events) != 1:
-        count.problems.append(f"process {row.id} ended more than once")
+    ends = [event.type for _, _, event in await store.events(row.pid, limit=EVERY) if event.type in ENDS]
+    if ends != [f"process.{row.status}"]:
+        count.problems.append(f"process {row.id} has not one end but {ends}")
     ended, repeats = isinstance(row.record.outcome, Success), row.attempts - 1
+    steps, _ = await load_steps(store, row.pid, row.id)
+    repeats += sum(getattr(step, "repeated", 0) for step in steps)
     if row.registration.kind == "tool":
         _explain(count, f"survey {row.id}", 1 + repeats, ended, ledger)
     elif row.id.startswith("a-"):
-        steps, _ = await load_steps(store, row.pid, row.id)
-        repeats += sum(getattr(step, "repeated", 0) for step in steps)
         for number in (0, 1):
             _explain(count, f"part {row.id}.{number}", 1 + repeats, ended, ledger)
         _explain(count, f"end {row.id}", 1, ended and "unknown" not in _value(row), ledger)

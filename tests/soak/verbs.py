@@ -246,7 +246,7 @@ class Host:
         verb = self.dice.choice(self.verbs())
         with contextlib.suppress(MainstayError):
             await verb()
-        append(self.world.folder / "cases", verb.__name__)
+        append(self.world.folder / "cases", getattr(verb, "__name__", "verb"))
 
 
 async def live(folder: Path, seed: str) -> None:

@@ -26,7 +26,7 @@ from mainstay.cli.host import (
     whoever,
 )
 from mainstay.cli.processes import cancel_process
-from mainstay.cli.render import ago, call_text, console, print_json, table, text_line
+from mainstay.cli.render import ago, console, print_json, table, text_line, whole_call
 from mainstay.cli.wire import pending_json
 from mainstay.engine.waits import asked
 from mainstay.errors import SessionDeleted, UnknownCall, UnknownTurn
@@ -61,7 +61,7 @@ def pending(store: StoreOption = None, json: JsonOption = False) -> None:
         if not found:
             text_line(out, "nothing waits")
             return 0
-        rows = [[c.call_id, c.kind, call_text(c.tool, c.args, 48), ago(c.since, now)] for c in found]
+        rows = [[c.call_id, c.kind, whole_call(c.tool, c.args), ago(c.since, now)] for c in found]
         table(out, ["call", "waits for", "what", "since"], rows, fold=(0, 2))
         kinds = {c.kind for c in found}
         if "approval" in kinds:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from rich import box
@@ -15,11 +15,10 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
 from mainstay.cli.demo_agent import PROMPT, Line
 from mainstay.cli.demo_count import Death, Report, Row
-from mainstay.cli.render import MARKS, STYLES, brief, call_text, console, plural
+from mainstay.cli.render import MARKS, STYLES, brief, call_text, console, plural, styled
 from mainstay.cli.wire import outcome_kind, outcome_words
 from mainstay.model.event import (
     AnyEvent,
@@ -31,6 +30,9 @@ from mainstay.model.event import (
     TurnStarted,
 )
 from mainstay.model.record import Closed, Ended, Record, Replied, Said, Started
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 class View(Protocol):
@@ -182,7 +184,7 @@ class RichView(SilentView):
         self._records: Sequence[Record] = ()
         self._marks: list[tuple[float, str, str]] = []
         self._began = time.monotonic()
-        self._title, self._status, self._state = "", Text(), "cyan"
+        self._title, self._status, self._state = "", styled(""), "cyan"
         self._live = Live(console=self._out, get_renderable=self._draw, refresh_per_second=15, vertical_overflow="crop")
 
     def __enter__(self) -> RichView:
@@ -204,7 +206,7 @@ class RichView(SilentView):
         self._state = "cyan"
         self._mark("▶" if life == 1 else "↻", "bold green")
         word = "at work" if life == 1 else "started again, the same program: nobody told it what to do"
-        self._status = Text(f"process {pid} {word}", style="green")
+        self._status = styled(f"process {pid} {word}", style="green")
         if life > 1:
             self._add(f"↻ process {pid} starts", "bold green")
 
@@ -231,7 +233,7 @@ class RichView(SilentView):
             case TurnCommitted():
                 self._spoken()
                 self._mark("◆", "bold green")
-                self._status = Text("committed: the turn is durable, whole and final", style="bold green")
+                self._status = styled("committed: the turn is durable, whole and final", style="bold green")
                 self._state = "green"
             case _:
                 pass
@@ -255,14 +257,14 @@ class RichView(SilentView):
         self._add(f"SIGKILL: process {death.pid} is dead (status {death.status})", "bold white on red")
         self._add(f"  {death.where}", "red")
         on_disk = f"{plural(len(death.records), 'record')} and {plural(death.lines, 'ledger line')}"
-        self._status = Text(f"process {death.pid} is dead; on disk: {on_disk}", style="bold red")
+        self._status = styled(f"process {death.pid} is dead; on disk: {on_disk}", style="bold red")
 
     # ------------------------------------------------------------------ how it looks
 
     def _add(self, text: str, style: str = "") -> None:
         width = max(30, self._out.width - 6)
         for line in textwrap.wrap(text, width, subsequent_indent="  ") or [""]:
-            self._script.append(Text(line, style=style))
+            self._script.append(styled(line, style=style))
 
     def _spoken(self) -> None:
         if self._text:
@@ -302,11 +304,13 @@ class RichView(SilentView):
         lines = list(self._script)
         if self._text:
             width = max(30, self._out.width - 6)
-            lines += [Text(x) for x in textwrap.wrap(f"agent ▸ {self._text.strip()} ▌", width, subsequent_indent="  ")]
+            lines += [
+                styled(x) for x in textwrap.wrap(f"agent ▸ {self._text.strip()} ▌", width, subsequent_indent="  ")
+            ]
         for label, value in list(self._running.values()):
             lines.append(_bar(label, value))
         shown = lines[-rows:]
-        return Group(*shown, *[Text()] * (rows - len(shown)))
+        return Group(*shown, *[styled("")] * (rows - len(shown)))
 
     def _ledger(self, rows: int) -> RenderableType:
         shown: list[Text] = []
@@ -314,14 +318,14 @@ class RichView(SilentView):
         for line in effects[-rows:]:
             call = ".".join(line.key.split(".")[-2:])
             known = line.what == "recognised"
-            text = Text(f"{call} ", style="dim", no_wrap=True, overflow="ellipsis")
+            text = styled(f"{call} ", style="dim", no_wrap=True, overflow="ellipsis")
             text.append(f"{line.who:<15} ", style="yellow" if known else "magenta")
             shown.append(text.append("known key" if known else line.detail))
-        return Group(*shown, *[Text()] * (rows - len(shown)))
+        return Group(*shown, *[styled("")] * (rows - len(shown)))
 
     def _store(self, rows: int) -> RenderableType:
         shown = [_record_line(n, r) for n, r in enumerate(self._records)][-rows:]
-        return Group(*shown, *[Text()] * (rows - len(shown)))
+        return Group(*shown, *[styled("")] * (rows - len(shown)))
 
     def _timeline(self) -> RenderableType:
         """Marks at the time they happened: ● answer, ■ tool outcome, ✗ kill, ↻ restart, ◆ commit."""
@@ -333,7 +337,7 @@ class RichView(SilentView):
         for moment, sign, style in list(self._marks):
             at = min(width - 1, max(at + 1, int(moment / whole * (width - 1))))
             cells[at] = (sign, style)
-        line = Text(" ")
+        line = styled(" ")
         for sign, style in cells:
             line.append(sign, style=style)
         return line.append(f" {elapsed:4.1f} s", style="dim")
@@ -354,12 +358,12 @@ class RichView(SilentView):
                 drawn.add_row(*_cells(row))
         asked = [r for r in report.rows if r.contract == "model"]
         drawn.add_row(
-            Text("model", style="bold"),
-            Text(plural(len(asked), "call"), style="dim"),
+            styled("model", style="bold"),
+            styled(plural(len(asked), "call"), style="dim"),
             "ask again",
             str(sum(r.began for r in asked)),
             "",
-            Text(plural(report.answers, "answer"), style="cyan"),
+            styled(plural(report.answers, "answer"), style="cyan"),
         )
         out.print(drawn)
         grid = Table.grid(padding=(0, 2))
@@ -370,10 +374,10 @@ class RichView(SilentView):
         for name, told_ in summary(report):
             calm = told_ == "0" and name in ("repeated", "unknown")
             style = "bold red" if bad.get(name) else "green" if calm else styles.get(name, "bold green")
-            grid.add_row(name, Text(told_, style=style))
+            grid.add_row(name, styled(told_, style=style))
         out.print(Panel(grid, box=box.HEAVY, border_style="red" if report.broken else "green"))
         if not report.broken:
-            out.print(Text("Kill it elsewhere: mainstay demo --seed 1 … 7, twice from 8 on.", style="dim"))
+            out.print(styled("Kill it elsewhere: mainstay demo --seed 1 … 7, twice from 8 on.", style="dim"))
 
 
 def _box(body: RenderableType, title: str, style: str) -> Panel:
@@ -383,18 +387,18 @@ def _box(body: RenderableType, title: str, style: str) -> Panel:
 def _cells(row: Row) -> list[RenderableType]:
     """A tool call in the final table."""
     return [
-        Text(row.who, style="bold"),
-        Text(row.key, style="dim"),
+        styled(row.who, style="bold"),
+        styled(row.key, style="dim"),
         row.contract,
-        Text(str(row.began), style="yellow" if row.began > 1 else ""),
+        styled(str(row.began), style="yellow" if row.began > 1 else ""),
         str(row.effects),
-        Text(row.recorded, style=STYLES.get(row.recorded, "")),
+        styled(row.recorded, style=STYLES.get(row.recorded, "")),
     ]
 
 
 def _bar(label: str, value: dict[str, Any]) -> Text:
     done = int(float(value.get("done", 0)) * BAR)
-    line = Text(f"  ⚙ {label} ", style="bold")
+    line = styled(f"  ⚙ {label} ", style="bold")
     line.append("━" * done, style="green").append("━" * (BAR - done), style="bright_black")
     return line.append(f" {value.get('step', '')}", style="dim")
 
@@ -402,15 +406,15 @@ def _bar(label: str, value: dict[str, Any]) -> Text:
 def _record_line(number: int, record: Record) -> Text:
     match record:
         case Said():
-            return Text(f"{number:2} ○ accepted the input", style="cyan")
+            return styled(f"{number:2} ○ accepted the input", style="cyan")
         case Replied(step=step):
-            return Text(f"{number:2} ● answer of step {step}", style="cyan")
+            return styled(f"{number:2} ● answer of step {step}", style="cyan")
         case Started(call=call, attempt=attempt):
-            return Text(f"{number:2} ▷ start of call {call}, attempt {attempt}", style="yellow")
+            return styled(f"{number:2} ▷ start of call {call}, attempt {attempt}", style="yellow")
         case Ended(call=call, outcome=outcome):
             kind = outcome_kind(outcome)
-            return Text(f"{number:2} ■ call {call}: {kind}", style=STYLES[kind])
+            return styled(f"{number:2} ■ call {call}: {kind}", style=STYLES[kind])
         case Closed(outcome=outcome):
-            return Text(f"{number:2} ◆ commit: {outcome_kind(outcome)}", style="bold green")
+            return styled(f"{number:2} ◆ commit: {outcome_kind(outcome)}", style="bold green")
         case _:
-            return Text(f"{number:2} {brief(msgspec.to_builtins(record), 30)}")
+            return styled(f"{number:2} {brief(msgspec.to_builtins(record), 30)}")

@@ -24,7 +24,7 @@ from mainstay.cli.host import (
     perform,
     reading,
 )
-from mainstay.cli.render import ago, complain, console, plural, print_json, size, span, table, text_line
+from mainstay.cli.render import ago, complain, console, heading, plural, print_json, size, span, table, text_line
 from mainstay.engine.journal import load
 from mainstay.engine.waits import asked
 from mainstay.errors import BlobMissing, MainstayError, StoreError
@@ -301,13 +301,13 @@ def _print(health: Health) -> None:
         text_line(out, f"  checked: every page, {checked}, and the blobs they refer to")
     _print_workers(out, health, now)
     if health.open:
-        text_line(out, "\nopen turns", "bold")
+        heading(out, "open turns")
         rows = [[t.turn_id, t.agent, t.state, t.owner or "—", span(t.age_ms)] for t in health.open]
         table(out, ["turn", "agent", "state", "owner", "age"], rows, fold=(0, 3))
     if not health.needs:
-        text_line(out, "\nall is well", "bold green")
+        heading(out, "all is well", "bold green")
         return
-    text_line(out, f"\n{plural(len(health.needs), 'thing needs', 'things need')} a person", "bold yellow")
+    heading(out, f"{plural(len(health.needs), 'thing needs', 'things need')} a person", "bold yellow")
     for need in health.needs:
         text_line(out, f"  {need.about}: {need.problem}", "yellow")
         text_line(out, f"    → {need.advice}")
@@ -325,7 +325,7 @@ def _print_workers(out: Any, health: Health, now: int) -> None:
     if not health.workers:
         text_line(out, "  no worker has it open")
         return
-    text_line(out, "\nworkers", "bold")
+    heading(out, "workers")
     rows = [
         [w["id"], "running" if w["alive"] else "dead", str(w["pid"]), w["host"], ago(w["started"], now)]
         for w in health.workers

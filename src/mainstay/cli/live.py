@@ -11,9 +11,8 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
-from rich.text import Text
 
-from mainstay.cli.render import MARKS, STYLES, brief, call_text, console, safe
+from mainstay.cli.render import MARKS, STYLES, brief, call_text, console, on_one_line, safe, styled
 from mainstay.cli.wire import outcome_kind, outcome_words
 from mainstay.model.event import (
     AnyEvent,
@@ -75,10 +74,10 @@ class LiveTurn:
                 self._break()
                 self._running[event.call_id] = (call_text(event.tool, event.args), time.monotonic(), None)
             case ToolProgress():
-                label, since, _ = self._running.get(event.call_id, (event.tool, time.monotonic(), None))
+                label, since, _ = self._running.get(event.call_id, (brief(event.tool), time.monotonic(), None))
                 self._running[event.call_id] = (label, since, event.value)
             case ToolFinished(outcome=outcome) if outcome is not None:
-                label, since, _ = self._running.pop(event.call_id, (event.tool, time.monotonic(), None))
+                label, since, _ = self._running.pop(event.call_id, (brief(event.tool), time.monotonic(), None))
                 self._tool_line(label, time.monotonic() - since, outcome)
             case Retracted(reason=reason):
                 if self._said:
@@ -104,7 +103,7 @@ class LiveTurn:
         """The turn is over: what was not seen live is shown now."""
         self._break()
         if result.text and result.text.strip() not in self._said:
-            self._out.print(Text(safe(result.text)))
+            self._out.print(styled(result.text))
 
     # ------------------------------------------------------------------ how it looks
 
@@ -117,37 +116,37 @@ class LiveTurn:
                 cut = line.rfind(" ", 1, width)
                 cut = width if cut < 0 else cut
                 line, rest = line[:cut], line[cut:].lstrip() + newline + rest
-            self._out.print(Text(line))
+            self._out.print(styled(line))
             self._line = rest
 
     def _break(self) -> None:
         if self._line:
-            self._out.print(Text(self._line))
+            self._out.print(styled(self._line))
         self._line = ""
 
     def _mark(self, sign: str, text: str, style: str) -> None:
         self._break()
-        self._out.print(Text(f"{sign} {safe(text)}", style=style))
+        self._out.print(styled(f"{sign} {on_one_line(text)}", style))
 
     def _tool_line(self, label: str, seconds: float, outcome: ToolOutcome) -> None:
         kind = outcome_kind(outcome)
         told = brief(outcome_words(outcome), max(20, self._out.width - len(label) - 16))
-        line = Text(f"{MARKS[kind]} ", style=STYLES[kind]).append(label, style="bold")
+        line = styled(f"{MARKS[kind]} ", style=STYLES[kind]).append(label, style="bold")
         self._out.print(line.append(f"  {seconds:.1f} s  {told}", style="dim"), overflow="ellipsis", no_wrap=True)
 
     def _now(self) -> RenderableType:
         """The live part: the line being written, what runs, or that something is waited for."""
         if self._ended:
-            return Text()
+            return styled("")
         if self._line:
-            return Text(self._line)
+            return styled(self._line)
         if not self._running:
             waited = time.monotonic() - self._since
-            return Spinner("dots", Text(f"thinking … {waited:.0f} s" if waited > 2 else "thinking …", style="dim"))
+            return Spinner("dots", styled(f"thinking … {waited:.0f} s" if waited > 2 else "thinking …", style="dim"))
         rows = Table.grid(padding=(0, 1))
         for label, since, value in list(self._running.values()):
             progress = "" if value is None else brief(value, 30)
             rows.add_row(
-                Spinner("dots", Text(label)), Text(f"{time.monotonic() - since:.0f} s {progress}", style="dim")
+                Spinner("dots", styled(label)), styled(f"{time.monotonic() - since:.0f} s {progress}", style="dim")
             )
         return Group(rows)

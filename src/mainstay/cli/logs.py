@@ -22,7 +22,7 @@ from mainstay.cli.host import (
     process_id,
     reading,
 )
-from mainstay.cli.render import complain, console, moment, print_json, print_value, text_line
+from mainstay.cli.render import complain, console, json_line, moment, print_json, print_value, text_line
 from mainstay.cli.wire import process_event_json
 from mainstay.errors import TimedOut
 from mainstay.model.process import (
@@ -83,11 +83,11 @@ async def _another_write(store: Store) -> None:
 
 def _print(event: ProcessEvent, json: bool) -> None:
     if json:
-        sys.stdout.write(msgspec.json.encode(process_event_json(event)).decode() + "\n")
+        sys.stdout.write(json_line(process_event_json(event)) + "\n")
     else:
         out = console()
         payload, where = _without_traceback(event.payload)
-        told = "" if payload is None else msgspec.json.encode(payload).decode()
+        told = "" if payload is None else json_line(payload)
         line = f"{event.sequence:>4}  {moment(event.at)}  {event.type}  {told}".rstrip()
         text_line(out, _fitted(line, out.width) if out.is_terminal else line)
         show_traceback(out, where, "      ")

@@ -11,6 +11,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 STYLES = {
     "ok": "green",
@@ -38,7 +39,15 @@ STYLES = {
 
 MARKS = {"ok": "✓", "failed": "✗", "denied": "⊘", "cancelled": "⊘", "outcome_unknown": "?"}
 
-_CONTROL = {n: "�" for n in (*range(32), *range(127, 160)) if n not in (9, 10)}
+_UNSEEN = (
+    *(n for n in range(32) if n not in (9, 10)),  # ESC begins a sequence that moves the cursor, or names the window
+    *range(127, 160),  # DEL and C1: one byte that does the same as ESC and a letter
+    *(0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)),  # reorder what stands beside them
+    *(0x2028, 0x2029),  # lines and paragraphs end here for some
+)
+_CONTROL = dict.fromkeys(_UNSEEN, "�")
+_ONE_LINE = _CONTROL | {10: "�", 9: " "}
+_IN_JSON = {n: f"\\u{n:04x}" for n in _UNSEEN if n > 31}  # a JSON encoder escapes the others itself
 
 
 def console(stderr: bool = False) -> Console:
@@ -55,7 +64,12 @@ def complain(message: str) -> None:
 
 def as_json(value: Any) -> str:
     """Indented JSON with a newline."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode().translate(_IN_JSON) + "\n"
+
+
+def json_line(value: Any) -> str:
+    """JSON on one line. What a terminal would act on is escaped: it means the same to whoever reads JSON."""
+    return msgspec.json.encode(value).decode().translate(_IN_JSON)
 
 
 def print_json(value: Any) -> None:
@@ -71,21 +85,42 @@ def print_value(value: Any) -> None:
 
 
 def safe(text: str) -> str:
-    """Text that cannot move the cursor: what models and tools say is not trusted with a terminal."""
+    """Text that can neither move the cursor nor change how its neighbours read: the filter of all that is printed.
+
+    What models, tools and stores of others say is not trusted with a terminal.
+    """
     return text.translate(_CONTROL)
+
+
+def on_one_line(text: str) -> str:
+    """The same for a name: a line that it begins would pass for one of ours."""
+    return text.translate(_ONE_LINE)
+
+
+def styled(text: str, style: str = "", **options: Any) -> Text:
+    """Text for a terminal, filtered. Every such text is made here."""
+    from rich.text import Text
+
+    return Text(safe(text), style=style, **options)
 
 
 def brief(value: Any, width: int = 60) -> str:
     """A value on one line."""
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    text = value if isinstance(value, str) else json_line(value)
     text = safe(" ".join(text.split()))
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def call_text(tool: str, args: dict[str, Any], width: int = 60) -> str:
     """`search(query="trains", limit=5)`"""
-    inside = ", ".join(f"{name}={brief(msgspec.json.encode(value).decode(), 40)}" for name, value in args.items())
+    inside = ", ".join(f"{name}={brief(json_line(value), 40)}" for name, value in args.items())
     return brief(f"{tool}({inside})", width)
+
+
+def whole_call(tool: str, args: dict[str, Any]) -> str:
+    """The same and nothing left out: for a person who decides on it."""
+    inside = ", ".join(f"{on_one_line(name)}={json_line(value)}" for name, value in args.items())
+    return f"{on_one_line(tool)}({inside})"
 
 
 def ago(then: int, now: int) -> str:
@@ -131,15 +166,15 @@ def table(out: Console, headers: Sequence[str], rows: Sequence[Sequence[str]], f
         return
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
+    rows = [[on_one_line(cell) for cell in row] for row in rows]
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     first = _first_width(out.width, headers, rows)
     for index, header in enumerate(headers):
         # A fixed width: with a least one rich draws tables that are wider than the terminal, and cuts them.
         drawn.add_column(header, overflow="fold", no_wrap=index not in fold, width=None if index else first)
     for row in rows:
-        drawn.add_row(*[Text(safe(cell), style=STYLES.get(cell.split(":")[0].split(" ")[0], "")) for cell in row])
+        drawn.add_row(*[styled(cell, STYLES.get(cell.split(":")[0].split(" ")[0], "")) for cell in row])
     out.print(drawn)
 
 
@@ -156,17 +191,25 @@ def _first_width(width: int, headers: Sequence[str], rows: Sequence[Sequence[str
 
 
 def plain_table(out: Console, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    lines = [list(headers), *[[safe(c) for c in row] for row in rows]]
+    lines = [list(headers), *[[on_one_line(c) for c in row] for row in rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
     for line in lines:
         out.file.write("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() + "\n")
 
 
 def text_line(out: Console, text: str, style: str = "") -> None:
-    """One or more lines of plain text: coloured on a terminal, never wrapped elsewhere."""
-    if not out.is_terminal:
-        out.file.write(f"{safe(text)}\n")
-        return
-    from rich.text import Text
+    """One line of plain text: coloured on a terminal, never wrapped elsewhere."""
+    text_block(out, on_one_line(text), style)
 
-    out.print(Text(safe(text), style=style))
+
+def heading(out: Console, text: str, style: str = "bold") -> None:
+    """A line after an empty one."""
+    text_block(out, f"\n{on_one_line(text)}", style)
+
+
+def text_block(out: Console, text: str, style: str = "") -> None:
+    """Several lines, for text that has its own: what was said."""
+    if out.is_terminal:
+        out.print(styled(text, style))
+    else:
+        out.file.write(f"{safe(text)}\n")

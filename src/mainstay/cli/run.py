@@ -26,11 +26,11 @@ from mainstay.cli.host import (
     store_path,
 )
 from mainstay.cli.loading import load_agent, load_functions
-from mainstay.cli.render import complain, print_json
+from mainstay.cli.render import complain, print_json, print_value, whole_call
 from mainstay.cli.wire import result_json
 from mainstay.model.event import AnyEvent, TurnCommitted, WaitingFor
 from mainstay.model.ids import check_session_id, turn_id
-from mainstay.model.outcome import Queued, Waiting, kind_of
+from mainstay.model.outcome import PendingCall, Queued, Waiting, kind_of
 from mainstay.ports.store import Store
 from mainstay.processes.define import Process
 from mainstay.runtime import Runtime
@@ -230,16 +230,16 @@ def _report(result: TurnResult[Any], wish: Wish) -> None:
         print_json(result_json(result))
         return
     if result.text and not is_terminal():
-        sys.stdout.write(result.text + ("" if result.text.endswith("\n") else "\n"))
+        print_value(result.text)
     kind = kind_of(result.outcome)
     if isinstance(result.outcome, Waiting):
         for call in result.outcome.calls:
-            complain(f"turn {result.turn_id} waits: {_how_to_answer(call.call_id, call.kind, call.tool)}")
+            complain(f"turn {result.turn_id} waits: {_how_to_answer(call)}")
         complain(f"then: mainstay run … --session {result.session_id} --resume")
     elif isinstance(result.outcome, Queued):
         complain(f"turn {result.turn_id} is queued: {result.outcome.reason}")
         for call in result.outcome.calls:
-            complain(f"turn {result.outcome.behind} waits: {_how_to_answer(call.call_id, call.kind, call.tool)}")
+            complain(f"turn {result.outcome.behind} waits: {_how_to_answer(call)}")
         if result.outcome.behind is not None:
             complain(f"then: mainstay run … --session {result.session_id} --resume")
     elif kind != "finished":
@@ -249,9 +249,10 @@ def _report(result: TurnResult[Any], wish: Wish) -> None:
         complain(f"go on with --session {result.session_id}")
 
 
-def _how_to_answer(call_id: str, kind: str, tool: str) -> str:
-    if kind == "approval":
-        return f"{tool} asks for approval: mainstay approve {call_id} (or reject)"
-    if kind == "recovery":
-        return f"nobody knows whether {tool} took effect: mainstay settle {call_id} done|failed|rerun"
-    return f"{tool} completes outside ({call_id})"
+def _how_to_answer(call: PendingCall) -> str:
+    what = whole_call(call.tool, call.args)
+    if call.kind == "approval":
+        return f"{what} asks for approval: mainstay approve {call.call_id} (or reject)"
+    if call.kind == "recovery":
+        return f"nobody knows whether {what} took effect: mainstay settle {call.call_id} done|failed|rerun"
+    return f"{what} completes outside ({call.call_id})"

@@ -17,11 +17,14 @@ from mainstay.cli.render import (
     brief,
     call_text,
     console,
+    heading,
     plural,
     print_json,
     span,
     table,
+    text_block,
     text_line,
+    whole_call,
 )
 from mainstay.cli.sessions import SessionArgument
 from mainstay.cli.wire import (
@@ -44,7 +47,7 @@ from mainstay.model.message import Message
 from mainstay.model.outcome import PendingCall
 from mainstay.model.record import Closed, Ended, Faltered, Joined, Noted, Record, Replied, Said, Slot, Started
 from mainstay.model.session import SessionRow
-from mainstay.model.tool import Cancelled
+from mainstay.model.tool import Cancelled, OutcomeUnknown
 from mainstay.ports.store import Store
 from mainstay.turn.machine import usage_of
 
@@ -209,7 +212,7 @@ def _print_story(story: Story) -> None:
     if story.open is not None:
         _print_turn(out, story.open, state=story.state)
     for call in story.pending:
-        text_line(out, f"  has waited {span(now - call.since)} for {answer_hint(call)}", "yellow")
+        text_block(out, f"  has waited {span(now - call.since)} for {answer_hint(call)}", "yellow")
     for told_ in story.queued:
         said = told_.turn.said
         text_line(out, f"queued {told_.id}: {brief(said.message.text if said else '', 60)}", "dim")
@@ -217,7 +220,7 @@ def _print_story(story: Story) -> None:
 
 def _print_turn(out: Console, told_: Told, shared: bool = False, state: str = "") -> None:
     view, closed = _view(told_), told_.turn.closed
-    text_line(out, f"\n── {told_.id}{' (shared history)' if shared else ''}", "dim")
+    heading(out, f"── {told_.id}{' (shared history)' if shared else ''}", "dim")
     calls = {c.call_id: c for c in view.tool_calls}
     waiting = iter(calls.values())
     ended = _ended(told_)
@@ -228,11 +231,14 @@ def _print_turn(out: Console, told_: Told, shared: bool = False, state: str = ""
         for _ in message.tool_calls:
             call = next(waiting)
             if closed is None and call.call_id not in ended:
-                text_line(out, f"  … {call_text(call.tool, call.args, 66)}", "yellow")
+                text_line(out, f"  … {whole_call(call.tool, call.args)}", "yellow")
                 continue
             kind = outcome_kind(call.outcome)
             again = f" ({call.attempts} attempts, {call.repeated} repeated)" if call.attempts > 1 else ""
-            text_line(out, f"  {MARKS[kind]} {call_text(call.tool, call.args, 66)}{again}", STYLES[kind])
+            # Of a call that nobody saw end a person may still say what became of it.
+            unknown = isinstance(call.outcome, OutcomeUnknown)
+            what = whole_call(call.tool, call.args) if unknown else call_text(call.tool, call.args, 66)
+            text_line(out, f"  {MARKS[kind]} {what}{again}", STYLES[kind])
             text_line(out, f"      {kind}: {brief(outcome_words(call.outcome), 64)}", "dim")
     if closed is None:
         text_line(out, f"  {state or 'cut here by the fork'} · {_usage(view.usage)}", STYLES.get(state, "dim"))
@@ -246,7 +252,7 @@ def _print_message(out: Console, message: Message, said: Said | None) -> None:
         return
     # Nobody spoke when processes woke the session: the runtime put their news into words.
     who = "wake" if said is not None and said.wakes and message == said.message else message.role
-    text_line(out, f"{who}: {message.text}", "bold cyan" if message.role == "user" else "")
+    text_block(out, f"{who}: {message.text}", "bold cyan" if message.role == "user" else "")
 
 
 def _why(view: TurnView) -> str:
@@ -269,7 +275,7 @@ def _usage(usage: Usage) -> str:
 
 def answer_hint(call: PendingCall) -> str:
     """What is asked, and the command that answers it."""
-    what = call_text(call.tool, call.args, 60)
+    what = whole_call(call.tool, call.args)
     match call.kind:
         case "approval":
             return f"approval of {what}\n    mainstay approve {call.call_id}   (or reject)"
