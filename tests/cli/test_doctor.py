@@ -12,8 +12,9 @@ from mainstay.model.codec import encode
 from mainstay.model.message import Message
 from mainstay.model.record import Said
 from mainstay.model.session import WorkerRow
-from mainstay.model.write import Accept, Beat, Release, Scope
-from mainstay.stores.sqlite import SqliteStore
+from mainstay.model.write import Accept, Beat, Release, Retire, Scope
+from mainstay.stores.lockfile import LockFile
+from mainstay.stores.sqlite import CHECKPOINT_WRITES, SqliteStore
 from mainstay.testing import FunctionModel, ScriptedModel
 from tests.cli.shell import say, shell, shell_json
 
@@ -58,6 +59,40 @@ def test_a_store_that_others_may_use_is_reported(store: Path, mode: int) -> None
     assert (told["healthy"], told["shared"][0]) == (False, str(store))
     assert result.exit_code == 1
     assert f"chmod -R go= {store}*" in " ".join(result.stdout.split())
+
+
+async def grow(store: SqliteStore, number: int) -> None:
+    """So many writes that the WAL is folded back after them, as far as that can be."""
+    beats = [Beat(WorkerRow("w1", "here", "boot", 1, 0, number * 10_000 + n)) for n in range(CHECKPOINT_WRITES)]
+    await asyncio.gather(*[store.write(beat) for beat in beats])
+    await store.write(Retire("w1"))  # answered after the fold
+
+
+def test_a_reader_that_keeps_the_wal_growing_is_reported_until_it_leaves(store: Path) -> None:
+    say(store, "chat", "hello")
+    reader = sqlite3.connect(store, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM nodes").fetchone()
+
+    write(store, lambda opened: grow(opened, 1))
+    assert shell_json("doctor", store=store)["needs"] == []  # a reader may take its time
+    lock = LockFile(Path(f"{store}-lock"))
+    assert lock.unfolded_since() > 0
+    lock.note_unfolded(lock.unfolded_since() - 3 * 3600 * 1000)
+    told, result = shell_json("doctor", store=store), shell("doctor", store=store)
+    write(store, lambda opened: grow(opened, 2))
+    later = shell_json("doctor", store=store)
+    reader.close()
+    after = shell_json("doctor", store=store)
+    lock.close()
+
+    assert told["wal_unfolded_since"] == later["wal_unfolded_since"]
+    assert later["wal_bytes"] > told["wal_bytes"] > 0
+    said = " ".join(result.stdout.split())
+    assert result.exit_code == 1
+    assert "its WAL could not be folded for 3" in said
+    assert f"lsof {store}" in said
+    assert (after["wal_unfolded_since"], after["needs"]) == (None, [])
 
 
 def test_deep_reads_every_record(store: Path) -> None:

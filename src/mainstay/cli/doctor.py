@@ -119,6 +119,11 @@ async def examine(store: Store, deep: bool) -> Health:
         advice = f"`chmod -R go= {facts.location}*` makes it its owner's alone; leave it if they are meant to"
         problem = f"others than its owner may use {', '.join(facts.shared)}: they can read what was said, and answer"
         health.needs.append(Need("store", problem, advice))
+    if facts.unfolded_since and now - facts.unfolded_since > PATIENCE_MS:
+        sizes = f"{size(facts.wal_bytes)} beside {size(facts.bytes - facts.wal_bytes)} of database"
+        problem = f"its WAL could not be folded for {span(now - facts.unfolded_since)} and grows: {sizes}"
+        advice = f"a connection reads an older state: `lsof {facts.location}` names the processes; end its transaction"
+        health.needs.append(Need("store", problem, advice))
     alive = [w for w in workers if w["alive"]]
     for row in await store.open_sessions():
         await _examine_turn(store, row, dead, bool(alive), now, health)
@@ -271,6 +276,7 @@ def _as_json(health: Health) -> dict[str, Any]:
         "schema": facts.schema,
         "bytes": facts.bytes,
         "wal_bytes": facts.wal_bytes,
+        "wal_unfolded_since": facts.unfolded_since or None,
         "sessions": facts.sessions,
         "processes": facts.processes,
         "live_processes": health.processes.states,

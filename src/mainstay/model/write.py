@@ -264,3 +264,5 @@ class StoreFacts(Struct, frozen=True, gc=False):
     """Its files and folders that others than their owner may use."""
     wal_bytes: int = 0
     held: str | None = None
+    unfolded_since: int = 0
+    """Since when its WAL could not be folded whole, in milliseconds of wall time; 0 when it can be."""

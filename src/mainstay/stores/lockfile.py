@@ -24,6 +24,8 @@ from mainstay.stores.files import PRIVATE, Access, identity, open_file, sync_fol
 log = logging.getLogger("mainstay.store")
 
 _FORMAT = struct.Struct("<QQQQ")
+_SINCE = struct.Struct("<Q")
+"""After the note: since when the WAL could not be folded whole, in milliseconds; 0 when the last try did it."""
 
 
 PATIENCE = 10.0
@@ -168,6 +170,20 @@ class LockFile:
         except OSError as error:
             # The commit has landed, so it is no failure of the write; a note that lags only notices less.
             log.warning("cannot note the last commit: %s", error)
+
+    def unfolded_since(self) -> int:
+        """Since when nobody could fold the WAL whole, in milliseconds of wall time; 0 when that is no trouble."""
+        try:
+            data = os.pread(self._descriptor, _SINCE.size, _FORMAT.size)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot read {self.path}: {error.strerror}") from None
+        return int(_SINCE.unpack(data)[0]) if len(data) == _SINCE.size else 0
+
+    def note_unfolded(self, since: int) -> None:
+        try:
+            os.pwrite(self._descriptor, _SINCE.pack(since), _FORMAT.size)
+        except OSError as error:
+            log.warning("cannot note how the WAL was folded: %s", error)
 
     def close(self) -> None:
         close_lock(self._descriptor)

@@ -244,13 +244,25 @@ class SqliteStore(SqliteProcessReads):
             )
             if deep:
                 checks += bad_nodes(connection) + bad_rows(connection)
+            since = self._unfolded_since(connection)
         size, wal = (f.stat().st_size if f.exists() else 0 for f in (self.path, Path(f"{self.path}-wal")))
         blobs = sum(1 for _ in self.blobs.all())
         counts = (sessions, nodes, blobs, size + wal)
         others = tuple(shared(self.path))
         return StoreFacts(
-            "sqlite", str(self.path), schema.VERSION, *counts, tuple(checks), processes, others, wal, self.held()
+            "sqlite", str(self.path), schema.VERSION, *counts, tuple(checks), processes, others, wal, self.held(), since
         )
+
+    def _unfolded_since(self, connection: sqlite3.Connection) -> int:
+        """Since when the WAL could not be folded whole; found by trying once more, where the last try could not."""
+        lock = LockFile(Path(f"{self.path}-lock"), access_of(self.path))
+        try:
+            if lock.unfolded_since():
+                lock.hold()
+                fold(connection, lock, "PASSIVE")
+            return lock.unfolded_since()
+        finally:
+            lock.close()
 
     # ------------------------------------------------------------------ copies
 
@@ -501,7 +513,7 @@ class WriterFile:
     def checkpoint(self, mode: str) -> None:
         try:
             self._lock.hold()
-            self._connection.execute(f"PRAGMA wal_checkpoint({mode})")
+            fold(self._connection, self._lock, mode)
         except (sqlite3.Error, StoreUnavailable) as error:
             log.warning("checkpoint of %s failed, it is tried again later: %s", self._path, error)
         finally:
@@ -527,6 +539,14 @@ class WriterFile:
             self._connection.close()
         finally:
             self._lock.close()
+
+
+def fold(connection: sqlite3.Connection, lock: LockFile, mode: str) -> None:
+    """Fold the WAL back into the file, under the lock. A connection that reads an older state keeps what was written
+    since from being folded: then the WAL grows, and how long it has done so is noted."""
+    busy, frames, folded = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+    whole = busy == 0 and frames == folded
+    lock.note_unfolded(0 if whole else lock.unfolded_since() or time.time_ns() // 1_000_000)
 
 
 async def _whole(make: Callable[..., WriterFile], *arguments: Any) -> WriterFile:
