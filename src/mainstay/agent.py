@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 
 from mainstay.errors import InvalidDefinition, PluginConflict, quoted
 from mainstay.model import given
-from mainstay.model.agent import AgentSpec, Budget
+from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
 from mainstay.model.codec import clean_text, error_text
 from mainstay.model.message import Message
 from mainstay.model.tool import OutputBudget
@@ -33,7 +33,8 @@ class Agent(Generic[T]):
     """What an agent is: model, instructions, tools, output type, budget. Holds nothing that runs.
 
     `model` is "provider:model", a Provider object, or "scripted" (no key, no network). `budget` limits a turn,
-    `output_budget` what the model sees of each tool's output.
+    `output_budget` what the model sees of each tool's output. A session is set aside after `wake_depth` wakes in a row,
+    each by work that the turn before has started.
     """
 
     @overload
@@ -48,6 +49,7 @@ class Agent(Generic[T]):
         output: None = None,
         budget: Budget | None = None,
         output_budget: OutputBudget | None = None,
+        wake_depth: int | None = WAKE_DEPTH,
         mode: Literal["tools"] = "tools",
     ) -> None: ...
 
@@ -63,6 +65,7 @@ class Agent(Generic[T]):
         plugins: Iterable[Any] = (),
         budget: Budget | None = None,
         output_budget: OutputBudget | None = None,
+        wake_depth: int | None = WAKE_DEPTH,
         mode: Literal["tools"] = "tools",
     ) -> None: ...
 
@@ -77,12 +80,15 @@ class Agent(Generic[T]):
         output: Any = None,
         budget: Budget | None = None,
         output_budget: OutputBudget | None = None,
+        wake_depth: int | None = WAKE_DEPTH,
         mode: str = "tools",
     ) -> None:
         if output_budget is not None and not isinstance(output_budget, OutputBudget):
             raise InvalidDefinition(f"output_budget={quoted(output_budget)} is not usable: give an OutputBudget")
         if budget is not None and not isinstance(budget, Budget):
             raise InvalidDefinition(f"budget={quoted(budget)} is not usable: give a Budget")
+        if wake_depth is not None and not (type(wake_depth) is int and wake_depth > 0):
+            raise InvalidDefinition(f"wake_depth={quoted(wake_depth)} is not usable: give 1 or more, or None")
         name = given.name(name, "name", InvalidDefinition)
         if not name or not name.isprintable() or len(name) > 100:
             raise InvalidDefinition(f"an agent's name is 1 to 100 printable characters, not {quoted(name)}")
@@ -91,6 +97,7 @@ class Agent(Generic[T]):
         self.name, self.model, self.instructions = name, model, clean_text(instructions)
         self.tools, self.output = given.several(tools, "tools", InvalidDefinition), output
         self.budget, self.output_budget = budget or Budget(), output_budget or OutputBudget()
+        self.wake_depth = wake_depth
         self._plugins = PluginSet(plugins)
         check_slots(self._plugins)
         self._catalog = catalog_of(self.tools, self._plugins)
@@ -133,6 +140,7 @@ class Agent(Generic[T]):
             self.output_budget,
             self._plugins,
             self._operations,
+            self.wake_depth,
         )
 
     @property

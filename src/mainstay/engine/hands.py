@@ -30,11 +30,13 @@ NEXT = 1 << 62
 
 class Work(Struct, gc=False):
     """What a task works for: a turn, a tool's call in one, or a process. `home` is the worker that has it: other
-    Runtimes in this process have sessions of the same names. `over`: what is left of it holds up nobody."""
+    Runtimes in this process have sessions of the same names. `over`: what is left of it holds up nobody. `depth` is the
+    turn's own, or that of the wakes of the process."""
 
     home: str
     place: Place
     over: bool = False
+    depth: int = 0
 
     def begin(self) -> Work:
         """From here on the running task, and every task and thread that it makes, works for this."""
@@ -51,6 +53,26 @@ _work: ContextVar[Work | None] = ContextVar("mainstay_work", default=None)
 def in_hand() -> bool:
     """Whether the running task works for a turn or a process, not for the host."""
     return _work.get() is not None
+
+
+def set_depth(depth: int) -> None:
+    """The turn that the running task works for is so deep: its first record says so."""
+    me = _work.get()
+    if me is not None:
+        me.depth = depth
+
+
+def depth() -> int:
+    """How deep an input is that the running task says: as deep as what it works for."""
+    me = _work.get()
+    return 0 if me is None else me.depth
+
+
+def wake_depth() -> int:
+    """How deep the wakes of a process are that the running task starts: one more than its turn, or as those of its
+    process. What a host starts begins anew."""
+    me = _work.get()
+    return 0 if me is None else me.depth + (me.place[1] is not None)
 
 
 class Circles:

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mainstay.lifecycle.fold import ENDS
+from mainstay.lifecycle.fold import CANCELLED, ENDS
 from mainstay.model.codec import encode
 from mainstay.model.process import Event, Failure, ProcessRow, Wake, WakeRow, WakeTarget
 
@@ -26,6 +26,8 @@ def news(row: ProcessRow, event: Event) -> WakeRow | None:
     to = target(row)
     if to is None:
         return None
+    if event.type == CANCELLED and _asked_for(row, to.session_id):
+        return None
     if event.type in _ENDS:
         payload: Any = row.record.outcome
         if isinstance(payload, Failure):
@@ -38,8 +40,13 @@ def news(row: ProcessRow, event: Event) -> WakeRow | None:
     cause = row.registration.cause
     call = cause.id if cause is not None and cause.type == "tool_call" else None
     each = row.registration
-    wake = Wake(row.id, event.type, each.name, each.label, row.status, payload, call, event.at)
+    wake = Wake(row.id, event.type, each.name, each.label, row.status, payload, call, event.at, each.depth)
     return WakeRow(0, to.session_id, row.pid, row.record.sequence, to.policy, encode(wake), event.at)
+
+
+def _asked_for(row: ProcessRow, session_id: str) -> bool:
+    """Whether the session has ended the process itself, and knows."""
+    return row.record.cancel is not None and row.record.cancel.by == f"session {session_id}"
 
 
 def _found(payload: Any, pointer: str) -> bool:

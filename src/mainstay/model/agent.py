@@ -11,6 +11,10 @@ MOST = 2**53
 """What is more than this is no limit, and not every number beyond can be told from its neighbour."""
 
 
+WAKE_DEPTH = 25
+"""How many wakes in a row a session may have, each by work that the turn before has started."""
+
+
 class Budget(Struct, frozen=True, gc=False, omit_defaults=True):
     """Limits of one turn; None is no limit.
 

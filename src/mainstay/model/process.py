@@ -87,6 +87,7 @@ class Registration(Struct, frozen=True, gc=False, omit_defaults=True):
     `kind` says which engine runs it, `name` what, `definition` which version of that. `recovery` has no default:
     whoever starts work says what becomes of it when its owner dies. `env` is the digest of the environment it was asked
     for in. Signals are declared among `events`, as `signal.<name>`; with `open_signals` any other may be sent too.
+    `depth` is that of the wakes which it leads to (see `Said`): one more than that of the turn that started it.
     """
 
     id: str
@@ -105,6 +106,7 @@ class Registration(Struct, frozen=True, gc=False, omit_defaults=True):
     wake: WakeTarget | None = None
     parent: str | None = None
     parent_end: ParentEnd = "abandon"
+    depth: int = 0
 
 
 def is_task(asked: Registration) -> bool:
@@ -332,3 +334,4 @@ class Wake(Struct, frozen=True, gc=False, omit_defaults=True):
     payload: Any = None
     call_id: str | None = None
     at: int = 0
+    depth: int = 0

@@ -226,7 +226,8 @@ class Deliver(Write[Accepted | None], frozen=True, gc=False):
     """Tell a session what waits for it: its wakes of these numbers become one input, whose `body` tells of all.
 
     None: some of them are not pending any more, or not this session's. `turn`: the input opens a turn, and only if the
-    session is idle (None when it is not); otherwise its next turn reads it.
+    session is idle (None when it is not); otherwise its next turn reads it. `stuck` says why that turn is set aside
+    until a person looks.
     """
 
     session_id: str
@@ -238,6 +239,7 @@ class Deliver(Write[Accepted | None], frozen=True, gc=False):
     turn: bool = True
     worker: str | None = None
     blobs: tuple[str, ...] = ()
+    stuck: str | None = None
 
 
 class Dismiss(Write[tuple[WakeRow, ...]], frozen=True, gc=False):

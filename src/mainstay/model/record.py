@@ -53,7 +53,8 @@ class Slot(Struct, frozen=True, gc=False, omit_defaults=True):
 class Said(Struct, frozen=True, gc=False, tag="said.1", omit_defaults=True):
     """An accepted input. `op` names the acceptance, so that a lost reply can be read back.
 
-    `wakes` are the processes that it tells of: then nobody spoke, and the runtime put it into words.
+    `wakes` are the processes that it tells of: then nobody spoke, and the runtime put it into words. `depth` counts the
+    wakes that led to it: 0 for what was said from outside, one more for each wake by work that a turn has started.
     """
 
     message: Message
@@ -62,6 +63,7 @@ class Said(Struct, frozen=True, gc=False, tag="said.1", omit_defaults=True):
     kind: InputKind = "queue"
     key: str | None = None
     wakes: tuple[str, ...] = ()
+    depth: int = 0
 
 
 class Joined(Struct, frozen=True, gc=False, tag="joined.1"):

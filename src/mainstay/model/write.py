@@ -31,7 +31,10 @@ class Accepted(Struct, frozen=True, gc=False):
 
 
 class Accept(Write[Accepted], frozen=True, gc=False):
-    """Take an input in: create the session if need be, open a turn or queue, and claim it for `worker` if given."""
+    """Take an input in: create the session if need be, open a turn or queue, and claim it for `worker` if given.
+
+    `stuck` says why a turn that it opens is set aside until a person looks; nobody works on it then.
+    """
 
     session_id: str
     agent: str
@@ -43,6 +46,7 @@ class Accept(Write[Accepted], frozen=True, gc=False):
     digest: bytes = b""
     worker: str | None = None
     blobs: tuple[str, ...] = ()
+    stuck: str | None = None
 
 
 class Claimed(Struct, frozen=True, gc=False):

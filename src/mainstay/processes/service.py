@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import msgspec
 from msgspec import Struct
 
+from mainstay.engine.hands import wake_depth
 from mainstay.errors import InvalidInput, InvalidProcess, ProcessEnded, ProcessStuck, TimedOut, quoted
 from mainstay.lifecycle.decide import check_args, check_process_id, check_signal, declared, known, readable
 from mainstay.lifecycle.fold import (
@@ -124,6 +125,7 @@ class ProcessService:
             parent_end=start.parent_end,
             wake=start.wake,
             env=start.env,
+            depth=wake_depth(),
         )
         encode_checked(registration, "the arguments of a process")
         blobs = () if start.env is None else (start.env,)
@@ -188,6 +190,7 @@ class ProcessService:
             label=clean_text(label),
             events=types + given.several(events, "events"),
             wake=wake,
+            depth=wake_depth(),
         )
         readable(registration, f"process {process_id!r}")
         encode_checked(registration, "the metadata of a process")

@@ -316,7 +316,7 @@ class ProcessWorker:
     # ------------------------------------------------------------------ working
 
     async def _work(self, run: ProcessRun) -> None:
-        work = Work(self.id, (run.row.id, None)).begin()
+        work = Work(self.id, (run.row.id, None), depth=run.registration.depth).begin()
         try:
             await self._to_its_end(run)
         except (PutAway, Leaving):

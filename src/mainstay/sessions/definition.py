@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from mainstay.errors import InvalidDefinition
 from mainstay.model import given
-from mainstay.model.agent import AgentSpec, Budget
+from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
 from mainstay.model.tool import OutputBudget, ToolSpec
 from mainstay.plugins.registry import PluginSet
 from mainstay.ports.provider import Provider
@@ -34,6 +34,7 @@ class Definition(Struct):
     output_budget: OutputBudget = field(default_factory=OutputBudget)
     plugins: PluginSet = field(default_factory=PluginSet)
     operations: OperationTable = field(default_factory=OperationTable)
+    wake_depth: int | None = WAKE_DEPTH
 
     def tool_specs(self) -> Sequence[ToolSpec]:
         return self.catalog.specs()

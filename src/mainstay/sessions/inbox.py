@@ -6,6 +6,7 @@ import functools
 import hashlib
 from collections.abc import Mapping
 
+from mainstay.engine.hands import depth
 from mainstay.engine.journal import spill, write_referring
 from mainstay.errors import InvalidDefinition, InvalidInput, quoted
 from mainstay.model import given
@@ -44,7 +45,7 @@ class Inbox:
         checked = _check_key(key)
         now = self._clock.now()
         op = f"{self._random.bits(64):016x}"
-        record = Said(message, now, op, kind, checked)
+        record = Said(message, now, op, kind, checked, depth=depth())
         whole = encode_checked(record, "the input")
         body, blobs = await spill(self._store, whole)
         digest = hashlib.blake2b(encode((kind == "note", message)), digest_size=16).digest() if key is not None else b""

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
 from mainstay.engine.executor import ModelCaller
 from mainstay.engine.gate import Leaving, TurnAborted
-from mainstay.engine.hands import Work, in_hand
+from mainstay.engine.hands import Work, in_hand, set_depth
 from mainstay.engine.journal import Journal, load, taken
 from mainstay.engine.lease import Worker
 from mainstay.engine.supervisor import Supervisor
@@ -248,6 +248,7 @@ class Turns:
     async def _turn(self, resident: Resident, row: SessionRow, scope: Scope, opening: Said | None) -> SessionRow | None:
         """One turn; the session's row after its commit, or None when it was parked or let go."""
         records: list[Record] = [opening] if opening is not None else await self.archive.records(row, scope.turn)
+        set_depth(records[0].depth if isinstance(records[0], Said) else 0)
         view = await self.view(row)
         setup, refused = await self._equip(resident, row, view, records)
         run = resident.run = self._begin(setup, scope, view, records)

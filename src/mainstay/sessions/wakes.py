@@ -85,7 +85,7 @@ class Wakes:
             while session_id in self._called and not self._turns.draining:
                 self._called.discard(session_id)
                 opened = await self._deliver(session_id)
-                if opened is not None:
+                if opened is not None and opened.row.state != "stuck":
                     self._turns.launch(opened.row)
         except StoreError as error:
             log.warning("wakes of session %s wait: %s", session_id, error)  # the watch comes back to them
@@ -195,18 +195,34 @@ class Wakes:
         now, op = self._clock.now(), f"{self._turns.random.bits(64):016x}"
         kind: InputKind = "queue" if turn else "note"
         names = tuple(dict.fromkeys(each.wake.process_id for _, each in known))
-        said = Said(Message("user", text), now, op, kind, wakes=names)
+        depth = max(each.wake.depth for _, each in known)
+        stuck = self._too_deep(agent, depth) if turn else None
+        # A person who lets a turn go on that was set aside begins anew.
+        said = Said(Message("user", text), now, op, kind, wakes=names, depth=0 if stuck else depth)
         whole = encode_checked(said, "the news of processes")
         body, blobs = await spill(self._store, whole)
         numbers = tuple(row.number for row, _ in known)
         worker = self._worker_for(agent)
-        deliver = Deliver(session_id, agent, numbers, body, op, now, turn, worker, blobs)
+        deliver = Deliver(session_id, agent, numbers, body, op, now, turn, worker, blobs, stuck)
         write = functools.partial(self._turns.write, session_id, deliver)
         put_again = functools.partial(spill, self._store, whole)
         accepted = await (write_referring(write, put_again) if blobs else write())
         if accepted is not None and not accepted.opened:
             self._turns.has_mail(session_id)
+        if stuck is not None:
+            log.warning("session %s is set aside: %s", session_id, stuck)
         return accepted
+
+    def _too_deep(self, agent: str, depth: int) -> str | None:
+        """Why a session is set aside whose turns start work that wakes it, again and again; None while it may go on."""
+        definition = self._definitions.get(agent)
+        limit = None if definition is None else definition.wake_depth
+        if limit is None or depth < limit:
+            return None
+        return (
+            f"{depth} wakes in a row, each by work that the turn before had started: resume it if it should go on, or "
+            "give its agent another wake_depth"
+        )
 
     async def _agent_of(self, row: SessionRow | None, wake: WakeRow) -> str | None:
         """Whose session it is, or will be: one that nobody has spoken to is begun by its first wake."""

@@ -88,16 +88,16 @@ def accept(rows: Rows, write: Accept) -> Accepted:
 
 
 def _opened(row: SessionRow, turn: int, write: Accept) -> SessionRow:
-    owner = write.worker
+    owner = write.worker if write.stuck is None else None
     return replace(
         row,
         turn=turn,
-        state="open",
+        state="open" if write.stuck is None else "stuck",
         owner=owner,
         generation=row.generation + (owner is not None),
         takeovers=0,
         cancel=None,
-        reason=None,
+        reason=write.stuck,
         updated=write.at,
     )
 

@@ -118,7 +118,17 @@ def deliver(rows: Rows, write: Deliver) -> Accepted | None:
     kind: InputKind = "queue" if write.turn else "note"
     accepted = accept(
         rows,
-        Accept(write.session_id, agent, write.body, write.op, write.at, kind, worker=write.worker, blobs=write.blobs),
+        Accept(
+            write.session_id,
+            agent,
+            write.body,
+            write.op,
+            write.at,
+            kind,
+            worker=write.worker,
+            blobs=write.blobs,
+            stuck=write.stuck,
+        ),
     )
     for wake in wakes:
         rows.put_wake(replace(wake, state="enqueued", turn=accepted.turn))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mainstay.engine.driver import Run
-from mainstay.engine.hands import Circles, Work
+from mainstay.engine.hands import Circles, Work, depth
 from mainstay.engine.lease import Worker
 from mainstay.engine.threads import Threads
 from mainstay.engine.waits import sign
@@ -57,7 +57,7 @@ class Workshop:
             with contextlib.suppress(RuntimeError):  # the loop is closed: a thread outlived it, and nobody watches
                 loop.call_soon_threadsafe(show, plain)  # plugins are called on the event loop only
 
-        work = Work(self.worker.id, (run.scope.session_id, run.scope.turn)).begin()
+        work = Work(self.worker.id, (run.scope.session_id, run.scope.turn), depth=depth()).begin()
         return ToolContext(
             session_id=run.scope.session_id,
             turn_id=run.turn_id,

@@ -1,0 +1,64 @@
+"""A session that wakes itself again and again is set aside: killed at every point on the way there, and just after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mainstay import Agent, ModelRequest, ToolCall, ToolContext, tool
+from mainstay.ports.store import Store
+from mainstay.processes.context import ProcessContext
+from mainstay.processes.define import process
+from mainstay.testing import FunctionModel
+from mainstay.testing.crash import Lab, Report
+from tests.crash.reference import ATTENDED, SESSION, patiently
+
+
+@process
+async def tick(ctx: ProcessContext[Any]) -> str:
+    return "tick"
+
+
+@tool(recovery="rerun")
+async def wind(ctx: ToolContext[Any]) -> str:
+    """Start what wakes the session."""
+    await ctx.host.start_process(tick, key="tick", wake="turn")
+    return "wound"
+
+
+def clock() -> Agent[str]:
+    def answer(request: ModelRequest) -> Any:
+        return "It ticks." if request.messages[-1].role == "tool" else [ToolCall("a", "wind")]
+
+    return Agent(FunctionModel(answer), name="clock", tools=[wind], wake_depth=2)
+
+
+async def set_aside(store: Store) -> bool:
+    row = await store.session(SESSION)
+    return row is not None and row.state == "stuck"
+
+
+async def wound_up(lab: Lab) -> None:
+    async with lab.runtime([clock()], processes=[tick], lease=ATTENDED) as runtime:
+        session = await runtime.session(SESSION)
+        await patiently(lambda: session.send("go", key="go"))
+        await lab.until(set_aside)
+
+
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.kill)], ids=["played", "real"])
+def test_it_is_set_aside_once_wherever_it_is_killed(crash_kit: Callable[..., Report], real: bool) -> None:
+    report = crash_kit(wound_up, real=real)
+
+    assert report.problems == []
+    assert {"before", "lost"} <= {row.crash.mode for row in report.rows if row.crash.point == "deliver #2"}
+    for row in report.rows:
+        session = row.played.ending.session(SESSION)
+        assert session is not None
+        assert (session.state, session.head, session.turn, session.inbox) == ("stuck", 2, 3, [])
+        assert session.reason is not None
+        assert session.reason.startswith("2 wakes in a row")
+        assert session.turns == {1: "finished", 2: "finished"}
+        assert [each.status for each in row.played.ending.processes] == ["completed", "completed"]
+        assert [each.told for each in row.played.ending.processes] == [["enqueued"], ["enqueued"]]
