@@ -24,7 +24,7 @@ OTHERS := 3.11 3.12 3.13 3.14
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo lint types imports check test test-all mutants soak fuzz cover bench bench-peers format clean \
+.PHONY: help setup demo lint types imports check test test-all test-wire mutants soak fuzz cover bench bench-peers format clean \
         $(addprefix smoke-,$(OTHERS))
 
 help: ## Show this list
@@ -105,6 +105,18 @@ $(addprefix smoke-,$(OTHERS)): smoke-%: $(DEV)
 	  touch $$stamp; fi; \
 	echo "Python $*: smoke tests"; \
 	$(VENV)-$*/bin/python -m pytest -q tests/smoke
+
+# The SDKs weigh more than everything else together, so they have an environment of their own.
+WIRE := $(VENV)-wire/.stamp-$(HERE)
+
+$(WIRE): pyproject.toml
+	@echo "Installing the official SDKs (a minute, once) ..."
+	@$(PYTHON) -m venv --clear $(VENV)-wire
+	@$(VENV)-wire/bin/python $(PIP_INSTALL) -e '.[cli,http,test,wire]'
+	@touch $@
+
+test-wire: $(WIRE) ## Our readers against the official SDKs, on the same bytes
+	MAINSTAY_REQUIRE=wire $(VENV)-wire/bin/python -m pytest -q --inline-snapshot=disable -W default tests/oracles
 
 mutants: $(DEV) ## Break the code on purpose; each break must turn the crash matrix red
 	$(BIN)/python tests/mutants/run.py

@@ -13,11 +13,16 @@ from mainstay import errors
 
 PUBLIC = [
     "Agent",
+    "Audio",
     "Budget",
+    "Document",
+    "FileRef",
+    "Image",
     "MainstayError",
     "Message",
     "ModelRequest",
     "ModelResponse",
+    "ModelSettings",
     "Plugin",
     "Process",
     "ProcessContext",

@@ -8,7 +8,8 @@ change in any release.
 from mainstay.agent import Agent
 from mainstay.errors import MainstayError, Retry, ToolError, TurnFailed
 from mainstay.model.agent import Budget
-from mainstay.model.llm import ModelRequest, ModelResponse, Usage
+from mainstay.model.llm import ModelRequest, ModelResponse, ModelSettings, Usage
+from mainstay.model.media import Audio, Document, FileRef, Image
 from mainstay.model.message import Message, ToolCall, ToolResult
 from mainstay.plugins.hooks import Plugin
 from mainstay.ports.tool import ToolProvider
@@ -25,11 +26,16 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Agent",
+    "Audio",
     "Budget",
+    "Document",
+    "FileRef",
+    "Image",
     "MainstayError",
     "Message",
     "ModelRequest",
     "ModelResponse",
+    "ModelSettings",
     "Plugin",
     "Process",
     "ProcessContext",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import copy
+import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, Literal, TypeVar, overload
@@ -11,6 +14,7 @@ from mainstay.errors import InvalidDefinition, PluginConflict, quoted
 from mainstay.model import given
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
 from mainstay.model.codec import clean_text, error_text
+from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
 from mainstay.model.message import Message
 from mainstay.model.tool import OutputBudget
 from mainstay.plugins.engines import engines_of
@@ -50,6 +54,7 @@ class Agent(Generic[T]):
         budget: Budget | None = None,
         output_budget: OutputBudget | None = None,
         wake_depth: int | None = WAKE_DEPTH,
+        settings: ModelSettings | None = None,
         mode: Literal["tools"] = "tools",
     ) -> None: ...
 
@@ -66,6 +71,7 @@ class Agent(Generic[T]):
         budget: Budget | None = None,
         output_budget: OutputBudget | None = None,
         wake_depth: int | None = WAKE_DEPTH,
+        settings: ModelSettings | None = None,
         mode: Literal["tools"] = "tools",
     ) -> None: ...
 
@@ -81,6 +87,7 @@ class Agent(Generic[T]):
         budget: Budget | None = None,
         output_budget: OutputBudget | None = None,
         wake_depth: int | None = WAKE_DEPTH,
+        settings: ModelSettings | None = None,
         mode: str = "tools",
     ) -> None:
         if output_budget is not None and not isinstance(output_budget, OutputBudget):
@@ -103,6 +110,9 @@ class Agent(Generic[T]):
         self._catalog = catalog_of(self.tools, self._plugins)
         self._operations = OperationTable(self._plugins.plugins)
         self._codec = None if output in (None, str) else output_codec(output)
+        if settings is not None and not isinstance(settings, ModelSettings):
+            raise InvalidDefinition(f"settings={quoted(settings)} is not usable: give ModelSettings(…)")
+        self.settings = settings or DEFAULT_SETTINGS
         self._provider = None if isinstance(model, str) else model
         check_model(model)
 
@@ -141,6 +151,7 @@ class Agent(Generic[T]):
             self._plugins,
             self._operations,
             self.wake_depth,
+            self.settings,
         )
 
     @property
@@ -164,6 +175,19 @@ class Agent(Generic[T]):
         given.flag(background, "background", InvalidDefinition)
         return agent_tool(self, str if self.output is None else self.output, name, description, background)
 
+    def override(self, *, model: str | Provider | None = None, settings: ModelSettings | None = None) -> Agent[T]:
+        """The same agent with another model, or other settings laid over its own: for tests, and to try a model.
+
+        agent.override(model=ScriptedModel(["Hello."]))
+        """
+        other = copy.copy(self)
+        if model is not None:
+            check_model(model)
+            other.model, other._provider = model, None if isinstance(model, str) else model
+        if settings is not None:
+            other.settings = settings.over(self.settings)
+        return other
+
     async def run(self, said: str | Message, *, deps: Any = None, timeout: float | None = None) -> TurnResult[T]:
         """One turn in memory. Cancelling it cancels the turn. Use a Runtime for what must last."""
         async with Runtime("memory", agents=[self], deps=deps) as runtime:
@@ -173,11 +197,31 @@ class Agent(Generic[T]):
     def run_sync(self, said: str | Message, *, deps: Any = None, timeout: float | None = None) -> TurnResult[T]:
         """The same from sync code, also where an event loop is running (a notebook): then on a thread of its own."""
         if not _in_a_loop():  # not in an `except`: tracebacks of tools and models would begin with its error
-            return asyncio.run(self.run(said, deps=deps, timeout=timeout))
+            return bridge().run(self.run(said, deps=deps, timeout=timeout))
         return _on_thread(lambda: asyncio.run(self.run(said, deps=deps, timeout=timeout)))
 
     def __repr__(self) -> str:
         return f"Agent({self.spec.model!r}, name={self.name!r}, tools={list(self.spec.tools)})"
+
+
+_bridges = threading.local()
+
+
+def bridge() -> asyncio.Runner:
+    """The loop that sync code of this thread runs on: the same one every time, because a model of the host's may have
+    connections that belong to it. It is closed with its thread, or with the program."""
+    runner = getattr(_bridges, "runner", None)
+    if runner is None or _bridges.pid != os.getpid():  # a forked child must not touch the loop of its parent
+        runner = _bridges.runner = asyncio.Runner()
+        _bridges.pid = os.getpid()
+        atexit.register(_close_bridge, runner, os.getpid())
+    found: asyncio.Runner = runner
+    return found
+
+
+def _close_bridge(runner: asyncio.Runner, pid: int) -> None:
+    if pid == os.getpid():
+        runner.close()
 
 
 def _in_a_loop() -> bool:
@@ -236,10 +280,15 @@ def _offered(plugin: Plugin) -> tuple[list[Any], list[str]]:
 
 def check_model(model: object) -> None:
     """Refuse what is no provider, and a model string that no version of ours could mean."""
-    known = model == "scripted" or ":" in model if isinstance(model, str) else callable(getattr(model, "stream", None))
-    if not known:
+    if isinstance(model, str):
+        if model != "scripted":
+            from mainstay.providers import registry  # noqa: PLC0415  # `import mainstay` loads no provider
+
+            registry.check(model)
+    elif not callable(getattr(model, "stream", None)):
         raise InvalidDefinition(
-            f"model {quoted(model)} is not one: pass a Provider object (it has `stream`), or 'scripted'"
+            f"model {quoted(model)} is not one: name it ('anthropic:…'), pass a Provider object (it has `stream`), or "
+            "use 'scripted'"
         )
 
 
@@ -249,10 +298,9 @@ def provider_for(model: str) -> Provider:
         from mainstay.providers.scripted import EchoModel  # noqa: PLC0415  # `import mainstay` loads no provider
 
         return EchoModel()
-    provider = model.partition(":")[0]
-    raise InvalidDefinition(
-        f"there is no provider {provider!r} in this version: pass a Provider object, or use 'scripted'"
-    )
+    from mainstay.providers import registry  # noqa: PLC0415
+
+    return registry.provider(model)
 
 
 def _on_thread(work: Callable[[], R]) -> R:

@@ -158,7 +158,6 @@ failing = Agent(FunctionModel(fails), name="failing")
 short = Agent(FunctionModel(stops_short), name="short")
 endless = Agent(FunctionModel(never_stops), name="endless", tools=[look], budget=Budget(steps=2))
 typed = Agent(FunctionModel(lambda _: '{"green": true}'), name="typed", output=Colour)
-elsewhere = Agent("anthropic:claude", name="elsewhere")
 noting = Agent(FunctionModel(answers), name="noting", plugins=[Notes()])
 not_an_agent = 7
 deputy = Agent(FunctionModel(lambda request: "done"), name="deputy")

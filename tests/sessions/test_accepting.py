@@ -190,7 +190,7 @@ async def test_an_empty_input_is_refused(said: str | Message) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [None, 5, b"bytes", ["hello"], Message("assistant", "I said this"), Message("system", "obey")]
+    "said", [None, 5, b"bytes", ["hello", 5], [], Message("assistant", "I said this"), Message("system", "obey")]
 )
 async def test_what_no_user_can_say_is_refused(said: Any) -> None:
     async with Runtime("memory", agents=[Agent()]) as runtime:

@@ -57,7 +57,7 @@ ASKED: dict[str, Ask] = {
     "options by position": lambda runtime, _: runtime.session("new", options=any_of([])),
     "what is said": lambda _, session: session.run(WRONG),
     "what is said, in bytes": lambda _, session: session.send(any_of(b"hi")),
-    "what is said, as a list": lambda _, session: session.steer(any_of(["hi"])),
+    "what is said, as a list": lambda _, session: session.steer(any_of(["hi", 5])),
     "no text in a message": lambda _, session: session.run(Message("user", [Text(WRONG)])),
     "a part of a message": lambda _, session: session.run(Message("user", [WRONG])),
     "fifty megabytes": lambda _, session: session.send("x" * 50_000_000),

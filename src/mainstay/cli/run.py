@@ -55,6 +55,12 @@ EXIT_CODES = {
 AgentArgument = Annotated[
     str, typer.Argument(metavar="AGENT", help="Where the agent is: module:attribute or file.py:attribute.")
 ]
+OptionalAgent = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[AGENT]", help="Where the agent is: module:attribute or file.py:attribute. Not needed with --model."
+    ),
+]
 PromptArgument = Annotated[
     str | None, typer.Argument(metavar="PROMPT", help="What to say; '-' or nothing reads stdin.")
 ]
@@ -73,8 +79,11 @@ class Wish(Struct, frozen=True):
 
 
 def run(
-    agent: AgentArgument,
+    agent: OptionalAgent = None,
     prompt: PromptArgument = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Ask this model, such as anthropic:claude-sonnet-4-5.")
+    ] = None,
     session: Annotated[
         str | None, typer.Option("--session", "-s", help="Go on with this session, or begin it.")
     ] = None,
@@ -85,7 +94,7 @@ def run(
     json: JsonOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the runtime logs.")] = False,
 ) -> None:
-    """Run one turn of an agent, durably.
+    """Run one turn of an agent, durably; with --model and no agent, ask a model as it is.
 
     The answer goes to stdout. Ctrl-C cancels the turn, a second Ctrl-C leaves it open for later. A turn that was
     interrupted, also by a crash, goes on when its session is run again. Work that the turn began in the background is
@@ -99,10 +108,15 @@ def run(
     async def work() -> int:
         if resume and (session is None or prompt is not None):
             raise Refused("--resume goes on with an open turn: name its --session, and say nothing new")
-        loaded = load_agent(agent)
-        said = None if resume else what_is_said(prompt, "mainstay run module:agent 'your question'")
+        where, text = (agent, prompt) if model is None or prompt is not None else (None, agent)
+        if where is None and model is None:
+            raise Refused("which agent? name one (module:attribute), or a model (--model anthropic:…)")
+        loaded = Agent(model or "") if where is None else load_agent(where)
+        if where is not None and model is not None:
+            loaded = loaded.override(model=model)
+        said = None if resume else what_is_said(text, "mainstay run module:agent 'your question'")
         wish = Wish(said, session, store_path(store), key, timeout, json)
-        return await _run(loaded, load_functions(agent), wish)
+        return await _run(loaded, [] if where is None else load_functions(where), wish)
 
     perform(work, json)
 

@@ -265,7 +265,8 @@ def _why(view: TurnView) -> str:
 def _usage(usage: Usage) -> str:
     parts = [plural(usage.calls, "model call")]
     if usage.total:
-        parts.append(f"{usage.input + usage.cache_read + usage.cache_write:,} tokens in, {usage.output:,} out")
+        asked = usage.total - (usage.output or 0)
+        parts.append(f"{asked:,} tokens in, {usage.output or 0:,} out")
     if usage.unknown:
         parts.append(f"usage of {usage.unknown} unknown")
     if usage.cost:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from mainstay.model.llm import Usage
-from mainstay.model.message import Message, Reasoning, Text, ToolCall, ToolResult
+from mainstay.model.message import Message, Part
 from mainstay.model.outcome import Finished, Outcome, PendingCall, Waiting
 from mainstay.model.process import ProcessEvent, ProcessRow
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolRecord
@@ -64,9 +64,9 @@ def message_json(message: Message) -> dict[str, Any]:
     return {"role": message.role, "parts": [_part_json(p) for p in message.parts]}
 
 
-def _part_json(part: Text | Reasoning | ToolCall | ToolResult) -> dict[str, Any]:
+def _part_json(part: Part) -> dict[str, Any]:
     tag = type(part).__struct_config__.tag
-    fields = {n: msgspec.to_builtins(getattr(part, n)) for n in part.__struct_fields__ if n != "replay"}
+    fields = {n: msgspec.to_builtins(getattr(part, n)) for n in part.__struct_fields__ if n not in ("replay", "body")}
     return {"type": tag, **fields}
 
 

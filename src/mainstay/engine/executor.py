@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import get_args
-
-from msgspec.structs import astuple
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from decimal import Decimal
+from typing import Any, get_args
 
 from mainstay.engine.driver import PER_CALL, Run
 from mainstay.engine.gate import Leaving, OutOfTime, TurnAborted, TurnCancelled
@@ -16,14 +15,16 @@ from mainstay.engine.retry import MODEL_RETRIES, RetryPolicy
 from mainstay.errors import InvalidInput, MainstayError, ProviderError
 from mainstay.model.codec import MAX_VALUE, clean_part, clean_text, encode, error_text
 from mainstay.model.effect import CallModel, GaveUp, TimeIsUp
-from mainstay.model.event import ReasoningDelta, Retracted
+from mainstay.model.event import ReasoningDelta, Retracted, ToolCallDelta
 from mainstay.model.ids import call_id
-from mainstay.model.llm import Delta, ModelRequest, ModelResponse, Stop, Usage
-from mainstay.model.message import Part, Reasoning, Text, ToolCall
+from mainstay.model.llm import BUCKETS, CallPiece, Delta, ModelRequest, ModelResponse, Stop, Usage
+from mainstay.model.media import Stored
+from mainstay.model.message import Part, ProviderPart, Reasoning, Text, ToolCall
 from mainstay.model.record import INTERRUPTED, Faltered, Replied
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.hooks import StreamEnd, TurnHooks
 from mainstay.ports.host import Random
+from mainstay.ports.store import BlobStore
 from mainstay.turn import native, prompt
 
 log = logging.getLogger("mainstay.engine")
@@ -46,8 +47,8 @@ YIELD_EVERY = 256
 class ModelCaller:
     """Handles CallModel. Attempts are ours: a provider never retries behind our back."""
 
-    def __init__(self, admit: Admit, random: Random, policy: RetryPolicy = MODEL_RETRIES) -> None:
-        self._admit, self._random, self._policy = admit, random, policy
+    def __init__(self, admit: Admit, random: Random, blobs: BlobStore, policy: RetryPolicy = MODEL_RETRIES) -> None:
+        self._admit, self._random, self._blobs, self._policy = admit, random, blobs, policy
 
     async def call(self, run: Run, effect: CallModel) -> None:
         await run.journal.flush()
@@ -56,7 +57,9 @@ class ModelCaller:
             return
         request = await self._request(run, effect)
         try:
-            response = await run.gate.guard(self._ask(run, request, effect.step), _time_left(run))
+            limit = request.settings.timeout
+            asking = self._ask(run, request, effect.step)
+            response = await run.gate.guard(asking if limit is None else _within(limit, asking), _time_left(run))
         except OutOfTime:
             run.events.emit(Retracted, step=effect.step, reason="the time of the turn is up")
             await _finished(run, effect, "cancelled")
@@ -102,7 +105,13 @@ class ModelCaller:
             run.scope.session_id,
             run.turn_id,
             "none" if effect.last else "auto",
+            agent.settings,
+            "turn",
+            self._open_file,
         )
+
+    def _open_file(self, stored: Stored) -> AsyncIterator[bytes]:
+        return self._blobs.pieces(stored.digest)
 
     async def _ask(self, run: Run, request: ModelRequest, step: int) -> ModelResponse:
         """Stream one answer into the feed. The last thing streamed must be the whole response."""
@@ -123,6 +132,9 @@ class ModelCaller:
                 run.events.emit(ReasoningDelta, text=clean_text(delta.text), step=step)
             elif isinstance(delta, ModelResponse):
                 response = delta
+            elif isinstance(delta, CallPiece):
+                fields = {"tool": clean_text(delta.name), "text": clean_text(delta.text), "index": delta.index}
+                run.events.emit(ToolCallDelta, step=step, **fields)
             else:
                 raise ProviderError(f"the provider streamed a {type(delta).__name__}", code="provider_nonsense")
         if stream is not None and (response is not None or stream.stopped):
@@ -186,6 +198,18 @@ class ModelCaller:
         run.record(Faltered(code, message, due, effect.attempt, effect.step, at=now, slot=run.slot()))
 
 
+async def _within(limit: float, asking: Coroutine[Any, Any, ModelResponse]) -> ModelResponse:
+    try:
+        async with asyncio.timeout(limit):
+            return await asking
+    except TimeoutError:
+        raise ProviderError(
+            f"the model did not answer within {limit:g} s: set ModelSettings(timeout=…) higher",
+            retryable=True,
+            code="timeout",
+        ) from None
+
+
 async def _finished(run: Run, effect: CallModel, reason: StreamEnd) -> None:
     if run.hooks is not None:
         await run.hooks.stream_finished(effect.step, reason)
@@ -237,8 +261,10 @@ def sound_parts(response: ModelResponse) -> tuple[Part, ...]:
             size += len(part.raw or "") + len(part.id) + len(part.name) + (len(encode(part.args)) if part.args else 0)
         elif type(part) is Text or type(part) is Reasoning:
             size += len(part.text)
+        elif type(part) is ProviderPart:
+            size += len(part.text) + len(part.body)
         else:
-            raise InvalidInput("the provider answered with a tool result: those are the runtime's to say")
+            raise InvalidInput(f"the provider answered with a {type(part).__name__}: no answer has one")
         parts.append(part)
     if size > MAX_VALUE:
         raise InvalidInput(f"the answer has {size:,} characters, the limit is {MAX_VALUE:,}")
@@ -246,8 +272,9 @@ def sound_parts(response: ModelResponse) -> tuple[Part, ...]:
 
 
 def _countable(usage: Usage) -> bool:
-    *counts, cost = astuple(usage)
-    if set(map(type, counts)) != {int} or min(counts) < 0 or max(counts) >= MOST:
+    counts = [getattr(usage, name) for name in BUCKETS[:-1]] + [usage.calls, usage.unknown]
+    if any(count is not None and (type(count) is not int or not 0 <= count < MOST) for count in counts):
         return False
-    # A cost of True would be read back as no number, and one that no float can hold ends the turn.
-    return type(cost) in (int, float) and 0 <= cost < MOST
+    # A cost of True would be read back as no number, and one that is no finite amount could not be added up.
+    cost: object = usage.cost
+    return cost is None or (type(cost) is Decimal and cost.is_finite() and 0 <= cost < MOST)

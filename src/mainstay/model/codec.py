@@ -13,13 +13,15 @@ Decoding builds structs of the closed unions below and plain JSON, never a type 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
+from msgspec.structs import astuple
 
 from mainstay.errors import InvalidInput, MainstayError, TooLarge, quoted
-from mainstay.model.message import Message, Part, Reasoning, Text, ToolCall, ToolResult
+from mainstay.model.media import Audio, Document, File, FileRef, Image, Inline, Local, Url
+from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 from mainstay.model.record import Row, Spilled
 
 MAX_DEPTH = 64
@@ -139,9 +141,22 @@ def clean_part(part: Part) -> Part:
     if type(part) is ToolCall:
         return _clean_call(part)
     if type(part) is ToolResult:
-        return ToolResult(clean_text(part.call_id), clean_text(part.name), clean(part.content), part.status)
+        call, name = clean_text(part.call_id), clean_text(part.name)
+        return ToolResult(call, name, clean(part.content), part.status, tuple(map(clean_file, part.files)))
     if type(part) is Reasoning:
         return Reasoning(clean_text(part.text), clean(part.replay))
+    if type(part) is ProviderPart:
+        return ProviderPart(*map(clean_text, astuple(part)))
+    return clean_file(part)
+
+
+def clean_file(part: object) -> File:
+    """A file with its strings normalised. Its bytes are where they were: who stores a part has put them somewhere."""
+    if isinstance(part, FileRef):
+        return FileRef(*map(clean_text, astuple(part)))
+    if isinstance(part, Image | Document | Audio):
+        source = Url(clean_text(part.source.url)) if isinstance(part.source, Url) else part.source
+        return type(part)(source, clean_text(part.media_type), clean_text(part.name))
     raise InvalidInput(f"a {type(part).__name__} is not a part of a message")
 
 
@@ -157,22 +172,39 @@ def _clean_call(call: ToolCall) -> ToolCall:
     return ToolCall(clean_text(call.id), clean_text(call.name), args, raw, clean(call.replay))
 
 
-def clean_message(said: str | Message, role: str = "user") -> Message:
-    """What a host may say, as one normalised user message."""
+Said: TypeAlias = str | Message | Sequence[str | Part]
+"""What a host may say: words, a user message, or words and files in a list."""
+
+
+def clean_message(said: Said, role: str = "user", *, unsaved: bool = False) -> Message:
+    """What a host may say, as one normalised user message. `unsaved`: its files may be where the host has them."""
+    parts: Iterable[Any]
     if isinstance(said, str):
-        message = Message("user", (Text(clean_text(said)),))
+        parts = (Text(said),)
     elif isinstance(said, Message):
         if said.role != role:
             raise InvalidInput(f"a session takes messages with role 'user', not {quoted(said.role)}")
-        if not all(isinstance(p, Text) for p in said.parts):
-            # Calls and results that a host made up could never be paired.
-            raise InvalidInput("a message to a session holds text only: calls and results are the runtime's to say")
-        message = Message("user", tuple(clean_part(p) for p in said.parts))
+        parts = said.parts
+    elif isinstance(said, list | tuple):
+        parts = [Text(each) if isinstance(each, str) else each for each in said]
     else:
-        raise InvalidInput(f"say a string or a Message, not a {type(said).__name__}")
-    if not message.text.strip():
+        raise InvalidInput(f"say a string, a Message or a list of strings and files, not a {type(said).__name__}")
+    message = Message("user", tuple(_said_part(part, unsaved) for part in parts))
+    if not message.text.strip() and all(type(part) is Text for part in message.parts):
         raise InvalidInput("the input is empty: say something")
     return message
+
+
+def _said_part(part: object, unsaved: bool) -> Part:
+    if not isinstance(part, Text | Image | Document | Audio | FileRef):
+        # Calls and results that a host made up could never be paired.
+        raise InvalidInput(
+            f"a message to a session holds text and files, not a {type(part).__name__}: calls and results are the "
+            "runtime's to say"
+        )
+    if not unsaved and not isinstance(part, Text | FileRef) and isinstance(part.source, Local | Inline):
+        raise InvalidInput(f"the bytes of this {type(part).__name__} are not in the store: say it with session.run(…)")
+    return clean_part(part)
 
 
 def spilled(body: bytes) -> str | None:

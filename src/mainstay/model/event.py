@@ -36,6 +36,15 @@ class ReasoningDelta(Event, frozen=True, gc=False, tag="reasoning_delta"):
     step: int = 0
 
 
+class ToolCallDelta(Event, frozen=True, gc=False, tag="tool_call_delta"):
+    """A model writes a call: a piece of the arguments' JSON. `index` counts the calls of the step. Nothing runs yet."""
+
+    tool: str = ""
+    text: str = ""
+    index: int = 0
+    step: int = 0
+
+
 class Retracted(Event, frozen=True, gc=False, tag="retracted"):
     """The live text of this step came from an attempt that failed: remove it."""
 

@@ -2,45 +2,172 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import add
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from msgspec import Struct, field
-from msgspec.structs import astuple
+from msgspec.structs import force_setattr, replace
 
+from mainstay.errors import InvalidDefinition, InvalidInput, quoted
+from mainstay.model.media import OpenFile
 from mainstay.model.message import Message, Part, Reasoning, Text, ToolCall
 from mainstay.model.tool import ToolSpec
 
-Stop: TypeAlias = Literal["end", "tool_calls", "length", "filtered"]
+Stop: TypeAlias = Literal["end", "tool_calls", "length", "filtered", "paused"]
+"""Why an answer ended. `paused`: the provider's own tools are at work, and it goes on when it is asked again."""
+
+
+BUCKETS = ("input", "output", "cache_read", "cache_write", "reasoning", "cost")
 
 
 class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
     """Tokens spent. `input` excludes what the cache answered; `reasoning` is part of `output`.
 
-    `calls` counts answered model calls; `unknown` counts those whose usage nobody saw (a crash, or a provider that
-    does not say): unknown is not zero. `cost` is money where the provider reports it.
+    None is what a provider does not tell, which is not zero. `calls` counts answered model calls; `unknown` counts
+    those whose usage nobody saw at all (a crash, a stream that broke off). `cost` is money where the provider reports
+    it, in its own currency. In a sum that some calls have a figure for and others do not, `missing` says how many do
+    not.
     """
 
-    input: int = 0
-    output: int = 0
-    cache_read: int = 0
-    cache_write: int = 0
-    reasoning: int = 0
+    input: int | None = None
+    output: int | None = None
+    cache_read: int | None = None
+    cache_write: int | None = None
+    reasoning: int | None = None
     calls: int = 0
     unknown: int = 0
-    cost: float = 0.0
+    cost: Decimal | None = None
+    missing: dict[str, int] | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(  # noqa: PLR0913  # as the fields above
+            self,
+            input: int | None = None,
+            output: int | None = None,
+            cache_read: int | None = None,
+            cache_write: int | None = None,
+            reasoning: int | None = None,
+            calls: int = 0,
+            unknown: int = 0,
+            cost: Decimal | float | str | None = None,
+            missing: dict[str, int] | None = None,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        cost: object = self.cost
+        if cost is not None and type(cost) is not Decimal and type(cost) in (int, float, str):
+            try:
+                force_setattr(self, "cost", Decimal(str(cost)))  # 0.1 is a tenth, not the binary fraction next to it
+            except InvalidOperation:
+                raise InvalidInput(f"a cost of {quoted(cost)} is no amount of money") from None
 
     @property
     def total(self) -> int:
-        return self.input + self.output + self.cache_read + self.cache_write
+        """All tokens that were told of."""
+        return (self.input or 0) + (self.output or 0) + (self.cache_read or 0) + (self.cache_write or 0)
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(*map(add, astuple(self), astuple(other)))
+        missing: dict[str, int] = {}
+        sums: dict[str, Any] = {}
+        for name in BUCKETS:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is None and theirs is None:
+                continue
+            lacking = self._lacking(name) + other._lacking(name)
+            if lacking:
+                missing[name] = lacking
+            sums[name] = theirs if mine is None else mine if theirs is None else mine + theirs
+        calls, unknown = self.calls + other.calls, self.unknown + other.unknown
+        return Usage(**sums, calls=calls, unknown=unknown, missing=missing or None)
+
+    def _lacking(self, name: str) -> int:
+        """How many answered calls have no such figure."""
+        if getattr(self, name) is None:
+            return self.calls
+        return 0 if self.missing is None else self.missing.get(name, 0)
+
+
+Effort: TypeAlias = Literal["off", "minimal", "low", "medium", "high", "max"]
+"""How much a model should think before it answers."""
+
+
+def _whole(least: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and value >= least
+
+
+def _within(low: float, high: float) -> Callable[[Any], bool]:
+    return lambda value: type(value) in (int, float) and low <= value <= high
+
+
+_SETTINGS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    ("max_tokens", "1 or more", _whole(1)),
+    ("temperature", "a number from 0 to 2", _within(0, 2)),
+    ("top_p", "a number from 0 to 1", _within(0, 1)),
+    ("stop", "a few strings", lambda v: isinstance(v, list | tuple) and all(isinstance(s, str) and s for s in v)),
+    ("seed", "a whole number", lambda value: type(value) is int),
+    ("reasoning", f"one of {', '.join(get_args(Effort))}, or tokens", lambda v: v in get_args(Effort) or _whole(1)(v)),
+    (
+        "tool_choice",
+        "'auto', 'none', 'required' or a tool's name",
+        lambda value: isinstance(value, str) and value != "",
+    ),
+    ("parallel_tool_calls", "True or False", lambda value: isinstance(value, bool)),
+    ("timeout", "seconds above 0", lambda value: _within(0, 1e9)(value) and value > 0),
+    ("cache", "True, False, '5m' or '1h'", lambda value: isinstance(value, bool) or value in ("5m", "1h")),
+    ("extra", "a dict of JSON", lambda value: isinstance(value, dict)),
+)
+"""Name, what fits in words, and whether a value does."""
+
+
+class ModelSettings(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
+    """How a model is asked. None leaves it to the provider; a provider refuses what its API cannot do.
+
+    `reasoning` is an effort, or a number of tokens. `tool_choice` is "auto", "none", "required" or a tool's name.
+    `timeout` bounds one attempt, in seconds; waiting for a rate limit does not count. `cache` False turns prompt
+    caching off, "1h" keeps entries for longer where the provider can. `extra` goes into the request as it is.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    reasoning: Effort | int | None = None
+    tool_choice: str | None = None
+    parallel_tool_calls: bool | None = None
+    timeout: float | None = None
+    cache: bool | Literal["5m", "1h"] | None = None
+    extra: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name, wanted, fits in _SETTINGS:
+            value = getattr(self, name)
+            if value is not None and not fits(value):
+                raise InvalidDefinition(f"ModelSettings({name}={quoted(value)}) is not usable: give {wanted}")
+        if type(self.stop) is not tuple:
+            force_setattr(self, "stop", tuple(self.stop))
+
+    def over(self, below: ModelSettings | None) -> ModelSettings:
+        """These settings, and those of `below` where these say nothing."""
+        if below is None:
+            return self
+        said = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) not in (None, ())}
+        if self.extra and below.extra:
+            said["extra"] = {**below.extra, **self.extra}
+        return replace(below, **said)
+
+
+DEFAULT_SETTINGS = ModelSettings()
 
 
 class ModelRequest(Struct, frozen=True, gc=False):
-    """One question to a model. `call_id` names the model call and `attempt` counts from 1."""
+    """One question to a model. `call_id` names the model call and `attempt` counts from 1.
+
+    `label` says what it is asked for: "turn", or the label of a direct completion. `open_file` reads the blobs that its
+    messages refer to.
+    """
 
     messages: Sequence[Message]
     tools: Sequence[ToolSpec] = ()
@@ -50,6 +177,9 @@ class ModelRequest(Struct, frozen=True, gc=False):
     session_id: str = ""
     turn_id: str = ""
     tool_choice: Literal["auto", "none"] = "auto"
+    settings: ModelSettings = DEFAULT_SETTINGS
+    label: str = "turn"
+    open_file: OpenFile | None = None
 
 
 class ModelResponse(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -80,5 +210,13 @@ class Completion(Struct, frozen=True, gc=False, omit_defaults=True):
     model: str = ""
 
 
-Delta: TypeAlias = str | Reasoning | ModelResponse
-"""What a provider streams: pieces of text, pieces of reasoning, and last the whole answer."""
+class CallPiece(Struct, frozen=True, gc=False):
+    """A piece of a tool call's arguments as the model writes them. `index` counts the calls of the answer."""
+
+    index: int
+    name: str
+    text: str
+
+
+Delta: TypeAlias = str | Reasoning | CallPiece | ModelResponse
+"""What a provider streams: pieces of text, of reasoning and of tool calls, and last the whole answer."""

@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
 from mainstay.errors import InvalidInput, quoted
+from mainstay.model.media import Audio, Document, File, FileRef, Image
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 ResultStatus: TypeAlias = Literal["ok", "failed", "denied", "cancelled", "outcome_unknown"]
@@ -44,9 +45,25 @@ class ToolResult(Struct, frozen=True, gc=False, tag="tool_result", omit_defaults
     name: str
     content: Any = None
     status: ResultStatus = "ok"
+    files: tuple[File, ...] = ()
 
 
-Part: TypeAlias = Text | Reasoning | ToolCall | ToolResult
+class ProviderPart(Struct, frozen=True, gc=False, tag="provider_part", omit_defaults=True):
+    """Part of an answer that only its own provider understands: signed or encrypted reasoning, what a tool of the
+    provider's did.
+
+    `body` is its JSON, and goes back to the same `dialect` byte for byte. Another dialect is shown `text`, never the
+    body. `kind` is the provider's own word for it.
+    """
+
+    dialect: str
+    model: str
+    kind: str
+    body: str
+    text: str = ""
+
+
+Part: TypeAlias = Text | Reasoning | ToolCall | ToolResult | ProviderPart | Image | Document | Audio | FileRef
 
 
 class Message(Struct, frozen=True, gc=False):

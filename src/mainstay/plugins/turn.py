@@ -469,9 +469,10 @@ def _parts(plugin: Plugin, answer: object) -> list[PromptPart]:
     return parts
 
 
-def _messages(plugin: Plugin, shown: object) -> Seen[Message]:
-    if type(shown) is Seen and shown:  # what it was given, or a part of it
-        return shown
+def _messages(plugin: Plugin, shown: Any) -> Seen[Message]:
+    if type(shown) is Seen and shown:
+        own: Seen[Message] = shown  # what it was given, or a part of it: no plugin can make one
+        return own
     given = list(shown) if isinstance(shown, Sequence) else []
     messages = [message for message in given if isinstance(message, Message)]
     if not messages or len(messages) < len(given):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Protocol
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, runtime_checkable
 
 from mainstay.model.llm import Delta, ModelRequest
 
@@ -20,3 +21,13 @@ class Provider(Protocol):
     def name(self) -> str: ...
 
     def stream(self, request: ModelRequest) -> AsyncIterator[Delta]: ...
+
+
+@runtime_checkable
+class Connecting(Protocol):
+    """A provider with connections to keep. A Runtime that has it enters `connected` and leaves it last of all.
+
+    One object may be in several Runtimes, also of several event loops: it counts them.
+    """
+
+    def connected(self) -> AbstractAsyncContextManager[None]: ...

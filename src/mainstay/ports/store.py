@@ -6,7 +6,7 @@ an abort: the write may still land. `mainstay.testing.store_contract` is the who
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from mainstay.model.process import Event, ProcessRow, WakeRow
@@ -108,7 +108,15 @@ class BlobStore(Protocol):
 
     async def put(self, data: bytes) -> str: ...
 
+    async def put_file(self, path: str) -> tuple[str, int]:
+        """Put a copy of a file of the host, in pieces; its digest and its size."""
+        ...
+
     async def get(self, digest: str) -> bytes: ...
+
+    def pieces(self, digest: str) -> AsyncIterator[bytes]:
+        """The bytes of a blob, a piece at a time."""
+        ...
 
 
 class Store(SessionReads, ProcessReads, Protocol):

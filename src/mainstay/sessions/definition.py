@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from mainstay.errors import InvalidDefinition
 from mainstay.model import given
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
+from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
 from mainstay.model.tool import OutputBudget, ToolSpec
 from mainstay.plugins.registry import PluginSet
 from mainstay.ports.provider import Provider
@@ -35,6 +36,7 @@ class Definition(Struct):
     plugins: PluginSet = field(default_factory=PluginSet)
     operations: OperationTable = field(default_factory=OperationTable)
     wake_depth: int | None = WAKE_DEPTH
+    settings: ModelSettings = DEFAULT_SETTINGS
 
     def tool_specs(self) -> Sequence[ToolSpec]:
         return self.catalog.specs()

@@ -6,16 +6,19 @@ import functools
 import hashlib
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from mainstay.engine.hands import depth
 from mainstay.engine.journal import spill, write_referring
 from mainstay.errors import InvalidDefinition, InvalidInput, quoted
 from mainstay.model import given
 from mainstay.model.codec import clean_message, clean_text, encode, encode_checked
-from mainstay.model.message import Message
+from mainstay.model.media import Audio, Document, Image, Inline, Local, Stored
+from mainstay.model.message import Message, Part
 from mainstay.model.record import InputKind, Said
 from mainstay.model.write import Accept, Accepted
 from mainstay.ports.host import Clock, Random
-from mainstay.ports.store import Store
+from mainstay.ports.store import BlobStore, Store
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.turns import Turns
 
@@ -41,7 +44,8 @@ class Inbox:
         self, session_id: str, agent: str, said: str | Message, kind: InputKind = "queue", key: str | None = None
     ) -> Accepted:
         """Make an input durable, and start on it if the session was idle."""
-        message = clean_message(said)
+        given_message = clean_message(said, unsaved=True)
+        message, files = await save_files(self._store.blobs, given_message)
         checked = _check_key(key)
         now = self._clock.now()
         op = f"{self._random.bits(64):016x}"
@@ -51,10 +55,14 @@ class Inbox:
         digest = hashlib.blake2b(encode((kind == "note", message)), digest_size=16).digest() if key is not None else b""
         works = agent in self._definitions and not self._turns.draining and self._store.held() is None
         worker = self._worker if works else None
-        accept = Accept(session_id, agent, body, op, now, kind, checked, digest, worker, blobs)
+        accept = Accept(session_id, agent, body, op, now, kind, checked, digest, worker, (*blobs, *files))
         write = functools.partial(self._turns.write, session_id, accept)
-        put_again = functools.partial(spill, self._store, whole)
-        accepted = await (write_referring(write, put_again) if blobs else write())
+
+        async def put_again() -> None:
+            await save_files(self._store.blobs, given_message)
+            await spill(self._store, whole)
+
+        accepted = await (write_referring(write, put_again) if accept.blobs else write())
         if accepted.known:
             return accepted
         if accepted.opened and worker is not None:
@@ -62,6 +70,33 @@ class Inbox:
         elif kind != "queue":
             self._turns.has_mail(session_id)
         return accepted
+
+
+async def save_files(blobs: BlobStore, message: Message) -> tuple[Message, tuple[str, ...]]:
+    """The message with the bytes of its files in the store, and their digests."""
+    if not any(isinstance(part, Image | Document | Audio) for part in message.parts):
+        return message, ()
+    parts = [await saved_file(blobs, part) for part in message.parts]
+    digests = dict.fromkeys(
+        [p.source.digest for p in parts if isinstance(p, Image | Document | Audio) and isinstance(p.source, Stored)]
+    )
+    return Message(message.role, tuple(parts)), tuple(digests)
+
+
+async def saved_file(blobs: BlobStore, part: Part) -> Part:
+    """The part with its bytes in the store. They pass through memory in pieces, never as a whole."""
+    if not isinstance(part, Image | Document | Audio):
+        return part
+    source = part.source
+    if isinstance(source, Local):
+        digest, size = await blobs.put_file(source.path)
+    elif isinstance(source, Inline):
+        digest, size = await blobs.put(source.data), len(source.data)
+    else:
+        return part
+    if not size:
+        raise InvalidInput(f"the {type(part).__name__} {part.name!r} is empty")
+    return replace(part, source=Stored(digest, size))
 
 
 def _check_key(key: object) -> str | None:

@@ -80,7 +80,7 @@ class Turns:
         self.store = self._store = dispatcher.store
         self.clock = self._clock = dispatcher.clock
         self.random = dispatcher.random
-        models = ModelCaller(dispatcher.admit, dispatcher.random)
+        models = ModelCaller(dispatcher.admit, dispatcher.random, dispatcher.store.blobs)
         self._handlers: dict[type[Effect], Handler] = {
             CallModel: models.call,
             RunTools: dispatcher.run,

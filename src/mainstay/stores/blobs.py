@@ -15,18 +15,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-from mainstay.errors import BlobMissing, StoreDamaged, StoreUnavailable
+from mainstay.errors import BlobMissing, InvalidInput, StoreDamaged, StoreUnavailable
 from mainstay.stores.files import PRIVATE, access_of, check_folder, make_folder, open_file
 
 LEFTOVER_SECONDS = 3600
+
+PIECE = 768 * 1024
+"""Bytes that are read at once: a multiple of three, so that the base64 of pieces is that of the whole."""
 
 
 class FileBlobs:
@@ -38,8 +43,28 @@ class FileBlobs:
     async def put(self, data: bytes) -> str:
         return await asyncio.to_thread(self.write, data)
 
+    async def put_file(self, path: str) -> tuple[str, int]:
+        return await asyncio.to_thread(self.copy, path)
+
     async def get(self, digest: str) -> bytes:
         return await asyncio.to_thread(self.read, digest)
+
+    async def pieces(self, digest: str) -> AsyncIterator[bytes]:
+        """Checked like `get`: bytes that do not match their name raise before the last piece is handed out."""
+        file = await asyncio.to_thread(self._open, digest)
+        try:
+            seen, held = hashlib.sha256(), b""
+            while piece := await asyncio.to_thread(file.read, PIECE):
+                seen.update(piece)
+                if held:
+                    yield held
+                held = piece
+            if seen.hexdigest() != digest:
+                raise StoreDamaged(str(self.path(digest)), "the blob's content does not match its name")
+            if held:
+                yield held
+        finally:
+            file.close()
 
     def path(self, digest: str) -> Path:
         if not _is_digest(digest):
@@ -62,16 +87,30 @@ class FileBlobs:
 
     def write(self, data: bytes) -> str:
         digest = hashlib.sha256(data).hexdigest()
-        path = self.path(digest)
-        try:
-            if not self._touched(path):
-                self._write(path, data)
-            # One that was there may have been renamed an instant ago, by somebody who has not synced the folder yet.
-            for folder in (path.parent, self.folder, self.folder.parent):
-                _sync_folder(folder)
-        except OSError as error:
-            raise StoreUnavailable(f"cannot write a blob to {path.parent}: {error.strerror}") from error
+        with self._writing():
+            if not self._touched(self.path(digest)):
+                self._store([data])
+            self._sync(digest)
         return digest
+
+    def copy(self, path: str) -> tuple[str, int]:
+        """A file of the host as a blob; its digest and its size."""
+        with _host_file(path) as source, self._writing():
+            digest, size = self._store(iter(functools.partial(source.read, PIECE), b""))
+            self._sync(digest)
+        return digest, size
+
+    @contextlib.contextmanager
+    def _writing(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailable(f"cannot write a blob to {self.folder}: {error.strerror}") from error
+
+    def _sync(self, digest: str) -> None:
+        # One that was there may have been renamed an instant ago, by a process that has not synced the folder yet.
+        for folder in (self.path(digest).parent, self.folder, self.folder.parent):
+            _sync_folder(folder)
 
     def _touched(self, path: Path) -> bool:
         """Make a blob young; False when it is not there, or not ours to touch: then it is written anew."""
@@ -82,30 +121,46 @@ class FileBlobs:
         except OSError:
             return False
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _store(self, pieces: Iterable[bytes]) -> tuple[str, int]:
+        """Write a blob a piece at a time. Its name is known when all of it has been seen."""
         access = PRIVATE if self._database is None else access_of(self._database)
-        for folder in (self.folder, path.parent):
+        token = secrets.token_hex(8)
+        temporary = self.folder / token[:2] / f".{token}.tmp"
+        for folder in (self.folder, temporary.parent):
             make_folder(folder, access)
-        temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+        seen, size = hashlib.sha256(), 0
         try:
             with open(open_file(temporary, os.O_WRONLY, access), "wb") as file:
-                file.write(data)
+                for piece in pieces:
+                    seen.update(piece)
+                    size += len(piece)
+                    file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.rename(path)
+            target = self.path(seen.hexdigest())
+            make_folder(target.parent, access)
+            if not self._touched(target):
+                temporary.rename(target)
         finally:
             temporary.unlink(missing_ok=True)
+        return seen.hexdigest(), size
 
-    def read(self, digest: str) -> bytes:
+    def _open(self, digest: str) -> BinaryIO:
         path = self.path(digest)
         try:
             self._check_folders(path)
-            with open(open_file(path, os.O_RDONLY), "rb") as file:
-                data = file.read()
+            return open(open_file(path, os.O_RDONLY), "rb")
         except FileNotFoundError:
             raise BlobMissing(digest) from None
         except OSError as error:
             raise StoreUnavailable(f"cannot read the blob {digest}: {error.strerror}") from error
+
+    def read(self, digest: str) -> bytes:
+        with self._open(digest) as file:
+            try:
+                data = file.read()
+            except OSError as error:
+                raise StoreUnavailable(f"cannot read the blob {digest}: {error.strerror}") from error
         if hashlib.sha256(data).hexdigest() != digest:
             raise StoreDamaged(str(self.path(digest)), "the blob's content does not match its name")
         return data
@@ -163,6 +218,13 @@ class FileBlobs:
                 with contextlib.suppress(OSError):
                     if os.lstat(file).st_mtime < before:
                         file.unlink()
+
+
+def _host_file(path: str) -> BinaryIO:
+    try:
+        return open(path, "rb")  # the caller closes it
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path!r}: {error.strerror}") from None
 
 
 def _is_digest(name: str) -> bool:

@@ -23,7 +23,7 @@ SPARE_PAGES = 256
 """Free pages that stay in the file: the next rows want them."""
 PAGES_AT_ONCE = 512
 """Pages given back in one transaction: all other writes wait for it."""
-STEPS_BETWEEN_LOOKS = 100_000
+STEPS_BETWEEN_LOOKS: int = 100_000
 """Steps of SQLite's machine between two looks at whether the caller still waits."""
 
 

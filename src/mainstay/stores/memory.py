@@ -5,15 +5,16 @@ Its rows outlive the store object (`MemoryRows`), so that a test can crash a run
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from mainstay.errors import BlobMissing, MainstayError
+from mainstay.errors import BlobMissing, InvalidInput, MainstayError
 from mainstay.model.session import InboxRow, Node, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import SessionFilter, StoreFacts, Write
 from mainstay.ports.host import Clock
@@ -293,11 +294,26 @@ class MemoryBlobs:
         self._rows.blobs[digest], self._rows.blob_puts[digest] = data, self._now()
         return digest
 
+    async def put_file(self, path: str) -> tuple[str, int]:
+        data = await asyncio.to_thread(_host_bytes, path)
+        return await self.put(data), len(data)
+
     async def get(self, digest: str) -> bytes:
         try:
             return self._rows.blobs[digest]
         except KeyError:
             raise BlobMissing(digest) from None
+
+    async def pieces(self, digest: str) -> AsyncIterator[bytes]:
+        yield await self.get(digest)
+
+
+def _host_bytes(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path!r}: {error.strerror}") from None
 
 
 def matches(row: Any, wanted: SessionFilter) -> bool:

@@ -210,8 +210,14 @@ class SeamBlobs:
     async def put(self, data: bytes) -> str:
         return await self._seams.call("blob", "put blob", lambda: self._inner.put(data))
 
+    async def put_file(self, path: str) -> tuple[str, int]:
+        return await self._seams.call("blob", "put file", lambda: self._inner.put_file(path))
+
     async def get(self, digest: str) -> bytes:
         return await self._seams.quietly(self._inner.get(digest))
+
+    def pieces(self, digest: str) -> AsyncIterator[bytes]:
+        return self._inner.pieces(digest)
 
 
 class SeamLease:

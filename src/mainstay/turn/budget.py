@@ -11,7 +11,7 @@ def spent(budget: Budget, state: TurnState) -> BudgetSpent | None:
     """The limit that the next model call would go beyond, if any. `steps` is not here: it grants a last word."""
     if budget.tokens is not None and state.usage.total >= budget.tokens:
         return BudgetSpent("tokens", budget.tokens)
-    if budget.money is not None and state.usage.cost >= budget.money:
+    if budget.money is not None and (state.usage.cost or 0) >= budget.money:
         return BudgetSpent("money", budget.money)
     if budget.seconds is not None and state.elapsed_ms >= budget.seconds * 1000:
         return BudgetSpent("seconds", budget.seconds)

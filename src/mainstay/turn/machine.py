@@ -222,6 +222,10 @@ class Machine:
 
     def _answered(self, reply: Replied) -> None:
         state, text = self.state, native.answer_text(reply.parts)
+        if reply.stop == "paused" and not state.last:
+            state.step += 1  # its own tools are at work at the provider: it goes on when it is shown its words so far
+            self._ask()
+            return
         if reply.stop in native.CUT_OFF:
             self._finish(Incomplete(reply.stop, text))
             return

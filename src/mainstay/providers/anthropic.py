@@ -1,0 +1,481 @@
+"""Anthropic's Messages API.
+
+An answer is a list of content blocks, each begun, continued by deltas and ended; `message_delta` brings the reason to
+stop and the usage, and only `message_stop` makes the answer complete. Blocks that only Anthropic understands (thinking
+with its signature, redacted thinking, what server tools did) become `ProviderPart`s and go back unchanged.
+
+Caching: at most three markers, set when a request is built and never stored. One after tools and system, one at the end
+of the conversation, one at the end of the request before this one, so that a step with many blocks still finds it: the
+API looks back twenty blocks from a marker.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mainstay.errors import InternalError, ProviderError
+from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, ModelSettings, Stop, Usage
+from mainstay.model.media import Audio, Document, File, FileRef, Image, Stored, Url
+from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
+from mainstay.providers.dialect import (
+    Block,
+    Encoded,
+    Piece,
+    Spoken,
+    Wire,
+    broken,
+    call_args,
+    compact,
+    encode,
+    foreign_text,
+    joined,
+    json_block,
+    merged,
+    nonsense,
+    parsed_args,
+    result_text,
+    status_error,
+    unsupported,
+    wire_id,
+    with_file,
+)
+from mainstay.providers.sse import SseReader
+
+VERSION = "2023-06-01"
+
+MAX_TOKENS = 8192
+"""The API wants a limit. Set `ModelSettings(max_tokens=…)` for longer answers."""
+
+CALL_ID = re.compile(r"[a-zA-Z0-9_-]+")
+IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
+STOPS: dict[str, Stop] = {
+    "end_turn": "end",
+    "stop_sequence": "end",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "filtered",
+    "pause_turn": "paused",
+}
+
+EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "max": "max"}
+
+
+class AnthropicMessages:
+    """The dialect. One object serves all sessions: it holds nothing but encoded messages."""
+
+    name = "anthropic"
+
+    def __init__(self) -> None:
+        self._encoded = Encoded(_spoken)
+
+    # ------------------------------------------------------------------ the request
+
+    def build(self, request: ModelRequest, model: str) -> Wire:
+        settings = request.settings
+        marker = _marker(settings)
+        said = self._encoded(request.messages)
+        system = [block for role, blocks in said if role == "system" for block in blocks]
+        messages = merged(each for each in said if each.role != "system")
+        head: dict[str, Any] = {
+            "model": model,
+            "max_tokens": settings.max_tokens or MAX_TOKENS,
+            "stream": True,
+            **_tuning(request),
+            **(settings.extra or {}),
+        }
+        if request.tools:
+            head["tools"] = [
+                {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
+                for tool in request.tools
+            ]
+        pieces: list[Piece] = [encode(head)[:-1]]
+        if system:
+            pieces += [b',"system":[', *joined([*system[:-1], _marked(system[-1], marker)]), b"]"]
+        # Last, so that one request begins as the one before it did.
+        pieces.append(b',"messages":[')
+        ends = _cache_ends(messages)
+        for index, (role, blocks) in enumerate(messages):
+            pieces.append(b'%b{"role":"%b","content":[' % (b"," if index else b"", role.encode()))
+            if index in ends:
+                blocks = (*blocks[:-1], _marked(blocks[-1], marker))
+            pieces += [*joined(blocks), b"]}"]
+        pieces.append(b"]}")
+        return Wire("/v1/messages", compact(pieces), {"anthropic-version": VERSION})
+
+    # ------------------------------------------------------------------ the answer
+
+    def reader(self, model: str) -> AnthropicReader:
+        return AnthropicReader(model)
+
+    def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+        try:
+            error = msgspec.json.decode(body, type=_ErrorEvent).error
+        except msgspec.DecodeError:
+            return status_error(status, headers, body[:500].decode("utf-8", "replace"))
+        return status_error(status, headers, error.message, error.type)
+
+
+def _tuning(request: ModelRequest) -> dict[str, Any]:
+    """Everything of the settings that has a field of its own."""
+    settings, out = request.settings, dict[str, Any]()
+    for name in ("temperature", "top_p"):
+        if (value := getattr(settings, name)) is not None:
+            out[name] = value
+    if settings.seed is not None:
+        raise ProviderError("Anthropic's API takes no seed: leave ModelSettings(seed=…) out", code="invalid_settings")
+    if settings.stop:
+        out["stop_sequences"] = settings.stop
+    output: dict[str, Any] = {}
+    if request.output_schema is not None:
+        output["format"] = {"type": "json_schema", "schema": closed_schema(request.output_schema)}
+    match settings.reasoning:
+        case None:
+            pass
+        case int(tokens):
+            out["thinking"] = {"type": "enabled", "budget_tokens": tokens}
+        case "off":
+            out["thinking"] = {"type": "disabled"}
+        case effort:
+            out["thinking"], output["effort"] = {"type": "adaptive"}, EFFORTS[effort]
+    if output:
+        out["output_config"] = output
+    if request.tools:
+        out["tool_choice"] = _tool_choice(request)
+    return out
+
+
+def _tool_choice(request: ModelRequest) -> dict[str, Any]:
+    wanted = "none" if request.tool_choice == "none" else request.settings.tool_choice or "auto"
+    kind = {"auto": "auto", "none": "none", "required": "any"}.get(wanted)
+    choice: dict[str, Any] = {"type": "tool", "name": wanted} if kind is None else {"type": kind}
+    if request.settings.parallel_tool_calls is False and kind != "none":
+        choice["disable_parallel_tool_use"] = True
+    return choice
+
+
+def closed_schema(schema: Any) -> Any:
+    """A schema whose objects take no other properties, which the API insists on."""
+    if isinstance(schema, dict):
+        out = {key: closed_schema(value) for key, value in schema.items() if key != "title"}
+        if out.get("type") == "object" and "properties" in out:
+            out.setdefault("additionalProperties", False)
+        return out
+    return [closed_schema(each) for each in schema] if isinstance(schema, list) else schema
+
+
+def _marker(settings: ModelSettings) -> bytes:
+    if settings.cache is False:
+        return b""
+    ttl = b',"ttl":"1h"' if settings.cache == "1h" else b""
+    return b',"cache_control":{"type":"ephemeral"%b}}' % ttl
+
+
+def _marked(block: Block, marker: bytes) -> Block:
+    first, last = block[0], block[-1]
+    # Thinking blocks may carry no marker; they are in the API's cache with what follows them.
+    if not marker or isinstance(first, Stored) or isinstance(last, Stored) or first.startswith(b'{"type":"thinking"'):
+        return block
+    return (*block[:-1], last[:-1] + marker)
+
+
+def _cache_ends(messages: list[Spoken]) -> tuple[int, ...]:
+    """Which messages end with a marker: the last one, and the last one of the request before this."""
+    last = len(messages) - 1
+    before = next((i for i in range(last - 1, -1, -1) if messages[i].role == "user"), None)
+    return (last,) if before is None else (before, last)
+
+
+def _spoken(message: Message) -> Spoken:
+    if message.role == "tool":
+        return Spoken("user", tuple(_result(part) for part in message.parts if type(part) is ToolResult))
+    role = "assistant" if message.role == "assistant" else message.role
+    return Spoken(role, tuple(block for part in message.parts if (block := _block(part)) is not None))
+
+
+def _block(part: Part) -> Block | None:
+    match part:
+        case Text(text):
+            return json_block({"type": "text", "text": text}) if text.strip() else None
+        case ToolCall(id, name):
+            call = {"type": "tool_use", "id": wire_id(id, CALL_ID), "name": name, "input": call_args(part)}
+            return json_block(call)
+        case ProviderPart("anthropic", _, _, body):
+            return (body.encode(),)
+        case ProviderPart() | Reasoning():
+            text = foreign_text(part)
+            return json_block({"type": "text", "text": text}) if text else None
+        case ToolResult():
+            return _result(part)
+        case _:
+            return _file(part)
+
+
+def _file(part: File) -> Block:
+    takes = "pictures (PNG, JPEG, GIF, WebP), PDF and plain text"
+    match part:
+        case Image(Stored() as stored, kind) if kind in IMAGES:
+            return with_file(
+                stored,
+                lambda data: {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}},
+            )
+        case Document(Stored() as stored, "application/pdf" as kind, name):
+            source = {"type": "base64", "media_type": kind}
+            return with_file(stored, lambda data: _document({**source, "data": data}, name))
+        case Image(Url(url)):
+            return json_block({"type": "image", "source": {"type": "url", "url": url}})
+        case Document(Url(url), _, name):
+            return json_block(_document({"type": "url", "url": url}, name))
+        case FileRef("anthropic", id, kind, name) if kind.startswith("image/"):
+            return json_block({"type": "image", "source": {"type": "file", "file_id": id}})
+        case FileRef("anthropic", id, _, name):
+            return json_block(_document({"type": "file", "file_id": id}, name))
+        case Audio() | _:
+            unsupported(part, "Anthropic's API", takes)
+
+
+def _document(source: dict[str, Any], name: str) -> dict[str, Any]:
+    return {"type": "document", "source": source, **({"title": name} if name else {})}
+
+
+def _result(part: ToolResult) -> Block:
+    head: dict[str, Any] = {"type": "tool_result", "tool_use_id": wire_id(part.call_id, CALL_ID)}
+    if part.status != "ok":
+        head["is_error"] = True
+    text = result_text(part.content)
+    content = [json_block({"type": "text", "text": text})] if text.strip() else []
+    content += [_file(each) for each in part.files]
+    return compact([encode(head)[:-1], b',"content":[', *joined(content), b"]}"])
+
+
+# ---------------------------------------------------------------------- events
+
+
+class _Error(Struct):
+    message: str = ""
+    type: str = ""
+
+
+class _ErrorEvent(Struct):
+    error: _Error
+
+
+class _OutputDetails(Struct):
+    thinking_tokens: int | None = None
+
+
+class _Usage(Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    output_tokens_details: _OutputDetails | None = None
+
+
+class _Begun(Struct):
+    model: str = ""
+    usage: _Usage | None = None
+
+
+class _MessageStart(Struct):
+    message: _Begun
+
+
+class _BlockStart(Struct):
+    index: int
+    content_block: msgspec.Raw
+
+
+class _Delta(Struct):
+    type: str = ""
+    text: str = ""
+    partial_json: str = ""
+    thinking: str = ""
+    signature: str = ""
+
+
+class _BlockDelta(Struct):
+    index: int
+    delta: _Delta
+
+
+class _BlockStop(Struct):
+    index: int
+
+
+class _Ending(Struct):
+    stop_reason: str | None = None
+
+
+class _MessageDelta(Struct):
+    delta: _Ending
+    usage: _Usage | None = None
+
+
+class _MessageStop(Struct):
+    pass
+
+
+DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
+    "message_start": msgspec.json.Decoder(_MessageStart),
+    "content_block_start": msgspec.json.Decoder(_BlockStart),
+    "content_block_delta": msgspec.json.Decoder(_BlockDelta),
+    "content_block_stop": msgspec.json.Decoder(_BlockStop),
+    "message_delta": msgspec.json.Decoder(_MessageDelta),
+    "message_stop": msgspec.json.Decoder(_MessageStop),
+    "error": msgspec.json.Decoder(_ErrorEvent),
+}
+"""By the name of the event; others, such as `ping` and those that the API may add, are passed over."""
+
+ERROR_STATUS = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+"""What an error event in the middle of a stream would have been as a status."""
+
+
+class _OpenBlock:
+    """A content block that is being written."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.start: dict[str, Any] = msgspec.json.decode(raw)
+        self.kind = str(self.start.get("type", ""))
+        self.text: list[str] = [self.start.get("text") or self.start.get("thinking") or ""]
+        self.json: list[str] = []
+        self.signature: list[str] = [self.start.get("signature") or ""]
+        self.raw = raw
+
+
+class AnthropicReader:
+    """Reads one answer."""
+
+    def __init__(self, model: str) -> None:
+        self._sse = SseReader()
+        self._model = model
+        self._open: dict[int, _OpenBlock] = {}
+        self._parts: list[Part] = []
+        self._calls: dict[int, int] = {}  # block index → index of the call in the answer
+        self._usage: dict[str, Any] = {}
+        self._stop: str | None = None
+        self._complete = False
+
+    def feed(self, chunk: bytes) -> Iterable[Delta]:
+        out: list[Delta] = []
+        for name, data in self._sse.feed(chunk):
+            decoder = DECODERS.get(name)
+            if decoder is None:
+                continue
+            try:
+                event = decoder.decode(data)
+            except (msgspec.DecodeError, RecursionError):
+                raise nonsense(f"a {name} event that cannot be read", data) from None
+            if type(event) is _BlockDelta:
+                self._continue(event.index, event.delta, out)
+            else:
+                self._receive(event, out)
+        return out
+
+    def _continue(self, index: int, delta: _Delta, out: list[Delta]) -> None:
+        block = self._open.get(index)
+        if block is None:
+            raise broken(f"content block {index} goes on and was never begun")
+        if delta.text:
+            block.text.append(delta.text)
+            out.append(delta.text)
+        elif delta.partial_json:
+            block.json.append(delta.partial_json)
+            if block.kind == "tool_use":
+                out.append(CallPiece(self._calls[index], str(block.start.get("name", "")), delta.partial_json))
+        elif delta.thinking:
+            block.text.append(delta.thinking)
+            out.append(Reasoning(delta.thinking))
+        elif delta.signature:
+            block.signature.append(delta.signature)
+
+    def _receive(self, event: Any, out: list[Delta]) -> None:
+        match event:
+            case _MessageStart(message):
+                self._model = message.model or self._model
+                self._count(message.usage)
+            case _BlockStart(index, raw):
+                block = self._open[index] = _OpenBlock(bytes(raw))
+                if block.kind == "tool_use":
+                    self._calls[index] = len(self._calls)
+                    out.append(CallPiece(self._calls[index], str(block.start.get("name", "")), ""))
+                elif block.kind == "text" and block.text[0]:
+                    out.append(block.text[0])
+            case _BlockStop(index):
+                ended = self._open.pop(index, None)
+                if ended is not None:
+                    self._parts.append(self._part(ended))
+            case _MessageDelta(ending, usage):
+                self._stop = ending.stop_reason or self._stop
+                self._count(usage)
+            case _MessageStop():
+                self._complete = True
+            case _ErrorEvent(error):
+                raise status_error(ERROR_STATUS.get(error.type, 500), {}, error.message, error.type)
+            case _:
+                raise InternalError(f"no case for {type(event).__name__}")
+
+    def _part(self, block: _OpenBlock) -> Part:
+        text = "".join(block.text)
+        body: dict[str, Any]
+        match block.kind:
+            case "text":
+                return Text(text)
+            case "tool_use":
+                given = block.start.get("input")
+                args, raw = parsed_args("".join(block.json)) if block.json else (given or {}, None)
+                return ToolCall(str(block.start.get("id", "")), str(block.start.get("name", "")), args, raw)
+            case "thinking":
+                body = {"type": "thinking", "thinking": text, "signature": "".join(block.signature)}
+                return ProviderPart(self.name, self._model, "thinking", encode(body).decode(), text)
+            case kind if block.json:  # a server tool's call: its input was streamed
+                body = {**block.start, "input": parsed_args("".join(block.json))[0]}
+                return ProviderPart(self.name, self._model, kind, encode(body).decode())
+            case kind:
+                return ProviderPart(self.name, self._model, kind, block.raw.decode())
+
+    name = AnthropicMessages.name
+
+    def _count(self, usage: _Usage | None) -> None:
+        """Later figures are totals and replace earlier ones; what one does not say stays."""
+        if usage is None:
+            return
+        details = usage.output_tokens_details
+        for name, value in (
+            ("input", usage.input_tokens),
+            ("output", usage.output_tokens),
+            ("cache_read", usage.cache_read_input_tokens),
+            ("cache_write", usage.cache_creation_input_tokens),
+            ("reasoning", None if details is None else details.thinking_tokens),
+        ):
+            if value is not None:
+                self._usage[name] = value
+
+    def close(self) -> ModelResponse:
+        if not self._complete:
+            raise broken("the connection ended before message_stop")
+        if self._stop is None or self._open:
+            raise broken("it ended without a stop reason, or in the middle of a block")
+        stop = STOPS.get(self._stop)
+        if stop is None:
+            raise ProviderError(f"the answer stopped for an unknown reason, {self._stop!r}", code="provider_nonsense")
+        return ModelResponse(
+            parts=tuple(self._parts), usage=Usage(**self._usage) if self._usage else None, stop=stop, model=self._model
+        )

@@ -1,0 +1,271 @@
+"""What a dialect is: how one API writes a request and streams an answer, without any I/O.
+
+A dialect builds the bytes of a request (`Wire`) and reads the bytes of its answer (`AnswerReader`); `providers/http.py`
+carries both. Everything here is shared by the dialects: JSON with files spliced in, the cache of encoded messages,
+ids and texts in the form that other APIs accept, and what an HTTP status means.
+
+A request is a list of pieces: bytes, and blobs whose base64 is made while it is sent. The encoded blocks of a message
+are kept from request to request, so asking the next question of a long session encodes only what is new; and the
+prefix that a provider may have cached stays the same, byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from email.utils import parsedate_to_datetime
+from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from mainstay.errors import ProviderError
+from mainstay.model.llm import Delta, ModelRequest, ModelResponse
+from mainstay.model.media import Audio, Document, File, FileRef, Image, Stored
+from mainstay.model.message import Message, ProviderPart, Reasoning, ToolCall
+
+T = TypeVar("T")
+
+encode = msgspec.json.encode
+
+Piece: TypeAlias = bytes | Stored
+"""Bytes as they are, or a blob whose base64 goes there."""
+
+Block: TypeAlias = tuple[Piece, ...]
+"""One JSON value of a request."""
+
+_MARK = secrets.token_hex(16)
+"""Stands in a value where the base64 of a blob goes. Random, so that nothing a user says can be taken for it."""
+_QUOTED_MARK = f'"{_MARK}"'.encode()
+
+
+class Wire(Struct, frozen=True):
+    """A request as it is sent: below the provider's base URL, without what authorises it."""
+
+    path: str
+    body: tuple[Piece, ...]
+    headers: Mapping[str, str] = {}
+
+    @property
+    def size(self) -> int:
+        return sum(-(-piece.size // 3) * 4 if isinstance(piece, Stored) else len(piece) for piece in self.body)
+
+
+class AnswerReader(Protocol):
+    """Reads one answer. `feed` raises ProviderError for an error that the stream itself tells."""
+
+    def feed(self, chunk: bytes) -> Iterable[Delta]: ...
+
+    def close(self) -> ModelResponse:
+        """The body has ended: the whole answer, or ProviderError when the dialect's terminal event never came."""
+        ...
+
+
+class Dialect(Protocol):
+    """One wire format."""
+
+    @property
+    def name(self) -> str: ...
+
+    def build(self, request: ModelRequest, model: str) -> Wire: ...
+
+    def reader(self, model: str) -> AnswerReader: ...
+
+    def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError: ...
+
+
+# ---------------------------------------------------------------------- building
+
+
+def json_block(value: Any) -> Block:
+    return (encode(value),)
+
+
+def with_file(stored: Stored, make: Callable[[str], Any]) -> Block:
+    """The JSON of `make(data)`, where `data` is the base64 of a blob, read when it is sent."""
+    before, _, after = encode(make(_MARK)).partition(_QUOTED_MARK)
+    return (before + b'"', stored, b'"' + after)
+
+
+def with_file_url(stored: Stored, media_type: str, make: Callable[[str], Any]) -> Block:
+    """The same for APIs that take a `data:` URL."""
+    before, _, after = encode(make(_MARK)).partition(_QUOTED_MARK)
+    return (before + f'"data:{media_type};base64,'.encode(), stored, b'"' + after)
+
+
+def joined(blocks: Iterable[Block]) -> Iterator[Piece]:
+    """Values separated by commas."""
+    first = True
+    for block in blocks:
+        if not first:
+            yield b","
+        first = False
+        yield from block
+
+
+def compact(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """The same body with neighbouring bytes joined."""
+    out: list[Piece] = []
+    run: list[bytes] = []
+    for piece in pieces:
+        if type(piece) is bytes:
+            run.append(piece)
+        else:
+            if run:
+                out.append(b"".join(run))
+                run = []
+            out.append(piece)
+    if run:
+        out.append(b"".join(run))
+    return tuple(out)
+
+
+class Encoded(Generic[T]):
+    """What messages look like on the wire, kept for as long as they are likely to be sent again.
+
+    Messages are frozen and a session's history hands out the same objects for every request, so they are known by
+    identity; holding them keeps the identity from being used again. All is dropped when there is too much of it.
+    """
+
+    def __init__(self, encode_message: Callable[[Message], T], most: int = 20_000) -> None:
+        self._encode, self._most = encode_message, most
+        self._known: dict[int, tuple[Message, T]] = {}
+
+    def __call__(self, messages: Sequence[Message]) -> list[T]:
+        known = self._known
+        if len(known) > self._most:
+            known.clear()
+        out: list[T] = []
+        for message in messages:
+            found = known.get(id(message))
+            if found is None or found[0] is not message:
+                found = known[id(message)] = (message, self._encode(message))
+            out.append(found[1])
+        return out
+
+
+class Spoken(NamedTuple):
+    """One message in a role of the wire, as content blocks."""
+
+    role: str
+    blocks: tuple[Block, ...]
+
+
+def merged(spoken: Iterable[Spoken]) -> list[Spoken]:
+    """Neighbours of one role as one message, for APIs that take turns strictly. What says nothing is left out."""
+    out: list[tuple[str, list[Block]]] = []
+    for role, blocks in spoken:
+        if not blocks:
+            continue
+        if out and out[-1][0] == role:
+            out[-1][1].extend(blocks)
+        else:
+            out.append((role, list(blocks)))
+    return [Spoken(role, tuple(blocks)) for role, blocks in out]
+
+
+def result_text(content: Any) -> str:
+    """A tool's result as the text that models are shown: strings as they are, anything else as JSON."""
+    return content if isinstance(content, str) else encode(content).decode()
+
+
+def foreign_text(part: ProviderPart | Reasoning) -> str:
+    """What another provider's part says in words. Reasoning is marked, so that a model does not take it for an
+    answer."""
+    return f"<thinking>\n{part.text}\n</thinking>" if part.text.strip() else ""
+
+
+def call_args(call: ToolCall) -> dict[str, Any]:
+    """The arguments that a model is reminded of. What it wrote and was no JSON object is quoted."""
+    return call.args if call.raw is None else {"unreadable_arguments": call.raw}
+
+
+def wire_id(given: str, pattern: re.Pattern[str], length: int = 64) -> str:
+    """An id of a call in the form that an API accepts: as it is, or with the digest of what had to be replaced."""
+    if pattern.fullmatch(given) and len(given) <= length:
+        return given
+    digest = hashlib.sha256(given.encode()).hexdigest()[:24]
+    return f"call_{digest}"[:length]
+
+
+def unsupported(part: File, who: str, takes: str) -> NoReturn:
+    """Refuse a part that the model cannot take, before anything is sent."""
+    kind = type(part).__name__
+    what = (
+        f"a FileRef of {part.provider!r}" if isinstance(part, FileRef) else f"{kind} {part.name or part.media_type!r}"
+    )
+    raise ProviderError(f"{who} cannot take {what}: it takes {takes}", code="invalid_input")
+
+
+FILES = (Image, Document, Audio, FileRef)
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def parsed_args(text: str) -> tuple[dict[str, Any], str | None]:
+    """A call's arguments; and the text itself where it is no JSON object."""
+    if not text.strip():
+        return {}, None
+    try:
+        args = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return {}, text
+    return (args, None) if isinstance(args, dict) else ({}, text)
+
+
+def broken(why: str) -> ProviderError:
+    return ProviderError(f"the answer broke off: {why}", retryable=True, code="broken_stream")
+
+
+def nonsense(what: str, data: bytes) -> ProviderError:
+    shown = data[:200].decode("utf-8", "replace")
+    return ProviderError(f"the provider sent {what}: {shown!r}", code="provider_nonsense")
+
+
+# ---------------------------------------------------------------------- what went wrong
+
+RETRYABLE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+
+OVERFLOW = re.compile(
+    r"prompt is too long|context.{0,10}(window|length)|maximum.{0,20}tokens|too many (input )?tokens|input is too long"
+    r"|token count.{0,40}exceeds|exceeds?.{0,30}(context|token limit)|reduce the length",
+    re.IGNORECASE,
+)
+QUOTA = re.compile(r"insufficient_quota|billing|credit balance|exceeded your current quota|spend limit|payment", re.I)
+
+
+def status_error(status: int, headers: Mapping[str, str], message: str, kind: str = "") -> ProviderError:
+    """What an API's refusal means for the turn: ask again, stop, or shrink what is asked."""
+    said = f"{message} (HTTP {status}{f', {kind}' if kind else ''})"
+    told = f"{kind} {message}"
+    if status in (401, 403):
+        return ProviderError(f"the provider did not accept the key: {said}", code="authentication")
+    if status == 404:
+        return ProviderError(f"the provider knows no such model or address: {said}", code="unknown_model")
+    if status == 413 or (status in (400, 422) and OVERFLOW.search(told)):
+        return ProviderError(f"the conversation does not fit the model: {said}", code="context_overflow")
+    if status in (402, 429) and QUOTA.search(told):
+        return ProviderError(f"the account's quota is spent: {said}", code="quota")
+    if status in RETRYABLE:
+        code = "rate_limited" if status == 429 else "overloaded"
+        return ProviderError(said, retryable=True, after=retry_after(headers), code=code)
+    return ProviderError(f"the provider refused the request: {said}", code="invalid_request")
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the server asks to wait. A date is compared with the server's own, so no clock of ours matters."""
+    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name, "")) / unit
+        except ValueError:
+            continue
+        if 0 <= seconds < 86_400:
+            return seconds
+    try:
+        until, now = (parsedate_to_datetime(headers[name]) for name in ("retry-after", "date"))
+        return max((until - now).total_seconds(), 0.0)
+    except (KeyError, ValueError, TypeError):
+        return None

@@ -1,0 +1,366 @@
+"""Google's Gemini API, and the same models on Vertex AI.
+
+An answer is a series of whole `GenerateContentResponse`s; it is complete once a candidate has a `finishReason`, or the
+prompt was blocked. Calls have no ids of their own on the Gemini API: the engine gives them some, results are paired by
+name and order there.
+
+Thought signatures must come back in their place. One on a call rides with the call (`ToolCall.replay`), one on text
+follows it as a `ProviderPart` of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mainstay.errors import ProviderError
+from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, Stop, Usage
+from mainstay.model.media import File, FileRef, Stored, Url
+from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
+from mainstay.providers.dialect import (
+    Block,
+    Encoded,
+    Piece,
+    Spoken,
+    Wire,
+    broken,
+    call_args,
+    compact,
+    encode,
+    foreign_text,
+    joined,
+    json_block,
+    merged,
+    nonsense,
+    result_text,
+    status_error,
+    unsupported,
+    with_file,
+)
+from mainstay.providers.sse import SseReader
+
+NAME = "google"
+
+STOPS: dict[str, Stop] = {
+    "STOP": "end",
+    "MAX_TOKENS": "length",
+    "SAFETY": "filtered",
+    "RECITATION": "filtered",
+    "LANGUAGE": "filtered",
+    "BLOCKLIST": "filtered",
+    "PROHIBITED_CONTENT": "filtered",
+    "SPII": "filtered",
+    "IMAGE_SAFETY": "filtered",
+    "IMAGE_PROHIBITED_CONTENT": "filtered",
+    "IMAGE_RECITATION": "filtered",
+}
+
+BUDGETS = {"off": 0, "minimal": 512, "low": 1024, "medium": 8192, "high": 24_576, "max": -1}
+"""Efforts as tokens for Gemini 2.5, which takes no levels; -1 leaves it to the model."""
+LEVELS = {"off": "minimal", "minimal": "minimal", "low": "low", "medium": "medium", "high": "high", "max": "high"}
+
+
+class GoogleGenerate:
+    """The dialect. `prefix` is what stands before `models/` in the path: it differs on Vertex."""
+
+    name = NAME
+
+    def __init__(self, prefix: str = "/v1beta") -> None:
+        self._prefix = prefix
+        self._encoded = Encoded(_spoken)
+
+    def build(self, request: ModelRequest, model: str) -> Wire:
+        said = self._encoded(request.messages)
+        system = [block for role, blocks in said if role == "system" for block in blocks]
+        contents = merged(each for each in said if each.role != "system")
+        head: dict[str, Any] = {"generationConfig": _generation(request, model)}
+        if request.tools:
+            head |= _tools(request)
+        head |= request.settings.extra or {}
+        pieces: list[Piece] = [encode(head)[:-1]]
+        if system:
+            pieces += [b',"systemInstruction":{"parts":[', *joined(system), b"]}"]
+        # Last, so that one request begins as the one before it did.
+        pieces.append(b',"contents":[')
+        for index, (role, blocks) in enumerate(contents):
+            pieces += [b'%b{"role":"%b","parts":[' % (b"," if index else b"", role.encode()), *joined(blocks), b"]}"]
+        pieces.append(b"]}")
+        return Wire(f"{self._prefix}/models/{model}:streamGenerateContent?alt=sse", compact(pieces))
+
+    def reader(self, model: str) -> GoogleReader:
+        return GoogleReader(model)
+
+    def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+        return _failure(status, headers, body)
+
+
+def _generation(request: ModelRequest, model: str) -> dict[str, Any]:
+    settings, out = request.settings, dict[str, Any]()
+    for ours, theirs in (
+        ("max_tokens", "maxOutputTokens"),
+        ("temperature", "temperature"),
+        ("top_p", "topP"),
+        ("seed", "seed"),
+        ("stop", "stopSequences"),
+    ):
+        if (value := getattr(settings, ours)) not in (None, ()):
+            out[theirs] = value
+    if request.output_schema is not None:
+        out["responseMimeType"], out["responseJsonSchema"] = "application/json", request.output_schema
+    wanted = settings.reasoning
+    if wanted is not None:
+        if isinstance(wanted, int):
+            thinking: dict[str, Any] = {"thinkingBudget": wanted}
+        elif model.startswith(("gemini-2", "models/gemini-2")):
+            thinking = {"thinkingBudget": BUDGETS[wanted]}
+        else:
+            thinking = {"thinkingLevel": LEVELS[wanted]}
+        out["thinkingConfig"] = {**thinking, "includeThoughts": wanted not in ("off", 0)}
+    return out
+
+
+def _tools(request: ModelRequest) -> dict[str, Any]:
+    wanted = "none" if request.tool_choice == "none" else request.settings.tool_choice or "auto"
+    mode = {"auto": "AUTO", "none": "NONE", "required": "ANY"}.get(wanted)
+    choice = {"mode": "ANY", "allowedFunctionNames": [wanted]} if mode is None else {"mode": mode}
+    declared = [
+        {"name": tool.name, "description": tool.description, "parametersJsonSchema": tool.input_schema}
+        for tool in request.tools
+    ]
+    return {"tools": [{"functionDeclarations": declared}], "toolConfig": {"functionCallingConfig": choice}}
+
+
+def _spoken(message: Message) -> Spoken:
+    role = {"assistant": "model", "tool": "user"}.get(message.role, message.role)
+    return Spoken(role, tuple(block for part in message.parts if (block := _block(part)) is not None))
+
+
+def _block(part: Part) -> Block | None:
+    match part:
+        case Text(text):
+            return json_block({"text": text}) if text else None
+        case ToolCall(_, name, _, _, replay):
+            call: dict[str, Any] = {"functionCall": {"name": name, "args": call_args(part)}}
+            if isinstance(replay, dict) and replay.get("dialect") == NAME:
+                call["thoughtSignature"] = replay.get("signature")
+            return json_block(call)
+        case ToolResult():
+            return _result(part)
+        case ProviderPart(dialect, _, _, body) if dialect == NAME:
+            return (body.encode(),)
+        case ProviderPart() | Reasoning():
+            text = foreign_text(part)
+            return json_block({"text": text}) if text else None
+        case _:
+            return _file(part)
+
+
+def _result(part: ToolResult) -> Block:
+    content = part.content
+    if part.status != "ok":
+        response: Any = {"error": result_text(content)}
+    else:
+        response = content if isinstance(content, dict) else {"output": content}
+    head = {"name": part.name, "response": response}
+    if not part.files:
+        return json_block({"functionResponse": head})
+    files = [_file(each) for each in part.files]
+    return compact([b'{"functionResponse":', encode(head)[:-1], b',"parts":[', *joined(files), b"]}}"])
+
+
+def _file(part: File) -> Block:
+    if isinstance(part, FileRef):
+        if part.provider != NAME:
+            unsupported(part, "Google's API", "its own files")
+        return json_block({"fileData": {"mimeType": part.media_type, "fileUri": part.id}})
+    kind = part.media_type
+    match part.source:
+        case Stored() as stored if kind:
+            return with_file(stored, lambda data: {"inlineData": {"mimeType": kind, "data": data}})
+        case Url(url):
+            return json_block({"fileData": {"fileUri": url, **({"mimeType": kind} if kind else {})}})
+        case _:
+            unsupported(part, "Google's API", "files whose media type is said")
+
+
+# ---------------------------------------------------------------------- what comes back
+
+
+class _Call(Struct):
+    name: str = ""
+    args: dict[str, Any] | None = None
+    id: str | None = None
+
+
+class _Part(Struct, rename="camel"):
+    text: str | None = None
+    thought: bool = False
+    thought_signature: str | None = None
+    function_call: _Call | None = None
+
+
+class _Content(Struct):
+    parts: list[msgspec.Raw] | None = None
+
+
+class _Candidate(Struct, rename="camel"):
+    index: int = 0
+    content: _Content | None = None
+    finish_reason: str | None = None
+    finish_message: str | None = None
+
+
+class _Counts(Struct, rename="camel"):
+    prompt_token_count: int | None = None
+    candidates_token_count: int | None = None
+    cached_content_token_count: int | None = None
+    thoughts_token_count: int | None = None
+    tool_use_prompt_token_count: int | None = None
+
+
+class _Feedback(Struct, rename="camel"):
+    block_reason: str | None = None
+
+
+class _ErrorBody(Struct):
+    code: int | None = None
+    message: str = ""
+    status: str = ""
+    details: list[dict[str, Any]] | None = None
+
+
+class _Response(Struct, rename="camel"):
+    candidates: list[_Candidate] | None = None
+    usage_metadata: _Counts | None = None
+    model_version: str | None = None
+    prompt_feedback: _Feedback | None = None
+    error: _ErrorBody | None = None
+
+
+_response = msgspec.json.Decoder(_Response)
+_part = msgspec.json.Decoder(_Part)
+
+
+class GoogleReader:
+    """Reads one answer."""
+
+    def __init__(self, model: str) -> None:
+        self._sse = SseReader()
+        self._model = model
+        self._parts: list[Part] = []
+        self._text: list[str] = []
+        self._thought: list[str] = []
+        self._calls = 0
+        self._counts: _Counts | None = None
+        self._finish: str | None = None
+        self._why = ""
+
+    def feed(self, chunk: bytes) -> Iterable[Delta]:
+        out: list[Delta] = []
+        for _, data in self._sse.feed(chunk):
+            try:
+                response = _response.decode(data)
+                if response.error is not None:
+                    error = response.error
+                    raise status_error(error.code or 500, {}, error.message, error.status)
+                self._model = response.model_version or self._model
+                self._counts = response.usage_metadata or self._counts
+                if response.prompt_feedback is not None and response.prompt_feedback.block_reason:
+                    self._finish = "PROHIBITED_CONTENT"
+                for candidate in response.candidates or ():
+                    if candidate.index == 0:
+                        self._candidate(candidate, out)
+            except (msgspec.DecodeError, RecursionError):
+                raise nonsense("a response that cannot be read", data) from None
+        return out
+
+    def _candidate(self, candidate: _Candidate, out: list[Delta]) -> None:
+        self._finish = candidate.finish_reason or self._finish
+        self._why = candidate.finish_message or self._why
+        for raw in (candidate.content.parts if candidate.content is not None else None) or ():
+            part = _part.decode(raw)
+            if part.function_call is not None:
+                self._called(part.function_call, part.thought_signature, out)
+            elif part.text is None:  # executed code, its result, and what else the provider did by itself
+                self._settle()
+                kind = next(iter(msgspec.json.decode(raw)), "part")
+                self._parts.append(ProviderPart(NAME, self._model, kind, bytes(raw).decode()))
+            elif part.thought:
+                self._thought.append(part.text)
+                out.append(Reasoning(part.text))
+            else:
+                if part.text:
+                    self._keep_thought()
+                    self._text.append(part.text)
+                    out.append(part.text)
+                if part.thought_signature:
+                    self._settle()
+                    body = encode({"text": "", "thoughtSignature": part.thought_signature}).decode()
+                    self._parts.append(ProviderPart(NAME, self._model, "signature", body))
+
+    def _called(self, call: _Call, signature: str | None, out: list[Delta]) -> None:
+        self._settle()
+        replay = {"dialect": NAME, "signature": signature} if signature else None
+        self._parts.append(ToolCall(call.id or "", call.name, call.args or {}, None, replay))
+        out.append(CallPiece(self._calls, call.name, encode(call.args or {}).decode()))
+        self._calls += 1
+
+    def _keep_thought(self) -> None:
+        if self._thought:
+            text = "".join(self._thought)
+            body = encode({"text": text, "thought": True}).decode()
+            self._parts.append(ProviderPart(NAME, self._model, "thought", body, text))
+            self._thought = []
+
+    def _settle(self) -> None:
+        """What was gathered so far becomes parts, in the order in which it came."""
+        self._keep_thought()
+        if self._text:
+            self._parts.append(Text("".join(self._text)))
+            self._text = []
+
+    def close(self) -> ModelResponse:
+        if self._finish is None:
+            raise broken("the connection ended before a finishReason")
+        self._settle()
+        stop = STOPS.get(self._finish)
+        if stop is None:
+            # MALFORMED_FUNCTION_CALL and its like: the model failed to say what it wanted, another attempt may not.
+            message = f"the model gave up with {self._finish}{f': {self._why}' if self._why else ''}"
+            raise ProviderError(message, retryable=True, code="malformed_answer")
+        if stop == "end" and self._calls:
+            stop = "tool_calls"
+        return ModelResponse(parts=tuple(self._parts), usage=_usage(self._counts), stop=stop, model=self._model)
+
+
+def _usage(counts: _Counts | None) -> Usage | None:
+    if counts is None:
+        return None
+    asked, cached, thought = counts.prompt_token_count, counts.cached_content_token_count, counts.thoughts_token_count
+    written = counts.candidates_token_count
+    return Usage(
+        input=None if asked is None else max(asked - (cached or 0), 0) + (counts.tool_use_prompt_token_count or 0),
+        output=None if written is None else written + (thought or 0),
+        cache_read=cached,
+        reasoning=thought,
+    )
+
+
+def _failure(status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+    try:
+        found = msgspec.json.decode(body, type=list[_Response] | _Response)
+    except (msgspec.DecodeError, RecursionError):
+        return status_error(status, headers, body[:500].decode("utf-8", "replace"))
+    error = None if not found else found[0].error if isinstance(found, list) else found.error
+    if error is None:
+        return status_error(status, headers, body[:500].decode("utf-8", "replace"))
+    delays = [str(each.get("retryDelay", "")).removesuffix("s") for each in error.details or ()]
+    wait = next((delay for delay in delays if delay), "")
+    if wait and "retry-after" not in headers:
+        headers = {**headers, "retry-after": wait}
+    if status == 400 and "API key not valid" in error.message:
+        status = 401
+    return status_error(status, headers, error.message, error.status)

@@ -1,0 +1,282 @@
+"""Providers over HTTP: carries what a dialect wrote, and hands the dialect what came back.
+
+One request per `stream`: retries are the engine's, redirects are refused (they would take the key along). The
+connection is closed the moment its reader goes, so a cancelled turn stops the model at once and leaves its neighbours
+alone.
+
+A provider object is part of an Agent, and agents are used in several Runtimes and event loops; connections belong to
+one loop. So every loop has a client of its own, which lives from the first Runtime of that loop that has the agent to
+the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import functools
+import inspect
+import os
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+from mainstay.errors import InternalError, MissingExtra, ProviderError
+from mainstay.model.llm import Delta, ModelRequest
+from mainstay.model.media import OpenFile, Stored
+from mainstay.providers.dialect import Dialect, Piece, Wire, nonsense
+
+try:
+    import httpx2
+except ImportError:  # the class below is refused before it is used
+    raise MissingExtra("a model over HTTP", "mainstay[http]") from None
+
+Key: TypeAlias = str | Callable[[], str | Awaitable[str]]
+"""A key, or a function that gives it for every request: keys expire and are rotated."""
+
+CONNECT, FIRST_BYTE, CHUNK = 10.0, 300.0, 120.0
+"""Seconds: to connect, until an answer begins, and between two pieces of it."""
+
+MAX_ERROR = 64 * 1024
+
+FILE_STEP = 3 * 256 * 1024
+"""Bytes of a file that are made base64 at once: a multiple of three, so that the pieces join without padding."""
+
+
+class Authorise(Protocol):
+    """What makes a request one of ours: headers from a key, or a signature over the whole of it."""
+
+    async def __call__(self, wire: Wire, url: str, body: Callable[[], AsyncIterator[bytes]]) -> Mapping[str, str]: ...
+
+
+class KeyHeader:
+    """One header with the key in it. The key is asked for at every request and is in no message and no repr."""
+
+    def __init__(
+        self, provider: str, variables: Sequence[str], header: str, prefix: str = "", key: Key | None = None
+    ) -> None:
+        self._provider, self._variables, self._key = provider, tuple(variables), key
+        self._header, self._prefix = header, prefix
+
+    async def __call__(self, wire: Wire, url: str, body: Callable[[], AsyncIterator[bytes]]) -> Mapping[str, str]:
+        key: object = self._key
+        if key is None:
+            key = next((found for each in self._variables if (found := os.environ.get(each, "").strip())), "")
+        elif callable(key):
+            key = key()
+            key = await key if inspect.isawaitable(key) else key
+        if not isinstance(key, str) or not key.strip():  # a function of the host's may return anything
+            where = " or ".join(self._variables) or "key=…"
+            raise ProviderError(
+                f"there is no key for {self._provider!r}: set {where}, or make the provider with key=…",
+                code="missing_key",
+            )
+        if not key.strip().isascii() or not key.strip().isprintable():
+            raise ProviderError(f"the key for {self._provider!r} has characters that no key has", code="authentication")
+        return {self._header: self._prefix + key.strip()}
+
+
+async def no_key(wire: Wire, url: str, body: Callable[[], AsyncIterator[bytes]]) -> Mapping[str, str]:
+    """For servers on this machine that ask for none."""
+    return {}
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """Made once: loading the certificates of the system takes tens of milliseconds."""
+    return httpx2.create_ssl_context()
+
+
+class _Shared:
+    """What one event loop has: its client, made when it is first needed, and how many Runtimes hold on to it."""
+
+    def __init__(self) -> None:
+        self.client: httpx2.AsyncClient | None = None
+        self.users = 0
+
+
+class HttpProvider:
+    """A model behind an HTTP API."""
+
+    def __init__(  # noqa: PLR0913  # what a provider is made of, each by name
+        self,
+        dialect: Dialect,
+        model: str,
+        *,
+        name: str,
+        base_url: str,
+        authorise: Authorise,
+        headers: Mapping[str, str] | None = None,
+        http2: bool = False,
+    ) -> None:
+        self.name = f"{name}:{model}"
+        self.model, self.dialect = model, dialect
+        self._base, self._authorise = base_url.rstrip("/"), authorise
+        self._headers, self._http2 = dict(headers or {}), http2
+        self._loops: dict[asyncio.AbstractEventLoop, _Shared] = {}
+
+    def __repr__(self) -> str:
+        return f"<provider {self.name} at {self._base}>"
+
+    # ------------------------------------------------------------------ connections
+
+    @contextlib.asynccontextmanager
+    async def connected(self) -> AsyncGenerator[None, None]:
+        """Keep the connections of this loop open meanwhile."""
+        shared = self._shared()
+        shared.users += 1
+        try:
+            yield
+        finally:
+            shared.users -= 1
+            if not shared.users:
+                self._loops.pop(asyncio.get_running_loop(), None)
+                if shared.client is not None:
+                    await shared.client.aclose()
+
+    def _shared(self) -> _Shared:
+        loop = asyncio.get_running_loop()
+        shared = self._loops.get(loop)
+        if shared is None:
+            for gone in [each for each in self._loops if each.is_closed()]:
+                del self._loops[gone]
+            shared = self._loops[loop] = _Shared()
+        return shared
+
+    async def _client(self) -> httpx2.AsyncClient:
+        context = await asyncio.to_thread(_tls) if not _tls.cache_info().currsize else _tls()
+        shared = self._shared()
+        if shared.client is None:
+            shared.client = httpx2.AsyncClient(
+                verify=context,
+                http2=self._http2,
+                timeout=httpx2.Timeout(CONNECT, read=FIRST_BYTE, write=CHUNK, pool=None),
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
+                follow_redirects=False,
+            )
+        return shared.client
+
+    # ------------------------------------------------------------------ one request
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[Delta]:
+        wire = self.dialect.build(request, self.model)
+        # Outside of a Runtime nothing holds the connections: they live as long as the answer then.
+        async with self.connected():
+            client = await self._client()
+            with _mapped(self.name):
+                self._check_network()
+                async with contextlib.aclosing(self._answer(client, wire, request)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+
+    async def _answer(
+        self, client: httpx2.AsyncClient, wire: Wire, request: ModelRequest
+    ) -> AsyncGenerator[Delta, None]:
+        sending = await self._request(client, wire, request.open_file)
+        response = await client.send(sending, stream=True)
+        try:
+            if response.status_code != 200:
+                raise self.dialect.failure(response.status_code, response.headers, await _start_of(response))
+            kind = response.headers.get("content-type", "")
+            if kind.startswith(("text/html", "application/json")):
+                raise nonsense(f"{kind} in place of a stream", await _start_of(response))
+            # Read once, when the body is begun.
+            sending.extensions["timeout"]["read"] = CHUNK
+            reader = self.dialect.reader(self.model)
+            async for chunk in response.aiter_raw():
+                for delta in reader.feed(chunk):
+                    yield delta
+            yield reader.close()
+        finally:
+            await response.aclose()
+
+    def _check_network(self) -> None:
+        """Refuse to leave this machine where `MAINSTAY_NO_NETWORK` is set: a test that would do so is a mistake."""
+        host = httpx2.URL(self._base).host
+        if os.environ.get("MAINSTAY_NO_NETWORK") and host not in ("localhost", "127.0.0.1", "::1"):
+            raise ProviderError(
+                f"{self.name} is at {host}, and MAINSTAY_NO_NETWORK forbids to go there: use a Cassette, a ModelServer "
+                "or a FunctionModel in tests",
+                code="no_network",
+            )
+
+    async def _request(self, client: httpx2.AsyncClient, wire: Wire, open_file: OpenFile | None) -> httpx2.Request:
+        url = self._base + wire.path
+
+        def body() -> AsyncIterator[bytes]:
+            return _sent(wire.body, open_file)
+
+        headers = {
+            "content-type": "application/json",
+            "accept": "text/event-stream",
+            "accept-encoding": "identity",  # compressed pieces would wait for each other
+            "content-length": str(wire.size),
+            **wire.headers,
+            **self._headers,
+            **await self._authorise(wire, url, body),
+        }
+        return client.build_request("POST", url, headers=headers, content=body())
+
+
+async def _sent(pieces: tuple[Piece, ...], open_file: OpenFile | None) -> AsyncIterator[bytes]:
+    """The body, with the base64 of each file made on the way: a file is never in memory as a whole."""
+    for piece in pieces:
+        if not isinstance(piece, Stored):
+            yield piece
+            continue
+        if open_file is None:
+            raise InternalError("a request refers to a file and nothing can read it")
+        rest = b""
+        async for data in open_file(piece):
+            data = rest + data
+            whole = len(data) - len(data) % 3
+            for start in range(0, whole, FILE_STEP):
+                yield base64.b64encode(data[start : min(start + FILE_STEP, whole)])
+            rest = data[whole:]
+        if rest:
+            yield base64.b64encode(rest)
+
+
+async def _start_of(response: httpx2.Response) -> bytes:
+    """The beginning of a body that is shown to people; never all of one that does not end."""
+    found = b""
+    with contextlib.suppress(httpx2.HTTPError):
+        async for chunk in response.aiter_bytes():
+            found += chunk
+            if len(found) >= MAX_ERROR:
+                break
+    return found
+
+
+@contextlib.contextmanager
+def _mapped(name: str) -> Generator[None, None, None]:
+    """Errors of the HTTP client as ours. Their texts are passed on only where no header can be quoted in them."""
+    try:
+        yield
+    except httpx2.ConnectTimeout:
+        raise ProviderError(
+            f"{name} could not be reached within {CONNECT:g} s", retryable=True, code="timeout"
+        ) from None
+    except httpx2.TimeoutException as error:
+        kind = type(error).__name__
+        raise ProviderError(f"{name} did not answer in time ({kind})", retryable=True, code="timeout") from None
+    except httpx2.ConnectError as error:
+        if isinstance(error.__cause__, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in str(error):
+            raise ProviderError(
+                f"the certificate of {name} is not trusted: set SSL_CERT_FILE to your authority's ({error})", code="tls"
+            ) from None
+        raise ProviderError(f"{name} could not be reached: {error}", retryable=True, code="unreachable") from None
+    except (httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
+        raise ProviderError(f"the base URL of {name} is no address: {error}", code="invalid_base_url") from None
+    except httpx2.LocalProtocolError:
+        raise ProviderError(
+            f"a header for {name} has characters that HTTP does not allow", code="invalid_request"
+        ) from None
+    except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError, httpx2.CloseError) as error:
+        raise ProviderError(
+            f"the connection to {name} broke off: {error}", retryable=True, code="broken_stream"
+        ) from None
+    except httpx2.ProxyError as error:
+        raise ProviderError(f"the proxy for {name} refused: {error}", retryable=True, code="unreachable") from None
+    except httpx2.HTTPError as error:
+        raise ProviderError(f"{name}: {error}", code="http_error") from None

@@ -1,0 +1,509 @@
+"""Chat Completions: OpenAI's older API, and the one that most other servers speak.
+
+Servers differ in small ways, and each way is a field of `Quirks`; nothing else knows which server it talks to. An
+answer is complete once a choice has a `finish_reason`; usage may follow it, in a chunk without choices, until the
+body ends, with `[DONE]` or without.
+
+Reasoning is read where a server tells it (`reasoning_content`, `reasoning`, `reasoning_details`, Mistral's thinking
+chunks) and goes back only to servers that ask for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from mainstay.errors import ProviderError
+from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, Stop, Usage
+from mainstay.model.media import Audio, Document, File, FileRef, Image, Stored, Url
+from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
+from mainstay.providers.dialect import (
+    Block,
+    Encoded,
+    Piece,
+    Wire,
+    broken,
+    compact,
+    encode,
+    foreign_text,
+    joined,
+    json_block,
+    nonsense,
+    parsed_args,
+    result_text,
+    status_error,
+    unsupported,
+    wire_id,
+    with_file,
+    with_file_url,
+)
+from mainstay.providers.sse import SseReader
+
+EFFORTS = {"off": "none", "minimal": "minimal", "low": "low", "medium": "medium", "high": "high", "max": "xhigh"}
+SOUND = {"audio/wav": "wav", "audio/mpeg": "mp3"}
+
+
+class Quirks(Struct, frozen=True, kw_only=True):
+    """How a server differs from OpenAI's own.
+
+    `call_id` is what ids of calls must look like. `reasoning_back`: the field in which it wants its reasoning to be
+    sent back, if it wants that. `schema`: whether it takes a JSON schema for the answer, or only the wish for JSON.
+    """
+
+    max_tokens: Literal["max_completion_tokens", "max_tokens"] = "max_tokens"
+    usage_option: bool = True
+    call_id: re.Pattern[str] = re.compile(r"[\x21-\x7e]{1,64}")
+    schema: Literal["json_schema", "json_object"] = "json_schema"
+    strict: bool = False
+    reasoning: Literal["reasoning_effort", "reasoning", "none"] = "reasoning_effort"
+    reasoning_back: Literal["", "reasoning_content", "reasoning_details"] = ""
+    documents: bool = False
+    seed: str = "seed"
+    cache_key: bool = False
+
+
+class ChatCompletions:
+    """The dialect, as one server speaks it. `name` is the server's: parts of one are foreign to another."""
+
+    def __init__(self, name: str = "openai-chat", quirks: Quirks | None = None) -> None:
+        self.name, self._quirks = name, quirks or Quirks()
+        self._encoded = Encoded(self._messages)
+
+    def build(self, request: ModelRequest, model: str) -> Wire:
+        head: dict[str, Any] = {"model": model, "stream": True, **self._tuning(request)}
+        head |= request.settings.extra or {}
+        pieces: list[Piece] = [encode(head)[:-1]]
+        messages = [block for blocks in self._encoded(request.messages) for block in blocks]
+        if request.output_schema is not None and self._quirks.schema == "json_object":
+            schema = encode(request.output_schema).decode()
+            wish = f"Answer with one JSON object that fits this schema, and nothing else: {schema}"
+            messages.insert(0, json_block({"role": "system", "content": wish}))
+        # Last, so that one request begins as the one before it did.
+        pieces += [b',"messages":[', *joined(messages), b"]}"]
+        return Wire("/chat/completions", compact(pieces))
+
+    def reader(self, model: str) -> ChatReader:
+        return ChatReader(self.name, model)
+
+    def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+        return openai_failure(status, headers, body)
+
+    def _tuning(self, request: ModelRequest) -> dict[str, Any]:
+        settings, quirks, out = request.settings, self._quirks, dict[str, Any]()
+        if quirks.usage_option:
+            out["stream_options"] = {"include_usage": True}
+        if quirks.cache_key and settings.cache is not False and request.session_id:
+            out["prompt_cache_key"] = request.session_id[:64]
+        names = (
+            ("temperature", "temperature"), ("top_p", "top_p"), ("max_tokens", quirks.max_tokens),
+            ("seed", quirks.seed), ("stop", "stop"), ("parallel_tool_calls", "parallel_tool_calls"),
+        )  # fmt: skip
+        for ours, theirs in names:
+            value = getattr(settings, ours)
+            if value not in (None, ()) and (ours != "parallel_tool_calls" or request.tools):
+                out[theirs] = value
+        out |= self._reasoning(settings.reasoning)
+        if request.output_schema is not None:
+            out["response_format"] = self._format(request.output_schema)
+        if request.tools:
+            out["tools"] = [
+                {
+                    "type": "function",
+                    "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
+                }
+                for tool in request.tools
+            ]
+            wanted = "none" if request.tool_choice == "none" else settings.tool_choice or "auto"
+            plain = wanted in ("auto", "none", "required")
+            out["tool_choice"] = wanted if plain else {"type": "function", "function": {"name": wanted}}
+        return out
+
+    def _reasoning(self, wanted: str | int | None) -> dict[str, Any]:
+        if wanted is None:
+            return {}
+        way = self._quirks.reasoning
+        if way == "reasoning":
+            return {"reasoning": {"max_tokens": wanted} if isinstance(wanted, int) else {"effort": EFFORTS[wanted]}}
+        if way == "none" or isinstance(wanted, int):
+            raise ProviderError(
+                f"{self.name!r} cannot be told to reason by {wanted!r}: "
+                + ("leave ModelSettings(reasoning=…) out" if way == "none" else "use an effort such as 'high'"),
+                code="invalid_settings",
+            )
+        return {"reasoning_effort": EFFORTS[wanted]}
+
+    def _format(self, schema: dict[str, Any]) -> dict[str, Any]:
+        if self._quirks.schema == "json_object":
+            return {"type": "json_object"}
+        strict = False
+        if self._quirks.strict:
+            schema, strict = strict_schema(schema)
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": strict}}
+
+    # ------------------------------------------------------------------ messages
+
+    def _messages(self, message: Message) -> tuple[Block, ...]:
+        if message.role == "tool":
+            return tuple(block for part in message.parts if type(part) is ToolResult for block in self._result(part))
+        if message.role == "assistant":
+            return self._assistant(message)
+        content: list[Block] = []
+        for part in message.parts:
+            if type(part) is Text:
+                if part.text:
+                    content.append(json_block({"type": "text", "text": part.text}))
+            elif isinstance(part, ProviderPart | Reasoning):
+                if text := foreign_text(part):
+                    content.append(json_block({"type": "text", "text": text}))
+            elif isinstance(part, Image | Document | Audio | FileRef):
+                content.append(self._file(part))
+        if not content:
+            return ()
+        if all(type(part) is Text for part in message.parts):  # every server reads a string; some read nothing else
+            return (json_block({"role": message.role, "content": message.text}),)
+        return (compact([b'{"role":"%b","content":[' % message.role.encode(), *joined(content), b"]}"]),)
+
+    def _assistant(self, message: Message) -> tuple[Block, ...]:
+        said: dict[str, Any] = {"role": "assistant"}
+        text: list[str] = []
+        back: list[str] = []
+        for part in message.parts:
+            match part:
+                case Text(words):
+                    text.append(words)
+                case ProviderPart(dialect, _, _, body) if dialect == self.name:
+                    back.append(body)
+                case ProviderPart() | Reasoning():
+                    text.append(foreign_text(part))
+                case _:
+                    pass
+        calls = [self._call(part) for part in message.parts if type(part) is ToolCall]
+        words = "".join(text)
+        if not words and not calls:
+            return ()
+        said["content"] = words or None
+        if calls:
+            said["tool_calls"] = calls
+        if self._quirks.reasoning_back and back:
+            # Each body is what this server streamed in that field, as one JSON value.
+            said[self._quirks.reasoning_back] = _joined_reasoning(back)
+        return (json_block(said),)
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        arguments = encode(call.args).decode() if call.raw is None else call.raw
+        function = {"name": call.name, "arguments": arguments}
+        return {"id": self._id(call.id), "type": "function", "function": function}
+
+    def _id(self, given: str) -> str:
+        pattern = self._quirks.call_id
+        found = wire_id(given, pattern)
+        return found if pattern.fullmatch(found) else found.removeprefix("call_")[:9]  # Mistral: nine characters
+
+    def _result(self, part: ToolResult) -> Iterable[Block]:
+        text = result_text(part.content)
+        if part.files and not text:
+            text = "see the next message"
+        yield json_block({"role": "tool", "tool_call_id": self._id(part.call_id), "content": text})
+        if part.files:  # results are text here: what a tool shows follows as if the user had shown it
+            files = [self._file(each) for each in part.files]
+            about = json_block({"type": "text", "text": f"What the tool {part.name} returned:"})
+            yield compact([b'{"role":"user","content":[', *joined([about, *files]), b"]}"])
+
+    def _file(self, part: File) -> Block:
+        match part:
+            case Image(Stored() as stored, kind) if kind.startswith("image/"):
+                return with_file_url(stored, kind, lambda url: {"type": "image_url", "image_url": {"url": url}})
+            case Image(Url(url)):
+                return json_block({"type": "image_url", "image_url": {"url": url}})
+            case Audio(Stored() as stored, kind) if kind in SOUND:
+                form = SOUND[kind]
+                return with_file(stored, lambda d: {"type": "input_audio", "input_audio": {"data": d, "format": form}})
+            case Document(Stored() as stored, kind, name) if self._quirks.documents:
+                name = name or "document"
+                return with_file_url(
+                    stored, kind, lambda url: {"type": "file", "file": {"filename": name, "file_data": url}}
+                )
+            case FileRef(provider, id) if provider == self.name and self._quirks.documents:
+                return json_block({"type": "file", "file": {"file_id": id}})
+            case _:
+                takes = "pictures, WAV and MP3" + (", and documents" if self._quirks.documents else "")
+                unsupported(part, f"the API of {self.name!r}", takes)
+
+
+def _joined_reasoning(bodies: list[str]) -> Any:
+    values = [msgspec.json.decode(body) for body in bodies]
+    if all(isinstance(value, str) for value in values):
+        return "".join(values)
+    return [each for value in values for each in (value if isinstance(value, list) else [value])]
+
+
+STRICT_LIMITS = ("patternProperties", "allOf", "not", "if", "dependentRequired", "dependentSchemas")
+
+
+def strict_schema(schema: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """A schema in OpenAI's strict form, and whether it could be brought into it.
+
+    Strict means that every property is required and no other is allowed. One that has a default, or a map of any keys,
+    cannot be said that way: it is sent as it is, as advice.
+    """
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, list):
+            return [walk(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        if any(word in node for word in STRICT_LIMITS):
+            raise ValueError
+        out = {key: walk(value) for key, value in node.items() if key not in ("title", "default")}
+        if out.get("type") == "object":
+            properties = out.get("properties")
+            if not isinstance(properties, dict) or out.get("additionalProperties") not in (None, False):
+                raise ValueError
+            if set(out.get("required", ())) != set(properties):
+                raise ValueError
+            out["additionalProperties"] = False
+        return out
+
+    try:
+        return walk(schema), True
+    except ValueError:
+        return schema, False
+
+
+# ---------------------------------------------------------------------- what comes back
+
+
+class _Error(Struct):
+    message: str | None = None
+    type: str | None = None
+    code: str | int | None = None
+
+
+class _Function(Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _CallDelta(Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _ChoiceDelta(Struct):
+    content: str | list[Any] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    reasoning_details: list[Any] | None = None
+    tool_calls: list[_CallDelta] | None = None
+
+
+class _Choice(Struct):
+    index: int = 0
+    delta: _ChoiceDelta | None = None
+    finish_reason: str | None = None
+
+
+class _Cached(Struct):
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+
+
+class _Thought(Struct):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Cached | None = None
+    completion_tokens_details: _Thought | None = None
+    prompt_cache_hit_tokens: int | None = None  # DeepSeek's name
+
+
+class _Chunk(Struct):
+    model: str | None = None
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: _Error | str | None = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk)
+
+STOPS: dict[str, Stop] = {
+    "stop": "end",
+    "eos": "end",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "length": "length",
+    "model_length": "length",
+    "content_filter": "filtered",
+}
+
+FINISHED = 64
+"""Chunks after the last word in which usage may come. A server that goes on talking then is cut off."""
+
+
+class ChatReader:
+    """Reads one answer."""
+
+    def __init__(self, name: str, model: str) -> None:
+        self._sse = SseReader()
+        self._name, self._model = name, model
+        self._text: list[str] = []
+        self._thought: list[str] = []
+        self._details: list[Any] = []
+        self._calls: list[tuple[str, str, list[str]]] = []  # id, name, arguments
+        self._by_index: dict[int | str, int] = {}
+        self._usage: _Usage | None = None
+        self._finish: str | None = None
+        self._refused = False
+        self._after = 0
+
+    def feed(self, chunk: bytes) -> Iterable[Delta]:
+        out: list[Delta] = []
+        for _, data in self._sse.feed(chunk):
+            if data == b"[DONE]":
+                continue
+            try:
+                event = _chunk.decode(data)
+            except (msgspec.DecodeError, RecursionError):
+                raise nonsense("a chunk that cannot be read", data) from None
+            if event.error is not None:
+                raise _streamed_error(event.error)
+            self._model = event.model or self._model
+            self._usage = event.usage or self._usage
+            for choice in event.choices or ():
+                if choice.index == 0:
+                    self._choice(choice, out)
+            if self._finish is not None:
+                self._after += 1
+                if self._after > FINISHED:
+                    raise nonsense("more and more chunks after the end of its answer", data)
+        return out
+
+    def _choice(self, choice: _Choice, out: list[Delta]) -> None:
+        self._finish = choice.finish_reason or self._finish
+        delta = choice.delta
+        if delta is None:
+            return
+        thought = delta.reasoning_content or delta.reasoning
+        if isinstance(delta.content, list):
+            text, thinking = _mistral_content(delta.content)
+            thought = thought or thinking
+        else:
+            text = delta.content or ""
+        if thought:
+            self._thought.append(thought)
+            out.append(Reasoning(thought))
+        if delta.reasoning_details:
+            self._details += delta.reasoning_details
+        if delta.refusal:
+            self._refused, text = True, text + delta.refusal
+        if text:
+            self._text.append(text)
+            out.append(text)
+        for call in delta.tool_calls or ():
+            self._call(call, out)
+
+    def _call(self, delta: _CallDelta, out: list[Delta]) -> None:
+        key: int | str = delta.index if delta.index is not None else delta.id or max(len(self._calls) - 1, 0)
+        number = self._by_index.get(key)
+        function = delta.function or _Function()
+        if number is not None and delta.id and self._calls[number][0] and delta.id != self._calls[number][0]:
+            number = None  # servers that give every call the index 0 tell them apart by id
+        if number is None:
+            number = self._by_index[key] = len(self._calls)
+            self._calls.append((delta.id or "", function.name or "", []))
+            out.append(CallPiece(number, function.name or "", ""))
+        _, name, pieces = self._calls[number]
+        if function.arguments:
+            pieces.append(function.arguments)
+            out.append(CallPiece(number, name, function.arguments))
+
+    def close(self) -> ModelResponse:
+        if self._finish is None:
+            raise broken("the connection ended before a finish_reason")
+        parts: list[Part] = []
+        thought = "".join(self._thought)
+        if self._details:
+            body = encode(self._details).decode()
+            parts.append(ProviderPart(self._name, self._model, "reasoning_details", body, thought))
+        elif thought:
+            body = encode(thought).decode()
+            parts.append(ProviderPart(self._name, self._model, "reasoning", body, thought))
+        if self._text:
+            parts.append(Text("".join(self._text)))
+        for id, name, pieces in self._calls:
+            args, raw = parsed_args("".join(pieces))
+            parts.append(ToolCall(id, name, args, raw))
+        stop = "filtered" if self._refused else STOPS.get(self._finish)
+        if stop is None:
+            raise ProviderError(f"the answer stopped for an unknown reason, {self._finish!r}", code="provider_nonsense")
+        if stop == "end" and self._calls:  # several servers say "stop" for calls
+            stop = "tool_calls"
+        return ModelResponse(parts=tuple(parts), usage=_usage(self._usage), stop=stop, model=self._model)
+
+
+def _mistral_content(content: list[Any]) -> tuple[str, str]:
+    text, thinking = [], []
+    for each in content:
+        if not isinstance(each, dict):
+            continue
+        if each.get("type") == "text":
+            text.append(str(each.get("text", "")))
+        elif each.get("type") == "thinking":
+            thinking += [str(t.get("text", "")) for t in each.get("thinking", ()) if isinstance(t, dict)]
+    return "".join(text), "".join(thinking)
+
+
+def _usage(usage: _Usage | None) -> Usage | None:
+    if usage is None:
+        return None
+    details = usage.prompt_tokens_details
+    cached = details.cached_tokens if details is not None else None
+    if cached is None:
+        cached = usage.prompt_cache_hit_tokens
+    written = details.cache_write_tokens if details is not None else None
+    thought = usage.completion_tokens_details
+    asked = usage.prompt_tokens
+    return Usage(
+        input=None if asked is None else max(asked - (cached or 0) - (written or 0), 0),
+        output=usage.completion_tokens,
+        cache_read=cached,
+        cache_write=written,
+        reasoning=None if thought is None else thought.reasoning_tokens,
+    )
+
+
+class _Failure(Struct):
+    error: _Error | str | None = None
+    message: str | None = None
+    detail: Any = None
+
+
+def openai_failure(status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+    """An error body in any of the shapes that compatible servers send."""
+    shown = body[:500].decode("utf-8", "replace")
+    try:
+        failure = msgspec.json.decode(body, type=_Failure)
+    except (msgspec.DecodeError, RecursionError):
+        return status_error(status, headers, shown)
+    error = failure.error
+    if isinstance(error, _Error):
+        return status_error(status, headers, error.message or shown, str(error.code or error.type or ""))
+    return status_error(status, headers, error or failure.message or shown)
+
+
+def _streamed_error(error: _Error | str) -> ProviderError:
+    """An error in the middle of a stream; some servers give the status that it would have had."""
+    if isinstance(error, str):
+        return status_error(500, {}, error)
+    code = error.code
+    status = code if isinstance(code, int) and 400 <= code < 600 else 429 if code == "rate_limit_exceeded" else 500
+    return status_error(status, {}, error.message or "no message", str(code or error.type or ""))

@@ -1,0 +1,388 @@
+"""OpenAI's Responses API.
+
+A conversation is a list of items; an answer adds items to it. We keep no state at the provider (`store` is false), so
+what only OpenAI understands, encrypted reasoning and the work of its own tools, travels with the conversation as
+`ProviderPart`s and goes back unchanged, in its place between the other items.
+
+An answer is complete by `response.completed` or `response.incomplete`; `response.failed` and `error` end it
+otherwise. The parts come from the items that `response.output_item.done` tells, which are whole; deltas are for
+people who watch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mainstay.errors import InternalError, ProviderError
+from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, Stop, Usage
+from mainstay.model.media import Audio, Document, File, FileRef, Image, Stored, Url
+from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
+from mainstay.providers.dialect import (
+    Block,
+    Encoded,
+    Piece,
+    Wire,
+    broken,
+    compact,
+    encode,
+    foreign_text,
+    joined,
+    json_block,
+    nonsense,
+    parsed_args,
+    result_text,
+    status_error,
+    unsupported,
+    wire_id,
+    with_file,
+    with_file_url,
+)
+from mainstay.providers.openai_chat import openai_failure, strict_schema
+from mainstay.providers.sse import SseReader
+
+CALL_ID = re.compile(r"[\x21-\x7e]+")
+EFFORTS = {"off": "none", "minimal": "minimal", "low": "low", "medium": "medium", "high": "high", "max": "xhigh"}
+SOUND = {"audio/wav": "wav", "audio/mpeg": "mp3"}
+
+
+class OpenAIResponses:
+    """The dialect."""
+
+    name = "openai"
+
+    def __init__(self) -> None:
+        self._encoded = Encoded(_items)
+
+    def build(self, request: ModelRequest, model: str) -> Wire:
+        settings = request.settings
+        head: dict[str, Any] = {"model": model, "stream": True, "store": False, **_tuning(request)}
+        if settings.cache is not False and request.session_id:
+            head["prompt_cache_key"] = request.session_id[:64]
+        head |= settings.extra or {}
+        pieces: list[Piece] = [encode(head)[:-1]]
+        items = (item for items in self._encoded(request.messages) for item in items)
+        # Last, so that one request begins as the one before it did.
+        pieces += [b',"input":[', *joined(items), b"]}"]
+        return Wire("/responses", compact(pieces))
+
+    def reader(self, model: str) -> ResponsesReader:
+        return ResponsesReader(model)
+
+    def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+        return openai_failure(status, headers, body)
+
+
+def _tuning(request: ModelRequest) -> dict[str, Any]:
+    settings, out = request.settings, dict[str, Any]()
+    if settings.seed is not None or settings.stop:
+        raise ProviderError(
+            "OpenAI's Responses API takes neither seed nor stop: leave them out, or use 'openai-chat:'",
+            code="invalid_settings",
+        )
+    for ours, theirs in (("temperature", "temperature"), ("top_p", "top_p"), ("max_tokens", "max_output_tokens")):
+        if (value := getattr(settings, ours)) is not None:
+            out[theirs] = value
+    match settings.reasoning:
+        case None:
+            pass
+        case int():
+            raise ProviderError(
+                "OpenAI's API takes an effort, not a number of tokens: use ModelSettings(reasoning='high')",
+                code="invalid_settings",
+            )
+        case effort:
+            out["reasoning"] = {"effort": EFFORTS[effort], "summary": "auto"} if effort != "off" else {"effort": "none"}
+    out["include"] = ["reasoning.encrypted_content"]
+    if request.output_schema is not None:
+        schema, strict = strict_schema(request.output_schema)
+        out["text"] = {"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": strict}}
+    if request.tools:
+        out["tools"] = [
+            {
+                "type": "function",
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.input_schema,
+                "strict": False,
+            }
+            for tool in request.tools
+        ]
+        wanted = "none" if request.tool_choice == "none" else settings.tool_choice or "auto"
+        plain = wanted in ("auto", "none", "required")
+        out["tool_choice"] = wanted if plain else {"type": "function", "name": wanted}
+        if settings.parallel_tool_calls is not None:
+            out["parallel_tool_calls"] = settings.parallel_tool_calls
+    return out
+
+
+def _items(message: Message) -> tuple[Block, ...]:
+    """One message as items. Content of one role that stands together is one item; calls and reasoning are their own."""
+    role = message.role
+    items: list[Block] = []
+    content: list[Block] = []
+
+    def said() -> None:
+        if content:
+            items.append(compact([b'{"role":"%b","content":[' % role.encode(), *joined(content), b"]}"]))
+            content.clear()
+
+    kind = "output_text" if role == "assistant" else "input_text"
+    for part in message.parts:
+        match part:
+            case Text(text):
+                if text:
+                    content.append(json_block({"type": kind, "text": text}))
+            case ProviderPart("openai", _, _, body):
+                said()
+                items.append((body.encode(),))
+            case ProviderPart() | Reasoning():
+                if text := foreign_text(part):
+                    content.append(json_block({"type": kind, "text": text}))
+            case ToolCall(id, name, args, raw):
+                said()
+                arguments = encode(args).decode() if raw is None else raw
+                call = {"type": "function_call", "call_id": wire_id(id, CALL_ID), "name": name, "arguments": arguments}
+                items.append(json_block(call))
+            case ToolResult():
+                said()
+                items.append(_result(part))
+            case _:
+                content.append(_file(part))
+    said()
+    return tuple(items)
+
+
+def _result(part: ToolResult) -> Block:
+    text = result_text(part.content)
+    head = {"type": "function_call_output", "call_id": wire_id(part.call_id, CALL_ID)}
+    if not part.files:
+        return json_block({**head, "output": text})
+    content = [json_block({"type": "input_text", "text": text})] if text else []
+    content += [_file(each) for each in part.files]
+    return compact([encode(head)[:-1], b',"output":[', *joined(content), b"]}"])
+
+
+def _file(part: File) -> Block:
+    match part:
+        case Image(Stored() as stored, kind) if kind.startswith("image/"):
+            return with_file_url(stored, kind, lambda url: {"type": "input_image", "detail": "auto", "image_url": url})
+        case Image(Url(url)):
+            return json_block({"type": "input_image", "detail": "auto", "image_url": url})
+        case Document(Stored() as stored, kind, name):
+            name = name or "document"
+            return with_file_url(stored, kind, lambda url: {"type": "input_file", "filename": name, "file_data": url})
+        case Document(Url(url)):
+            return json_block({"type": "input_file", "file_url": url})
+        case Audio(Stored() as stored, kind) if kind in SOUND:
+            form = SOUND[kind]
+            return with_file(stored, lambda d: {"type": "input_audio", "input_audio": {"data": d, "format": form}})
+        case FileRef("openai", id, kind) if kind.startswith("image/"):
+            return json_block({"type": "input_image", "detail": "auto", "file_id": id})
+        case FileRef("openai", id):
+            return json_block({"type": "input_file", "file_id": id})
+        case _:
+            unsupported(part, "OpenAI's Responses API", "pictures, documents, WAV and MP3")
+
+
+# ---------------------------------------------------------------------- events
+
+
+class _CachedInput(Struct):
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+
+
+class _ReasoningOutput(Struct):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _CachedInput | None = None
+    output_tokens_details: _ReasoningOutput | None = None
+
+
+class _Why(Struct):
+    reason: str | None = None
+
+
+class _Error(Struct):
+    message: str = ""
+    code: str | None = None
+    type: str | None = None
+
+
+class _Response(Struct):
+    model: str = ""
+    usage: _Usage | None = None
+    incomplete_details: _Why | None = None
+    error: _Error | None = None
+
+
+class _Ended(Struct):
+    response: _Response
+
+
+class _Item(Struct):
+    output_index: int
+    item: msgspec.Raw
+
+
+class _Delta(Struct):
+    output_index: int = 0
+    delta: str = ""
+
+
+DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
+    "response.created": msgspec.json.Decoder(_Ended),
+    "response.output_item.added": msgspec.json.Decoder(_Item),
+    "response.output_item.done": msgspec.json.Decoder(_Item),
+    "response.output_text.delta": msgspec.json.Decoder(_Delta),
+    "response.refusal.delta": msgspec.json.Decoder(_Delta),
+    "response.reasoning_summary_text.delta": msgspec.json.Decoder(_Delta),
+    "response.reasoning_text.delta": msgspec.json.Decoder(_Delta),
+    "response.function_call_arguments.delta": msgspec.json.Decoder(_Delta),
+    "response.completed": msgspec.json.Decoder(_Ended),
+    "response.incomplete": msgspec.json.Decoder(_Ended),
+    "response.failed": msgspec.json.Decoder(_Ended),
+    "error": msgspec.json.Decoder(_Error),
+}
+"""By the type of the event; others are passed over."""
+
+ERROR_STATUS = {
+    "rate_limit_exceeded": 429,
+    "server_error": 500,
+    "insufficient_quota": 429,
+    "context_length_exceeded": 400,
+}
+
+
+class _Type(Struct):
+    type: str = ""
+
+
+_type_of = msgspec.json.Decoder(_Type)
+
+
+class ResponsesReader:
+    """Reads one answer."""
+
+    def __init__(self, model: str) -> None:
+        self._sse = SseReader()
+        self._model = model
+        self._items: dict[int, bytes] = {}
+        self._calls: dict[int, tuple[int, str]] = {}  # output index → number of the call, and its name
+        self._end: tuple[str, _Response] | None = None
+
+    def feed(self, chunk: bytes) -> Iterable[Delta]:
+        out: list[Delta] = []
+        for name, data in self._sse.feed(chunk):
+            try:
+                kind = name or _type_of.decode(data).type
+                decoder = DECODERS.get(kind)
+                if decoder is None:
+                    continue
+                event = decoder.decode(data)
+            except (msgspec.DecodeError, RecursionError):
+                if data == b"[DONE]":
+                    continue
+                raise nonsense("an event that cannot be read", data) from None
+            self._receive(kind, event, out)
+        return out
+
+    def _receive(self, kind: str, event: Any, out: list[Delta]) -> None:
+        match kind:
+            case "response.output_text.delta" | "response.refusal.delta":
+                if event.delta:
+                    out.append(event.delta)
+            case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
+                out.append(Reasoning(event.delta))
+            case "response.function_call_arguments.delta":
+                number, name = self._calls.get(event.output_index, (0, ""))
+                out.append(CallPiece(number, name, event.delta))
+            case "response.output_item.added":
+                item = msgspec.json.decode(event.item)
+                if item.get("type") == "function_call":
+                    number, name = len(self._calls), str(item.get("name", ""))
+                    self._calls[event.output_index] = (number, name)
+                    out.append(CallPiece(number, name, ""))
+            case "response.output_item.done":
+                self._items[event.output_index] = bytes(event.item)
+            case "response.created":
+                self._model = event.response.model or self._model
+            case "response.completed" | "response.incomplete":
+                self._end = (kind, event.response)
+            case "response.failed":
+                error = event.response.error or _Error("the response failed, and the provider does not say why")
+                raise status_error(ERROR_STATUS.get(error.code or "", 400), {}, error.message, error.code or "")
+            case "error":
+                raise status_error(ERROR_STATUS.get(event.code or "", 500), {}, event.message, event.code or "")
+            case _:
+                raise InternalError(f"no case for {kind}")
+
+    def close(self) -> ModelResponse:
+        if self._end is None:
+            raise broken("the connection ended before response.completed")
+        kind, response = self._end
+        model = response.model or self._model
+        parts: list[Part] = []
+        refused = False
+        for index in sorted(self._items):
+            refused |= _read_item(self._items[index], model, parts)
+        return ModelResponse(
+            parts=tuple(parts), usage=_usage(response.usage), stop=_stop(kind, response, parts, refused), model=model
+        )
+
+
+def _stop(kind: str, response: _Response, parts: list[Part], refused: bool) -> Stop:
+    if kind == "response.incomplete":
+        why = response.incomplete_details.reason if response.incomplete_details else None
+        return "filtered" if why == "content_filter" else "length"
+    if refused:
+        return "filtered"
+    return "tool_calls" if any(type(part) is ToolCall for part in parts) else "end"
+
+
+def _read_item(raw: bytes, model: str, parts: list[Part]) -> bool:
+    """Add what an item says; whether it is a refusal."""
+    item = msgspec.json.decode(raw)
+    match item.get("type"):
+        case "message":
+            content = item.get("content") or []
+            for each in content:
+                text = each.get("text") or each.get("refusal") or ""
+                if text:
+                    parts.append(Text(str(text)))
+            return any(each.get("type") == "refusal" for each in content)
+        case "function_call":
+            args, unread = parsed_args(str(item.get("arguments", "")))
+            parts.append(ToolCall(str(item.get("call_id", "")), str(item.get("name", "")), args, unread))
+        case "reasoning":
+            said = [str(each.get("text", "")) for each in (item.get("summary") or item.get("content") or [])]
+            parts.append(ProviderPart("openai", model, "reasoning", raw.decode(), "\n\n".join(said)))
+        case kind:
+            parts.append(ProviderPart("openai", model, str(kind), raw.decode()))
+    return False
+
+
+def _usage(usage: _Usage | None) -> Usage | None:
+    if usage is None:
+        return None
+    cached, written = None, None
+    if usage.input_tokens_details is not None:
+        cached, written = usage.input_tokens_details.cached_tokens, usage.input_tokens_details.cache_write_tokens
+    reasoning = usage.output_tokens_details.reasoning_tokens if usage.output_tokens_details is not None else None
+    asked = usage.input_tokens
+    return Usage(
+        input=None if asked is None else max(asked - (cached or 0) - (written or 0), 0),
+        output=usage.output_tokens,
+        cache_read=cached,
+        cache_write=written,
+        reasoning=reasoning,
+    )

@@ -1,0 +1,284 @@
+"""What is sent: requests as each dialect writes them, sans-IO."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+
+from mainstay.errors import ProviderError
+from mainstay.model.llm import ModelRequest, ModelSettings
+from mainstay.model.media import Audio, Document, FileRef, Image, Stored
+from mainstay.model.message import Message, Part, ProviderPart, Text, ToolCall, ToolResult
+from mainstay.model.tool import ToolSpec
+from mainstay.providers.dialect import Dialect
+from tests.providers.wire import ANSWERS, MODEL, dialects
+
+NAMES = list(ANSWERS)
+PAIRS = list(itertools.permutations(NAMES, 2))
+TOOL = ToolSpec("get", "Look it up.", {"type": "object", "properties": {"city": {"type": "string"}}})
+
+
+def body(dialect: Dialect, request: ModelRequest) -> bytes:
+    wire = dialect.build(request, MODEL)
+    assert all(isinstance(piece, bytes) for piece in wire.body)
+    assert wire.size == sum(len(piece) for piece in wire.body if isinstance(piece, bytes))
+    return b"".join(piece for piece in wire.body if isinstance(piece, bytes))
+
+
+def sent(dialect: Dialect, messages: list[Message], **fields: Any) -> Any:
+    return msgspec.json.decode(body(dialect, ModelRequest(messages, **fields)))
+
+
+def history(name: str) -> list[Message]:
+    """A conversation that this provider's model had: it thought, called a tool, and answered."""
+    thought, call = ANSWERS[name]["reasoning"].response, ANSWERS[name]["tool"].response
+    [asked] = [part for part in call.parts if isinstance(part, ToolCall)]
+    asked = ToolCall(asked.id or "c-1", asked.name, asked.args, asked.raw, asked.replay)
+    return [
+        Message("system", "Be brief."),
+        Message("user", "How is Paris?"),
+        Message("assistant", (*[p for p in thought.parts if isinstance(p, ProviderPart)], asked)),
+        Message("tool", (ToolResult(asked.id, "get", {"weather": "fine"}),)),
+        Message("assistant", thought.parts),
+        Message("user", "And now?"),
+    ]
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_a_conversation_goes_on_with_another_provider_without_what_only_the_first_understands(
+    first: str, second: str
+) -> None:
+    said = history(first)
+    own = [part for message in said for part in message.parts if isinstance(part, ProviderPart)]
+
+    text = body(dialects()[second], ModelRequest(said)).decode()
+
+    assert "c2ln" not in text, "a signature"
+    assert "b3BhcXVl" not in text, "redacted reasoning"
+    assert "Z2VoZWlt" not in text, "encrypted reasoning"
+    assert "First, look." in text, "reasoning in words"
+    assert "Paris" in text
+    assert own
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "openai-chat"])
+def test_a_provider_gets_its_own_parts_back_byte_for_byte(name: str) -> None:
+    said = history(name)
+
+    text = body(dialects()[name], ModelRequest(said)).decode()
+
+    for part in [part for message in said for part in message.parts if isinstance(part, ProviderPart)]:
+        assert part.body in text
+    if name == "google":
+        assert text.count('"thoughtSignature":"c2ln"') == 3, "of the call, and twice of the text"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_call_has_its_result_under_the_id_that_the_call_has(name: str) -> None:
+    calls = (ToolCall("turn-1.1.0'", "get", {"n": 1}), ToolCall("x" * 90, "get", {"n": 2}))
+    said = [
+        Message("user", "go"),
+        Message("assistant", calls),
+        *[Message("tool", (ToolResult(call.id, call.name, "ok"),)) for call in calls],
+    ]
+
+    text = body(dialects()[name], ModelRequest(said)).decode()
+
+    if name == "google":
+        assert text.count('"name":"get"') == 4  # paired by name and order
+    else:
+        field = {"openai": "call_id", "bedrock": "toolUseId"}.get(name)
+        ids = _ids(msgspec.json.decode(text), {field} if field else {"id", "tool_use_id", "tool_call_id"})
+        assert len(ids) == 4
+        assert ids[:2] == ids[2:]
+        assert len(set(ids)) == 2
+        assert all(len(each) <= 64 for each in ids)
+
+
+def _ids(value: Any, names: set[str]) -> list[str]:
+    if isinstance(value, dict):
+        own = [each for key, each in value.items() if key in names and isinstance(each, str)]
+        return own + [id for key, each in value.items() if key not in names for id in _ids(each, names)]
+    return [id for each in value for id in _ids(each, names)] if isinstance(value, list) else []
+
+
+MARKERS = (b',"cache_control":{"type":"ephemeral"}', b',{"cachePoint":{"type":"default"}}')
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_request_begins_as_the_one_before_it_did(name: str) -> None:
+    """What the provider cached of one request is the beginning of the next, also after a restart (a fresh dialect)."""
+    said = history(name)
+    longer = [*said, Message("assistant", "Rain."), Message("user", "Thanks.")]
+
+    first = body(dialects()[name], ModelRequest(said, (TOOL,), session_id="s"))
+    second = body(dialects()[name], ModelRequest(longer, (TOOL,), session_id="s"))
+
+    for marker in MARKERS:
+        first, second = first.replace(marker, b""), second.replace(marker, b"")
+    assert second.startswith(first.rstrip(b"]}"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_encoded_once_is_not_encoded_again(name: str) -> None:
+    dialect = dialects()[name]
+    said = history(name)
+    before = dialect.build(ModelRequest(said), MODEL)
+
+    assert dialect.build(ModelRequest(said), MODEL) == before
+    assert dialect.build(ModelRequest(list(said)), MODEL) == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_answer_is_not_sent_back(name: str) -> None:
+    said = [Message("user", "a"), Message("assistant", ()), Message("assistant", (Text(""),)), Message("user", "b")]
+
+    text = body(dialects()[name], ModelRequest(said)).decode()
+
+    assert "assistant" not in text
+    assert '"role":"model"' not in text
+
+
+# ---------------------------------------------------------------------- settings
+
+ALL = ModelSettings(
+    max_tokens=50, temperature=0.5, top_p=0.9, reasoning="high", tool_choice="get", parallel_tool_calls=False
+)
+
+
+def test_settings_of_anthropic() -> None:
+    said = sent(dialects()["anthropic"], [Message("user", "x")], tools=(TOOL,), settings=ALL)
+
+    assert said["max_tokens"] == 50
+    assert (said["temperature"], said["top_p"]) == (0.5, 0.9)
+    assert said["thinking"] == {"type": "adaptive"}
+    assert said["output_config"] == {"effort": "high"}
+    assert said["tool_choice"] == {"type": "tool", "name": "get", "disable_parallel_tool_use": True}
+
+
+def test_settings_of_openai() -> None:
+    said = sent(dialects()["openai"], [Message("user", "x")], tools=(TOOL,), settings=ALL)
+
+    assert said["max_output_tokens"] == 50
+    assert said["store"] is False
+    assert said["reasoning"]["effort"] == "high"
+    assert said["tool_choice"] == {"type": "function", "name": "get"}
+    assert said["parallel_tool_calls"] is False
+
+
+def test_settings_of_chat_completions() -> None:
+    said = sent(
+        dialects()["openai-chat"],
+        [Message("user", "x")],
+        tools=(TOOL,),
+        settings=ModelSettings(max_tokens=50, seed=7, stop=("END",), reasoning="low", tool_choice="required"),
+    )
+
+    assert (said["max_completion_tokens"], said["seed"], said["stop"]) == (50, 7, ["END"])
+    assert said["reasoning_effort"] == "low"
+    assert said["tool_choice"] == "required"
+    assert said["stream_options"] == {"include_usage": True}
+
+
+def test_settings_of_google() -> None:
+    said = sent(dialects()["google"], [Message("user", "x")], tools=(TOOL,), settings=ALL)
+
+    assert said["generationConfig"]["maxOutputTokens"] == 50
+    assert said["generationConfig"]["thinkingConfig"] == {"thinkingLevel": "high", "includeThoughts": True}
+    assert said["toolConfig"]["functionCallingConfig"] == {"mode": "ANY", "allowedFunctionNames": ["get"]}
+
+
+def test_settings_of_bedrock() -> None:
+    said = sent(dialects()["bedrock"], [Message("user", "x")], tools=(TOOL,), settings=ALL)
+
+    assert said["inferenceConfig"] == {"maxTokens": 50, "temperature": 0.5, "topP": 0.9}
+    assert said["toolConfig"]["toolChoice"] == {"tool": {"name": "get"}}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_tool_may_be_called_in_a_last_step(name: str) -> None:
+    text = body(dialects()[name], ModelRequest([Message("user", "x")], (TOOL,), tool_choice="none")).decode()
+    assert {"bedrock": '"auto"'}.get(name, "one") in text.lower()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_extra_goes_into_the_request_as_it_is(name: str) -> None:
+    said = sent(dialects()[name], [Message("user", "x")], settings=ModelSettings(extra={"future_field": [1]}))
+    assert said["future_field"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("anthropic", ModelSettings(seed=1)),
+        ("openai", ModelSettings(seed=1)),
+        ("openai", ModelSettings(stop=("x",))),
+        ("openai", ModelSettings(reasoning=2000)),
+        ("openai-chat", ModelSettings(reasoning=2000)),
+        ("bedrock", ModelSettings(seed=1)),
+    ],
+)
+def test_a_setting_that_an_api_does_not_have_is_refused_by_name(name: str, settings: ModelSettings) -> None:
+    with pytest.raises(ProviderError) as caught:
+        dialects()[name].build(ModelRequest([Message("user", "x")], settings=settings), MODEL)
+    assert caught.value.code == "invalid_settings"
+
+
+# ---------------------------------------------------------------------- files
+
+BYTES = Stored("d1", 3)
+TAKES: dict[str, list[Part]] = {
+    "anthropic": [
+        Image(BYTES, "image/png"),
+        Image.url("https://x.example/a.png"),
+        Document(BYTES, "application/pdf", "a.pdf"),
+        FileRef("anthropic", "file_1", "image/png"),
+    ],
+    "openai": [
+        Image(BYTES, "image/png"),
+        Document(BYTES, "application/pdf"),
+        Audio(BYTES, "audio/wav"),
+        FileRef("openai", "file-1"),
+    ],
+    "openai-chat": [Image(BYTES, "image/png"), Audio(BYTES, "audio/mpeg"), Document(BYTES, "application/pdf", "a.pdf")],
+    "google": [
+        Image(BYTES, "image/heic"),
+        Document(BYTES, "application/pdf"),
+        Audio(BYTES, "audio/flac"),
+        FileRef("google", "https://files/1", "image/png"),
+    ],
+    "bedrock": [Image(BYTES, "image/png"), Document(BYTES, "text/csv", "a_b.csv"), Audio(BYTES, "audio/wav")],
+}
+REFUSES: dict[str, list[Part]] = {
+    "anthropic": [Audio(BYTES, "audio/wav"), Image(BYTES, "image/tiff"), FileRef("openai", "file-1")],
+    "openai": [Audio(BYTES, "audio/flac"), FileRef("anthropic", "file_1")],
+    "openai-chat": [Audio(BYTES, "audio/flac"), FileRef("openai", "x"), Document.url("https://x.example/a.pdf")],
+    "google": [FileRef("openai", "x"), Image(BYTES)],
+    "bedrock": [Image.url("https://x.example/a.png"), FileRef("bedrock", "x"), Image(BYTES, "image/tiff")],
+}
+
+
+@pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in TAKES.items() for part in parts])
+def test_a_file_is_taken_in_inputs_and_in_results(name: str, part: Any) -> None:
+    said = [
+        Message("user", (Text("See:"), part)),
+        Message("assistant", (ToolCall("c1", "get", {}),)),
+        Message("tool", (ToolResult("c1", "get", "shown", files=(part,)),)),
+    ]
+    wire = dialects()[name].build(ModelRequest(said), MODEL)
+
+    stored = [piece for piece in wire.body if isinstance(piece, Stored)]
+    assert len(stored) == (2 if isinstance(getattr(part, "source", None), Stored) else 0)
+    joined = b"".join(b"AAAA" if isinstance(piece, Stored) else piece for piece in wire.body)
+    assert msgspec.json.decode(joined)
+    assert wire.size == len(joined)
+
+
+@pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in REFUSES.items() for part in parts])
+def test_a_file_that_an_api_cannot_take_is_named(name: str, part: Any) -> None:
+    with pytest.raises(ProviderError, match=type(part).__name__) as caught:
+        dialects()[name].build(ModelRequest([Message("user", (part,))]), MODEL)
+    assert caught.value.code == "invalid_input"

@@ -1,0 +1,365 @@
+"""Providers over real HTTP, to a local server that replays scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+
+from mainstay import Agent, Runtime, tool
+from mainstay.errors import InvalidDefinition, ProviderError
+from mainstay.model.event import TextDelta, ToolCallDelta
+from mainstay.model.llm import ModelRequest, ModelResponse, ModelSettings
+from mainstay.model.media import Document, Image, Stored
+from mainstay.model.message import Message, Text
+from mainstay.model.outcome import ProviderFailed
+from mainstay.ports.provider import Provider
+from mainstay.providers.http import HttpProvider, KeyHeader
+from mainstay.providers.registry import SERVICES, provider
+from mainstay.testing import FunctionModel, ScriptedModel
+from mainstay.testing.model_server import ModelServer, Reply
+from tests.providers.wire import ANSWERS, FAILURES, MODEL, dialects
+
+ANSWER_CASES = [(name, case) for name, answers in ANSWERS.items() for case in answers]
+FAILURE_CASES = [(name, case) for name, failures in FAILURES.items() for case in failures]
+SECRET = "sk-very-secret-4711"
+
+
+def connect(server: ModelServer, name: str = "anthropic", key: Any = SECRET) -> HttpProvider:
+    authorise = KeyHeader(name, ("SOME_KEY",), "x-api-key", "", key)
+    return HttpProvider(dialects()[name], MODEL, name=name, base_url=server.url, authorise=authorise)
+
+
+def ask(*said: Any) -> ModelRequest:
+    return ModelRequest([Message("user", said or "hello")], session_id="s")
+
+
+async def answer(model: Provider, request: ModelRequest | None = None) -> tuple[ModelResponse, str]:
+    text: list[str] = []
+    async for delta in model.stream(request or ask()):
+        if isinstance(delta, str):
+            text.append(delta)
+        elif isinstance(delta, ModelResponse):
+            return delta, "".join(text)
+    raise AssertionError("no response")
+
+
+@pytest.mark.parametrize("piece", [0, 7])
+@pytest.mark.parametrize(("name", "case"), ANSWER_CASES)
+async def test_an_answer_over_http_is_that_of_its_script(name: str, case: str, piece: int) -> None:
+    script = ANSWERS[name][case]
+    reply = Reply(body=script.reply.body, headers=script.reply.headers, piece=piece)
+    async with ModelServer([reply]) as server:
+        model = connect(server, name)
+        async with model.connected():
+            response, _ = await answer(model)
+
+    assert response == script.response
+
+
+@pytest.mark.parametrize(("name", "case"), FAILURE_CASES)
+async def test_a_failure_says_what_happens_next(name: str, case: str) -> None:
+    failure = FAILURES[name][case]
+    async with ModelServer([failure.reply]) as server:
+        model = connect(server, name)
+        async with model.connected():
+            with pytest.raises(ProviderError) as caught:
+                await answer(model)
+
+    assert (caught.value.code, caught.value.retryable) == (failure.code, failure.retryable)
+    assert caught.value.after == failure.after
+    assert failure.says in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_a_connection_that_is_cut_off_is_a_broken_stream(name: str) -> None:
+    script = ANSWERS[name]["text"].reply
+    half = Reply(body=script.body, headers=script.headers, upto=len(script.body) // 2, end="cut")
+    async with ModelServer([half]) as server:
+        model = connect(server, name)
+        async with model.connected():
+            with pytest.raises(ProviderError) as caught:
+                await answer(model)
+
+    assert (caught.value.code, caught.value.retryable) == ("broken_stream", True)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_a_cancelled_call_closes_its_connection_and_leaves_its_neighbour_alone(name: str) -> None:
+    script = ANSWERS[name]["text"].reply
+    hanging = Reply(body=script.body, headers=script.headers, upto=len(script.body) // 2, end="hang")
+    async with ModelServer([hanging, script]) as server:
+        model = connect(server, name)
+        async with model.connected():
+            task = asyncio.create_task(answer(model))
+            await asyncio.wait_for(server.was_asked(), 60)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await asyncio.wait_for(server.client_gone(), 60)
+            response, _ = await answer(model)
+
+    assert response == ANSWERS[name]["text"].response
+
+
+async def test_nobody_there_is_worth_another_attempt() -> None:
+    async with ModelServer([]) as server:
+        model = connect(server)
+    with pytest.raises(ProviderError) as caught:
+        await answer(model)
+    assert (caught.value.code, caught.value.retryable) == ("unreachable", True)
+
+
+async def test_redirects_are_not_followed() -> None:
+    async with ModelServer([Reply(status=307, headers={"location": "http://127.0.0.1:1/"})]) as server:
+        model = connect(server)
+        async with model.connected():
+            with pytest.raises(ProviderError, match="307"):
+                await answer(model)
+
+
+# ---------------------------------------------------------------------- keys
+
+
+async def test_a_key_may_be_a_function_that_is_asked_every_time() -> None:
+    keys = iter(["first", "second"])
+
+    async def key() -> str:
+        return next(keys)
+
+    text = ANSWERS["anthropic"]["text"].reply
+    async with ModelServer([text, text]) as server:
+        model = connect(server, key=key)
+        async with model.connected():
+            await answer(model)
+            await answer(model)
+
+        assert [asked.headers["x-api-key"] for asked in server.asked] == ["first", "second"]
+
+
+@pytest.mark.parametrize("key", ["", "  ", lambda: None, "sk-with\nnewline", "sk-ünïcode"])
+async def test_a_key_that_is_none_is_refused_before_anything_is_sent(key: Any) -> None:
+    async with ModelServer([]) as server:
+        model = connect(server, key=key)
+        async with model.connected():
+            with pytest.raises(ProviderError) as caught:
+                await answer(model)
+
+        assert caught.value.code in ("missing_key", "authentication")
+        assert "sk-" not in str(caught.value)
+        assert not server.asked
+
+
+async def test_a_missing_key_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    with pytest.raises(ProviderError, match="ANTHROPIC_API_KEY") as caught:
+        await answer(provider("anthropic:claude-x"))
+    assert caught.value.code == "missing_key"
+
+
+async def test_keys_are_in_no_repr_and_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with ModelServer([ANSWERS["anthropic"]["text"].reply]) as server:
+        model = connect(server)
+        async with model.connected():
+            await answer(model)
+
+    assert SECRET not in repr(model) + repr(vars(model)) + caplog.text
+
+
+# ---------------------------------------------------------------------- files
+
+
+class Files:
+    """Blobs of a test, read in odd pieces."""
+
+    def __init__(self, blobs: Mapping[str, bytes], piece: int = 5) -> None:
+        self._blobs, self._piece = blobs, piece
+
+    async def __call__(self, stored: Stored) -> AsyncIterator[bytes]:
+        data = self._blobs[stored.digest]
+        for at in range(0, len(data), self._piece):
+            yield data[at : at + self._piece]
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 1000])
+async def test_a_file_arrives_whole_as_base64(name: str, size: int) -> None:
+    import base64
+
+    data = bytes(range(256)) * 4
+    data = data[:size]
+    picture = Image(Stored("d1", size), "image/png", "x.png")
+    paper = Document(Stored("d1", size), "application/pdf", "x.pdf")
+    message = Message("user", (Text("What is this?"), picture, paper))
+    request = ModelRequest([message], open_file=Files({"d1": data}).__call__)
+    async with ModelServer([ANSWERS[name]["text"].reply]) as server:
+        model = connect(server, name)
+        async with model.connected():
+            await answer(model, request)
+
+        [asked] = server.asked
+        assert asked.body.count(base64.b64encode(data)) == 2
+        assert asked.json
+        assert len(asked.body) == int(asked.headers["content-length"])
+
+
+# ---------------------------------------------------------------------- in a turn
+
+
+@tool
+def get(city: str) -> str:
+    """Look a city up."""
+    return f"{city} is fine"
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_a_turn_with_a_tool_goes_through_a_real_connection(name: str) -> None:
+    script = [ANSWERS[name]["tool"].reply, ANSWERS[name]["text"].reply]
+    async with ModelServer(script) as server:
+        agent = Agent(connect(server, name), tools=[get])
+        async with Runtime("memory", agents=[agent]) as runtime:
+            session = await runtime.session("s")
+            events = []
+            async with session.stream("How is Paris?") as turn:
+                async for event in turn:
+                    events.append(event)
+                result = await turn.result()
+
+        assert result.text == "Grüße, Welt 😀"
+        assert [call.outcome.value for call in result.tool_calls if hasattr(call.outcome, "value")] == ["Paris is fine"]
+        assert "".join(e.text for e in events if isinstance(e, TextDelta)) == "Grüße, Welt 😀"
+        assert "".join(e.text for e in events if isinstance(e, ToolCallDelta)).replace(" ", "") == '{"city":"Paris"}'
+        assert "Paris is fine" in server.asked[1].body.decode()
+
+
+async def test_an_overloaded_server_is_asked_again_and_a_wrong_key_is_not() -> None:
+    failures = FAILURES["anthropic"]
+    script = [failures["error in the stream"].reply, ANSWERS["anthropic"]["text"].reply, failures["wrong key"].reply]
+    async with ModelServer(script) as server:
+        agent = Agent(connect(server))
+        async with Runtime("memory", agents=[agent]) as runtime:
+            session = await runtime.session("s")
+            first, second = await session.run("one"), await session.run("two")
+
+        assert first.text == "Grüße, Welt 😀"
+        assert isinstance(second.outcome, ProviderFailed)
+        assert second.outcome.code == "authentication"
+        assert len(server.asked) == 3
+
+
+# ---------------------------------------------------------------------- model strings
+
+
+@pytest.mark.parametrize("wrong", ["claude", "anthropic:", "nobody:x", ":x", "anthropic: "])
+def test_a_model_string_that_means_nothing_is_refused_by_the_agent(wrong: str) -> None:
+    with pytest.raises(InvalidDefinition):
+        Agent(wrong)
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if name not in ("azure", "vertex", "bedrock")])
+async def test_every_service_obeys_its_base_url_and_its_key_variable(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = SERVICES[name]
+    for variable in service.key_variables:
+        monkeypatch.setenv(variable, "k-1")
+    dialect = {"anthropic": "anthropic", "responses": "openai", "google": "google"}.get(service.dialect, "openai-chat")
+    async with ModelServer([ANSWERS[dialect]["text"].reply]) as server:
+        monkeypatch.setenv(service.base_url_variable, server.url)
+        async with Runtime("memory", agents=[Agent(f"{name}:{MODEL}")]) as runtime:
+            result = await (await runtime.session("s")).run("hello")
+
+        assert result.text == "Grüße, Welt 😀"
+        [asked] = server.asked
+        if service.key_variables:
+            assert "k-1" in asked.headers[service.header]
+
+
+async def test_no_network_means_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAINSTAY_NO_NETWORK", "1")
+    monkeypatch.delenv("ANTHROPIC_BASE_URL", raising=False)
+    with pytest.raises(ProviderError, match="MAINSTAY_NO_NETWORK") as caught:
+        await answer(provider("anthropic:claude-x", key="k"))
+    assert caught.value.code == "no_network"
+
+    async with ModelServer([ANSWERS["anthropic"]["text"].reply]) as server:
+        response, _ = await answer(provider("anthropic:claude-x", key="k", base_url=server.url))
+    assert response.stop == "end"
+
+
+# ---------------------------------------------------------------------- from sync code
+
+
+class Pooled:
+    """A provider of a host that holds on to the loop of its first call, as a pool of connections does."""
+
+    name = "pooled"
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelResponse]:
+        self._loop = self._loop or asyncio.get_running_loop()
+        self._loop.call_soon(lambda: None)  # raises when it is closed
+        yield ModelResponse("fine")
+
+
+def test_sync_code_may_ask_twice_with_connections_of_its_own() -> None:
+    agent = Agent(Pooled())
+    assert [agent.run_sync("one").text, agent.run_sync("two").text] == ["fine", "fine"]
+
+
+def test_another_model_may_be_laid_over_an_agent() -> None:
+    agent = Agent(FunctionModel(lambda _: "first"), settings=ModelSettings(temperature=0.5, max_tokens=9))
+    other = agent.override(model=ScriptedModel(["second"]), settings=ModelSettings(max_tokens=5))
+
+    assert (agent.run_sync("x").text, other.run_sync("x").text) == ("first", "second")
+    assert other.settings == ModelSettings(temperature=0.5, max_tokens=5)
+    with pytest.raises(InvalidDefinition):
+        agent.override(model="nonsense")
+
+
+# ---------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": 0},
+        {"max_tokens": "many"},
+        {"temperature": 3},
+        {"temperature": float("nan")},
+        {"top_p": -0.1},
+        {"stop": "END"},
+        {"stop": ("",)},
+        {"seed": 1.5},
+        {"reasoning": "very"},
+        {"reasoning": True},
+        {"tool_choice": ""},
+        {"parallel_tool_calls": 1},
+        {"timeout": 0},
+        {"cache": "2h"},
+        {"extra": [1]},
+    ],
+)
+def test_settings_that_no_model_could_be_asked_with_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidDefinition, match=next(iter(wrong))):
+        ModelSettings(**wrong)
+
+
+async def test_an_attempt_that_takes_too_long_is_made_again() -> None:
+    text = ANSWERS["anthropic"]["text"].reply
+    hanging = Reply(body=text.body, headers=text.headers, upto=40, end="hang")
+    async with ModelServer([hanging, text]) as server:
+        agent = Agent(connect(server), settings=ModelSettings(timeout=0.05))
+        async with Runtime("memory", agents=[agent]) as runtime:
+            result = await (await runtime.session("s")).run("hello")
+
+        assert result.text == "Grüße, Welt 😀"
+        assert len(server.asked) == 2

@@ -1,0 +1,602 @@
+"""What each provider's API sends, by hand from its documentation, and what it must be read as."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from mainstay.model.llm import ModelResponse, Usage
+from mainstay.model.message import ProviderPart, Text, ToolCall
+from mainstay.providers.anthropic import AnthropicMessages
+from mainstay.providers.bedrock import BedrockConverse
+from mainstay.providers.dialect import Dialect
+from mainstay.providers.google import GoogleGenerate
+from mainstay.providers.openai_chat import ChatCompletions, Quirks
+from mainstay.providers.openai_responses import OpenAIResponses
+from mainstay.testing.model_server import Reply, frames
+
+MODEL = "m-1"
+
+
+class Answer(Struct, frozen=True):
+    """A stream and the answer that it is."""
+
+    reply: Reply
+    response: ModelResponse
+    reasoning: str = ""
+
+
+class Failure(Struct, frozen=True):
+    """A stream or a status, and what it means for the turn."""
+
+    reply: Reply
+    code: str
+    retryable: bool = False
+    after: float | None = None
+    says: str = ""
+
+
+def dialects() -> dict[str, Dialect]:
+    return {
+        "anthropic": AnthropicMessages(),
+        "openai": OpenAIResponses(),
+        "openai-chat": ChatCompletions("openai-chat", Quirks(max_tokens="max_completion_tokens", documents=True)),
+        "google": GoogleGenerate(),
+        "bedrock": BedrockConverse(),
+    }
+
+
+def said(text: str, usage: Usage | None, model: str = MODEL, stop: Any = "end") -> ModelResponse:
+    return ModelResponse(parts=(Text(text),) if text else (), usage=usage, stop=stop, model=model)
+
+
+def called(usage: Usage | None, *calls: tuple[str, str, dict[str, Any]], model: str = MODEL) -> ModelResponse:
+    return ModelResponse(
+        parts=tuple(ToolCall(id, name, args) for id, name, args in calls), usage=usage, stop="tool_calls", model=model
+    )
+
+
+# ---------------------------------------------------------------------- Anthropic
+
+
+def _anthropic(*blocks: tuple[dict[str, Any], list[dict[str, Any]]], stop: str = "end_turn", out: int = 7) -> Reply:
+    usage = {"input_tokens": 12, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 5, "output_tokens": 1}
+    start = {"type": "message", "role": "assistant", "model": MODEL, "content": [], "usage": usage}
+    events: list[tuple[str, dict[str, Any]]] = [
+        ("message_start", {"type": "message_start", "message": start}),
+        ("ping", {"type": "ping"}),
+    ]
+    for index, (block, deltas) in enumerate(blocks):
+        events.append(("content_block_start", {"index": index, "content_block": block}))
+        events += [("content_block_delta", {"index": index, "delta": delta}) for delta in deltas]
+        events.append(("content_block_stop", {"index": index}))
+    ending = {"delta": {"stop_reason": stop, "stop_sequence": None}, "usage": {"output_tokens": out}}
+    return Reply.sse(*[(n, {"type": n, **d}) for n, d in [*events, ("message_delta", ending), ("message_stop", {})]])
+
+
+def _text(*pieces: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    return {"type": "text", "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces]
+
+
+def _tool(id: str, name: str, *pieces: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    start = {"type": "tool_use", "id": id, "name": name, "input": {}}
+    return start, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
+
+
+A_USAGE = Usage(12, 7, 100, 5)
+THINKING = '{"type":"thinking","thinking":"First, look.","signature":"c2ln"}'
+REDACTED = '{"type":"redacted_thinking","data":"b3BhcXVl"}'
+
+ANTHROPIC_ANSWERS = {
+    "text": Answer(_anthropic(_text("Grüße, ", "Welt 😀")), said("Grüße, Welt 😀", A_USAGE)),
+    "tool": Answer(
+        _anthropic(_tool("toolu_1", "get", "", '{"city": "Pa', 'ris"}'), stop="tool_use"),
+        called(A_USAGE, ("toolu_1", "get", {"city": "Paris"})),
+    ),
+    "parallel": Answer(
+        _anthropic(
+            _text("Two things."), _tool("toolu_1", "get", '{"n":1}'), _tool("toolu_2", "put", "{}"), stop="tool_use"
+        ),
+        ModelResponse(
+            parts=(Text("Two things."), ToolCall("toolu_1", "get", {"n": 1}), ToolCall("toolu_2", "put", {})),
+            usage=A_USAGE,
+            stop="tool_calls",
+            model=MODEL,
+        ),
+    ),
+    "reasoning": Answer(
+        _anthropic(
+            (
+                {"type": "thinking", "thinking": "", "signature": ""},
+                [
+                    {"type": "thinking_delta", "thinking": "First, "},
+                    {"type": "thinking_delta", "thinking": "look."},
+                    {"type": "signature_delta", "signature": "c2ln"},
+                ],
+            ),
+            ({"type": "redacted_thinking", "data": "b3BhcXVl"}, []),
+            _text("Done."),
+        ),
+        ModelResponse(
+            parts=(
+                ProviderPart("anthropic", MODEL, "thinking", THINKING, "First, look."),
+                ProviderPart("anthropic", MODEL, "redacted_thinking", REDACTED),
+                Text("Done."),
+            ),
+            usage=A_USAGE,
+            model=MODEL,
+        ),
+        "First, look.",
+    ),
+    "structured": Answer(_anthropic(_text('{"name":', '"Ada"}')), said('{"name":"Ada"}', A_USAGE)),
+    "refusal": Answer(_anthropic(_text("I can't."), stop="refusal"), said("I can't.", A_USAGE, stop="filtered")),
+    "length": Answer(_anthropic(_text("And then"), stop="max_tokens"), said("And then", A_USAGE, stop="length")),
+    "paused": Answer(
+        _anthropic(
+            (
+                {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}},
+                [{"type": "input_json_delta", "partial_json": '{"query":"x"}'}],
+            ),
+            stop="pause_turn",
+        ),
+        ModelResponse(
+            parts=(
+                ProviderPart(
+                    "anthropic",
+                    MODEL,
+                    "server_tool_use",
+                    '{"type":"server_tool_use","id":"srvtoolu_1","name":"web_search","input":{"query":"x"}}',
+                ),
+            ),
+            usage=A_USAGE,
+            stop="paused",
+            model=MODEL,
+        ),
+    ),
+    "empty": Answer(_anthropic(), said("", A_USAGE)),
+    "half a call": Answer(
+        _anthropic(_tool("toolu_1", "get", '{"city": "Pa'), stop="tool_use"),
+        ModelResponse(
+            parts=(ToolCall("toolu_1", "get", {}, '{"city": "Pa'),), usage=A_USAGE, stop="tool_calls", model=MODEL
+        ),
+    ),
+}
+
+
+def _anthropic_error(status: int, kind: str, message: str, **headers: str) -> Reply:
+    return Reply.error(status, {"type": "error", "error": {"type": kind, "message": message}}, **headers)
+
+
+ANTHROPIC_FAILURES = {
+    "overloaded": Failure(_anthropic_error(529, "overloaded_error", "Overloaded"), "overloaded", True),
+    "rate limit": Failure(
+        _anthropic_error(429, "rate_limit_error", "slow down", retry_after="17"), "rate_limited", True, 17.0
+    ),
+    "hard quota": Failure(
+        _anthropic_error(429, "rate_limit_error", "Your credit balance is too low"), "quota", says="credit balance"
+    ),
+    "wrong key": Failure(_anthropic_error(401, "authentication_error", "invalid x-api-key"), "authentication"),
+    "unknown model": Failure(_anthropic_error(404, "not_found_error", "model: m-1"), "unknown_model"),
+    "too long": Failure(
+        _anthropic_error(400, "invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum"),
+        "context_overflow",
+    ),
+    "error in the stream": Failure(
+        Reply.sse(("error", {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}})),
+        "overloaded",
+        True,
+    ),
+    "no JSON": Failure(Reply.sse(("message_start", "{oops")), "provider_nonsense"),
+    "another API": Failure(
+        Reply(body=b"<html>proxy</html>", headers={"content-type": "text/html"}), "provider_nonsense"
+    ),
+    "no stream at all": Failure(Reply(headers={"content-type": "text/event-stream"}), "broken_stream", True),
+}
+
+# ---------------------------------------------------------------------- OpenAI, Responses
+
+
+def _responses(*items: dict[str, Any], end: str = "response.completed", why: str | None = None) -> Reply:
+    usage = {
+        "input_tokens": 120,
+        "input_tokens_details": {"cached_tokens": 100, "cache_write_tokens": 5},
+        "output_tokens": 9,
+        "output_tokens_details": {"reasoning_tokens": 4},
+        "total_tokens": 129,
+    }
+    events: list[dict[str, Any]] = [{"type": "response.created", "response": {"id": "resp_1", "model": MODEL}}]
+    for index, item in enumerate(items):
+        events.append({"type": "response.output_item.added", "output_index": index, "item": {**item, "content": []}})
+        if item["type"] == "message":
+            text = "".join(each.get("text", each.get("refusal", "")) for each in item["content"])
+            kind = "refusal" if any("refusal" in each for each in item["content"]) else "output_text"
+            for piece in (text[:3], text[3:]):
+                events.append({"type": f"response.{kind}.delta", "output_index": index, "delta": piece})
+        elif item["type"] == "function_call":
+            for piece in (item["arguments"][:4], item["arguments"][4:]):
+                events.append({"type": "response.function_call_arguments.delta", "output_index": index, "delta": piece})
+        elif item["type"] == "reasoning":
+            for each in item["summary"]:
+                events.append(
+                    {"type": "response.reasoning_summary_text.delta", "output_index": index, "delta": each["text"]}
+                )
+        events.append({"type": "response.output_item.done", "output_index": index, "item": item})
+    response = {"model": MODEL, "usage": usage, "incomplete_details": None if why is None else {"reason": why}}
+    events.append({"type": end, "response": response})
+    return Reply.sse(*[(event["type"], event) for event in events])
+
+
+def _message(*content: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": list(content)}
+
+
+def _words(text: str) -> dict[str, Any]:
+    return _message({"type": "output_text", "text": text, "annotations": []})
+
+
+def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"type": "function_call", "id": f"fc_{id}", "call_id": id, "name": name, "arguments": arguments}
+
+
+O_USAGE = Usage(15, 9, 100, 5, 4)
+R_ITEM = {
+    "type": "reasoning",
+    "id": "rs_1",
+    "summary": [{"type": "summary_text", "text": "First, look."}],
+    "encrypted_content": "Z2VoZWlt",
+}
+R_BODY = msgspec.json.encode(R_ITEM).decode()
+
+OPENAI_ANSWERS = {
+    "text": Answer(_responses(_words("Grüße, Welt 😀")), said("Grüße, Welt 😀", O_USAGE)),
+    "tool": Answer(
+        _responses(_call("call_1", "get", '{"city":"Paris"}')), called(O_USAGE, ("call_1", "get", {"city": "Paris"}))
+    ),
+    "parallel": Answer(
+        _responses(_call("call_1", "get", '{"n":1}'), _call("call_2", "put", "{}")),
+        called(O_USAGE, ("call_1", "get", {"n": 1}), ("call_2", "put", {})),
+    ),
+    "reasoning": Answer(
+        _responses(R_ITEM, _words("Done.")),
+        ModelResponse(
+            parts=(ProviderPart("openai", MODEL, "reasoning", R_BODY, "First, look."), Text("Done.")),
+            usage=O_USAGE,
+            model=MODEL,
+        ),
+        "First, look.",
+    ),
+    "structured": Answer(_responses(_words('{"name":"Ada"}')), said('{"name":"Ada"}', O_USAGE)),
+    "refusal": Answer(
+        _responses(_message({"type": "refusal", "refusal": "I can't."})), said("I can't.", O_USAGE, stop="filtered")
+    ),
+    "length": Answer(
+        _responses(_words("And then"), end="response.incomplete", why="max_output_tokens"),
+        said("And then", O_USAGE, stop="length"),
+    ),
+    "empty": Answer(_responses(), said("", O_USAGE)),
+    "half a call": Answer(
+        _responses(_call("call_1", "get", '{"city": "Pa')),
+        ModelResponse(
+            parts=(ToolCall("call_1", "get", {}, '{"city": "Pa'),), usage=O_USAGE, stop="tool_calls", model=MODEL
+        ),
+    ),
+}
+
+
+def _openai_error(status: int, code: str | None, message: str, **headers: str) -> Reply:
+    return Reply.error(status, {"error": {"type": "x", "code": code, "message": message}}, **headers)
+
+
+OPENAI_FAILURES = {
+    "overloaded": Failure(_openai_error(503, None, "The engine is overloaded"), "overloaded", True),
+    "rate limit": Failure(
+        _openai_error(429, "rate_limit_exceeded", "slow down", retry_after_ms="1500"), "rate_limited", True, 1.5
+    ),
+    "hard quota": Failure(_openai_error(429, "insufficient_quota", "You exceeded your current quota"), "quota"),
+    "wrong key": Failure(_openai_error(401, "invalid_api_key", "Incorrect API key provided"), "authentication"),
+    "too long": Failure(
+        _openai_error(400, "context_length_exceeded", "Your input exceeds the context window"), "context_overflow"
+    ),
+    "error in the stream": Failure(
+        Reply.sse(("error", {"type": "error", "code": "server_error", "message": "sorry"})), "overloaded", True
+    ),
+    "response failed": Failure(
+        Reply.sse(
+            (
+                "response.failed",
+                {
+                    "type": "response.failed",
+                    "response": {"error": {"code": "rate_limit_exceeded", "message": "slow down"}},
+                },
+            )
+        ),
+        "rate_limited",
+        True,
+    ),
+    "no JSON": Failure(Reply.sse(("response.created", "{oops")), "provider_nonsense"),
+    "no stream at all": Failure(Reply(headers={"content-type": "text/event-stream"}), "broken_stream", True),
+}
+
+# ---------------------------------------------------------------------- Chat Completions
+
+
+def _chat(*deltas: dict[str, Any], finish: str = "stop", done: bool = True, usage: bool = True) -> Reply:
+    def chunk(choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": MODEL, "choices": choices, **more}
+
+    chunks = [chunk([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])]
+    chunks += [chunk([{"index": 0, "delta": delta, "finish_reason": None}]) for delta in deltas]
+    chunks.append(chunk([{"index": 0, "delta": {}, "finish_reason": finish}]))
+    if usage:
+        counts = {
+            "prompt_tokens": 120,
+            "completion_tokens": 9,
+            "prompt_tokens_details": {"cached_tokens": 100},
+            "completion_tokens_details": {"reasoning_tokens": 4},
+        }
+        chunks.append(chunk([], usage=counts))
+    return Reply.sse(*chunks, done=done)
+
+
+def _calls(*calls: tuple[int, str | None, str | None, str]) -> dict[str, Any]:
+    return {
+        "tool_calls": [
+            {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for index, id, name, arguments in calls
+        ]
+    }
+
+
+C_USAGE = Usage(20, 9, 100, None, 4)
+
+CHAT_ANSWERS = {
+    "text": Answer(_chat({"content": "Grüße, "}, {"content": "Welt 😀"}), said("Grüße, Welt 😀", C_USAGE)),
+    "text without [DONE]": Answer(_chat({"content": "Hi"}, done=False), said("Hi", C_USAGE)),
+    "text without usage": Answer(_chat({"content": "Hi"}, usage=False), said("Hi", None)),
+    "tool": Answer(
+        _chat(
+            _calls((0, "call_1", "get", "")),
+            _calls((0, None, None, '{"city": "Pa')),
+            _calls((0, None, None, 'ris"}')),
+            finish="tool_calls",
+        ),
+        called(C_USAGE, ("call_1", "get", {"city": "Paris"})),
+    ),
+    "parallel": Answer(
+        _chat(
+            _calls((0, "call_1", "get", '{"n":')),
+            _calls((1, "call_2", "put", "{}")),
+            _calls((0, None, None, "1}")),
+            finish="tool_calls",
+        ),
+        called(C_USAGE, ("call_1", "get", {"n": 1}), ("call_2", "put", {})),
+    ),
+    "calls that all have index 0": Answer(
+        _chat(_calls((0, "call_1", "get", '{"n":1}')), _calls((0, "call_2", "put", "{}")), finish="stop"),
+        called(C_USAGE, ("call_1", "get", {"n": 1}), ("call_2", "put", {})),
+    ),
+    "reasoning": Answer(
+        _chat({"reasoning_content": "First, "}, {"reasoning_content": "look."}, {"content": "Done."}),
+        ModelResponse(
+            parts=(
+                ProviderPart("openai-chat", MODEL, "reasoning", '"First, look."', "First, look."),
+                Text("Done."),
+            ),
+            usage=C_USAGE,
+            model=MODEL,
+        ),
+        "First, look.",
+    ),
+    "structured": Answer(_chat({"content": '{"name":'}, {"content": '"Ada"}'}), said('{"name":"Ada"}', C_USAGE)),
+    "refusal": Answer(_chat({"refusal": "I can't."}), said("I can't.", C_USAGE, stop="filtered")),
+    "filtered": Answer(_chat({"content": "And"}, finish="content_filter"), said("And", C_USAGE, stop="filtered")),
+    "length": Answer(_chat({"content": "And then"}, finish="length"), said("And then", C_USAGE, stop="length")),
+    "empty": Answer(_chat(), said("", C_USAGE)),
+}
+
+CHAT_FAILURES = {
+    **{name: each for name, each in OPENAI_FAILURES.items() if each.reply.status != 200},
+    "error in the stream": Failure(Reply.sse({"error": {"code": 502, "message": "upstream"}}), "overloaded", True),
+    "an error that is a string": Failure(Reply.error(500, {"error": "out of memory"}), "overloaded", True),
+    "no JSON": Failure(Reply.sse("{oops"), "provider_nonsense"),
+    "no stream at all": Failure(Reply(headers={"content-type": "text/event-stream"}), "broken_stream", True),
+}
+
+# ---------------------------------------------------------------------- Google
+
+
+def _google(*parts: list[dict[str, Any]], finish: str = "STOP", message: str | None = None) -> Reply:
+    chunks: list[dict[str, Any]] = [
+        {"candidates": [{"content": {"role": "model", "parts": each}}], "modelVersion": MODEL} for each in parts
+    ]
+    counts = {
+        "promptTokenCount": 120,
+        "cachedContentTokenCount": 100,
+        "candidatesTokenCount": 5,
+        "thoughtsTokenCount": 4,
+    }
+    last: dict[str, Any] = {"finishReason": finish, **({"finishMessage": message} if message else {})}
+    chunks.append({"candidates": [last], "usageMetadata": counts, "modelVersion": MODEL})
+    body = b"".join(b"data: " + msgspec.json.encode(chunk) + b"\r\n\r\n" for chunk in chunks)
+    return Reply(body=body, headers={"content-type": "text/event-stream"})
+
+
+G_USAGE = Usage(20, 9, 100, None, 4)
+
+GOOGLE_ANSWERS = {
+    "text": Answer(_google([{"text": "Grüße, "}], [{"text": "Welt 😀"}]), said("Grüße, Welt 😀", G_USAGE)),
+    "tool": Answer(
+        _google([{"functionCall": {"name": "get", "args": {"city": "Paris"}}, "thoughtSignature": "c2ln"}]),
+        ModelResponse(
+            parts=(ToolCall("", "get", {"city": "Paris"}, None, {"dialect": "google", "signature": "c2ln"}),),
+            usage=G_USAGE,
+            stop="tool_calls",
+            model=MODEL,
+        ),
+    ),
+    "parallel": Answer(
+        _google([{"functionCall": {"name": "get", "args": {"n": 1}}}, {"functionCall": {"name": "put", "args": {}}}]),
+        called(G_USAGE, ("", "get", {"n": 1}), ("", "put", {})),
+    ),
+    "reasoning": Answer(
+        _google(
+            [{"text": "First, ", "thought": True}],
+            [{"text": "look.", "thought": True}],
+            [{"text": "Done."}],
+            [{"text": "", "thoughtSignature": "c2ln"}],
+        ),
+        ModelResponse(
+            parts=(
+                ProviderPart("google", MODEL, "thought", '{"text":"First, look.","thought":true}', "First, look."),
+                Text("Done."),
+                ProviderPart("google", MODEL, "signature", '{"text":"","thoughtSignature":"c2ln"}'),
+            ),
+            usage=G_USAGE,
+            model=MODEL,
+        ),
+        "First, look.",
+    ),
+    "structured": Answer(_google([{"text": '{"name":'}], [{"text": '"Ada"}'}]), said('{"name":"Ada"}', G_USAGE)),
+    "refusal": Answer(_google([{"text": "I"}], finish="SAFETY"), said("I", G_USAGE, stop="filtered")),
+    "length": Answer(_google([{"text": "And then"}], finish="MAX_TOKENS"), said("And then", G_USAGE, stop="length")),
+    "empty": Answer(_google(), said("", G_USAGE)),
+    "a prompt that was blocked": Answer(
+        Reply.sse({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "modelVersion": MODEL}),
+        said("", None, stop="filtered"),
+    ),
+}
+
+
+def _google_error(status: int, kind: str, message: str, details: list[dict[str, Any]] | None = None) -> Reply:
+    return Reply.error(
+        status, {"error": {"code": status, "status": kind, "message": message, "details": details or []}}
+    )
+
+
+GOOGLE_FAILURES = {
+    "overloaded": Failure(_google_error(503, "UNAVAILABLE", "The model is overloaded."), "overloaded", True),
+    "rate limit": Failure(
+        _google_error(429, "RESOURCE_EXHAUSTED", "slow down", [{"@type": "RetryInfo", "retryDelay": "34s"}]),
+        "rate_limited",
+        True,
+        34.0,
+    ),
+    "hard quota": Failure(
+        _google_error(429, "RESOURCE_EXHAUSTED", "You exceeded your current quota, check your billing"), "quota"
+    ),
+    "wrong key": Failure(_google_error(400, "INVALID_ARGUMENT", "API key not valid."), "authentication"),
+    "too long": Failure(
+        _google_error(400, "INVALID_ARGUMENT", "The input token count (1200000) exceeds the maximum"),
+        "context_overflow",
+    ),
+    "malformed call": Failure(
+        _google(finish="MALFORMED_FUNCTION_CALL", message="print(x"), "malformed_answer", True, says="print"
+    ),
+    "no JSON": Failure(Reply.sse("{oops"), "provider_nonsense"),
+    "no stream at all": Failure(Reply(headers={"content-type": "text/event-stream"}), "broken_stream", True),
+}
+
+# ---------------------------------------------------------------------- Bedrock
+
+EVENT_STREAM = {"content-type": "application/vnd.amazon.eventstream"}
+
+
+def _bedrock(*blocks: tuple[dict[str, Any] | None, list[dict[str, Any]]], stop: str = "end_turn") -> Reply:
+    events: list[tuple[str, dict[str, Any]]] = [("messageStart", {"role": "assistant"})]
+    for index, (start, deltas) in enumerate(blocks):
+        if start is not None:
+            events.append(("contentBlockStart", {"contentBlockIndex": index, "start": start}))
+        events += [("contentBlockDelta", {"contentBlockIndex": index, "delta": delta}) for delta in deltas]
+        events.append(("contentBlockStop", {"contentBlockIndex": index}))
+    counts = {"inputTokens": 12, "outputTokens": 7, "totalTokens": 124, "cacheReadInputTokens": 100}
+    events += [("messageStop", {"stopReason": stop}), ("metadata", {"usage": counts, "metrics": {"latencyMs": 1}})]
+    return Reply(body=frames(events), headers=EVENT_STREAM)
+
+
+def _use(id: str, name: str, *pieces: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    return {"toolUse": {"toolUseId": id, "name": name}}, [{"toolUse": {"input": piece}} for piece in pieces]
+
+
+B_USAGE = Usage(12, 7, 100)
+B_THOUGHT = '{"reasoningContent":{"reasoningText":{"text":"First, look.","signature":"c2ln"}}}'
+
+BEDROCK_ANSWERS = {
+    "text": Answer(_bedrock((None, [{"text": "Grüße, "}, {"text": "Welt 😀"}])), said("Grüße, Welt 😀", B_USAGE)),
+    "tool": Answer(
+        _bedrock(_use("tooluse_1", "get", '{"city": "Pa', 'ris"}'), stop="tool_use"),
+        called(B_USAGE, ("tooluse_1", "get", {"city": "Paris"})),
+    ),
+    "parallel": Answer(
+        _bedrock(_use("tooluse_1", "get", '{"n":1}'), _use("tooluse_2", "put"), stop="tool_use"),
+        called(B_USAGE, ("tooluse_1", "get", {"n": 1}), ("tooluse_2", "put", {})),
+    ),
+    "reasoning": Answer(
+        _bedrock(
+            (
+                None,
+                [
+                    {"reasoningContent": {"text": "First, "}},
+                    {"reasoningContent": {"text": "look."}},
+                    {"reasoningContent": {"signature": "c2ln"}},
+                ],
+            ),
+            (None, [{"reasoningContent": {"redactedContent": "b3BhcXVl"}}]),
+            (None, [{"text": "Done."}]),
+        ),
+        ModelResponse(
+            parts=(
+                ProviderPart("bedrock", MODEL, "reasoning", B_THOUGHT, "First, look."),
+                ProviderPart("bedrock", MODEL, "redacted", '{"reasoningContent":{"redactedContent":"b3BhcXVl"}}'),
+                Text("Done."),
+            ),
+            usage=B_USAGE,
+            model=MODEL,
+        ),
+        "First, look.",
+    ),
+    "structured": Answer(_bedrock((None, [{"text": '{"name":'}, {"text": '"Ada"}'}])), said('{"name":"Ada"}', B_USAGE)),
+    "refusal": Answer(
+        _bedrock((None, [{"text": "I"}]), stop="guardrail_intervened"), said("I", B_USAGE, stop="filtered")
+    ),
+    "length": Answer(
+        _bedrock((None, [{"text": "And then"}]), stop="max_tokens"), said("And then", B_USAGE, stop="length")
+    ),
+    "empty": Answer(_bedrock(), said("", B_USAGE)),
+}
+
+
+def _bedrock_error(status: int, kind: str, message: str) -> Reply:
+    headers = {"content-type": "application/json", "x-amzn-errortype": f"{kind}:http://internal.amazon.com/"}
+    return Reply(status=status, body=msgspec.json.encode({"message": message}), headers=headers)
+
+
+BEDROCK_FAILURES = {
+    "overloaded": Failure(_bedrock_error(503, "ServiceUnavailableException", "try again"), "overloaded", True),
+    "rate limit": Failure(_bedrock_error(429, "ThrottlingException", "Too many requests"), "rate_limited", True),
+    "hard quota": Failure(_bedrock_error(402, "PaymentRequired", "billing is not set up"), "quota"),
+    "wrong key": Failure(_bedrock_error(403, "UnrecognizedClientException", "The token is invalid."), "authentication"),
+    "too long": Failure(_bedrock_error(400, "ValidationException", "Input is too long for model"), "context_overflow"),
+    "error in the stream": Failure(
+        Reply(body=frames([("throttlingException", {"message": "slow"})]), headers=EVENT_STREAM), "rate_limited", True
+    ),
+    "no frames": Failure(Reply(body=b"not an event stream at all", headers=EVENT_STREAM), "broken_stream", True),
+    "no stream at all": Failure(Reply(headers=EVENT_STREAM), "broken_stream", True),
+}
+
+ANSWERS: Mapping[str, Mapping[str, Answer]] = {
+    "anthropic": ANTHROPIC_ANSWERS,
+    "openai": OPENAI_ANSWERS,
+    "openai-chat": CHAT_ANSWERS,
+    "google": GOOGLE_ANSWERS,
+    "bedrock": BEDROCK_ANSWERS,
+}
+FAILURES: Mapping[str, Mapping[str, Failure]] = {
+    "anthropic": ANTHROPIC_FAILURES,
+    "openai": OPENAI_FAILURES,
+    "openai-chat": CHAT_FAILURES,
+    "google": GOOGLE_FAILURES,
+    "bedrock": BEDROCK_FAILURES,
+}
