@@ -136,8 +136,35 @@ async def cancelled(ctx: Ctx) -> None:
         await noted(ctx, "tidied")
 
 
+@process
+async def bidding(ctx: Ctx) -> list[Any]:
+    """What it pays for is who was first: another order on replay is another argument."""
+    answers: list[str] = []
+
+    async def bid(*names: str) -> None:
+        for name in names:
+            await noted(ctx, name)
+        answers.append(names[0])
+
+    await ctx.gather(bid("s1", "s2"), bid("q"))
+    try:
+        paid_for = await ctx.step(pay, ctx.deps, "order", name=" ".join(answers))
+    except OutcomeUnknown:
+        paid_for = "unknown order"
+    return [len(answers), paid_for, await noted(ctx, "end")]
+
+
+@process
+async def joined(ctx: Ctx) -> str:
+    try:
+        await ctx.gather(ctx.wait_signal("a"), ctx.wait_signal("b"), return_exceptions=True)
+    finally:
+        await noted(ctx, "tidied")
+    return "went on"
+
+
 FUNCTIONS: tuple[Process[..., Any], ...] = (
-    plain, branching, waiting, leaf, raising, looping, polling, choosing, cancelled,
+    plain, branching, waiting, leaf, raising, looping, polling, choosing, cancelled, bidding, joined,
 )  # fmt: skip
 
 
@@ -201,9 +228,21 @@ async def play_parked(lab: Lab) -> None:
         await end(lab, runtime)
 
 
+async def play_bidding(lab: Lab) -> None:
+    await _plainly(lab, bidding)
+
+
 async def play_cancelled(lab: Lab) -> None:
+    await _cancelled(lab, cancelled)
+
+
+async def play_joined(lab: Lab) -> None:
+    await _cancelled(lab, joined)
+
+
+async def _cancelled(lab: Lab, what: Process[..., Any]) -> None:
     async with runtime_of(lab) as runtime:
-        handle = await runtime.start(cancelled, id="p")
+        handle = await runtime.start(what, id="p")
         await lab.until(_is_parked)
         await handle.cancel("enough")
         await end(lab, runtime)

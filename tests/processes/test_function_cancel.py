@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -356,6 +357,131 @@ async def test_a_kill_after_a_cut_checkpoint_replays_it(place: Place) -> None:
 
         assert await result(handle) == "over"
     assert seen == ["cut", "cut"]
+
+
+# ---------------------------------------------------------------------- joins
+
+
+JOINS: dict[str, Callable[..., Any]] = {
+    "gather": lambda ctx, *works: ctx.gather(*works),
+    "gather with errors as values": lambda ctx, *works: ctx.gather(*works, return_exceptions=True),
+    "all": lambda ctx, *works: ctx.all(*works),
+    "any": lambda ctx, *works: ctx.any(*works),
+}
+
+
+async def swallowing(ctx: Ctx, name: str) -> str:
+    try:
+        return str(await ctx.wait_signal(name))
+    except asyncio.CancelledError:
+        return f"{name} swallowed it"
+
+
+@process
+async def joining(ctx: Ctx, join: str, swallows: list[str]) -> str:
+    works = [swallowing(ctx, name) if name in swallows else ctx.wait_signal(name) for name in "ab"]
+    await JOINS[join](ctx, *works)
+    ctx.deps.act_now("past the join")
+    await ctx.step(ctx.deps.act, "went on")
+    return "went on"
+
+
+@pytest.mark.parametrize("join", JOINS)
+async def test_no_join_swallows_a_request_that_a_branch_let_through(place: Place, join: str) -> None:
+    world = World()
+    for number, swallows in enumerate(([], ["a"], ["b"])):
+        async with dying(place, joining, deps=world) as runtime:
+            handle = await runtime.start(joining, {"join": join, "swallows": swallows}, id=f"p{number}")
+            await parked(handle)
+            await handle.cancel()
+        async with living(place, joining, deps=world) as runtime:
+            assert await runtime.handle(f"p{number}").outcome(SOON) == Cancelled("host", "")
+    assert world.begun == []
+
+
+@pytest.mark.parametrize("join", JOINS)
+async def test_a_request_that_all_branches_swallowed_is_delivered_at_their_parents_next_call(
+    place: Place, join: str
+) -> None:
+    world = World()
+    async with living(place, joining, deps=world) as runtime:
+        handle = await runtime.start(joining, {"join": join, "swallows": ["a", "b"]})
+        await parked(handle)
+        await handle.cancel()
+
+        assert await handle.outcome(SOON) == Cancelled("host", "")
+        cuts = [r.key for r in await journal_of(runtime, handle) if isinstance(r, Done) and r.cut]
+    assert world.begun == ["past the join"]
+    assert cuts == ["1.0.1", "1.1.1", "2"]
+
+
+async def test_code_around_a_join_may_swallow_a_request_once_and_for_all(place: Place) -> None:
+    @process
+    async def stubborn(ctx: Ctx) -> list[Any]:
+        try:
+            await ctx.gather(ctx.wait_signal("a"), ctx.wait_signal("b"), return_exceptions=True)
+        except asyncio.CancelledError:
+            return [await ctx.step(ctx.deps.act, "anyway"), await ctx.wait_signal("on")]
+        return []
+
+    world = World()
+    async with living(place, stubborn, deps=world) as runtime:
+        handle = await runtime.start(stubborn)
+        await parked(handle)
+        await handle.cancel()
+        await until_waits_for(handle, "on")
+        await handle.signal("on", "now")
+
+        assert await result(handle) == ["anyway", "now"]
+    assert world.done == ["anyway"]
+
+
+async def test_a_request_that_comes_while_the_losers_of_a_choice_clean_up_is_not_lost(place: Place) -> None:
+    async def tidies(ctx: Ctx) -> None:
+        try:
+            await ctx.wait_signal("never")
+        finally:
+            await ctx.step(ctx.deps.act, "tidied")
+
+    @process
+    async def choosing(ctx: Ctx) -> str:
+        await ctx.any(tidies(ctx), ctx.wait_signal("now"))
+        await ctx.step(ctx.deps.act, "went on")
+        return "went on"
+
+    world = World()
+    world.open.clear()
+    async with living(place, choosing, deps=world) as runtime:
+        handle = await runtime.start(choosing)
+        await parked(handle)
+        await handle.signal("now")
+        await world.has_begun("tidied")
+        await handle.cancel()
+
+        assert await handle.outcome(SOON) == Cancelled("host", "", unknown=True)
+    assert world.begun == ["tidied"]
+
+
+async def test_a_dropped_branch_does_not_go_on_past_a_join_of_its_own(place: Place) -> None:
+    world = World()
+
+    async def loser(ctx: Ctx) -> None:
+        await ctx.gather(ctx.wait_signal("a"), ctx.wait_signal("b"), return_exceptions=True)
+        ctx.deps.act_now("past the join")
+
+    @process
+    async def choosing(ctx: Ctx) -> list[Any]:
+        return [*await ctx.any(loser(ctx), ctx.wait_signal("now")), await ctx.wait_signal("go")]
+
+    async with living(place, choosing, deps=world) as runtime:
+        handle = await runtime.start(choosing)
+        await parked(handle)
+        await handle.signal("now", "N")
+        await until_waits_for(handle, "go")
+        await handle.signal("go", "G")
+
+        assert await result(handle) == [1, "N", "G"]
+    assert world.begun == []
 
 
 # ---------------------------------------------------------------------- nobody's request

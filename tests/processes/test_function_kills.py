@@ -25,6 +25,7 @@ ENDS: dict[Callable[..., Any], Any] = {
     killed.play_looping: ["paid round 0", "paid round 1", "noted end"],
     killed.play_polling: ["paid round 0", "paid round 1"],
     killed.play_choosing: [1, "paid last"],
+    killed.play_bidding: [2, "paid order", "noted end"],
 }
 
 # How often each of their effects happens then. A kill may repeat what may be repeated, and lose what may not.
@@ -40,6 +41,14 @@ EFFECTS: dict[Callable[..., Any], dict[tuple[str, str], int]] = {
     killed.play_polling: {("pay", "round 0"): 1, ("pay", "round 1"): 1},
     killed.play_choosing: {("note", "quick"): 1, ("pay", "tidied"): 1, ("pay", "last"): 1},
     killed.play_cancelled: {("note", "tidied"): 1},
+    killed.play_joined: {("note", "tidied"): 1},
+    killed.play_bidding: {
+        ("note", "s1"): 1,
+        ("note", "s2"): 1,
+        ("note", "q"): 1,
+        ("pay", "order"): 1,
+        ("note", "end"): 1,
+    },
 }
 
 MODES: tuple[Mode, ...] = ("before", "lost", "hang", "late", "unheard")
@@ -62,7 +71,7 @@ def faults(played: Played, scenario: Callable[..., Any], kills: int) -> list[str
         return played.problems
     outcome = ended(played)
     effects = Counter({key: n for key, n in played.effects.items() if key[0] != "ended"})
-    if scenario is killed.play_cancelled:
+    if scenario in (killed.play_cancelled, killed.play_joined):
         found = [] if outcome == {"type": "cancelled", "by": "host", "reason": "enough"} else [f"it ended as {outcome}"]
     else:
         found = _wrong_value(outcome, scenario, effects, kills)
@@ -168,6 +177,11 @@ KEY_POINTS: list[tuple[Callable[..., Any], str, Mode]] = [
         (killed.play_polling, "advance p: segment, process.continued #2"),
         (killed.play_cancelled, "stop p"),
         (killed.play_cancelled, "advance p: done 1.0.1, done 1.1.1"),
+        (killed.play_bidding, "effect pay"),
+        (killed.play_bidding, "advance p: done 2"),
+        (killed.play_bidding, "advance p: done 3, ending"),
+        (killed.play_joined, "stop p"),
+        (killed.play_joined, "advance p: done 1.0.1, done 1.1.1"),
         (killed.play_choosing, "effect pay"),
     ]
 ]

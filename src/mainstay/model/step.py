@@ -1,7 +1,8 @@
 """What a durable function writes down while it runs: the records of its journal, answered from on replay.
 
 Every call of its context has a key: its number within its branch, after the branch's own key. A key that has a `Done`
-is never done again. Tags carry a version, as those of turns do.
+is never done again. Tags carry a version, as those of turns do. `ordered`, on the first record of a journal, says that
+results were handed out in the order of their records; a journal without it was begun by code that did not.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Begun(Struct, frozen=True, gc=False, tag="begun.1", omit_defaults=True):
     at: int = 0
     life: int = 0
     store: str = ""
+    ordered: bool = False
 
 
 class StepFaltered(Struct, frozen=True, gc=False, tag="faltered.1", omit_defaults=True):
@@ -77,6 +79,7 @@ class Done(Struct, frozen=True, gc=False, tag="done.1", omit_defaults=True):
     repeated: int = 0
     ms: int = 0
     at: int = 0
+    ordered: bool = False
 
 
 class Segment(Struct, frozen=True, gc=False, tag="segment.1", omit_defaults=True):
@@ -93,6 +96,7 @@ class Segment(Struct, frozen=True, gc=False, tag="segment.1", omit_defaults=True
     taken: tuple[int, ...] = ()
     cut: bool = False
     at: int = 0
+    ordered: bool = False
 
 
 class SpilledStep(Struct, frozen=True, gc=False, tag="spilled.1"):

@@ -33,7 +33,7 @@ from mainstay.model.tool import Cancelled as ToolCancelled
 from mainstay.plugins.filters import Filters
 from mainstay.ports.services import ToolHost
 from mainstay.ports.tool import Handles
-from mainstay.processes.branches import PutAway
+from mainstay.processes.branch import PutAway
 from mainstay.processes.host import Host
 from mainstay.processes.run import ProcessRun
 from mainstay.tools.attempt import Again, Attempted, Interrupted, Look, Outlet, attempt

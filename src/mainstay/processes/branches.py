@@ -22,12 +22,15 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import ValidationError, convert
 
-from mainstay.engine.gate import Gate
 from mainstay.errors import ForeignTask, InvalidProcess
 from mainstay.lifecycle.fold import CANCEL_REQUESTED, SIGNAL
 from mainstay.model.process import WaitOn
 from mainstay.model.session import CancelRequest
 from mainstay.ports.host import Clock
+from mainstay.processes.branch import CANCEL, DROP, Branch, Cut, PutAway
+from mainstay.processes.journal import ProcessJournal
+from mainstay.processes.ordering import Ordering
+from mainstay.processes.replay import Replay
 from mainstay.processes.waiting import AWAY, CUT, Signal, Waiting
 
 R = TypeVar("R")
@@ -40,104 +43,43 @@ DROP_SECONDS = 1.0
 DEAF = 100
 """So often a branch may swallow that its process is put away: more than any code that unwinds would."""
 
-CANCEL, DROP = "cancel", "drop"
 NOT_CHOSEN = CancelRequest("its group", "another branch was chosen")
 
 
-class PutAway(BaseException):
-    """The process leaves this worker's memory: it is parked, or left to whoever takes it next."""
+class Line(Generic[R]):
+    """The code of a branch, handed on step by step: once it has swallowed its end too often it gets no further step.
 
-
-class Cut(asyncio.CancelledError):
-    """A branch is asked to end, at the call where that finds it."""
-
-
-class Branch:
-    """One line of execution. `gate` is how a request reaches a step that it runs.
-
-    `owes`, `paid`: see above; `passed` is what it owes because its parent does. `unrecorded` counts its calls that no
-    record answered. `in_call` and `in_step` say where it is, `refused` how often it was told that it is put away.
+    Whether it can run is told to `order` with every one of them.
     """
 
-    __slots__ = (
-        "calls",
-        "gate",
-        "group",
-        "in_call",
-        "in_step",
-        "key",
-        "owes",
-        "paid",
-        "passed",
-        "refused",
-        "unrecorded",
-    )
+    __slots__ = ("_branch", "_order", "_work")
 
-    def __init__(self, key: str, parent: Branch | None = None) -> None:
-        self.key, self.calls = key, 0
-        self.gate = Gate()
-        self.group: Group | None = None
-        self.owes: set[str] = set() if parent is None else set(parent.owes)
-        self.passed: set[str] = set(self.owes)
-        self.paid: set[str] = set() if parent is None else set(parent.paid)
-        self.unrecorded: int = 0 if parent is None else parent.unrecorded
-        self.in_call = self.in_step = False
-        self.refused = 0
-
-    def next_key(self) -> str:
-        self.calls += 1
-        return f"{self.key}.{self.calls}" if self.key else str(self.calls)
-
-    def pay(self) -> bool:
-        """The call at hand is cut off. Whether that is because another branch was chosen."""
-        dropped = DROP in self.owes
-        self.paid |= self.owes
-        self.owes.clear()
-        self.gate.request = None
-        return dropped
-
-    def has_paid(self, dropped: bool) -> None:
-        """The same on replay, where a record says so."""
-        self.paid.add(DROP if dropped else CANCEL)
-        if dropped:
-            self.paid |= self.owes
-        self.owes -= self.paid
-        if not self.owes:
-            self.gate.request = None
-
-    def pay_through(self, branches: Sequence[Branch]) -> None:
-        """What was passed on to its branches, and paid by one of them, is paid."""
-        for cause in list(self.owes):
-            if any(cause in each.paid and cause in each.passed for each in branches):
-                self.paid.add(cause)
-        self.owes -= self.paid
-        if not self.owes:
-            self.gate.request = None
-        self.unrecorded = max((each.unrecorded for each in branches), default=self.unrecorded)
-
-
-class Line(Generic[R]):
-    """The code of a branch, handed on step by step: once it has swallowed its end too often it gets no further step."""
-
-    __slots__ = ("_branch", "_work")
-
-    def __init__(self, work: Coroutine[Any, Any, R], branch: Branch) -> None:
-        self._work, self._branch = work, branch
+    def __init__(self, work: Coroutine[Any, Any, R], branch: Branch, order: Ordering) -> None:
+        self._work, self._branch, self._order = work, branch, order
+        branch.work = work
 
     def __await__(self) -> Generator[Any, Any, R]:
-        work, branch = self._work, self._branch
+        work, branch, order = self._work, self._branch, self._order
         try:
             step = work.send(None)
             while branch.refused <= DEAF:
+                if not branch.in_call or order.is_asked:
+                    order.suspended(branch, step)
                 try:
                     yield step
                 except BaseException as error:  # it is the code's to handle, as in any `await`
+                    if branch.outside is not None:
+                        order.resumed(branch)
                     step = work.throw(error)
                 else:
+                    if branch.outside is not None:
+                        order.resumed(branch)
                     step = work.send(None)
         except StopIteration as end:
             result: R = end.value
             return result
+        finally:
+            branch.work = None  # it leads back here, through its context
         self._leave()
         raise PutAway
 
@@ -156,9 +98,13 @@ class Group:
     """
 
     def __init__(
-        self, works: Works, decides: Callable[[BaseException | None], bool], choose: Callable[[int], None]
+        self,
+        parent: Branch,
+        works: Works,
+        decides: Callable[[BaseException | None], bool],
+        choose: Callable[[int], None],
     ) -> None:
-        self.works, self.decides, self.choose = works, decides, choose
+        self.parent, self.works, self.decides, self.choose = parent, works, decides, choose
         self.branches: list[Branch] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.values: list[Any] = [None] * len(works)
@@ -166,6 +112,11 @@ class Group:
         self.left = len(works)
         self.chosen: int | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def let_through(self) -> list[Branch]:
+        """Those of its branches that ended because they were asked to, or have made nothing else of it."""
+        ends = zip(self.branches, self.errors, strict=True)
+        return [branch for branch, error in ends if isinstance(error, asyncio.CancelledError)]
 
     @property
     def error(self) -> BaseException | None:
@@ -179,14 +130,16 @@ class Branches:
 
     def __init__(
         self,
-        process_id: str,
+        journal: ProcessJournal,
+        replay: Replay,
         clock: Clock,
         seconds_until: Callable[[int, int], float],
         park: Callable[[tuple[WaitOn, ...]], Awaitable[bool]],
         rest: Callable[[bool], None],
     ) -> None:
-        self._process_id, self._park = process_id, park
+        self._process_id, self._park, self._replay = journal.scope.id, park, replay
         self.waiting = Waiting(clock, seconds_until, self._try_to_park, rest, self.fail)
+        self.order = Ordering(self._process_id, journal, replay, self.fail, self._pull_out)
         self._tasks: dict[asyncio.Task[Any], Branch] = {}
         self.request: CancelRequest | None = None
         self.taken: set[int] = set()
@@ -198,6 +151,7 @@ class Branches:
         assert task is not None
         self._tasks[task] = branch
         self.waiting.working += 1
+        self.order.begin(branch)
         return branch
 
     # ------------------------------------------------------------------ who calls
@@ -238,7 +192,7 @@ class Branches:
     async def fork(self, parent: Branch, key: str, group: Group, chosen: int | None = None) -> None:
         """Run a group to its end. `chosen` is known on replay."""
         loop = asyncio.get_running_loop()
-        parent.group = group
+        parent.children = group.branches
         for index, work in enumerate(group.works):
             branch = Branch(f"{key}.{index}", parent)
             if chosen is not None and index != chosen:
@@ -256,15 +210,19 @@ class Branches:
             await self._end_by_force(group)
             raise fault from None
         finally:
-            parent.group = None
+            parent.children = []
         if self.away:
             raise PutAway
-        parent.pay_through(group.branches)
+        parent.unrecorded = max((each.unrecorded for each in group.branches), default=parent.unrecorded)
+        if not self._replay.ordered:  # begun when a join kept to itself what its branches let through
+            parent.pay_through(group.branches)
+        elif parent.pay_through(group.let_through()):
+            raise Cut(f"process {self._process_id} was asked to end")
 
     async def _live(self, group: Group, index: int, branch: Branch, work: Coroutine[Any, Any, Any]) -> None:
         """One branch. Its end counts at once, before any other branch makes another step."""
         try:
-            group.values[index] = await Line(work, branch)
+            group.values[index] = await Line(work, branch, self.order)
         except BaseException as error:  # it is its parent's to hear
             group.errors[index] = error
         task = asyncio.current_task()
@@ -277,6 +235,7 @@ class Branches:
             group.choose(index)
             for each in group.branches:
                 self._ask(each, DROP, NOT_CHOSEN)
+            self.order.dropped()
         if group.left:
             if group.chosen == index:
                 asyncio.get_running_loop().call_later(DROP_SECONDS, self._pull, group)
@@ -284,9 +243,22 @@ class Branches:
             self.waiting.check_idle()
         elif not group.done.done():
             group.done.set_result(None)  # its parent works from now on, in place of its last branch
+            self.order.wake(group.parent)
+        self.order.end(branch)
+
+    def _pull_out(self, branch: Branch) -> bool:
+        """End a branch that nobody wants, and that waits for something that is none of our calls; False if it is
+        another one."""
+        if DROP not in branch.owes or not self._replay.ordered:
+            return False
+        branch.pay()
+        for task, each in self._tasks.items():
+            if each is branch:
+                task.cancel()
+        return True
 
     def _pull(self, group: Group) -> None:
-        """End branches that nobody wants, and that wait for something that is none of our calls."""
+        """The same for those that wait again for such a thing, or work on, though they were told."""
         for task, branch in zip(group.tasks, group.branches, strict=True):
             if not task.done() and not branch.in_call:
                 branch.pay()
@@ -350,11 +322,12 @@ class Branches:
         branch.owes.add(cause)
         if passed:
             branch.passed.add(cause)
-        if branch.group is not None:
-            for each in branch.group.branches:
+        if branch.children:
+            for each in branch.children:
                 self._ask(each, cause, request, passed=True)
             return
         branch.gate.cancel(request)
+        self.order.withdraw_signal(branch)
         self.waiting.tell(f"{branch.key}.{branch.calls}" if branch.key else str(branch.calls), CUT)
 
     def leave(self) -> None:
@@ -373,6 +346,7 @@ class Branches:
     def _put_away(self) -> None:
         self.away = True
         self.waiting.tell_all(AWAY)
+        self.order.put_away()
 
     def fail(self, error: Exception) -> PutAway:
         """Something is broken, and the function cannot know what to make of it: it is put away, and the error told."""

@@ -25,7 +25,8 @@ from mainstay.lifecycle.fold import PROGRESS
 from mainstay.model.codec import clean, clean_text, decode, encode, error_text
 from mainstay.model.process import Event, ProcessRow, SessionOrigin, WaitOn
 from mainstay.model.step import Begun, Done, Fault, Segment, StepKind
-from mainstay.processes.branches import Branch, Branches, Cut
+from mainstay.processes.branch import Branch, Cut
+from mainstay.processes.branches import Branches
 from mainstay.processes.host import Host
 from mainstay.processes.journal import ProcessJournal
 from mainstay.processes.replay import Replay, shown
@@ -49,7 +50,7 @@ def call(
     @functools.wraps(method)
     async def called(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
         branch = await self._branches.enter()
-        branch.in_call = True
+        self._order.enter(branch)
         try:
             return await method(self, branch, *args, **kwargs)
         except Cut:
@@ -59,7 +60,7 @@ def call(
         except BROKEN as error:
             raise self._branches.fail(error) from error
         finally:
-            branch.in_call = False
+            self._order.leave(branch)
 
     return called
 
@@ -71,7 +72,7 @@ class Caller:
         self, row: ProcessRow, journal: ProcessJournal, replay: Replay, branches: Branches, host: Host
     ) -> None:
         self._row, self._journal, self._replay, self._branches, self._host = row, journal, replay, branches, host
-        self._clock = host.clock
+        self._clock, self._order = host.clock, branches.order
         self._segment: Segment = replay.segment
         # Workers that died since the newest record: what was in flight then may have been attempted before.
         self._interrupted = row.takeovers
@@ -106,11 +107,11 @@ class Caller:
 
     # ------------------------------------------------------------------ answers
 
-    def _answer(self, branch: Branch, key: str, kind: StepKind, name: str, asked: str) -> Done | None:
+    async def _answer(self, branch: Branch, key: str, kind: StepKind, name: str, asked: str) -> Done | None:
         """How this call ended before, if it did. One that was cut off is cut off again."""
         if key == FIRST:
             self._check_first(branch, kind, name)
-        done = self._replay.answer(key, kind, name, asked)
+        done = await self._order.answer(branch, key, kind, name, asked)
         if done is None:
             branch.unrecorded += 1
         elif done.cut:
@@ -145,24 +146,25 @@ class Caller:
             return replace(on, due=before.begun.due, since=before.begun.at)
         now = self._host.jumps.look()  # a jump that nobody has noticed yet came before this wait, not after it
         due = None if seconds is None else now + math.ceil(seconds * 1000)
-        self._journal.record(Begun(on.key, kind, on.name, asked, due, at=now))
+        self._order.record(Begun(on.key, kind, on.name, asked, due, at=now))
         return replace(on, due=due, since=now)
 
     async def _wait(self, branch: Branch, kind: StepKind, asked: str, on: WaitOn, name: str | None = None) -> Any:
         """What a wait brought; None when its time was up. A branch that is asked to end meanwhile takes nothing."""
         called = on.name if name is None else name
-        self._check_cut(branch, on.key, kind, called, asked)
+        await self._check_cut(branch, on.key, kind, called, asked)
         told = await self._branches.wait(on)
         if branch.owes and isinstance(told, Signal):
             self._branches.waiting.give_back(on.name, told)
-        self._check_cut(branch, on.key, kind, called, asked)
+        await self._check_cut(branch, on.key, kind, called, asked)
         return None if told is CUT else told
 
-    def _check_cut(self, branch: Branch, key: str, kind: StepKind, name: str, asked: str) -> None:
+    async def _check_cut(self, branch: Branch, key: str, kind: StepKind, name: str, asked: str) -> None:
         """A branch that was asked to end pays at the call at hand, which is the first that no record answers."""
         if branch.owes:
             dropped = branch.pay()
-            self._journal.record(Done(key, kind, name, asked, cut=True, dropped=dropped, at=self._clock.now()))
+            cut = Done(key, kind, name, asked, cut=True, dropped=dropped, at=self._clock.now())
+            await self._order.hand_out(branch, cut)
             raise Cut(f"process {self.process_id} was asked to end")
 
 

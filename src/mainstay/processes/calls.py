@@ -30,8 +30,9 @@ from mainstay.model.codec import clean, clean_text, decode, encode_checked
 from mainstay.model.process import Event, Failure, NoLongerRetained, ProcessRow, Success, WaitOn
 from mainstay.model.session import CancelRequest
 from mainstay.model.step import Done, Segment, StepKind
-from mainstay.processes.branches import CANCEL, Branch, Branches
-from mainstay.processes.caller import answered, call
+from mainstay.processes.branch import CANCEL, Branch
+from mainstay.processes.branches import Branches
+from mainstay.processes.caller import FIRST, answered, call
 from mainstay.processes.handle import handle_id, value_of
 from mainstay.processes.host import ChildOptions, Host
 from mainstay.processes.joins import Joins
@@ -82,10 +83,10 @@ class Calls(Steps, Joins):
     async def sleep(self, branch: Branch, seconds: float) -> None:
         _check_seconds(seconds, "sleep for")
         key, asked = branch.next_key(), f"{seconds:g}"
-        if self._answer(branch, key, "sleep", "", asked) is None:
+        if await self._answer(branch, key, "sleep", "", asked) is None:
             on = self._begun(WaitOn(key, "time"), "sleep", asked, seconds)
             await self._wait(branch, "sleep", asked, on)
-            self._journal.record(Done(key, "sleep", "", asked, at=self._clock.now()))
+            await self._order.hand_out(branch, Done(key, "sleep", "", asked, at=self._clock.now()))
 
     @call
     async def wait_signal(self, branch: Branch, name: str, kind: Any, timeout: float | None) -> Any:
@@ -94,10 +95,9 @@ class Calls(Steps, Joins):
         declared(self._row.registration, f"{SIGNAL}{name}")
         read = None if kind is None else _codec(kind).from_json
         key, asked = branch.next_key(), _limit(timeout)
-        done = self._answer(branch, key, "signal", name, asked)
+        done = await self._answer(branch, key, "signal", name, asked)
         if done is None:
             done = await self._signalled(branch, key, name, asked, timeout)
-            self._journal.record(done)
         if done.late:
             raise TimedOut(f"no signal {name!r} came", timeout)
         value = answered(done)
@@ -110,14 +110,20 @@ class Calls(Steps, Joins):
 
     async def _signalled(self, branch: Branch, key: str, name: str, asked: str, timeout: float | None) -> Done:
         on = self._begun(WaitOn(key, "signal", name), "signal", asked, timeout)
-        self._check_cut(branch, key, "signal", name, asked)
+        await self._check_cut(branch, key, "signal", name, asked)
         signal = self._branches.waiting.take_signal(name)
         if signal is None:
             signal = await self._wait(branch, "signal", asked, on)
         if signal is None:
-            return Done(key, "signal", name, asked, late=True, at=self._clock.now())
-        self._branches.taken.add(signal.sequence)
-        return Done(key, "signal", name, asked, signal.payload, event=signal.sequence, at=self._clock.now())
+            done = Done(key, "signal", name, asked, late=True, at=self._clock.now())
+        else:
+            done = Done(key, "signal", name, asked, signal.payload, event=signal.sequence, at=self._clock.now())
+            self._branches.taken.add(signal.sequence)
+        if not await self._order.hand_out(branch, done):
+            self._branches.taken.discard(signal.sequence)
+            self._branches.waiting.give_back(name, signal)
+            await self._check_cut(branch, key, "signal", name, asked)
+        return done
 
     @call
     async def result(self, branch: Branch, process: Any, timeout: float | None) -> Any:
@@ -126,10 +132,10 @@ class Calls(Steps, Joins):
             raise InvalidInput(f"process {process_id!r} would wait for its own end")
         _check_timeout(timeout)
         key, asked = branch.next_key(), _limit(timeout)
-        done = self._answer(branch, key, "result", process_id, asked)
+        done = await self._answer(branch, key, "result", process_id, asked)
         if done is None:
             done = await self._resulted(branch, key, process_id, asked, timeout)
-            self._journal.record(done)
+            await self._order.hand_out(branch, done)
         if done.late:
             raise TimedOut(f"process {process_id!r} did not end", timeout)
         return value_of(process_id, answered(done))
@@ -137,7 +143,7 @@ class Calls(Steps, Joins):
     async def _resulted(self, branch: Branch, key: str, process_id: str, asked: str, timeout: float | None) -> Done:
         on = self._begun(WaitOn(key, "process", process_id), "result", asked, timeout)
         while True:
-            self._check_cut(branch, key, "result", process_id, asked)
+            await self._check_cut(branch, key, "result", process_id, asked)
             self._host.listen(self.process_id, process_id)
             row = await self._journal.patiently(self._host.store.process, process_id)
             if row is None:
@@ -171,10 +177,10 @@ class Calls(Steps, Joins):
         if event.startswith(SIGNAL):
             raise InvalidProcess(f"{event!r} is a signal: it is for others to send")
         key, asked = branch.next_key(), shape((plain,), {})
-        if self._answer(branch, key, "emit", event, asked) is None:
-            self._check_cut(branch, key, "emit", event, asked)
-            self._journal.record(Done(key, "emit", event, asked, at=self._clock.now()))
-            self._journal.event(Event(event, plain, self._clock.now()))
+        if await self._answer(branch, key, "emit", event, asked) is None:
+            await self._check_cut(branch, key, "emit", event, asked)
+            now = self._clock.now()
+            await self._order.hand_out(branch, Done(key, "emit", event, asked, at=now), Event(event, plain, now))
             await self._journal.flush()
 
     @call
@@ -216,15 +222,15 @@ class Calls(Steps, Joins):
         self, branch: Branch, key: str, kind: StepKind, name: str, asked: str, act: Callable[[object], Awaitable[Any]]
     ) -> Any:
         """Something that another process hears of. Asked for again, it is the same thing, and done once."""
-        done = self._answer(branch, key, kind, name, asked)
+        done = await self._answer(branch, key, kind, name, asked)
         if done is None:
-            self._check_cut(branch, key, kind, name, asked)
+            await self._check_cut(branch, key, kind, name, asked)
             await self._journal.flush()
             try:
                 done = Done(key, kind, name, asked, await self._journal.patiently(act, key), at=self._clock.now())
             except (InvalidInput, Conflict, NotFound) as error:
                 done = self._refused(key, kind, name, asked, error)
-            self._journal.record(done)
+            await self._order.hand_out(branch, done)
         return answered(done)
 
     # ------------------------------------------------------------------ time and chance
@@ -232,13 +238,18 @@ class Calls(Steps, Joins):
     def now(self) -> int:
         branch = self._branches.current()
         key = branch.next_key()
+        if key == FIRST:
+            self._check_first(branch, "now", "")
         try:
-            done = self._answer(branch, key, "now", "", "")
+            done = self._replay.answer(key, "now", "", "")
         except Diverged as error:
             raise self._branches.fail(error) from error
         if done is None:
+            branch.unrecorded += 1
             done = Done(key, "now", "", "", self._clock.now())
-            self._journal.record(done)
+            self._order.record(done)
+        else:
+            self._order.look_ahead()
         value: int = done.value
         return value
 
@@ -262,7 +273,7 @@ class Calls(Steps, Joins):
     async def checkpoint(self, branch: Branch, state: Any, restart: bool) -> None:
         plain = clean(state)
         encode_checked(plain, "the state of a process")
-        self._end_segment(branch, "checkpoint")
+        await self._end_segment(branch, "checkpoint")
         if restart:
             raise BeginAnew(state=plain)
         await self._cut(plain, None)
@@ -274,17 +285,17 @@ class Calls(Steps, Joins):
         plain = clean(check_args(args))
         self._check_args(plain)
         encode_checked(plain, "the arguments of a process")
-        self._end_segment(branch, "continue_as_new")
+        await self._end_segment(branch, "continue_as_new")
         raise BeginAnew(args=plain)
 
-    def _end_segment(self, branch: Branch, what: str) -> None:
+    async def _end_segment(self, branch: Branch, what: str) -> None:
         """Whether nothing is left to replay, and nothing stands against it."""
         if branch is not self._branches.root or not self._branches.alone:
             raise InvalidInput(f"{what} is for the function itself, while none of its branches runs")
         key = branch.next_key()
-        self._answer(branch, key, "checkpoint", what, "")  # it was cut off here, if anything is recorded
+        await self._answer(branch, key, "checkpoint", what, "")  # it was cut off here, if anything is recorded
         self._replay.check_over(what)
-        self._check_cut(branch, key, "checkpoint", what, "")
+        await self._check_cut(branch, key, "checkpoint", what, "")
 
     async def begin_anew(self, anew: BeginAnew) -> Segment:
         """The rest of `continue_as_new`, or of a checkpoint that begins again, once the function has unwound."""
@@ -298,7 +309,7 @@ class Calls(Steps, Joins):
         if args is None:
             args = self._segment.args
         number, now = self._segment.number + 1, self._clock.now()
-        segment = Segment(number, state, args, floor, still, CANCEL in self._branches.root.paid, now)
+        segment = Segment(number, state, args, floor, still, CANCEL in self._branches.root.paid, now, ordered=True)
         await self._journal.cut(segment, Event(CONTINUED, {"segment": number}, now))
         self._segment = segment
         taken.intersection_update(still)

@@ -23,7 +23,8 @@ from mainstay.model.codec import clean_text, decode, encode, error_text
 from mainstay.model.process import Cancelled, Failure, ProcessOutcome, Registration, Success, WaitOn
 from mainstay.model.step import StepRecord
 from mainstay.ports.process import EngineRun
-from mainstay.processes.branches import CANCEL, Branches, Line, PutAway
+from mainstay.processes.branch import CANCEL, PutAway
+from mainstay.processes.branches import Branches, Line
 from mainstay.processes.calls import BeginAnew, Calls
 from mainstay.processes.context import ProcessContext
 from mainstay.processes.define import Process
@@ -85,13 +86,14 @@ class FunctionEngine:
             except BeginAnew as anew:
                 replay = Replay(run.row.id, [await calls.begin_anew(anew)])
             finally:
+                branches.order.close()
                 await branches.waiting.close()
 
     async def _begin(self, run: ProcessRun, replay: Replay) -> Branches:
         """The branches of one run, with the signals that wait and the request to end that there is."""
         host, segment = self._host, replay.segment
         park = functools.partial(self._park, run)
-        branches = Branches(run.row.id, host.clock, host.jumps.seconds_until, park, run.rest)
+        branches = Branches(run.journal, replay, host.clock, host.jumps.seconds_until, park, run.rest)
         branches.taken = replay.taken
         if segment.cut:
             branches.root.paid.add(CANCEL)
@@ -128,7 +130,7 @@ class FunctionEngine:
         # A copy: what it changes of its arguments is its own affair. If they do not fit, its code has changed.
         work = function.begin(decode(encode(args)), ProcessContext(calls))
         try:
-            value = await Line(work, branches.root)
+            value = await Line(work, branches.root, branches.order)
             outcome: ProcessOutcome = Success(checked(value, "the result"))
         except PutAway:
             raise await self._why(branches, run) from None

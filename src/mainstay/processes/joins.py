@@ -9,7 +9,8 @@ from typing import Any
 
 from mainstay.errors import Diverged, InvalidInput
 from mainstay.model.step import Done, StepKind
-from mainstay.processes.branches import Branch, Group, Works
+from mainstay.processes.branch import Branch
+from mainstay.processes.branches import Group, Works
 from mainstay.processes.caller import Caller, call
 
 DECIDES: dict[StepKind, Callable[[BaseException | None], bool]] = {
@@ -63,16 +64,24 @@ class Joins(Caller):
         if len(set(map(id, works))) != len(works):
             raise InvalidInput(f"ctx.{kind} was given the same coroutine twice: call the function once for each branch")
         unrecorded, key, asked = branch.unrecorded, branch.next_key(), str(len(works))
-        before = self._answer(branch, key, kind, "", asked)
+        before = await self._answer(branch, key, kind, "", asked)
         branch.unrecorded = unrecorded  # what counts are the calls of its branches
-        if before is None and not self._replay.was_forked(key, kind, len(works)):
-            self._check_cut(branch, key, kind, "", asked)
+        if before is None and not self._replay.was_forked(key, kind, len(works)) and not self._order.replaying:
+            await self._check_cut(branch, key, kind, "", asked)
+        # Known beforehand only where results are not handed out in the order in which it was made.
         chosen: int | None = None if before is None else before.value
-        group = Group(works, DECIDES[kind], functools.partial(self._choose, key, kind, asked))
+        group = Group(branch, works, DECIDES[kind], functools.partial(self._choose, key, kind, asked))
         await self._branches.fork(branch, key, group, chosen)
         if chosen is not None and not DECIDES[kind](group.errors[chosen]):
             raise Diverged(self.process_id, f"{key}.{chosen}", f"that it decided {kind}", "another end of that branch")
         return group
 
     def _choose(self, key: str, kind: StepKind, asked: str, index: int) -> None:
-        self._journal.record(Done(key, kind, "", asked, index, at=self._clock.now()))
+        before = self._replay.take(key)
+        if before is None:
+            self._order.record(Done(key, kind, "", asked, index, at=self._clock.now()))
+        elif before.value != index:
+            there = f"that it decided {kind}"
+            self._branches.fail(Diverged(self.process_id, f"{key}.{before.value}", there, f"branch {index} before it"))
+        else:
+            self._order.look_ahead()

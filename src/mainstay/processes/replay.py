@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ class Replay:
     """The records of a segment, by key. What has been answered is forgotten.
 
     `_last` has the number of the last recorded call of every branch, `_widths` how many branches of a call have any.
+    `_results` are the keys of what is recorded as done, in that order, where the journal keeps to one.
     """
 
     def __init__(self, process_id: str, records: Iterable[StepRecord]) -> None:
@@ -40,9 +42,13 @@ class Replay:
         self._widths: dict[str, int] = {}
         self.segment = Segment(0)
         self.taken: set[int] = set()
+        self.is_new = self.ordered = True
         for record in records:
+            if self.is_new:
+                self.is_new, self.ordered = False, getattr(record, "ordered", False)
             self._read(record)
         self._over = not self._done and not self._open
+        self._results = deque(self._done if self.ordered else ())
 
     def _read(self, record: StepRecord) -> None:
         if isinstance(record, Segment):
@@ -69,6 +75,30 @@ class Replay:
             if width > self._widths.get(fork, 0):
                 self._widths[fork] = width
                 self._place(fork)
+
+    # ------------------------------------------------------------------ in order
+
+    def next_result(self) -> Done | None:
+        """What is recorded next of all that was not used, in a journal that keeps to an order."""
+        while self._results:
+            done = self._done.get(self._results[0])
+            if done is not None:
+                return done
+            self._results.popleft()
+        return None
+
+    def peek(self, key: str, kind: StepKind, name: str, asked: str) -> Done | None:
+        """How this call ended before, if it did; it is not used by this. Raises Diverged as `answer` does."""
+        done = self._done.get(key)
+        if done is not None:
+            self._check(key, done, kind, name, asked)
+        elif key not in self._open:
+            self._check_none(key, kind, name, asked)
+        return done
+
+    def take(self, key: str) -> Done | None:
+        """Use what is recorded of this call."""
+        return self._done.pop(key, None)
 
     # ------------------------------------------------------------------ answers
 

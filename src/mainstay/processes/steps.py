@@ -24,7 +24,7 @@ from mainstay.model.codec import MAX_VALUE, clean, clean_text, encode, error_tex
 from mainstay.model.process import WaitOn
 from mainstay.model.step import Begun, Done, Fault, StepFaltered
 from mainstay.model.tool import ToolSpec
-from mainstay.processes.branches import Branch, Cut, PutAway
+from mainstay.processes.branch import Branch, Cut, PutAway
 from mainstay.processes.caller import Caller, answered, call
 from mainstay.processes.replay import Open, shape
 from mainstay.processes.tracebacks import log_raised, traceback_text
@@ -127,7 +127,7 @@ class Steps(Caller):
         options: Options,
     ) -> Any:
         step = _called(branch.next_key(), fn, args, kwargs, options)
-        done = self._answer(branch, step.key, "step", step.name, step.asked)
+        done = await self._answer(branch, step.key, "step", step.name, step.asked)
         if done is not None:
             return answered(done)
         before = self._replay.left_open(step.key, "step", step.name, step.asked)
@@ -137,20 +137,21 @@ class Steps(Caller):
         if attempt is None:
             assert before is not None
             assert before.begun is not None
-            return self._end(step.done(unknown=DIED, attempts=before.begun.attempt))
+            return await self._end(branch, step.done(unknown=DIED, attempts=before.begun.attempt))
         if before is not None and before.faltered is not None:
             await self._pause(branch, step, before.faltered.due, before.faltered.at)
         while True:
             if not self._host.placed(self.process_id):
                 await self._host.place(self.process_id)
             if branch.owes and attempt.repeated:  # what a dead worker did of it may have had its effect
-                return self._end(step.done(unknown=DIED, cut=True, dropped=branch.pay(), attempts=attempt.number - 1))
-            self._check_cut(branch, step.key, "step", step.name, step.asked)
+                cut = step.done(unknown=DIED, cut=True, dropped=branch.pay(), attempts=attempt.number - 1)
+                return await self._end(branch, cut)
+            await self._check_cut(branch, step.key, "step", step.name, step.asked)
             if step.tool is not None and not await self._take_slot(branch, step.tool):
                 continue  # asked to end meanwhile
             ended = await self._attempt(branch, step, attempt)
             if isinstance(ended, Done):
-                return self._end(ended)
+                return await self._end(branch, ended)
             await self._pause(branch, step, ended, self._clock.now())
             attempt = attempt.after_failure()
 
@@ -172,8 +173,8 @@ class Steps(Caller):
         on = WaitOn(step.key, "time", due=due, since=since)
         await self._wait(branch, "step", step.asked, on, step.name)
 
-    def _end(self, done: Done) -> Any:
-        self._journal.record(done)
+    async def _end(self, branch: Branch, done: Done) -> Any:
+        await self._order.hand_out(branch, done)
         if done.cut:
             self._cut_unknown = self._cut_unknown or (done.unknown is not None and not done.dropped)
             raise Cut(f"process {self.process_id} was asked to end")
@@ -260,7 +261,7 @@ class Steps(Caller):
         begun = Begun(
             step.key, "step", step.name, step.asked, None, attempt.number, attempt.repeated, now, life, attempt.store
         )
-        self._journal.record(begun, repeats)
+        self._order.record(begun, repeats)
 
     async def _ended(self, branch: Branch, step: StepCall, body: Body) -> Ended:
         branch.in_step = True
@@ -307,7 +308,7 @@ class Steps(Caller):
         assert fault is not None
         due = now + round(STEP_RETRIES.delay(attempt.failures, ended.after, self._host.random) * 1000)
         faltered = StepFaltered(step.key, fault.code, fault.message, due, attempt.number, now, fault.traceback)
-        self._journal.record(faltered)
+        self._order.record(faltered)
         return due
 
     def _leave(self, step: StepCall, attempt: Attempt, began: bool, recorded: bool) -> None:
@@ -316,10 +317,10 @@ class Steps(Caller):
         if not began:
             if recorded:
                 waits = StepFaltered(step.key, "interrupted", "it had not begun", now, attempt.number - 1, now)
-                self._journal.record(waits)
+                self._order.record(waits)
         elif not step.reruns:
             unknown = "the runtime was left while it ran"
-            self._journal.record(step.done(unknown=unknown, attempts=attempt.number, at=now))
+            self._order.record(step.done(unknown=unknown, attempts=attempt.number, at=now))
         elif not recorded:
             self._record_begun(step, attempt)
 

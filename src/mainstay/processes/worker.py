@@ -38,7 +38,7 @@ from mainstay.model.process_write import LetGo, ProcessScope, Register, Register
 from mainstay.model.session import CancelRequest
 from mainstay.ports.process import Engine
 from mainstay.processes.awaiting import Awaiting
-from mainstay.processes.branches import PutAway
+from mainstay.processes.branch import PutAway
 from mainstay.processes.host import ChildOptions
 from mainstay.processes.run import GateListener, ProcessRun
 from mainstay.tools.workshop import Workshop

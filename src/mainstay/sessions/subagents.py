@@ -62,7 +62,7 @@ from mainstay.model.tool import Cancelled as TurnCancelled
 from mainstay.model.write import Configure
 from mainstay.plugins.directives import sound_child
 from mainstay.ports.process import EngineRun
-from mainstay.processes.branches import PutAway
+from mainstay.processes.branch import PutAway
 from mainstay.processes.journal import load_steps
 from mainstay.processes.run import ProcessRun
 from mainstay.processes.worker import ProcessWorker
