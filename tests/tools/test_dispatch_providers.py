@@ -371,7 +371,7 @@ def test_a_set_that_cannot_say_what_it_offers_is_refused_where_it_is_defined() -
         def specs(self) -> Sequence[ToolSpec]:
             raise ConnectionError("no server")
 
-    with pytest.raises(ConnectionError):
+    with pytest.raises(InvalidDefinition, match="the tools of a Broken cannot be listed"):
         Agent(ScriptedModel([]), tools=[Broken()])
     with pytest.raises(InvalidDefinition, match="two tools are named 'read'"):
         Agent(ScriptedModel([]), tools=[Files(), Files()])

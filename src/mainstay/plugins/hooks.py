@@ -221,6 +221,7 @@ class Plugin:
     A `required` plugin whose snapshot cannot be read stops turns; any other one is left out until it can.
     A filter (`is_filter`) has the last word about what is stored and shown: its `after_tool_call`, `transform_text` and
     `transform_response` run after those of all other plugins, wherever it stands, and it is always `required`.
+    A method whose name is nearly a hook's is refused with the agent, unless it begins with `_` or is in `not_hooks`.
     """
 
     id: str = ""
@@ -228,6 +229,7 @@ class Plugin:
     priority: int = 0
     required: bool = False
     is_filter: bool = False
+    not_hooks: tuple[str, ...] = ()
     time_limit: float = DEFAULT_LIMIT
 
     # ------------------------------------------------------------------ a session opens

@@ -203,6 +203,11 @@ command = Marker("command")
 task = Marker("task")
 
 
+def is_operation(fn: object) -> bool:
+    """Whether a method is one that may be asked of its plugin by name."""
+    return hasattr(fn, _MARK)
+
+
 def _marked(fn: F, mark: Mark) -> F:
     owner = f"{mark.kind} {getattr(fn, '__qualname__', repr(fn))}"
     if not inspect.isfunction(fn):

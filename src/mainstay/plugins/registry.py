@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from mainstay.model.plugin import TriggerEvent
 from mainstay.model.tool import ToolSpec
 from mainstay.plugins.calls import Hooks
 from mainstay.plugins.hooks import EXCLUSIVE, HOOKS, Plugin, SessionContext
+from mainstay.plugins.operations import is_operation
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -88,7 +90,7 @@ class PluginSet:
         found: dict[str, tuple[str, TriggerEvent]] = {}
         for index in self._owners.get("trigger_events", ()):
             plugin = self.plugins[index]
-            for event in plugin.trigger_events():
+            for event in _events(plugin):
                 if not isinstance(event, TriggerEvent):
                     raise InvalidDefinition(
                         f"plugin {plugin.id!r} declares a {type(event).__name__} as a trigger event"
@@ -188,6 +190,14 @@ class PluginSession:
         return rest
 
 
+def _events(plugin: Plugin) -> list[object]:
+    try:
+        return list(plugin.trigger_events())
+    except Exception as error:  # a plugin that cannot say what it reports is not what the agent was made with
+        why = f"trigger_events of plugin {plugin.id!r} raised {type(error).__name__}: {error_text(error)}"
+        raise InvalidDefinition(why) from error
+
+
 def overrides(plugin: Plugin, hook: str) -> bool:
     return getattr(type(plugin), hook) is not getattr(Plugin, hook)
 
@@ -222,6 +232,11 @@ def _checked(plugin: object) -> Plugin:
     _check_attributes(plugin)
     for hook in HOOKS:
         _check_hook(plugin, hook)
+    if type(plugin) not in _SOUND:
+        for hook in HOOKS:
+            _check_shape(plugin, hook)
+        _check_names(plugin)
+        _SOUND.add(type(plugin))
     if overrides(plugin, "snapshot"):
         _check_state(plugin)
     return plugin
@@ -259,8 +274,82 @@ def _check_hook(plugin: Plugin, hook: str) -> None:
         return
     if not callable(own):
         raise InvalidDefinition(f"{hook} of plugin {plugin.id!r} is a hook: make it a method")
-    if hook in PLAIN and inspect.iscoroutinefunction(own):
+    if inspect.isasyncgenfunction(own) or (hook in PLAIN and inspect.iscoroutinefunction(own)):
         raise InvalidDefinition(f"{hook} of plugin {plugin.id!r} is asked where nothing can wait: make it plain")
+
+
+def _check_shape(plugin: Plugin, hook: str) -> None:
+    """A hook takes what it is called with: found out at its first call, a guard has guarded nothing until then."""
+    if not overrides(plugin, hook) or not callable(getattr(Plugin, hook)):
+        return
+    usual = [name for name in inspect.signature(getattr(Plugin, hook)).parameters if name != "self"]
+    try:
+        signature = inspect.signature(getattr(plugin, hook))
+    except (TypeError, ValueError):  # a callable that does not tell
+        return
+    try:
+        signature.bind(*usual)
+    except TypeError as error:
+        raise InvalidDefinition(
+            f"{hook} of plugin {plugin.id!r} is called with ({', '.join(usual)}): {error}"
+        ) from None
+
+
+_SOUND: weakref.WeakSet[type[Plugin]] = weakref.WeakSet()
+"""Classes whose methods have the names and parameters of hooks. They do not change, and agents are made often."""
+
+
+def _check_names(plugin: Plugin) -> None:
+    """A method whose name is nearly a hook's is never called: refuse it where somebody can still see why."""
+    line = [kind for kind in type(plugin).__mro__ if kind not in (Plugin, object)]
+    exempt = {name for kind in line for name in _given_names(kind)}
+    methods = {name for kind in line for name, value in vars(kind).items() if _is_method(value)}
+    for name in sorted(methods - exempt - set(dir(Plugin))):
+        near = None if name.startswith("_") else next((hook for hook in HOOKS if _is_near(name, hook)), None)
+        if near is not None:
+            raise InvalidDefinition(
+                f"{name} of plugin {plugin.id!r} is no hook and would never be called: do you mean {near}? If not, "
+                f"give it another name, or say so in the class: not_hooks = ({name!r},)"
+            )
+
+
+def _given_names(kind: type) -> tuple[str, ...]:
+    names = vars(kind).get("not_hooks", ())
+    if not isinstance(names, tuple | list | set | frozenset):
+        raise InvalidDefinition(f"`not_hooks` of {kind.__name__} is a tuple of names, not {names!r:.80}")
+    return tuple(names)
+
+
+def _is_method(value: object) -> bool:
+    """Whether it stands in a class as a hook does; operations and tools are found by what they are."""
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    return (inspect.isfunction(value) and not is_operation(value)) or isinstance(value, property)
+
+
+def _is_near(name: str, hook: str) -> bool:
+    """Whether one is the other with a slip or two: one for short names. Case and underscores do not count."""
+    mine, theirs = name.replace("_", "").lower(), hook.replace("_", "").lower()
+    most = 1 if len(theirs) < LONG_NAME else 2
+    return abs(len(mine) - len(theirs)) <= most and _distance(mine, theirs) <= most
+
+
+LONG_NAME = 9
+"""Letters of a name in which two slips are still one word."""
+
+
+def _distance(one: str, other: str) -> int:
+    """How many letters are to be put in, left out, changed, or swapped with their neighbour."""
+    rows = [list(range(len(other) + 1))]
+    for i, a in enumerate(one, 1):
+        row = [i]
+        for j, b in enumerate(other, 1):
+            best = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (a != b))
+            if i > 1 and j > 1 and a == other[j - 2] and one[i - 2] == b:
+                best = min(best, rows[-2][j - 2] + 1)
+            row.append(best)
+        rows.append(row)
+    return rows[-1][-1]
 
 
 def _check_state(plugin: Plugin) -> None:

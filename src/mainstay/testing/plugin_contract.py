@@ -27,7 +27,6 @@ model that is a function; it takes a few seconds. `check_plugin` does the same a
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 import unittest
 from collections.abc import Callable, Iterable, Mapping
@@ -41,7 +40,6 @@ from mainstay.errors import MainstayError, PluginFault
 from mainstay.model.plugin import PluginSnapshot
 from mainstay.plugins import state
 from mainstay.plugins.hooks import HOOKS, Plugin, SessionContext, SnapshotReader
-from mainstay.plugins.operations import collect
 from mainstay.plugins.registry import PluginSet, overrides
 from mainstay.testing import plugin_replay
 from mainstay.testing.plugin_drill import SESSION, UNENDED, Drilled, Trial, agent_for, drill, quiet
@@ -127,27 +125,10 @@ def check_defined(bench: Bench) -> None:
         bench.find("defined", f"its id or version changes: {plugin.id} {plugin.version}, {again.id} {again.version}")
     if plugin.time_limit > LONGEST:
         bench.find("defined", f"its time limit is {plugin.time_limit:g} s: a hook that hangs holds a turn as long")
-    for hook in HOOKS:
-        if overrides(plugin, hook) and callable(getattr(plugin, hook)):
-            _check_shape(bench, hook, getattr(plugin, hook))
     try:
         agent_for(bench.trial, Probe())
     except MainstayError as error:
         bench.find("defined", f"no agent can have it: {error}")
-        return
-    operations = {offer.method for offer in collect([plugin])}
-    for name in sorted(set(dir(type(plugin))) - set(dir(Plugin)) - operations):
-        near = difflib.get_close_matches(name, HOOKS, 1, cutoff=0.85)
-        if near and callable(getattr(plugin, name)) and not name.startswith("_"):
-            bench.find("defined", f"it is no hook and is never called: do you mean {near[0]}?", name)
-
-
-def _check_shape(bench: Bench, hook: str, method: Callable[..., Any]) -> None:
-    usual = [name for name in inspect.signature(getattr(Plugin, hook)).parameters if name != "self"]
-    try:
-        inspect.signature(method).bind(*usual)
-    except TypeError as error:
-        bench.find("defined", f"it is called with ({', '.join(usual)}): {error}", hook)
 
 
 def check_undisturbed(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from mainstay.errors import InvalidDefinition
-from mainstay.model.codec import clean, decode, encode
+from mainstay.model.codec import clean, decode, encode, error_text
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.tool import ToolProvider
 from mainstay.tools.check import contract_fault
@@ -28,6 +29,21 @@ class Entry(Struct, frozen=True):
     tool: Tool[..., Any] | None = None
     provider: ToolProvider | None = None
     fault: str | None = None
+
+
+def _offered(provider: ToolProvider) -> list[object]:
+    """What a set of tools says that it has. Its code may raise anything, and its author is told whose it is."""
+    try:
+        given: object = provider.specs()
+        if inspect.iscoroutine(given):
+            given.close()
+            raise TypeError("it is asked where nothing can wait: make it plain")
+        return list(given)  # type: ignore[call-overload, no-any-return]  # whatever it is, it is looked at one by one
+    except Exception as error:
+        raise InvalidDefinition(
+            f"the tools of a {type(provider).__name__} cannot be listed: specs() raised {type(error).__name__}: "
+            f"{error_text(error)}"
+        ) from error
 
 
 class Catalog:
@@ -92,7 +108,7 @@ class Catalog:
     def _ask(self) -> dict[str, Entry]:
         entries = dict(self._fixed)
         for provider in self._providers:
-            for spec in provider.specs():
+            for spec in _offered(provider):
                 self._add(entries, self._member(provider, spec))
         return entries
 
