@@ -23,8 +23,8 @@ async def tick(ctx: ProcessContext[Any]) -> str:
 
 @tool(recovery="rerun")
 async def wind(ctx: ToolContext[Any]) -> str:
-    """Start what wakes the session."""
-    await ctx.host.start_process(tick, key="tick", wake="turn")
+    """Start what wakes the session, and do not return before it has ended: the turn is busy when the wake comes."""
+    await (await ctx.host.start_process(tick, key="tick", wake="turn")).result()
     return "wound"
 
 

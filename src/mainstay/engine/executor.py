@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any, get_args
 
 from mainstay.engine.driver import PER_CALL, Run
-from mainstay.engine.gate import Leaving, OutOfTime, TurnAborted, TurnCancelled
+from mainstay.engine.gate import Escaped, Leaving, OutOfTime, TurnAborted, TurnCancelled
 from mainstay.engine.retry import MODEL_RETRIES, RetryPolicy
 from mainstay.errors import InvalidInput, MainstayError, ProviderError
 from mainstay.model.codec import MAX_VALUE, clean_part, clean_text, encode, error_text
@@ -80,9 +80,9 @@ class ModelCaller:
             await run.journal.flush()
             raise
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
-            raise
+            raise  # not the provider's: its own are SelfCancelled and Escaped
         except BaseException as error:  # also what pytest.fail raises: whoever waits must hear of it
-            again = self._failed(run, effect, error)
+            again = self._failed(run, effect, error.error if isinstance(error, Escaped) else error)
             await _finished(run, effect, "attempt_reset" if again else "provider_error")
         else:
             if run.hooks is not None:

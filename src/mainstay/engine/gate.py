@@ -39,6 +39,17 @@ class SelfCancelled(Exception):
     """The work was cancelled, but not by us: something inside it gave up."""
 
 
+class Escaped(Exception):
+    """The work raised what ends a coroutine, a task or a program, and nothing outside of it had asked for that.
+
+    `error` is what it raised. Let through, it would end the task that the work runs in, or the host's event loop.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        super().__init__(f"{type(error).__name__}: {error}")
+
+
 class OutOfTime(Exception):
     """The work did not end within the time it was given."""
 
@@ -51,35 +62,48 @@ class Guarded(Generic[R]):
     """Work that runs in the task that awaits it, and that can be left there when it does not listen.
 
     A plain `await` waits for whatever the work makes of its cancellation. This hands its steps on one by one, and
-    `grace` after it was told to stop the next step is not the work's any more: the task goes on without it.
+    `grace` after it was told to stop the next step is not the work's any more: the task goes on without it. `own`
+    counts the times that the work has cancelled the task itself, in one of its steps: that ends the work, not the task.
     """
 
-    __slots__ = ("_grace", "_timer", "_work", "cuts", "left", "task")
+    __slots__ = ("_grace", "_timer", "_work", "cuts", "left", "own", "task")
 
     def __init__(self, work: Coroutine[Any, Any, R], seconds: float | None, grace: float = GUARD_GRACE) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.task, self._work, self._grace = task, work, grace
-        self.cuts, self.left = 0, False
+        self.cuts, self.own, self.left = 0, 0, False
         self._timer = None if seconds is None else task.get_loop().call_later(seconds, self.cut)
 
     def __await__(self) -> Generator[Any, Any, R]:
-        work = self._work
+        work, cancelling = self._work, self.task.cancelling
+        thrown: BaseException | None = None
+        before = cancelling()
         try:
             step = work.send(None)
             while True:
+                self.own += cancelling() - before
                 try:
+                    thrown = None
                     yield step
                 except BaseException as error:  # it is the work's to handle, as in any `await`
                     if self.left:
                         self._close()
                         raise
+                    thrown, before = error, cancelling()
                     step = work.throw(error)
                 else:
+                    before = cancelling()
                     step = work.send(None)
         except StopIteration as end:
+            self.own += cancelling() - before
             result: R = end.value
             return result
+        except BaseException as error:  # nothing is handled here: it is told apart
+            self.own += cancelling() - before
+            if isinstance(error, GeneratorExit | KeyboardInterrupt) and error is not thrown:
+                raise Escaped(error) from error
+            raise
 
     def cut(self) -> None:
         """Tell the work to stop; once is enough."""
@@ -93,6 +117,12 @@ class Guarded(Generic[R]):
         for _ in range(self.cuts):
             self.task.uncancel()
         return self.cuts > 0 and self.task.cancelling() == 0
+
+    def forgive(self) -> bool:
+        """Undo what the work has done to the task it runs in; whether it had."""
+        for _ in range(self.own):
+            self.task.uncancel()
+        return self.own > 0
 
     def stop_timer(self) -> None:
         if self._timer is not None:
@@ -193,6 +223,7 @@ class Gate:
         try:
             result = await guarded
         except BaseException as error:  # the work may raise anything, and some of it means something else here
+            guarded.forgive()
             if isinstance(error, asyncio.CancelledError) and guarded.task.cancelling() == 0:
                 raise SelfCancelled("CancelledError: the work cancelled itself") from None
             if guarded.took_back():  # then the error, whatever it is, is what the work made of its cancellation
@@ -202,6 +233,7 @@ class Gate:
         finally:
             self._guarded = None
             guarded.stop_timer()
+        guarded.forgive()
         if guarded.took_back():
             self.check()  # the work swallowed its cancellation; a request stands, an answer out of time counts
         return result

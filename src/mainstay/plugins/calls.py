@@ -233,7 +233,15 @@ class Watch:
         """Whether a hook is being ended from outside: cancelled, or left behind and now destroyed with its loop."""
         if isinstance(error, asyncio.CancelledError):
             return self._ending or (self._guarded is not None and self._guarded.task.cancelling() > 0)
-        return isinstance(error, GeneratorExit)
+        return isinstance(error, GeneratorExit) and not self._runs()
+
+    def _runs(self) -> bool:
+        """Whether this chain is a step of its own task right now: a coroutine that is destroyed is not."""
+        task = self._task if self._guarded is None else self._guarded.task
+        try:
+            return asyncio.current_task() is task
+        except RuntimeError:  # no loop runs any more
+            return False
 
     def _read(self, plugin: Plugin, answer: Any, read: Read) -> Any:
         try:

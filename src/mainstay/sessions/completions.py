@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from mainstay.engine.driver import Run
 from mainstay.engine.executor import sound_parts
+from mainstay.engine.gate import Guarded
 from mainstay.engine.retry import MODEL_RETRIES
 from mainstay.errors import InvalidInput, MainstayError, ProviderError, StaleSettings, quoted
 from mainstay.model import given
@@ -150,7 +151,7 @@ class Completions:
         at, definition = self._at, self._at.definition(self._at.agent)
         while True:
             try:
-                return await _whole(definition, request)
+                return await Guarded(_whole(definition, request), None)
             except ProviderError as error:
                 if not error.retryable or request.attempt >= MODEL_RETRIES.attempts:
                     raise
