@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Budget, ModelRequest, ModelResponse, ToolCall, Usage, tool
+from mainstay import Agent, Budget, ModelRequest, ModelResponse, Plugin, ToolCall, Usage, tool
 from mainstay.errors import ProviderError, ScriptExhausted
 from mainstay.model.event import Retracted, TextDelta, TurnCommitted
 from mainstay.model.message import Reasoning, Text
 from mainstay.model.outcome import BudgetSpent, Finished, InvalidInput, Outcome, ProviderFailed
 from mainstay.model.tool import Cancelled
+from mainstay.plugins.hooks import StreamContext
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
 from tests.sessions.places import SOON, Place, TellingModel, crash, overloaded, texts, until
 
@@ -527,3 +528,41 @@ async def test_a_model_call_cut_off_by_a_crash_is_asked_again_and_counted(place:
 
         assert result.text == "done"
         assert result.usage == Usage(input=5, calls=1, unknown=1)
+
+
+@pytest.mark.parametrize("said", ["", " ", "\n"])
+async def test_an_answer_that_says_nothing_is_in_no_later_prompt(place: Place, said: str) -> None:
+    shown: list[list[str]] = []
+
+    def answer(request: ModelRequest) -> ModelResponse:
+        shown.append([f"{message.role}: {message.text}" for message in request.messages])
+        return ModelResponse(said if len(shown) == 1 else "here")
+
+    async with place.runtime(Agent(FunctionModel(answer))) as runtime:
+        session = await runtime.session("s")
+        result = await session.run("anybody?")
+        assert result.outcome == Finished(said)
+        await session.run("and now?")
+
+        assert shown[1] == ["user: anybody?", "user: and now?"]
+    async with place.runtime(Agent(FunctionModel(answer))) as runtime:
+        assert [message.role for message in await (await runtime.session("s")).history()] == [
+            "user",
+            "user",
+            "assistant",
+        ]
+
+
+async def test_an_answer_whose_text_a_plugin_takes_away_is_in_no_later_prompt(place: Place) -> None:
+    class Mute(Plugin):
+        id = "mute"
+
+        def transform_text(self, ctx: StreamContext, text: str) -> str:
+            return ""
+
+    async with place.runtime(Agent(FunctionModel(lambda _: "secret"), plugins=[Mute()])) as runtime:
+        session = await runtime.session("s")
+        await session.run("say it")
+        result = await session.run("again")
+
+        assert [message.role for message in result.messages] == ["user", "user"]

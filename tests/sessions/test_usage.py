@@ -16,7 +16,7 @@ from mainstay.model.settings import Settings, dump
 from mainstay.model.write import Configure
 from mainstay.plugins.hooks import Plugin, TurnContext
 from mainstay.plugins.operations import CommandContext, command
-from mainstay.testing import FunctionModel
+from mainstay.testing import FunctionModel, VirtualClock
 from mainstay.testing.crash import Lab, kill_everywhere
 from tests.sessions.places import SOON, Place, TellingModel, crash
 
@@ -532,3 +532,42 @@ def test_nothing_is_counted_twice_wherever_it_is_killed_and_what_was_in_flight_i
         assert calls + unknown <= asked + 1, f"{row.crash}: {asked} were asked, {calls} counted, {unknown} unknown"
     plain = [line.data for line in report.plain.ledger if line.name == "counted"]
     assert plain == [[7, 0]]
+
+
+class Breaking:
+    """A model whose first streams break off, after some text or before it."""
+
+    name = "breaking"
+
+    def __init__(self, breaks: int, text: str, code: str = "overloaded", retryable: bool = True) -> None:
+        self.breaks, self.text, self.error = breaks, text, ProviderError("broke", retryable=retryable, code=code)
+
+    async def stream(self, request: ModelRequest) -> Any:
+        if self.text:
+            yield self.text
+        self.breaks -= 1
+        if self.breaks >= 0:
+            raise self.error
+        yield ModelResponse("done", usage=Usage(input=1, output=2))
+
+
+@pytest.mark.parametrize(("text", "unknown"), [("so far", 2), ("", 0)])
+async def test_a_stream_that_breaks_after_text_and_is_asked_again_is_unknown(
+    place: Place, text: str, unknown: int
+) -> None:
+    async with place.runtime(Agent(Breaking(2, text)), clock=VirtualClock(auto=True)) as runtime:
+        session = await runtime.session("s")
+        result = await session.run("go")
+
+        assert (result.usage.calls, result.usage.unknown) == (1, unknown)
+        assert await session.usage() == {"turns": result.usage}
+
+
+@pytest.mark.parametrize(("text", "unknown"), [("so far", 1), ("", 0)])
+async def test_a_stream_that_breaks_for_good_after_text_is_unknown(place: Place, text: str, unknown: int) -> None:
+    async with place.runtime(Agent(Breaking(1, text, retryable=False))) as runtime:
+        session = await runtime.session("s")
+        result = await session.run("go")
+
+        assert (result.usage.calls, result.usage.unknown) == (0, unknown)
+        assert sum([each.unknown for each in (await session.usage()).values()]) == unknown

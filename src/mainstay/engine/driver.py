@@ -48,12 +48,13 @@ class Run:
     takeovers since the newest record: a model call then in flight was asked before. `held` belongs to the tools: what
     was prepared and reserved for calls whose start is recorded. `records` are the turn's records so far, for its
     result; the first `found` of them were there when this run began. `hooks` is what plugins do to the turn, if they do
-    anything. `children`: it has started processes that end with it.
+    anything. `children`: it has started processes that end with it. `begun`: a part of the model's answer has come.
     """
 
     __slots__ = (
         "_began",
         "agent",
+        "begun",
         "children",
         "clock",
         "events",
@@ -84,7 +85,7 @@ class Run:
         self.records: list[Record] = []
         self.hooks: TurnHooks | None = None
         self.interrupted = self.found = 0
-        self.resumed = self.noted = self.children = False
+        self.resumed = self.noted = self.children = self.begun = False
         self._began = clock.monotonic() - machine.state.elapsed_ms / 1000
 
     def record(self, record: Replied | Started | Faltered | Ended, blobs: tuple[str, ...] = ()) -> None:

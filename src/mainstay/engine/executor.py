@@ -55,7 +55,7 @@ class ModelCaller:
         if effect.due and not await _waited(run, self._policy.due(effect.due, run.clock.now())):
             run.machine.receive(TimeIsUp())
             return
-        request = await self._request(run, effect)
+        request, run.begun = await self._request(run, effect), False
         try:
             limit = request.settings.timeout
             asking = self._ask(run, request, effect.step)
@@ -120,6 +120,7 @@ class ModelCaller:
         stream = None if run.hooks is None else run.hooks.stream(step)
         deltas = run.agent.provider.stream(request)
         async for delta in deltas:
+            run.begun = True
             if type(delta) is str:
                 text(step, delta if stream is None else stream.feed(delta))
                 if stream is not None and stream.stopped:
@@ -187,7 +188,7 @@ class ModelCaller:
             log.error("the model of %s raised", call_id(run.turn_id, effect.step, 0), exc_info=error)
             message = f"{type(error).__name__}: {message}"
         if not isinstance(error, ProviderError) or not error.retryable or effect.attempt >= self._policy.attempts:
-            run.machine.receive(GaveUp(code, message, effect.attempt))
+            run.machine.receive(GaveUp(code, message, effect.attempt, run.begun))
             return False
         self._record_failure(run, effect, code, message, self._policy.delay(effect.attempt, error.after, self._random))
         return True
@@ -195,7 +196,8 @@ class ModelCaller:
     def _record_failure(self, run: Run, effect: CallModel, code: str, message: str, delay: float) -> None:
         now = run.clock.now()
         due = now + int(delay * 1000)
-        run.record(Faltered(code, message, due, effect.attempt, effect.step, at=now, slot=run.slot()))
+        faltered = Faltered(code, message, due, effect.attempt, effect.step, at=now, slot=run.slot(), begun=run.begun)
+        run.record(faltered)
 
 
 async def _within(limit: float, asking: Coroutine[Any, Any, ModelResponse]) -> ModelResponse:

@@ -131,7 +131,10 @@ INTERRUPTED = "interrupted"
 
 
 class Faltered(Struct, frozen=True, gc=False, tag="faltered.1", omit_defaults=True):
-    """An attempt failed and the next one is due at `due` (ms). `call` is empty for a model call."""
+    """An attempt failed and the next one is due at `due` (ms). `call` is empty for a model call.
+
+    `begun`: a part of the model's answer had come, so that it has cost something that nobody saw.
+    """
 
     code: str
     message: str
@@ -141,6 +144,7 @@ class Faltered(Struct, frozen=True, gc=False, tag="faltered.1", omit_defaults=Tr
     call: str = ""
     at: int = 0
     slot: Slot | None = None
+    begun: bool = False
 
 
 class Ended(Struct, frozen=True, gc=False, tag="ended.1", omit_defaults=True):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
-from mainstay.model.message import Message, Part, ResultStatus, ToolCall, ToolResult
+from mainstay.model.message import Message, Part, ResultStatus, Text, ToolCall, ToolResult
 from mainstay.model.outcome import Outcome, Waiting
 from mainstay.model.record import Closed, Ended, Record, Replied, Said, Slot
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome
@@ -61,7 +61,10 @@ class Transcript(Struct):
         self.messages.extend(slot.messages)
 
     def _replied(self, reply: Replied) -> None:
-        self.messages.append(Message("assistant", reply.parts))
+        parts = [part for part in reply.parts if type(part) is not Text or part.text]
+        if any(type(part) is not Text or not part.text.isspace() for part in parts):
+            # An answer that says nothing is no message: models refuse a conversation that has one.
+            self.messages.append(Message("assistant", tuple(parts)))
         self.calls = calls_of(reply.parts, reply.step)
         self.ended = {}
 

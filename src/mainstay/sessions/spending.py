@@ -66,11 +66,20 @@ async def _costs(store: Store, row: SessionRow, by: By, children: dict[str, None
 
 
 def _of_turn(records: Sequence[Record]) -> Iterator[tuple[str, str, Usage]]:
-    """Label, model and usage of everything that a turn has asked."""
+    """Label, model and usage of everything that a turn has asked.
+
+    An ask that ended the turn has no record of its own: only the turn's whole usage tells that it was begun.
+    """
+    unknown = 0
     for record in records:
         reply = record.reply if isinstance(record, Closed) else record
         if isinstance(reply, Replied):
-            yield TURNS, reply.model, usage_of(reply)
-        elif isinstance(record, Faltered) and record.code == INTERRUPTED and not record.call:
+            usage = usage_of(reply)
+            unknown += usage.unknown
+            yield TURNS, reply.model, usage
+        elif isinstance(record, Faltered) and (record.code == INTERRUPTED or record.begun) and not record.call:
+            unknown += 1
             yield TURNS, "", Usage(unknown=1)
+        if isinstance(record, Closed) and record.usage.unknown > unknown:
+            yield TURNS, "", Usage(unknown=record.usage.unknown - unknown)
     yield from completions(records)

@@ -252,11 +252,13 @@ class Machine:
     def _model_faltered(self, record: Faltered) -> None:
         self._keep(record)
         self.state.attempt, self.state.due = record.attempt + 1, record.due
-        if record.code == INTERRUPTED:
+        if record.code == INTERRUPTED or record.begun:
             self.state.usage = self.state.usage + Usage(unknown=1)
 
     def _gave_up(self, end: GaveUp) -> None:
         unusable = end.code == UNUSABLE
+        if end.begun:
+            self.state.usage = self.state.usage + Usage(unknown=1)
         self._finish(
             InvalidInput(end.code, end.message) if unusable else ProviderFailed(end.code, end.message, end.attempts)
         )
