@@ -28,6 +28,7 @@ PUBLIC = [
     "ProcessContext",
     "ProcessHandle",
     "Receipt",
+    "Retention",
     "Retry",
     "Runtime",
     "Session",

@@ -18,6 +18,7 @@ from mainstay.processes.define import Process, process
 from mainstay.processes.handle import ProcessHandle
 from mainstay.runtime import Runtime
 from mainstay.sessions.result import TurnResult
+from mainstay.sessions.retention import Retention
 from mainstay.sessions.session import Receipt, Session
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool, tool
@@ -41,6 +42,7 @@ __all__ = [
     "ProcessContext",
     "ProcessHandle",
     "Receipt",
+    "Retention",
     "Retry",
     "Runtime",
     "Session",

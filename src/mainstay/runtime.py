@@ -48,6 +48,7 @@ from mainstay.sessions.draining import could_work, see_to_needs
 from mainstay.sessions.environment import serve_tools
 from mainstay.sessions.inbox import Inbox, pick_agent
 from mainstay.sessions.late import LateResults
+from mainstay.sessions.retention import Retention
 from mainstay.sessions.roster import Sessions
 from mainstay.sessions.services import services_of
 from mainstay.sessions.session import Session
@@ -85,6 +86,7 @@ class Runtime:
         recover: bool = True,
         grace: float | None = GRACE,
         lease: LeaseTerms | None = None,
+        retention: Retention | None = None,
         trace: TraceSink | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
@@ -100,6 +102,9 @@ class Runtime:
         self._terms = LeaseTerms() if lease is None else lease
         if not isinstance(self._terms, LeaseTerms):
             raise InvalidDefinition(f"lease={quoted(lease)} is not usable: give LeaseTerms")
+        self._retention = retention
+        if not isinstance(retention, Retention | None):
+            raise InvalidDefinition(f"retention={quoted(retention)} is not usable: give Retention(days=…)")
         self._agents = by_name(agents)
         self._functions = by_definition(given.several(processes, "processes", InvalidDefinition)).values()
         self._store = open_store(store, self._clock)
@@ -126,8 +131,10 @@ class Runtime:
         for provider in {id(each.provider): each.provider for each in definitions.values()}.values():
             if isinstance(provider, Connecting):
                 await opened.enter_async_context(provider.connected())
-        offers = Offers(tuple(definitions), tuple([each.definition for each in self._functions]))
-        self._worker = Worker(self._store, name, self._terms, self._clock, offers if self._recover else Offers())
+        offers, forgets = Offers(retention=self._retention is not None), self._retention is not None
+        if self._recover:
+            offers = Offers(tuple(definitions), tuple([each.definition for each in self._functions]), forgets)
+        self._worker = Worker(self._store, name, self._terms, self._clock, offers)
         opened.push_async_callback(self._worker.stop)
         await self._worker.start()
         self._supervisor, self._background = Supervisor(), Supervisor()
@@ -140,9 +147,8 @@ class Runtime:
         self._turns.serve(functools.partial(services_of, desk))
         self._work = self._employ(desk)
         desk.employ(self._processes, self._work, self._supervisor, LateResults(desk).told)
-        watch = Watch(
-            desk, self._worker, ProcessWatch(self._work, self._clock), self._recover and not self._work.passive
-        )
+        runs, processes = self._recover and not self._work.passive, ProcessWatch(self._work, self._clock)
+        watch = Watch(desk, self._worker, processes, runs, self._retention)
         self._pulse = Pulse(self._worker, asyncio.get_running_loop(), self._busy_with)
         self._pulse.start()
         opened.callback(self._tell_all, desk)

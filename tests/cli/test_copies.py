@@ -66,3 +66,14 @@ def test_a_store_is_compacted(store: Path) -> None:
     assert told.exit_code == 0
     assert told.stdout.startswith(f"compacted {store}: ")
     assert shell("compact", store.with_name("nothing.db")).exit_code == 2
+
+
+def test_what_was_not_used_for_long_is_pruned_when_that_is_confirmed(store: Path) -> None:
+    asked = shell("prune", "--older-than", "0s", store=store)
+    young = shell("prune", "--older-than", "1d", "--yes", store=store)
+    gone = shell("prune", "--older-than", "0s", "--yes", store=store)
+
+    assert (asked.exit_code, young.exit_code, gone.exit_code) == (2, 0, 0)
+    assert "say --yes" in asked.stderr
+    assert young.stdout == "forgot 0 sessions and 0 processes\n"
+    assert gone.stdout == "forgot 1 session and 0 processes\n"

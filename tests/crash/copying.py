@@ -53,9 +53,7 @@ def opening(folder: Path) -> None:
 
 
 def compact(folder: Path) -> None:
-    # Looked at often, so that it dies inside, too.
-    compaction.STEPS_BETWEEN_LOOKS = 5_000
-    compaction.compact(folder / "agent.db", lambda done, whole: None)
+    compaction.compact(folder / "agent.db", lambda done, whole: None, steps=5_000)  # often: it dies inside, too
 
 
 WORK = {"backup": backup, "restore": restore, "open": opening, "compact": compact}

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mainstay import __version__
-from mainstay.cli.copies import backup, compact, restore
+from mainstay.cli.copies import backup, compact, prune, restore
 from mainstay.cli.decide import approve, cancel, pending, reject, settle
 from mainstay.cli.demo import demo
 from mainstay.cli.doctor import doctor
@@ -71,4 +71,5 @@ app.command(rich_help_panel=DECIDE)(delete)
 app.command(rich_help_panel=KEEP)(backup)
 app.command(rich_help_panel=KEEP)(restore)
 app.command(rich_help_panel=KEEP)(compact)
+app.command(rich_help_panel=KEEP)(prune)
 app.add_typer(processes, name="processes", rich_help_panel=DECIDE)

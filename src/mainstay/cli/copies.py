@@ -1,15 +1,17 @@
-"""`mainstay backup`, `restore` and `compact`: copies of a store, letting one go on, and making one small."""
+"""`mainstay backup`, `restore`, `compact` and `prune`: copies of a store, and keeping one small."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Generator
 from typing import Annotated
 
 import typer
 
-from mainstay.cli.host import JsonOption, existing, is_terminal, perform
-from mainstay.cli.render import console, print_json, size, text_line
+from mainstay.cli.host import FAILED, JsonOption, Refused, StoreOption, deciding, existing, is_terminal, perform
+from mainstay.cli.processes import seconds_of
+from mainstay.cli.render import console, plural, print_json, size, text_line
 from mainstay.runtime import Runtime
 
 
@@ -88,6 +90,42 @@ def compact(
         return 0
 
     perform(work, json)
+
+
+def prune(
+    older_than: Annotated[str, typer.Option(help="What was not used for so long: 12h, 30d.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Forget sessions that were idle for so long, and processes that ended so long ago. Their ids stay spent.
+
+    Left alone is what has an open turn, an input that waits, a fork, news it has not heard, or a live process.
+    """
+
+    async def work() -> int:
+        seconds = seconds_of(older_than)
+        async with deciding(store) as runtime:
+            if not yes:
+                _confirm(older_than)
+            gone = await runtime.processes.prune(seconds)
+            sessions = await runtime.sessions.prune(seconds)
+        if json:
+            print_json({"sessions": sessions, "processes": gone})
+        else:
+            what = f"{plural(sessions, 'session')} and {plural(gone, 'process', 'processes')}"
+            text_line(console(), f"forgot {what}")
+        return 0
+
+    perform(work, json)
+
+
+def _confirm(older_than: str) -> None:
+    if not (sys.stdin.isatty() and is_terminal()):
+        raise Refused("what is pruned cannot be brought back: say --yes")
+    question = f"Forget every session that was idle, and process that ended, for more than {older_than}?"
+    if not typer.confirm(f"{question} This cannot be undone"):
+        raise Refused("nothing was pruned", FAILED, "refused")
 
 
 @contextlib.contextmanager

@@ -156,6 +156,11 @@ class Worker:
         await self.gone()
         return any(row.offers is None or agent in row.offers.agents for row in (self._row, *self._living))
 
+    async def is_first_to_forget(self) -> bool:
+        """Whether this is the one of all living workers which forgets what is too old: one is enough."""
+        await self.gone()
+        return all(self.id <= row.id for row in self._living if row.offers is not None and row.offers.retention)
+
     def is_alive(self, worker_id: str) -> bool:
         """Whether a worker lived when the rows of all were last read."""
         return self.alive is not None and worker_id in self.alive

@@ -75,10 +75,12 @@ class WaitRow(Struct, frozen=True, gc=False):
 
 
 class Offers(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a worker takes up by itself: turns of these agents, processes of these definitions of durable functions."""
+    """What a worker takes up by itself: turns of these agents, processes of these definitions of durable functions, and
+    forgetting what is too old."""
 
     agents: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
+    retention: bool = False
 
 
 class WorkerRow(Struct, frozen=True, gc=False):

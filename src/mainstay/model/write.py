@@ -236,10 +236,15 @@ class Branch(Write[SessionRow], frozen=True, gc=False):
 
 
 class Delete(Write[bool], frozen=True, gc=False):
-    """Spend a session id for good. Nodes go as soon as no fork reaches them. False: there was nothing."""
+    """Spend a session id for good. Nodes go as soon as no fork reaches them. False: there was nothing.
+
+    With `unused_since`, only a session that nothing has happened to since then and that nothing can come of: no open
+    turn, no input that waits, no fork of it, no news for it, no live process that it may see. False otherwise.
+    """
 
     session_id: str
     at: int
+    unused_since: int | None = None
 
 
 class SessionFilter(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -22,12 +22,14 @@ from mainstay.model.write import Retire
 from mainstay.observe.feed import TurnEvents
 from mainstay.processes.recovery import ProcessWatch
 from mainstay.sessions.desk import Desk
+from mainstay.sessions.retention import Retention, forget
 
 log = logging.getLogger("mainstay.sessions")
 
 PERIOD = 0.25
 TRIM_SECONDS = 5.0
 SWEEP_SECONDS = 3600.0
+FORGET_SECONDS = 3600.0
 RECOVER_AT_ONCE = 256
 """Takeovers under way at the same time: a start after a crash must not starve the host."""
 
@@ -36,7 +38,9 @@ class Watch:
     """The Runtime's eyes. `runs`: it takes over what nobody alive works on, and ends what is due; what it has itself it
     sees to in any case."""
 
-    def __init__(self, desk: Desk, worker: Worker, processes: ProcessWatch, runs: bool) -> None:
+    def __init__(
+        self, desk: Desk, worker: Worker, processes: ProcessWatch, runs: bool, retention: Retention | None = None
+    ) -> None:
         self._desk, self._worker, self._processes, self._may_run = desk, worker, processes, runs
         self._recovering = asyncio.Semaphore(RECOVER_AT_ONCE)
         self._judged = self._trimmed = self._swept = desk.clock.monotonic()
@@ -44,6 +48,9 @@ class Watch:
         self._unattended: set[str] = set()
         self._aside = Supervisor()
         self._sweeping: asyncio.Task[None] | None = None
+        self._retention = retention
+        self._forgot: float | None = None
+        self._forgetting: asyncio.Task[None] | None = None
 
     @property
     def _runs(self) -> bool:
@@ -97,12 +104,28 @@ class Watch:
         if self._runs:
             await self._expire()
             await self._processes.wake(clock.now())
+        self._look_after_the_store()
+
+    def _look_after_the_store(self) -> None:
+        """What is done from time to time, beside the looking."""
+        desk, clock = self._desk, self._desk.clock
         if clock.monotonic() - self._trimmed >= TRIM_SECONDS:
             self._trimmed = clock.monotonic()
             desk.feed.trim()
         if clock.monotonic() - self._swept >= SWEEP_SECONDS and (self._sweeping is None or self._sweeping.done()):
             self._swept = clock.monotonic()
             self._sweeping = self._aside.spawn(self._sweep(), "mainstay sweep")
+        if self._retention is not None and desk.store.held() is None and not desk.turns.draining:
+            self._forget(self._retention)
+
+    def _forget(self, retention: Retention) -> None:
+        """Forget what is too old: at the beginning, and once an hour."""
+        now = self._desk.clock.monotonic()
+        if self._forgetting is not None and not self._forgetting.done():
+            return
+        if self._forgot is None or now - self._forgot >= FORGET_SECONDS:
+            self._forgot = now
+            self._forgetting = self._aside.spawn(forget(self._desk, self._worker, retention), "mainstay retention")
 
     async def _sweep(self) -> None:
         """Several Runtimes may do this to one store at once: it takes each blob under its lock, or not at all."""

@@ -35,7 +35,7 @@ def give_back(connection: sqlite3.Connection) -> bool:
     return _free_pages(connection) > SPARE_PAGES
 
 
-def compact(path: Path, tell: Tell) -> tuple[int, int]:
+def compact(path: Path, tell: Tell, steps: int = STEPS_BETWEEN_LOOKS) -> tuple[int, int]:
     """Write a database anew without free pages, so that it gives them back by itself from then on. Returns its size in
     bytes before and after. Refused while a Runtime has it open."""
     if not path.exists():
@@ -47,7 +47,7 @@ def compact(path: Path, tell: Tell) -> tuple[int, int]:
         with contextlib.closing(connect(path)) as connection, reading(path):
             migrate(connection, path)
             before = _size(connection)
-            connection.set_progress_handler(lambda: tell(0, before), STEPS_BETWEEN_LOOKS)
+            connection.set_progress_handler(lambda: tell(0, before), steps)
             connection.execute("VACUUM")
             connection.set_progress_handler(None, 0)
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -131,6 +131,9 @@ class MemoryRows(MemoryProcessRows):
         letters = self.letters.get(sid)
         return letters is not None and any(m.kind != "queue" for m in letters.values())
 
+    def some_mail(self, sid: int) -> bool:
+        return bool(self.letters.get(sid))
+
     def mail(self, sid: int, number: int) -> InboxRow | None:
         return self.letters.get(sid, {}).get(number)
 

@@ -89,6 +89,9 @@ class MemoryProcessRows(ABC):
     def processes_of(self, worker_id: str) -> list[ProcessRow]:
         return [row for pid in sorted(self.active_pids) if (row := self.by_pid[pid]).owner == worker_id]
 
+    def has_live_processes(self, session_id: str) -> bool:
+        return any(self.by_pid[pid].live for pid in self.grants.get(session_id, ()))
+
     def prunable(self, before: int) -> list[ProcessRow]:
         over = [r for r in self.by_pid.values() if not r.live and r.pruned is None and r.record.updated < before]
         return sorted(over, key=lambda r: (r.record.updated, r.pid))

@@ -252,6 +252,10 @@ class SqlProcessRows:
     def processes_of(self, worker_id: str) -> list[ProcessRow]:
         return [process_row(r) for r in self._do(f"{ACTIVE} AND owner = ? ORDER BY pid", (worker_id,))]
 
+    def has_live_processes(self, session_id: str) -> bool:
+        query = "SELECT 1 FROM grants JOIN processes USING (pid) WHERE session_id = ? AND live = 1 LIMIT 1"
+        return self._do(query, (session_id,)).fetchone() is not None
+
     def prunable(self, before: int) -> Iterator[ProcessRow]:
         """Those that are over since before then, the first to end first."""
         return map(process_row, self._do(PRUNABLE, (before,)))

@@ -412,6 +412,8 @@ def delete(rows: Rows, write: Delete) -> bool:
     row = rows.session(write.session_id)
     if row is None or row.deleted:
         return False
+    if write.unused_since is not None and not _is_unused(rows, row, write.unused_since):
+        return False
     rows.drop_waits(row.sid)
     if row.turn is not None:
         turn_ended(rows, turn_id(row.id, row.turn), write.at)
@@ -434,6 +436,15 @@ def delete(rows: Rows, write: Delete) -> bool:
         rows.put_wake(replace(wake, state="discarded", reason="its session was deleted"))
     _collect(rows, row)
     return True
+
+
+def _is_unused(rows: Rows, row: SessionRow, since: int) -> bool:
+    """Whether a session has been idle since then, and nothing that exists can change that."""
+    if row.turn is not None or row.state != "idle" or row.updated >= since:
+        return False
+    if rows.some_mail(row.sid) or rows.forks_of(row.sid) or rows.pending_wakes_for(row.id):
+        return False
+    return not rows.has_live_processes(row.id)
 
 
 def _collect(rows: Rows, row: SessionRow | None) -> None:

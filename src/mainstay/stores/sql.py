@@ -275,6 +275,9 @@ class SqlRows(SqlProcessRows):
             known.mail = bool(some)
         return bool(for_the_turn)
 
+    def some_mail(self, sid: int) -> bool:
+        return self._one("SELECT 1 FROM inbox WHERE sid = ? LIMIT 1", sid) is not None
+
     def mail(self, sid: int, number: int) -> InboxRow | None:
         found = self._one(f"SELECT {MAIL} FROM inbox WHERE sid = ? AND input = ?", sid, number)
         return None if found is None else mail_row(found)
