@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from mainstay.engine.driver import decode_cancel
 from mainstay.engine.journal import load, load_turns
 from mainstay.engine.waits import asked, named, recalled
-from mainstay.errors import StoreDamaged
+from mainstay.errors import BlobMissing, SessionDeleted, StoreDamaged
 from mainstay.graph.tree import stretches
 from mainstay.graph.view import View, with_text
 from mainstay.model.ids import split, turn_id
@@ -35,13 +36,25 @@ class Archive:
     def __init__(self, store: Store, definitions: Mapping[str, Definition]) -> None:
         self._store, self._definitions = store, definitions
 
+    @contextlib.asynccontextmanager
+    async def _reading(self, row: SessionRow) -> AsyncIterator[None]:
+        """What is missing of a session that was deleted since `row` was read is no damage."""
+        try:
+            yield
+        except (StoreDamaged, BlobMissing) as error:
+            now = await self._store.session(row.id)
+            if now is None or now.deleted:
+                raise SessionDeleted(row.id) from error
+            raise
+
     # ------------------------------------------------------------------ one turn
 
     async def records(self, row: SessionRow, turn: int) -> list[Record]:
-        records = [record for _, record in await load(self._store, row.sid, turn, turn)]
-        if not records:
-            raise StoreDamaged(f"session {row.id}", f"turn {turn} has no records")
-        return records
+        async with self._reading(row):
+            records = [record for _, record in await load(self._store, row.sid, turn, turn)]
+            if not records:
+                raise StoreDamaged(f"session {row.id}", f"turn {turn} has no records")
+            return records
 
     async def joined(self, row: SessionRow, turn: int) -> int:
         """The turn that an input opened, or was delivered into."""
@@ -55,7 +68,8 @@ class Archive:
         if closed is None:
             return None
         past, own = View(), View()
-        await self._load(row, past, turn - 1)
+        async with self._reading(row):
+            await self._load(row, past, turn - 1)
         past.messages.extend(closed.prelude)
         own.extend(turn, found[0].records)
         return TurnResult(
@@ -70,12 +84,14 @@ class Archive:
 
     async def outcome(self, row: SessionRow, turn: int) -> Outcome:
         """How a committed turn ended, without its past."""
-        (found,) = await load_turns(self._store, row.sid, turn, turn)
-        if found.closed is None:
-            raise StoreDamaged(f"session {row.id}", f"turn {turn} is before its head and has no end")
-        own = View()
-        own.extend(turn, found.records)
-        return with_text(found.closed.outcome, own.messages)
+        async with self._reading(row):
+            found = await load_turns(self._store, row.sid, turn, turn)
+            closed = found[0].closed if found else None
+            if closed is None:
+                raise StoreDamaged(f"session {row.id}", f"turn {turn} is before its head and has no end")
+            own = View()
+            own.extend(turn, found[0].records)
+            return with_text(closed.outcome, own.messages)
 
     def _revive(self, row: SessionRow) -> Callable[[Any], Any] | None:
         if row.settings and settings_of(row.settings).output is not None:
@@ -131,7 +147,8 @@ class Archive:
         fresh = View()
         if known is not None and 0 < known.head < row.head:
             fresh = View(known.head, list(known.messages), known.frame, known.summary, dict(known.snapshots))
-        await self._load(row, fresh, row.head)
+        async with self._reading(row):
+            await self._load(row, fresh, row.head)
         if row.head == 0:
             fresh.messages.extend(settings_of(row.settings).prelude)
         return fresh
