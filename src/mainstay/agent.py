@@ -8,10 +8,10 @@ import copy
 import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, NoReturn, TypeVar, overload
 
 from mainstay.errors import InvalidDefinition, PluginConflict, quoted
-from mainstay.model import given
+from mainstay.model import given, words
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
 from mainstay.model.codec import clean_text, error_text
 from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
@@ -89,7 +89,10 @@ class Agent(Generic[T]):
         wake_depth: int | None = WAKE_DEPTH,
         settings: ModelSettings | None = None,
         mode: str = "tools",
+        **foreign: Never,
     ) -> None:
+        if foreign:
+            words.refuse("Agent", foreign, words.AGENT)
         if output_budget is not None and not isinstance(output_budget, OutputBudget):
             raise InvalidDefinition(f"output_budget={quoted(output_budget)} is not usable: give an OutputBudget")
         if budget is not None and not isinstance(budget, Budget):
@@ -188,17 +191,30 @@ class Agent(Generic[T]):
             other.settings = settings.over(self.settings)
         return other
 
-    async def run(self, said: str | Message, *, deps: Any = None, timeout: float | None = None) -> TurnResult[T]:
+    async def run(
+        self, said: str | Message, *, deps: Any = None, timeout: float | None = None, **foreign: Never
+    ) -> TurnResult[T]:
         """One turn in memory. Cancelling it cancels the turn. Use a Runtime for what must last."""
+        if foreign:
+            words.refuse("run", foreign, words.RUNNING)
         async with Runtime("memory", agents=[self], deps=deps) as runtime:
             session = await runtime.session()
             return await session.run(said, timeout=timeout)
 
-    def run_sync(self, said: str | Message, *, deps: Any = None, timeout: float | None = None) -> TurnResult[T]:
+    def run_sync(
+        self, said: str | Message, *, deps: Any = None, timeout: float | None = None, **foreign: Never
+    ) -> TurnResult[T]:
         """The same from sync code, also where an event loop is running (a notebook): then on a thread of its own."""
+        if foreign:
+            words.refuse("run_sync", foreign, words.RUNNING)
         if not _in_a_loop():  # not in an `except`: tracebacks of tools and models would begin with its error
             return bridge().run(self.run(said, deps=deps, timeout=timeout))
         return _on_thread(lambda: asyncio.run(self.run(said, deps=deps, timeout=timeout)))
+
+    if not TYPE_CHECKING:  # to a checker it has the attributes that it has
+
+        def __getattr__(self, word: str) -> NoReturn:
+            words.no_attribute(self, word, words.OF_AGENT)
 
     def __repr__(self) -> str:
         return f"Agent({self.spec.model!r}, name={self.name!r}, tools={list(self.spec.tools)})"
@@ -286,10 +302,7 @@ def check_model(model: object) -> None:
 
             registry.check(model)
     elif not callable(getattr(model, "stream", None)):
-        raise InvalidDefinition(
-            f"model {quoted(model)} is not one: name it ('anthropic:…'), pass a Provider object (it has `stream`), or "
-            "use 'scripted'"
-        )
+        raise InvalidDefinition(f"model {quoted(model)} is not one: {words.wrong_model(model)}")
 
 
 def provider_for(model: str) -> Provider:

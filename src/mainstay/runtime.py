@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Never, NoReturn
 
 from mainstay.engine.host import SystemClock, SystemRandom
 from mainstay.engine.lease import LeaseTerms, Pulse, Worker
@@ -24,7 +24,7 @@ from mainstay.errors import (
     WrongAgent,
     quoted,
 )
-from mainstay.model import given
+from mainstay.model import given, words
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.ids import check_session_id, mint
 from mainstay.model.session import Answer, Offers
@@ -90,7 +90,10 @@ class Runtime:
         trace: TraceSink | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
+        **foreign: Never,
     ) -> None:
+        if foreign:
+            words.refuse("Runtime", foreign, words.RUNTIME)
         able = functools.partial(given.having, refuse=InvalidDefinition)
         self._clock: Clock = SystemClock() if clock is None else able(clock, "clock", "now", "monotonic", "sleep")
         self._random: Random = SystemRandom() if random is None else able(random, "random", "bits")
@@ -123,6 +126,14 @@ class Runtime:
             await self._start(opened)
             self._opened = opened.pop_all()
         return self
+
+    if not TYPE_CHECKING:  # a checker refuses `with` by itself
+
+        def __enter__(self) -> NoReturn:
+            words.wrong_with("Runtime")
+
+        def __exit__(self, *how: object) -> None:
+            """Never reached: `with` asks for it before it enters."""
 
     async def _start(self, opened: contextlib.AsyncExitStack) -> None:
         """Put everything together; `opened` takes it apart again, in reverse and whatever part of that fails."""

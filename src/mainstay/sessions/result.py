@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 import msgspec
 
 from mainstay.errors import TurnFailed
 from mainstay.graph.view import TurnView, turn_view
+from mainstay.model import words
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message
 from mainstay.model.outcome import Finished, Outcome, Waiting, kind_of
@@ -52,6 +53,11 @@ class TurnResult(Generic[T]):
         self._view: TurnView | None = None
         self._late = late
 
+    if not TYPE_CHECKING:  # to a checker it has the attributes that it has
+
+        def __getattr__(self, word: str) -> NoReturn:
+            words.no_attribute(self, word, words.OF_RESULT)
+
     def _read(self) -> TurnView:
         if self._view is None:
             self._view = turn_view(self.turn_id, self.records)
@@ -64,12 +70,15 @@ class TurnResult(Generic[T]):
 
     @property
     def output(self) -> T:
-        """The typed output, or the text when the agent declares none. Raises TurnFailed unless finished."""
+        """The typed output, or the text when the agent declares none. Raises TurnFailed unless finished.
+
+        In a Runtime that lacks the agent, a typed output is the JSON value that it was made of.
+        """
         self.raise_for_outcome()
         assert isinstance(self.outcome, Finished)
-        if self._revive is None:
-            return cast(T, self.outcome.text)
-        return cast(T, self._revive(self.outcome.value))
+        if self._revive is not None:
+            return cast(T, self._revive(self.outcome.value))
+        return cast(T, self.outcome.text if self.outcome.value is None else self.outcome.value)
 
     def raise_for_outcome(self) -> TurnResult[T]:
         """Raise TurnFailed unless the turn finished; returns itself, for chaining."""

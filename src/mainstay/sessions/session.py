@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
 
 import msgspec
 
@@ -27,7 +27,7 @@ from mainstay.errors import (
     quoted,
 )
 from mainstay.graph.tree import forkable
-from mainstay.model import given, ids
+from mainstay.model import given, ids, words
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.event import AnyEvent
 from mainstay.model.llm import Usage
@@ -88,13 +88,18 @@ class Session:
         self._desk, self.id, self.agent = desk, session_id, agent
         self._options = options  # written before the first thing that is said or asked of plugins
 
+    if not TYPE_CHECKING:  # to a checker it has the attributes that it has
+
+        def __getattr__(self, word: str) -> NoReturn:
+            words.no_attribute(self, word, words.OF_SESSION)
+
     def __repr__(self) -> str:
         return f"Session({self.id!r}, agent={self.agent!r})"
 
     # ------------------------------------------------------------------ saying
 
     async def run(
-        self, said: str | Message, *, key: str | None = None, timeout: float | None = None
+        self, said: str | Message, *, key: str | None = None, timeout: float | None = None, **foreign: Never
     ) -> TurnResult[Any]:
         """Say something and wait until its turn ends or parks.
 
@@ -102,6 +107,8 @@ class Session:
         the same content is the same turn, however often it is said. Behind a parked turn, and where no living worker
         has the agent, the outcome is `Queued`: the input is on disk and runs when its turn comes.
         """
+        if foreign:
+            words.refuse("run", foreign, words.IN_SESSION)
         self._desk.check()
         given.seconds(timeout)
         self.check_wait(key)
@@ -116,18 +123,24 @@ class Session:
             await self.cancel(f"it did not end within {timeout:g} s", by="timeout", turn_id=turn)
             return await self.result(turn)
 
-    async def send(self, said: str | Message, *, key: str | None = None) -> Receipt:
+    async def send(self, said: str | Message, *, key: str | None = None, **foreign: Never) -> Receipt:
         """Say something and return as soon as it is on disk. It runs after what was said before it."""
+        if foreign:
+            words.refuse("send", foreign, words.IN_SESSION)
         self._desk.check()
         return self._receipt(await self.accept(said, "queue", key))
 
-    async def steer(self, said: str | Message, *, key: str | None = None) -> Receipt:
+    async def steer(self, said: str | Message, *, key: str | None = None, **foreign: Never) -> Receipt:
         """Say something to the running turn: it arrives at its next boundary. With none running, it opens a turn."""
+        if foreign:
+            words.refuse("steer", foreign, words.IN_SESSION)
         self._desk.check()
         return self._receipt(await self.accept(said, "steer", key))
 
-    def stream(self, said: str | Message, *, key: str | None = None) -> TurnStream:
+    def stream(self, said: str | Message, *, key: str | None = None, **foreign: Never) -> TurnStream:
         """Say something and watch its turn: `async with session.stream(…) as turn: async for event in turn: …`."""
+        if foreign:
+            words.refuse("stream", foreign, words.IN_SESSION)
         self._desk.check()
         return TurnStream(self, said, key)
 

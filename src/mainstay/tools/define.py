@@ -16,6 +16,7 @@ from typing import (
     Any,
     Generic,
     NamedTuple,
+    Never,
     ParamSpec,
     TypeVar,
     Union,
@@ -28,6 +29,7 @@ from typing import (
 from msgspec import UNSET, Struct
 
 from mainstay.errors import InvalidDefinition, ToolError, quoted
+from mainstay.model import words
 from mainstay.model.tool import Approval, OutputBudget, Recovery, ToolSpec
 from mainstay.tools import docstring
 from mainstay.tools.answer import output_schema_of
@@ -180,6 +182,7 @@ def tool(  # noqa: PLR0913 - each is a word of the public vocabulary; inside the
     approval: Approval = "never",
     deferred: bool = False,
     output_budget: OutputBudget | None = None,
+    **foreign: Never,
 ) -> Any:
     """Make a tool of a function, sync or async: its schema comes from its signature and docstring.
 
@@ -197,6 +200,8 @@ def tool(  # noqa: PLR0913 - each is a word of the public vocabulary; inside the
     `output_budget` says how much of what it returns the model is shown; without one, the agent's counts. A call of a
     `background` tool starts a process and returns its handle at once.
     """
+    if foreign:
+        words.refuse("tool", foreign, words.TOOL)
     options = ToolOptions(
         name, description, recovery, timeout, retries, limit, resource, background, approval, deferred, output_budget
     )
@@ -246,6 +251,11 @@ def read_signature(fn: Callable[..., Any], owner: str, context: type = ToolConte
         _check_parameter(owner, one)
         if one.name in given:
             continue
+        if one.name == "ctx" and one.annotation is inspect.Parameter.empty:
+            raise InvalidDefinition(
+                f"{owner}: its parameter 'ctx' has no annotation, and what has none is filled by the caller, here the "
+                f"model: write `ctx: {context.__name__}` for the context, or give the parameter another name"
+            )
         annotation = resolve(one.annotation, written, f"{owner}, parameter {one.name!r}", context)
         if _is_context(annotation, context):
             contexts.append(Parameter(one.name, annotation))
