@@ -31,7 +31,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -42,9 +42,19 @@ from mainstay.stores.sqlite import SqliteStore
 from mainstay.testing.ending import Ending, ProcessEnding, capture
 from mainstay.testing.faults import MODES, Crash, Ledger, Mode, Point, Seams
 from mainstay.testing.forks import Forks
-from mainstay.testing.lab import Lab, Played, Scenario, scratch
+from mainstay.testing.lab import Lab, Played, Scenario, must_run_alone, on_a_thread, scratch
 
-__all__ = ["Crash", "Lab", "Played", "Report", "Row", "kill_everywhere", "play"]
+__all__ = [
+    "Crash",
+    "Lab",
+    "Played",
+    "Report",
+    "Row",
+    "kill_everywhere",
+    "kill_everywhere_async",
+    "play",
+    "play_async",
+]
 
 StoreKind: TypeAlias = Literal["memory", "sqlite"]
 
@@ -64,6 +74,7 @@ def play(
     timeout: float = 30.0,
 ) -> Played:
     """Run a scenario in this process, with one kill for each of `crashes`, each in the incarnation after the last."""
+    must_run_alone("play")
     with scratch() as folder, _quiet():
         world = _World(store, Path(folder))
         lives: list[_Life] = []
@@ -72,6 +83,11 @@ def play(
         finally:
             for life in lives:
                 life.dispose()
+
+
+async def play_async(scenario: Scenario, crashes: Sequence[Crash] = (), **options: Any) -> Played:
+    """`play` for async code: on a thread, with event loops of its own. Takes what `play` takes."""
+    return await on_a_thread(play, scenario, crashes, **options)
 
 
 def _play(
@@ -290,11 +306,14 @@ def kill_everywhere(
     resume: Scenario | None = None,
     timeout: float = 30.0,
 ) -> Report:
-    """Run `scenario`, then kill and resume it once at every point in each of `modes`. Call it from sync code.
+    """Run `scenario`, then kill and resume it once at every point in each of `modes`.
+
+    Call it from sync code; where an event loop runs, await `kill_everywhere_async`.
 
     `resume` is what runs after a kill, if not the scenario again. Raises AssertionError when the scenario does not
     even end undisturbed. On a terminal a line shows how far it is.
     """
+    must_run_alone("kill_everywhere")
     began, name = time.monotonic(), getattr(scenario, "__name__", "scenario")
     with contextlib.ExitStack() as stack:
         if real:
@@ -313,6 +332,11 @@ def kill_everywhere(
             _progress(f"{name}: killed {count} of {len(wanted)} times", last=count == len(wanted))
             rows.append(judge(crash, stage([crash]), plain))
     return Report(name, plain, rows, time.monotonic() - began)
+
+
+async def kill_everywhere_async(scenario: Scenario, **options: Any) -> Report:
+    """`kill_everywhere` for async code: on a thread, with event loops of its own. Takes what it takes."""
+    return await on_a_thread(kill_everywhere, scenario, **options)
 
 
 def plans(trace: Iterable[Point], modes: Sequence[Mode]) -> Generator[Crash, None, None]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 
+from mainstay.errors import InvalidInput
 from mainstay.ports.store import Store
 from mainstay.runtime import Runtime
 from mainstay.sessions.definition import Defined
@@ -101,6 +104,24 @@ class Played(Struct, frozen=True):
         """Calls whose outcome nobody knows, and processes that were given up."""
         calls = sum(1 for s in self.ending.sessions for c in s.calls if c.outcome == "outcome_unknown")
         return calls + sum(1 for process in self.ending.processes if process.status == "abandoned")
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def must_run_alone(name: str) -> None:
+    """A kit runs event loops of its own, one after another; inside of a running one it cannot."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise InvalidInput(f"an event loop is running here, and {name} runs its own: await {name}_async(…) instead")
+
+
+async def on_a_thread(kit: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
+    """Run a kit beside the event loop at hand. It ends by itself: giving up waiting does not stop it."""
+    return await asyncio.get_running_loop().run_in_executor(None, functools.partial(kit, *args, **options))
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:

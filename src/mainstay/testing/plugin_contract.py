@@ -42,10 +42,11 @@ from mainstay.plugins import state
 from mainstay.plugins.hooks import HOOKS, Plugin, SessionContext, SnapshotReader
 from mainstay.plugins.registry import PluginSet, overrides
 from mainstay.testing import plugin_replay
+from mainstay.testing.lab import must_run_alone, on_a_thread
 from mainstay.testing.plugin_drill import SESSION, UNENDED, Drilled, Trial, agent_for, drill, quiet
 from mainstay.testing.plugin_probe import QUIET, WAYS, Finding, Probe, Way, remembered
 
-__all__ = ["Finding", "Report", "check_plugin", "plugin_contract"]
+__all__ = ["Finding", "Report", "check_plugin", "check_plugin_async", "plugin_contract"]
 
 LONGEST = 600.0
 """Seconds that a hook may take at most before a turn is freed of it."""
@@ -308,18 +309,26 @@ def check_plugin(  # noqa: PLR0913  # what an author may say about a plugin, eac
     fails_without_services: Iterable[str] = (),
     checks: Iterable[str] = tuple(CHECKS),
 ) -> Report:
-    """Run the contract, or some `checks` of it, on the plugin that `make` makes. Call it from sync code.
+    """Run the contract, or some `checks` of it, on the plugin that `make` makes.
+
+    Call it from sync code; where an event loop runs, await `check_plugin_async`.
 
     `calls` are tool calls that the model makes in every turn, `tools` are tools of a host that it may call, `options`
     is what a session is opened with for the plugin, `others` makes plugins that it works beside. A hook in
     `fails_without_services` may fail when its services do.
     """
+    must_run_alone("check_plugin")
     bench = Bench(_trial(make, calls, tools, options, others, fails_without_services))
     for name in checks:
         CHECKS[name](bench)
         if name == "defined" and bench.found:
             break  # no session would open with it
     return _report(bench)
+
+
+async def check_plugin_async(make: Callable[[], Plugin], **needs: Any) -> Report:
+    """`check_plugin` for async code: on a thread, with event loops of its own. Takes what `check_plugin` takes."""
+    return await on_a_thread(check_plugin, make, **needs)
 
 
 def plugin_contract(make: Callable[[], Plugin], **needs: Any) -> type[unittest.TestCase]:
