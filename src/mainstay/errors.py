@@ -217,8 +217,14 @@ class UndeclaredEvent(InvalidProcess):
 
     def __init__(self, process_id: str, event_type: str, declared: list[str]) -> None:
         self.process_id, self.event_type, self.declared = process_id, event_type, declared
-        known = ", ".join(declared) or "none"
-        super().__init__(f"process {process_id!r} declares no event {quoted(event_type)}; it declares: {known}")
+        ours, signal = event_type.partition("signal.")[1:] if event_type.startswith("signal.") else ("", "")
+        known = ", ".join(each.removeprefix(ours) for each in declared if each.startswith(ours)) or "none"
+        what = (
+            f"takes no signal {quoted(signal)}; it takes"
+            if ours
+            else f"declares no event {quoted(event_type)}; it declares"
+        )
+        super().__init__(f"process {process_id!r} {what}: {known}")
 
 
 class ProcessConflict(Conflict):

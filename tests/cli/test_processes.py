@@ -190,12 +190,22 @@ def test_a_signal_that_nobody_can_act_on_says_what_has_to_come(worked: Path) -> 
     assert [row["state"] for row in shell_json("ps", "--name", "approved", store=worked)] == ["queued"]
 
 
+def test_a_signal_that_it_does_not_wait_for_is_kept_and_says_what_it_waits_for(worked: Path) -> None:
+    result = shell("signal", "a-1", "go", store=worked)
+
+    assert result.stdout.splitlines() == [
+        "told a-1: go (event 5)",
+        "it does not wait for 'go', it waits for: approve; the signal is kept until it asks for it",
+    ]
+
+
 def test_a_signal_with_a_key_is_sent_once(worked: Path) -> None:
     words = ("signal", "a-1", "go", "1", "--key", "k")
     first, again = shell_json(*words, store=worked), shell_json(*words, store=worked)
     other = shell("signal", "a-1", "go", "2", "--key", "k", store=worked)
 
-    assert first == again == {"process_id": "a-1", "signal": "go", "event": 5}
+    sent = {"process_id": "a-1", "signal": "go", "event": 5, "awaited": False, "waits_for": ["approve"]}
+    assert first == again == sent
     assert other.exit_code == 1
     assert "was used for another event" in other.stderr
 
@@ -205,7 +215,7 @@ def test_a_signal_with_a_key_is_sent_once(worked: Path) -> None:
     [
         (["a-1", "approve", "yes"], 2, "the payload is not JSON"),
         (["a-1", "approve", '{"by": 7}'], 2, "the payload of 'signal.approve' does not fit"),
-        (["a-1", "reject"], 2, "declares no event 'signal.reject'; it declares: signal.approve, signal.go"),
+        (["a-1", "reject"], 2, "takes no signal 'reject'; it takes: approve, go"),
         (["d-1", "go"], 1, "process 'd-1' is completed: nothing more can happen to it"),
         (["nobody", "go"], 2, "process 'nobody': there is no such process in this store; `mainstay ps --all` shows"),
         (["", "go"], 2, "process id '' is not usable"),

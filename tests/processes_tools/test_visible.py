@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mainstay import Plugin, Runtime, ToolContext, ToolError, tool
+from mainstay import Plugin, ProcessContext, Runtime, ToolContext, ToolError, process, tool
 from mainstay.errors import PluginError, UnknownProcess
 from mainstay.model.process import Abandoned, Cancelled, Evidence, Failure, ProcessRow, Success
 from mainstay.model.tool import Cancelled as CallCancelled
@@ -305,6 +305,24 @@ async def test_a_signal_becomes_an_event_of_its_name(place: Place) -> None:
     assert events[1] == (2, "signal.ready", {"n": 1}, "process:job:signal.ready:process-chat.9.1.0")
 
 
+async def test_a_model_is_told_what_a_process_waits_for_instead(place: Place) -> None:
+    @process
+    async def asking(ctx: ProcessContext[Any]) -> Any:
+        return await ctx.wait_signal("approve")
+
+    async with runtime_of(place, processes=[asking]) as runtime:
+        await (await runtime.session("chat")).start(asking, id="job", wake="none")
+        await until(lambda: _parked(runtime))
+        record = await seen_by(runtime).signal_process(handle("job"), "aprove")
+
+    assert isinstance(record.outcome, Ok)
+    assert record.outcome.value["note"].startswith("it does not wait for 'aprove', it waits for: approve")
+
+
+async def _parked(runtime: Runtime) -> bool:
+    return bool(await runtime.handle("job").status() == "waiting")
+
+
 async def test_a_call_that_is_made_again_sends_the_same_signal(place: Place) -> None:
     async with runtime_of(place) as runtime:
         await runtime.processes.register("job", signals=["ready"], grants=["chat"])
@@ -319,7 +337,7 @@ async def test_a_call_that_is_made_again_sends_the_same_signal(place: Place) -> 
 @pytest.mark.parametrize(
     ("name", "payload", "code", "text"),
     [
-        ("stop", None, "undeclared_event", "signal failed: process 'job' declares no event 'signal.stop'"),
+        ("stop", None, "undeclared_event", "signal failed: process 'job' takes no signal 'stop'; it takes: ready"),
         ("ready", "soon", "invalid_process", "signal failed: the payload of 'signal.ready' does not fit"),
         ("", None, "invalid_process", "signal failed: a signal needs a name, not ''"),
     ],

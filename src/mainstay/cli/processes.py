@@ -64,13 +64,17 @@ def signal(
     async def work() -> int:
         target, told = process_id(process), _payload(payload)
         async with deciding(store) as runtime:
-            event = await runtime.processes.signal(target, name, told, key=key)
+            sent = await runtime.processes.signal(target, name, told, key=key)
             row = await find_process(runtime.store, target)
             helped = await is_helped(runtime, row.owner)
         if json:
-            print_json({"process_id": target, "signal": name, "event": event})
+            known = {"awaited": sent.awaited, "waits_for": sent.waits_for}
+            print_json({"process_id": target, "signal": name, "event": int(sent)} | known)
         else:
-            text_line(console(), f"told {target}: {name} (event {event})", "green")
+            note = sent.note(name)
+            text_line(console(), f"told {target}: {name} (event {int(sent)})", "yellow" if note else "green")
+            if note:
+                text_line(console(), note, "yellow")
             if row.active:
                 say_when(what_it_takes(row), helped)
         return OK

@@ -161,6 +161,11 @@ class Worker:
         await self.gone()
         return all(self.id <= row.id for row in self._living if row.offers is not None and row.offers.retention)
 
+    async def offered_elsewhere(self) -> list[Offers]:
+        """What other living workers take up by themselves."""
+        await self.gone()
+        return [row.offers for row in self._living if row.offers is not None]
+
     def is_alive(self, worker_id: str) -> bool:
         """Whether a worker lived when the rows of all were last read."""
         return self.alive is not None and worker_id in self.alive

@@ -27,6 +27,11 @@ R = TypeVar("R")
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,120}")
 
 
+def is_name(name: str) -> bool:
+    """Whether a durable function may have this name."""
+    return _NAME.fullmatch(clean_text(name)) is not None
+
+
 class Process(Generic[P, R]):
     """A durable function. You may call it too, as if it were not decorated, with a context of your own.
 
@@ -53,7 +58,7 @@ class Process(Generic[P, R]):
         functools.update_wrapper(self, fn, updated=())
         self.name = str(getattr(fn, "__name__", "")) if name is None else name
         owner = f"process {self.name!r}"
-        if not _NAME.fullmatch(clean_text(self.name)):
+        if not is_name(self.name):
             raise InvalidDefinition(f"{owner}: use 1 to 120 letters, digits, '_', '-' or '.' as its name=")
         if not version or "@" in clean_text(version) or not version.isprintable():
             raise InvalidDefinition(f"{owner}: version={version!r} is not usable: give a short text such as '2'")

@@ -7,6 +7,8 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from mainstay.engine.journal import SPILL_BYTES
 from mainstay.errors import (
     Diverged,
@@ -20,14 +22,15 @@ from mainstay.errors import (
     quoted,
 )
 from mainstay.model.codec import clean_text, decode, encode, error_text
-from mainstay.model.process import Cancelled, Failure, ProcessOutcome, Registration, Success, WaitOn
+from mainstay.model.process import Cancelled, Failure, ProcessOutcome, ProcessRow, Registration, Success, WaitOn
+from mainstay.model.session import Offers
 from mainstay.model.step import StepRecord
 from mainstay.ports.process import EngineRun
 from mainstay.processes.branch import CANCEL, PutAway
 from mainstay.processes.branches import Branches, Line
 from mainstay.processes.calls import BeginAnew, Calls
 from mainstay.processes.context import ProcessContext
-from mainstay.processes.define import Process
+from mainstay.processes.define import Process, is_name
 from mainstay.processes.host import Host
 from mainstay.processes.journal import load_steps
 from mainstay.processes.replay import Replay
@@ -48,31 +51,49 @@ class FunctionEngine:
         self._host = host
 
     def knows(self, registration: Registration) -> bool:
-        return registration.definition in self._functions
+        return self._named(registration.definition) is not None
 
     def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | None:
         """How a function is registered that somebody wants to start: the object itself, or its name or definition."""
         function = what if isinstance(what, Process) else self._named(what)
         if function is None:
             return None
-        if self._functions.get(function.definition) is not function and not self._host.passive:
-            raise InvalidProcess(f"{function!r} is not part of this Runtime: pass it in `processes=[…]`")
+        if self._functions.get(function.definition) is not function:
+            raise InvalidProcess(
+                f"{function!r} is not part of this Runtime: pass it in `processes=[…]`, or start it by its name "
+                f"{function.name!r} for a worker that has it"
+            )
         function.bind(args)
         return Registration(
             "", KIND, function.recovery, function.name, function.definition, dict(args), function.name,
             events=function.events, open_signals=function.open_signals, max_attempts=function.max_attempts,
         )  # fmt: skip
 
+    def draft_for_others(self, name: str, args: Mapping[str, Any], offered: Offers) -> Registration | None:
+        """How a function is registered that only others have, by its name or definition.
+
+        A definition that is a name alone is taken up by any worker that has a function of that name. What the function
+        declares is known to that worker: here every signal is taken.
+        """
+        chosen = [each for each in offered.functions if name in (each, each.partition("@")[0])]
+        if not chosen or not is_name(name.partition("@")[0]):
+            return None
+        short = name.partition("@")[0]
+        return Registration("", KIND, "rerunnable", short, chosen[-1], dict(args), short, open_signals=True)
+
     def _named(self, what: Any) -> Process[..., Any] | None:
         """The function of that definition, or the last one given of that name."""
         if not isinstance(what, str):
             return None
-        named = [each for each in self._functions.values() if each.name == what]
-        return self._functions.get(what) or (named[-1] if named else None)
+        found = self._functions.get(what)
+        if found is None and "@" not in what:
+            found = next((each for each in reversed(self._functions.values()) if each.name == what), None)
+        return found
 
     async def run(self, run: EngineRun) -> ProcessOutcome:
         assert isinstance(run, ProcessRun)
-        function = self._functions[run.registration.definition]
+        function = self._named(run.registration.definition)
+        assert function is not None, "a worker takes what its engine knows"
         records: list[StepRecord] = []
         if run.resumed:
             records, ordinal = await load_steps(self._host.store, run.row.pid, run.row.id)
@@ -80,7 +101,7 @@ class FunctionEngine:
         replay = Replay(run.row.id, records)
         while True:
             branches = await self._begin(run, replay)
-            calls = Calls(run.row, run.journal, replay, branches, self._host, function.bind)
+            calls = Calls(_declaring(run.row, function), run.journal, replay, branches, self._host, function.bind)
             try:
                 return await self._once(function, calls, branches, replay, run)
             except BeginAnew as anew:
@@ -170,6 +191,14 @@ class FunctionEngine:
         if isinstance(fault, Diverged | InvalidProcess):
             await run.journal.flush()  # what other branches have done meanwhile has happened all the same
         return fault
+
+
+def _declaring(row: ProcessRow, function: Process[..., Any]) -> ProcessRow:
+    """The process with what its function declares: who started it by name alone could not know that."""
+    if row.registration.events or not row.registration.open_signals:
+        return row
+    asked = replace(row.registration, events=function.events, open_signals=function.open_signals)
+    return replace(row, registration=asked)
 
 
 def failure(error: BaseException) -> Failure:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -81,12 +81,38 @@ def value_of(process_id: str, output: Any) -> Any:
     raise ProcessPruned(process_id, output["status"], output["pruned_at"])
 
 
+class SignalReceipt(int):
+    """The number of the event that a signal became, and whether somebody waits for it.
+
+    `awaited`: the process waited for this signal; None when that is not known, because another worker has it in memory
+    or the work is done outside. `waits_for`: the signals that it waits for instead. A signal that nobody waits for yet
+    is kept until the function asks for it.
+    """
+
+    awaited: bool | None
+    waits_for: tuple[str, ...]
+
+    def __new__(cls, sequence: int, awaited: bool | None = None, waits_for: tuple[str, ...] = ()) -> Self:
+        receipt = super().__new__(cls, sequence)
+        receipt.awaited, receipt.waits_for = awaited, waits_for
+        return receipt
+
+    def note(self, name: str) -> str:
+        """What to say to who sent a signal that the process does not wait for; "" if it does, or may."""
+        if self.awaited is not False:
+            return ""
+        instead = f"it waits for: {', '.join(self.waits_for)}" if self.waits_for else "it waits for no signal now"
+        return f"it does not wait for {name!r}, {instead}; the signal is kept until it asks for it"
+
+
 class Processes(Protocol):
     """What a handle asks of its Runtime."""
 
     async def outcome(self, process_id: str, timeout: float | None = None) -> AwaitOutput: ...
 
-    async def signal(self, process_id: str, name: str, payload: Any = None, *, key: str | None = None) -> int: ...
+    async def signal(
+        self, process_id: str, name: str, payload: Any = None, *, key: str | None = None
+    ) -> SignalReceipt: ...
 
     async def cancel(self, process_id: str, reason: str = "", *, by: str = "host") -> str: ...
 
@@ -124,8 +150,11 @@ class ProcessHandle:
         """How it ended, whatever that was."""
         return await self._processes.outcome(self.id, timeout)
 
-    async def signal(self, name: str, payload: Any = None, *, key: str | None = None) -> int:
-        """Send it a signal; the number of the event that it became. The same `key` is the same signal."""
+    async def signal(self, name: str, payload: Any = None, *, key: str | None = None) -> SignalReceipt:
+        """Send it a signal: the number of the event that it became, which says too whether it waits for that.
+
+        The same `key` is the same signal. One that its function does not declare is refused.
+        """
         return await self._processes.signal(self.id, name, payload, key=key)
 
     async def cancel(self, reason: str = "", *, by: str = "host") -> str:

@@ -25,7 +25,6 @@ class Host(Protocol):
     threads: Threads
     slots: Slots
     deps: Any
-    passive: bool
     jumps: Jumps
 
     async def still_ours(self, row: ProcessRow) -> bool:

@@ -65,7 +65,7 @@ from mainstay.model.process_write import (
 )
 from mainstay.model.session import CancelRequest
 from mainstay.ports.store import Store
-from mainstay.processes.handle import ProcessHandle, handle_id
+from mainstay.processes.handle import ProcessHandle, SignalReceipt, handle_id
 from mainstay.processes.host import ChildOptions
 from mainstay.processes.policy import CancelAsk, CancelPolicy
 from mainstay.processes.run import ProcessRun
@@ -113,7 +113,7 @@ class ProcessService:
     ) -> ProcessHandle:
         """Begin a process; on disk when this returns. The same id with the same content is the same process."""
         start = start or Start()
-        draft = self._worker.draft(what, clean(check_args(args)))
+        draft = await self._worker.draft(what, clean(check_args(args)))
         process_id = check_process_id(start.id) if start.id is not None else self._mint()
         registration = msgspec.structs.replace(
             draft,
@@ -274,8 +274,11 @@ class ProcessService:
 
     # ------------------------------------------------------------------ asking
 
-    async def signal(self, process_id: str, name: str, payload: Any = None, *, key: str | None = None) -> int:
-        """Send a signal; the number of the event that it became. The same `key` is the same signal."""
+    async def signal(self, process_id: str, name: str, payload: Any = None, *, key: str | None = None) -> SignalReceipt:
+        """Send a signal: the number of the event that it became, and whether the process waits for it.
+
+        The same `key` is the same signal.
+        """
         process_id, name, plain = handle_id(process_id), check_signal(name), clean(payload)
         if key is not None:
             key = given.name(key, "key")
@@ -283,7 +286,8 @@ class ProcessService:
         row = known(await self._store.process(process_id), process_id)
         self.check_payload(row, f"{SIGNAL}{name}", plain)
         key = f"process:{process_id}:{SIGNAL}{name}:{key or self._mint()}"
-        return await self._worker.tell(process_id, name, plain, key)
+        here = self._worker.signals_awaited(process_id)
+        return _receipt(await self._worker.send(process_id, name, plain, key), name, here)
 
     def check_payload(self, row: ProcessRow, event_type: str, payload: Any) -> None:
         """Refuse a payload that does not fit what the process declared."""
@@ -484,6 +488,18 @@ class ProcessService:
             if not gone:
                 return count
             await asyncio.sleep(0)
+
+
+def _receipt(told: Told, name: str, here: tuple[str, ...] | None) -> SignalReceipt:
+    """What became of a signal. `here`: the signals that it waited for in our memory."""
+    record = told.row.record
+    if record.status == "waiting":
+        return SignalReceipt(told.sequence, False, tuple(w.name for w in record.waits if w.kind == "signal"))
+    if not told.known and record.sequence > told.sequence:
+        return SignalReceipt(told.sequence, True)  # it was parked, and the same write resumed it
+    if here is None:
+        return SignalReceipt(told.sequence)
+    return SignalReceipt(told.sequence, name in here, tuple(each for each in here if each != name))
 
 
 def _numbers(wakes: Iterable[int]) -> tuple[int, ...]:

@@ -219,12 +219,13 @@ class Visible:
         try:
             await self._seen(process_id)
             key = f"process-{self._asker.call_id}"
-            sequence = await self._service.signal(process_id, name, payload, key=key)
+            receipt = await self._service.signal(process_id, name, payload, key=key)
         except StoreError:
             raise
         except MainstayError as error:
             return Failed(error.code, f"signal failed: {_told(error)}"), ()
-        return Ok({"process_id": process_id, "sequence": sequence}), ()
+        note = receipt.note(name)
+        return Ok({"process_id": process_id, "sequence": int(receipt)} | ({"note": note} if note else {})), ()
 
     async def _cancel(self, handle: Any, reason: str) -> Answer:
         process_id, _ = parse_handle(handle)

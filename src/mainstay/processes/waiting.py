@@ -79,6 +79,11 @@ class Waiting:
 
     # ------------------------------------------------------------------ waiting
 
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """The signals that branches wait for in memory."""
+        return tuple(name for kind, name in self._by_name if kind == "signal")
+
     async def wait(self, on: WaitOn) -> Any:
         """What it brought: None when its time was up, CUT, or AWAY."""
         if on.kind == "process" and on.name in self._over:

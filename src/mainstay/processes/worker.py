@@ -34,11 +34,12 @@ from mainstay.errors import (
 )
 from mainstay.model.codec import error_text
 from mainstay.model.process import Cancelled, ProcessOutcome, ProcessRow, Registration
-from mainstay.model.process_write import LetGo, ProcessScope, Register, Registered, Stop, Take, Tell
-from mainstay.model.session import CancelRequest
+from mainstay.model.process_write import LetGo, ProcessScope, Register, Registered, Stop, Take, Tell, Told
+from mainstay.model.session import CancelRequest, Offers
 from mainstay.ports.process import Engine
 from mainstay.processes.awaiting import Awaiting
 from mainstay.processes.branch import PutAway
+from mainstay.processes.branches import Branches
 from mainstay.processes.host import ChildOptions
 from mainstay.processes.run import GateListener, ProcessRun
 from mainstay.tools.workshop import Workshop
@@ -107,7 +108,7 @@ class ProcessWorker:
         engine = self._engines.get(registration.kind)
         return engine is not None and registration.recovery != "externally_owned" and engine.knows(registration)
 
-    def draft(self, what: Any, args: Mapping[str, Any]) -> Registration:
+    async def draft(self, what: Any, args: Mapping[str, Any]) -> Registration:
         """A registration, still without id, for whatever somebody wants to start."""
         if isinstance(what, Registration):
             return self._checked(what)
@@ -115,10 +116,24 @@ class ProcessWorker:
             draft: Registration | None = getattr(engine, "draft", _none)(what, args)
             if draft is not None:
                 return draft
+        if isinstance(what, str) and (draft := await self._draft_for_others(what, args)) is not None:
+            return draft
         raise InvalidProcess(
-            f"{quoted(what)} cannot be started: give a durable function, a tool or an agent, "
-            "which is part of this Runtime"
+            f"{quoted(what)} cannot be started: give a durable function, a tool or an agent which is part of this "
+            "Runtime, or the name of one that a worker on this store has"
         )
+
+    async def _draft_for_others(self, name: str, args: Mapping[str, Any]) -> Registration | None:
+        """A registration of what another living worker has; for a Runtime without definitions, of what one may have."""
+        offers = await self._worker.offered_elsewhere()
+        if self.passive:
+            offers.append(Offers(functions=(name,)))
+        for each in offers:
+            for engine in self._engines.values():
+                draft: Registration | None = getattr(engine, "draft_for_others", _none)(name, args, each)
+                if draft is not None:
+                    return draft
+        return None
 
     def _checked(self, draft: Registration) -> Registration:
         """A registration that somebody made by hand, for an engine of somebody's own."""
@@ -472,9 +487,18 @@ class ProcessWorker:
         return started
 
     async def tell(self, process_id: str, name: str, payload: Any, key: str) -> int:
+        return (await self.send(process_id, name, payload, key)).sequence
+
+    async def send(self, process_id: str, name: str, payload: Any, key: str) -> Told:
+        """Send a signal to a process, whoever works on it."""
         told = await self.store.write(Tell(process_id, name, payload, key, self.clock.now()))
         self.heed(told.row)
-        return told.sequence
+        return told
+
+    def signals_awaited(self, process_id: str) -> tuple[str, ...] | None:
+        """The signals that a process waits for in our memory; None when it is not there."""
+        run = self.runs.get(process_id)
+        return run.listener.waiting.signals if run is not None and isinstance(run.listener, Branches) else None
 
     async def stop(self, process_id: str, request: CancelRequest) -> None:
         stopped = await self.store.write(Stop(process_id, request, self.clock.now()))
@@ -501,5 +525,5 @@ class ProcessWorker:
         self.awaiting.close()
 
 
-def _none(what: Any, args: Mapping[str, Any]) -> None:
+def _none(*asked: Any) -> None:
     return None

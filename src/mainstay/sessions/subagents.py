@@ -55,7 +55,7 @@ from mainstay.model.process import (
     WaitOn,
 )
 from mainstay.model.process_write import ProcessFilter
-from mainstay.model.session import CancelRequest, SessionRow
+from mainstay.model.session import CancelRequest, Offers, SessionRow
 from mainstay.model.settings import Settings, dump
 from mainstay.model.step import Begun
 from mainstay.model.tool import Cancelled as TurnCancelled
@@ -212,6 +212,13 @@ class TurnEngine:
         """How an agent is registered that somebody wants to start: the agent itself, or its name."""
         name = self._name(what)
         if name is None:
+            return None
+        read_asked(name, args)
+        return Registration("", KIND, "rerunnable", name, name, dict(args), name, events=EVENTS)
+
+    def draft_for_others(self, name: str, args: Mapping[str, Any], offered: Offers) -> Registration | None:
+        """How an agent is registered that only others have, by its name."""
+        if name not in offered.agents:
             return None
         read_asked(name, args)
         return Registration("", KIND, "rerunnable", name, name, dict(args), name, events=EVENTS)
