@@ -32,7 +32,7 @@ from mainstay.model.settings import load
 from mainstay.observe.feed import Feed
 from mainstay.plugins.engines import engines_of
 from mainstay.ports.host import Clock, Random
-from mainstay.ports.provider import Connecting
+from mainstay.ports.provider import Connecting, candidates
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import OnDisk, Store
 from mainstay.processes.define import Process
@@ -139,9 +139,10 @@ class Runtime:
         """Put everything together; `opened` takes it apart again, in reverse and whatever part of that fails."""
         name = mint("w", self._clock.now(), self._random.bits(40))
         definitions = {name: agent.definition() for name, agent in self._agents.items()}
-        for provider in {id(each.provider): each.provider for each in definitions.values()}.values():
-            if isinstance(provider, Connecting):
-                await opened.enter_async_context(provider.connected())
+        models = [model for each in definitions.values() for model in candidates(each.provider)]
+        for model in {id(model): model for model in models}.values():
+            if isinstance(model, Connecting):
+                await opened.enter_async_context(model.connected())
         offers, forgets = Offers(retention=self._retention is not None), self._retention is not None
         if self._recover:
             offers = Offers(tuple(definitions), tuple([each.definition for each in self._functions]), forgets)

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from mainstay.engine.driver import PER_CALL, Run
 from mainstay.engine.gate import Escaped, Leaving, OutOfTime, TurnAborted, TurnCancelled
-from mainstay.engine.retry import MODEL_RETRIES, RetryPolicy
+from mainstay.engine.retry import MODEL_RETRIES, RetryBudget, RetryPolicy
 from mainstay.errors import InvalidInput, MainstayError, ProviderError
 from mainstay.model.codec import MAX_VALUE, clean_part, clean_text, encode, error_text
 from mainstay.model.effect import CallModel, GaveUp, TimeIsUp
@@ -24,6 +24,7 @@ from mainstay.model.record import INTERRUPTED, Faltered, Replied
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.hooks import StreamEnd, TurnHooks
 from mainstay.ports.host import Random
+from mainstay.ports.provider import Provider, candidates
 from mainstay.ports.store import BlobStore
 from mainstay.turn import native, prompt
 
@@ -49,6 +50,7 @@ class ModelCaller:
 
     def __init__(self, admit: Admit, random: Random, blobs: BlobStore, policy: RetryPolicy = MODEL_RETRIES) -> None:
         self._admit, self._random, self._blobs, self._policy = admit, random, blobs, policy
+        self._budget = RetryBudget()
 
     async def call(self, run: Run, effect: CallModel) -> None:
         await run.journal.flush()
@@ -58,7 +60,7 @@ class ModelCaller:
         request, run.begun = await self._request(run, effect), False
         try:
             limit = request.settings.timeout
-            asking = self._ask(run, request, effect.step)
+            asking = self._ask(run, request, effect)
             response = await run.gate.guard(asking if limit is None else _within(limit, asking), _time_left(run))
         except OutOfTime:
             run.events.emit(Retracted, step=effect.step, reason="the time of the turn is up")
@@ -113,12 +115,13 @@ class ModelCaller:
     def _open_file(self, stored: Stored) -> AsyncIterator[bytes]:
         return self._blobs.pieces(stored.digest)
 
-    async def _ask(self, run: Run, request: ModelRequest, step: int) -> ModelResponse:
+    async def _ask(self, run: Run, request: ModelRequest, effect: CallModel) -> ModelResponse:
         """Stream one answer into the feed. The last thing streamed must be the whole response."""
+        step = effect.step
         response: ModelResponse | None = None
         count, text = 0, run.events.text
         stream = None if run.hooks is None else run.hooks.stream(step)
-        deltas = run.agent.provider.stream(request)
+        deltas = _candidate(run, effect).stream(request)
         async for delta in deltas:
             run.begun = True
             if type(delta) is str:
@@ -161,6 +164,7 @@ class ModelCaller:
         runs = not effect.last and response.stop not in native.CUT_OFF and run.machine.may_call(count)
         started = self._admit(run, effect.step, parts) if runs else ()
         interrupted, run.interrupted = run.interrupted, 0
+        self._budget.answered()
         run.record(
             Replied(
                 effect.step,
@@ -187,17 +191,60 @@ class ModelCaller:
         if not isinstance(error, ProviderError):
             log.error("the model of %s raised", call_id(run.turn_id, effect.step, 0), exc_info=error)
             message = f"{type(error).__name__}: {message}"
-        if not isinstance(error, ProviderError) or not error.retryable or effect.attempt >= self._policy.attempts:
+        final = not isinstance(error, ProviderError) or not error.retryable
+        models = len(candidates(run.agent.provider))
+        failed = {*effect.failed, *((effect.candidate,) if final else ())}
+        left = [number for number in range(models) if number not in failed]
+        rounds = -(-effect.attempt // models)
+        if not left or (effect.attempt >= self._policy.attempts * models):
             run.machine.receive(GaveUp(code, message, effect.attempt, run.begun))
             return False
-        self._record_failure(run, effect, code, message, self._policy.delay(effect.attempt, error.after, self._random))
+        if not self._budget.take():
+            message = f"{message} (it is not asked again: too many model calls of this Runtime failed lately)"
+            run.machine.receive(GaveUp(code, message, effect.attempt, run.begun))
+            return False
+        following = [number for number in left if number > effect.candidate]
+        # The next model is asked at once; only when all have been asked does the first wait for its turn.
+        after = error.after if isinstance(error, ProviderError) else None
+        delay = 0.0 if following else self._policy.delay(rounds, after, self._random)
+        self._record_failure(run, effect, code, message, delay, (following or left)[0], final)
         return True
 
-    def _record_failure(self, run: Run, effect: CallModel, code: str, message: str, delay: float) -> None:
+    def _record_failure(  # noqa: PLR0913  # what a record of it says
+        self,
+        run: Run,
+        effect: CallModel,
+        code: str,
+        message: str,
+        delay: float,
+        candidate: int | None = None,
+        final: bool = False,
+    ) -> None:
         now = run.clock.now()
-        due = now + int(delay * 1000)
-        faltered = Faltered(code, message, due, effect.attempt, effect.step, at=now, slot=run.slot(), begun=run.begun)
-        run.record(faltered)
+        following = effect.candidate if candidate is None else candidate
+        several = len(candidates(run.agent.provider)) > 1
+        model = clean_text(_candidate(run, effect).name) if several else ""
+        run.record(
+            Faltered(
+                code,
+                message,
+                now + int(delay * 1000),
+                effect.attempt,
+                effect.step,
+                at=now,
+                slot=run.slot(),
+                begun=run.begun,
+                candidate=following,
+                final=final,
+                model=model,
+            )
+        )
+
+
+def _candidate(run: Run, effect: CallModel) -> Provider:
+    """The model to ask. A turn that was begun with more of them than there are now goes on with the last."""
+    models = candidates(run.agent.provider)
+    return models[min(effect.candidate, len(models) - 1)]
 
 
 async def _within(limit: float, asking: Coroutine[Any, Any, ModelResponse]) -> ModelResponse:

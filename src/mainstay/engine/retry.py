@@ -28,4 +28,24 @@ class RetryPolicy(Struct, frozen=True):
         return min(recorded, now + int(max(self.cap, self.asked_cap) * 1000))
 
 
+class RetryBudget:
+    """How many more attempts a Runtime makes while nothing answers, so that an outage is no storm of requests.
+
+    An attempt that follows a failed one costs one; an answer earns a tenth of one. Not durable: a new Runtime begins
+    with a full budget.
+    """
+
+    def __init__(self, capacity: int = 200, earned: float = 0.1) -> None:
+        self._left, self._capacity, self._earned = float(capacity), float(capacity), earned
+
+    def take(self) -> bool:
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+    def answered(self) -> None:
+        self._left = min(self._left + self._earned, self._capacity)
+
+
 MODEL_RETRIES = RetryPolicy()

@@ -25,12 +25,17 @@ Boundary: TypeAlias = Literal["opening", "after_work", "before_completion"]
 
 
 class CallModel(Struct, frozen=True, gc=False, tag="call_model", omit_defaults=True):
-    """Ask the model. `last` is the grace step after a spent budget: no tools may be called."""
+    """Ask the model. `last` is the grace step after a spent budget: no tools may be called.
+
+    Of several models that may answer, `candidate` is asked; those in `failed` are not asked again in this step.
+    """
 
     step: int
     attempt: int = 1
     due: int = 0
     last: bool = False
+    candidate: int = 0
+    failed: tuple[int, ...] = ()
 
 
 class AskedCall(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -134,6 +134,8 @@ class Faltered(Struct, frozen=True, gc=False, tag="faltered.1", omit_defaults=Tr
     """An attempt failed and the next one is due at `due` (ms). `call` is empty for a model call.
 
     `begun`: a part of the model's answer had come, so that it has cost something that nobody saw.
+    Of several models that may answer, the next attempt asks number `candidate`; with `final`, the one that failed is
+    not asked again in this step. `model` is the name of the one that failed.
     """
 
     code: str
@@ -145,6 +147,9 @@ class Faltered(Struct, frozen=True, gc=False, tag="faltered.1", omit_defaults=Tr
     at: int = 0
     slot: Slot | None = None
     begun: bool = False
+    candidate: int = 0
+    final: bool = False
+    model: str = ""
 
 
 class Ended(Struct, frozen=True, gc=False, tag="ended.1", omit_defaults=True):

@@ -23,6 +23,12 @@ class Provider(Protocol):
     def stream(self, request: ModelRequest) -> AsyncIterator[Delta]: ...
 
 
+def candidates(provider: Provider) -> tuple[Provider, ...]:
+    """The models that may answer in its place: itself, unless it is a list of them (`providers.fallback`)."""
+    found: tuple[Provider, ...] = getattr(provider, "candidates", (provider,))
+    return found
+
+
 @runtime_checkable
 class Connecting(Protocol):
     """A provider with connections to keep. A Runtime that has it enters `connected` and leaves it last of all.

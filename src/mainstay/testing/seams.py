@@ -17,9 +17,10 @@ from mainstay.model.record import Ended, Faltered, Replied, Row, Started
 from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.tool import PreparedCall, ToolOutcome, ToolSpec
 from mainstay.model.write import Accept, Append, Commit, Release, Resolve, Retire, SessionFilter, StoreFacts, Write
-from mainstay.ports.provider import Provider
+from mainstay.ports.provider import Provider, candidates
 from mainstay.ports.store import SWEEP_GRACE, BlobStore, Store, WorkerLease
 from mainstay.ports.tool import CallContext, ToolProvider
+from mainstay.providers.fallback import Fallback
 from mainstay.sessions.definition import Defined, Definition
 from mainstay.testing.faults import Kind, Ledger, LedgerLine, Seams
 from mainstay.tools.catalog import Catalog, Entry
@@ -201,6 +202,11 @@ class SeamStore:
         # What the kernel does for a killed process: its lock is free.
         self._seams.on_death.append(lease.drop)
         return SeamLease(lease, self._seams)
+
+
+def _seamed(provider: Provider, seams: Seams, ledger: Ledger) -> Provider:
+    models = [SeamProvider(each, seams, ledger) for each in candidates(provider)]
+    return models[0] if len(models) == 1 else Fallback(*models)
 
 
 class SeamBlobs:
@@ -400,6 +406,6 @@ class SeamAgent:
         assert isinstance(plain.catalog, Catalog)
         return replace(
             plain,
-            provider=SeamProvider(plain.provider, self._seams, self._ledger),
+            provider=_seamed(plain.provider, self._seams, self._ledger),
             catalog=SeamCatalog(plain.catalog, self._seams, self._ledger),
         )

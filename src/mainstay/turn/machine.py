@@ -104,7 +104,7 @@ class Machine:
         state, phase = self.state, self.state.phase
         match phase:
             case Phase.ASKING:
-                return CallModel(state.step, state.attempt, state.due, state.last)
+                return CallModel(state.step, state.attempt, state.due, state.last, state.candidate, state.failed)
             case Phase.TOOLS:
                 return RunTools(state.step, tuple(state.calls.values()))
             case Phase.DONE:
@@ -202,6 +202,7 @@ class Machine:
         self._keep(reply)
         state.usage = state.usage + usage_of(reply)
         state.attempt, state.due, state.progress = 1, 0, False
+        state.failed = ()  # the model that answered stays with the turn; the others may have recovered by the next step
         state.calls = native.asked_calls(state.transcript.calls, reply.started, reply.store)
         granted = self.may_call(len(state.calls)) or bool(reply.started)
         state.called += len(state.calls)
@@ -251,7 +252,11 @@ class Machine:
 
     def _model_faltered(self, record: Faltered) -> None:
         self._keep(record)
-        self.state.attempt, self.state.due = record.attempt + 1, record.due
+        state = self.state
+        state.attempt, state.due = record.attempt + 1, record.due
+        if record.final:
+            state.failed = (*state.failed, state.candidate)
+        state.candidate = record.candidate
         if record.code == INTERRUPTED or record.begun:
             self.state.usage = self.state.usage + Usage(unknown=1)
 

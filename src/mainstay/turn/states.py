@@ -54,6 +54,8 @@ class TurnState(Struct):
     step: int = 1
     attempt: int = 1
     due: int = 0
+    candidate: int = 0
+    failed: tuple[int, ...] = ()
     last: bool = False
     calls: dict[str, AskedCall] = field(default_factory=dict)
     delivered: tuple[Delivered, ...] = ()
