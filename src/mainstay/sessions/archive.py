@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from mainstay.engine.driver import decode_cancel
@@ -37,7 +37,7 @@ class Archive:
         self._store, self._definitions = store, definitions
 
     @contextlib.asynccontextmanager
-    async def _reading(self, row: SessionRow) -> AsyncIterator[None]:
+    async def _reading(self, row: SessionRow) -> AsyncGenerator[None, None]:
         """What is missing of a session that was deleted since `row` was read is no damage."""
         try:
             yield
