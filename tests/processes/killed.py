@@ -6,13 +6,14 @@ ledger: said again after a kill, it is the same thing.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 
 from mainstay import Process, ProcessContext, Retry, Runtime, process
 from mainstay.engine.lease import LeaseTerms
-from mainstay.errors import OutcomeUnknown
+from mainstay.errors import OutcomeUnknown, StepFailed
 from mainstay.testing.crash import Lab, Played
 
 Ctx = ProcessContext[Lab]
@@ -163,8 +164,18 @@ async def joined(ctx: Ctx) -> str:
     return "went on"
 
 
+@process
+async def limited(ctx: Ctx) -> list[Any]:
+    try:
+        async with asyncio.timeout(60):
+            await ctx.sleep(0)
+    except StepFailed as refused:
+        return [refused.fault, await paid(ctx, "a"), await noted(ctx, "b")]
+    return []
+
+
 FUNCTIONS: tuple[Process[..., Any], ...] = (
-    plain, branching, waiting, leaf, raising, looping, polling, choosing, cancelled, bidding, joined,
+    plain, branching, waiting, leaf, raising, looping, polling, choosing, cancelled, bidding, joined, limited,
 )  # fmt: skip
 
 
@@ -230,6 +241,10 @@ async def play_parked(lab: Lab) -> None:
 
 async def play_bidding(lab: Lab) -> None:
     await _plainly(lab, bidding)
+
+
+async def play_limited(lab: Lab) -> None:
+    await _plainly(lab, limited)
 
 
 async def play_cancelled(lab: Lab) -> None:

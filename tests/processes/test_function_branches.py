@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from mainstay import ProcessContext, process
 from mainstay.errors import ForeignTask, OutcomeUnknown, ProcessFailed, TimedOut
 from mainstay.model.step import Done
 from mainstay.testing import VirtualClock
-from tests.processes.functions import World, dying, journal_of, living, memory, parked, result, stuck
+from tests.processes.functions import World, dying, journal_of, living, memory, parked, result
 from tests.sessions.places import Place, file, place, until
 
 __all__ = ["file", "memory", "place"]
@@ -346,30 +345,6 @@ async def test_what_is_no_coroutine_is_refused(memory: Place) -> None:
             await result(await runtime.start(odd))
         with pytest.raises(ProcessFailed, match="the same coroutine twice"):
             await result(await runtime.start(twice))
-
-
-@pytest.mark.parametrize("what", ["wait", "step", "gather"])
-async def test_a_timeout_of_asyncio_around_a_call_leaves_the_process_stuck_with_advice(place: Place, what: str) -> None:
-    @process
-    async def impatient(ctx: Ctx) -> str:
-        calls: dict[str, Callable[[], Awaitable[Any]]] = {
-            "wait": lambda: ctx.wait_signal("go"),
-            "step": lambda: ctx.step(ctx.deps.act, "x"),
-            "gather": lambda: ctx.gather(ctx.wait_signal("go"), ctx.sleep(5)),
-        }
-        try:
-            async with asyncio.timeout(0.01):
-                await calls[what]()
-        except TimeoutError:
-            return "gave up"
-        return "got it"
-
-    world = World()
-    world.open.clear()
-    async with living(place, impatient, deps=world) as runtime:
-        handle = await runtime.start(impatient)
-
-        assert "use the `timeout` of the call" in await stuck(handle)
 
 
 async def test_a_time_limit_of_a_branch_is_a_sleep_beside_it(place: Place) -> None:

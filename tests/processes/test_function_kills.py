@@ -26,6 +26,7 @@ ENDS: dict[Callable[..., Any], Any] = {
     killed.play_polling: ["paid round 0", "paid round 1"],
     killed.play_choosing: [1, "paid last"],
     killed.play_bidding: [2, "paid order", "noted end"],
+    killed.play_limited: ["time_limit_around", "paid a", "noted b"],
 }
 
 # How often each of their effects happens then. A kill may repeat what may be repeated, and lose what may not.
@@ -42,6 +43,7 @@ EFFECTS: dict[Callable[..., Any], dict[tuple[str, str], int]] = {
     killed.play_choosing: {("note", "quick"): 1, ("pay", "tidied"): 1, ("pay", "last"): 1},
     killed.play_cancelled: {("note", "tidied"): 1},
     killed.play_joined: {("note", "tidied"): 1},
+    killed.play_limited: {("pay", "a"): 1, ("note", "b"): 1},
     killed.play_bidding: {
         ("note", "s1"): 1,
         ("note", "s2"): 1,
@@ -180,6 +182,7 @@ KEY_POINTS: list[tuple[Callable[..., Any], str, Mode]] = [
         (killed.play_bidding, "effect pay"),
         (killed.play_bidding, "advance p: done 2"),
         (killed.play_bidding, "advance p: done 3, ending"),
+        (killed.play_limited, "advance p: starting, done 1, begun 2"),
         (killed.play_joined, "stop p"),
         (killed.play_joined, "advance p: done 1.0.1, done 1.1.1"),
         (killed.play_choosing, "effect pay"),

@@ -29,6 +29,7 @@ from mainstay.model.session import CancelRequest
 from mainstay.ports.host import Clock
 from mainstay.processes.branch import CANCEL, DROP, Branch, Cut, PutAway
 from mainstay.processes.journal import ProcessJournal
+from mainstay.processes.limits import LOOK, limit_around
 from mainstay.processes.ordering import Ordering
 from mainstay.processes.replay import Replay
 from mainstay.processes.waiting import AWAY, CUT, Signal, Waiting
@@ -63,6 +64,9 @@ class Line(Generic[R]):
         try:
             step = work.send(None)
             while branch.refused <= DEAF:
+                if step is LOOK:
+                    step = work.send(limit_around(work))
+                    continue
                 if not branch.in_call or order.is_asked:
                     order.suspended(branch, step)
                 try:

@@ -29,6 +29,7 @@ from mainstay.processes.branch import Branch, Cut
 from mainstay.processes.branches import Branches
 from mainstay.processes.host import Host
 from mainstay.processes.journal import ProcessJournal
+from mainstay.processes.limits import AROUND_ME
 from mainstay.processes.replay import Replay, shown
 from mainstay.processes.waiting import CUT, Signal
 
@@ -38,6 +39,11 @@ R = TypeVar("R")
 
 FIRST = "1"
 """The key of a function's first call, and of the first one after a checkpoint."""
+TIME_LIMIT = "time_limit_around"
+NO_TIME_LIMIT = (
+    "around this call cannot be kept to: on replay it would not have run out. The call was not made: use its own "
+    "`timeout=`, or `ctx.any(work(), ctx.sleep(seconds))`"
+)
 BROKEN = (Fenced, StoreError, Diverged, InternalError)
 """Errors that no function can know what to make of, and that no replay would repeat: they go past its code."""
 
@@ -108,12 +114,17 @@ class Caller:
     # ------------------------------------------------------------------ answers
 
     async def _answer(self, branch: Branch, key: str, kind: StepKind, name: str, asked: str) -> Done | None:
-        """How this call ended before, if it did. One that was cut off is cut off again."""
+        """How this call ended before, if it did, or that it is refused. One that was cut off is cut off again."""
         if key == FIRST:
             self._check_first(branch, kind, name)
         done = await self._order.answer(branch, key, kind, name, asked)
         if done is None:
             branch.unrecorded += 1
+            if not self._order.replaying and not branch.owes and (limit := await AROUND_ME) is not None:
+                self._replay.left_open(key, kind, name, asked)  # older code may have begun it
+                fault = Fault(TIME_LIMIT, f"{limit} {NO_TIME_LIMIT}")
+                done = Done(key, kind, name, asked, fault=fault, at=self._clock.now())
+                await self._order.hand_out(branch, done)
         elif done.cut:
             branch.has_paid(done.dropped)
             self._cut_unknown = self._cut_unknown or (done.unknown is not None and not done.dropped)
@@ -177,5 +188,5 @@ def answered(done: Done) -> Any:
         return done.value
     if done.kind == "result" and fault.code == UnknownProcess.code:
         raise UnknownProcess(done.name)
-    what = done.name if done.kind == "step" else f"{done.kind} {done.name}"
+    what = done.name if done.kind == "step" else f"{done.kind} {done.name}".rstrip()
     raise StepFailed(what, fault.code, fault.message, fault.data, fault.traceback)

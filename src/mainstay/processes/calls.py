@@ -83,10 +83,13 @@ class Calls(Steps, Joins):
     async def sleep(self, branch: Branch, seconds: float) -> None:
         _check_seconds(seconds, "sleep for")
         key, asked = branch.next_key(), f"{seconds:g}"
-        if await self._answer(branch, key, "sleep", "", asked) is None:
+        done = await self._answer(branch, key, "sleep", "", asked)
+        if done is None:
             on = self._begun(WaitOn(key, "time"), "sleep", asked, seconds)
             await self._wait(branch, "sleep", asked, on)
-            await self._order.hand_out(branch, Done(key, "sleep", "", asked, at=self._clock.now()))
+            done = Done(key, "sleep", "", asked, at=self._clock.now())
+            await self._order.hand_out(branch, done)
+        answered(done)
 
     @call
     async def wait_signal(self, branch: Branch, name: str, kind: Any, timeout: float | None) -> Any:
@@ -177,11 +180,14 @@ class Calls(Steps, Joins):
         if event.startswith(SIGNAL):
             raise InvalidProcess(f"{event!r} is a signal: it is for others to send")
         key, asked = branch.next_key(), shape((plain,), {})
-        if await self._answer(branch, key, "emit", event, asked) is None:
+        done = await self._answer(branch, key, "emit", event, asked)
+        if done is None:
             await self._check_cut(branch, key, "emit", event, asked)
             now = self._clock.now()
-            await self._order.hand_out(branch, Done(key, "emit", event, asked, at=now), Event(event, plain, now))
+            done = Done(key, "emit", event, asked, at=now)
+            await self._order.hand_out(branch, done, Event(event, plain, now))
             await self._journal.flush()
+        answered(done)
 
     @call
     async def start(self, branch: Branch, what: Any, args: Mapping[str, Any] | None, options: ChildOptions) -> str:
@@ -293,7 +299,9 @@ class Calls(Steps, Joins):
         if branch is not self._branches.root or not self._branches.alone:
             raise InvalidInput(f"{what} is for the function itself, while none of its branches runs")
         key = branch.next_key()
-        await self._answer(branch, key, "checkpoint", what, "")  # it was cut off here, if anything is recorded
+        before = await self._answer(branch, key, "checkpoint", what, "")
+        if before is not None:
+            answered(before)  # refused; if it was cut off, that was raised
         self._replay.check_over(what)
         await self._check_cut(branch, key, "checkpoint", what, "")
 

@@ -28,7 +28,7 @@ class ProcessContext(Generic[Deps]):
     """Given to a durable function as its parameter of this type.
 
     Use it from the function itself, and from what runs in `gather`, `any` and `all`; a task of asyncio's own is
-    refused, and so is a call from inside a step. Put no `asyncio.timeout` around its calls: they have their own limits.
+    refused, and so is a call from inside a step, or of an `asyncio.timeout`: calls have their own limits.
     """
 
     def __init__(self, calls: Calls) -> None:

@@ -11,7 +11,7 @@ from mainstay.errors import Diverged, InvalidInput
 from mainstay.model.step import Done, StepKind
 from mainstay.processes.branch import Branch
 from mainstay.processes.branches import Group, Works
-from mainstay.processes.caller import Caller, call
+from mainstay.processes.caller import Caller, answered, call
 
 DECIDES: dict[StepKind, Callable[[BaseException | None], bool]] = {
     "gather": lambda _: False,
@@ -66,6 +66,8 @@ class Joins(Caller):
         unrecorded, key, asked = branch.unrecorded, branch.next_key(), str(len(works))
         before = await self._answer(branch, key, kind, "", asked)
         branch.unrecorded = unrecorded  # what counts are the calls of its branches
+        if before is not None:
+            answered(before)
         if before is None and not self._replay.was_forked(key, kind, len(works)) and not self._order.replaying:
             await self._check_cut(branch, key, kind, "", asked)
         # Known beforehand only where results are not handed out in the order in which it was made.
