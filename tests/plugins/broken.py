@@ -15,6 +15,7 @@ from mainstay.model.plugin import AbortTurn, AskPerson, Directive, EmitEvents, P
 from mainstay.plugins.hooks import (
     CatalogContext,
     CheckpointContext,
+    FilterContext,
     Plugin,
     PromptContext,
     SessionConfig,
@@ -232,6 +233,16 @@ class Meddling(Plugin):
 
     def before_tool_call(self, ctx: ToolCallContext) -> None:
         ctx.args["seen"] = True
+
+
+class Mixing(Plugin):
+    """A filter that takes all values for JSON."""
+
+    id = "mixing"
+    is_filter = True
+
+    def filter_value(self, ctx: FilterContext, value: Any) -> Any:
+        return [value]
 
 
 class Cutting(Plugin):

@@ -29,6 +29,7 @@ FAULTS: list[tuple[type[Plugin], str, str, str]] = [
     (broken.Talkative, "undisturbed", "", "turn 1: the turn ends as plugin_finalize_turn"),
     (broken.Clumsy, "undisturbed", "", "turn_persisted: KeyError: 'cents'"),
     (broken.Meddling, "arguments", "before_tool_call", "it changes ctx.args, which it was only shown"),
+    (broken.Mixing, "undisturbed", "", "filter_value: TypeError"),
     (broken.Cutting, "undisturbed", "", "turn 1: the turn ends as context_prepare_turn"),
     (broken.Alive, "state", "snapshot", "object"),
     (

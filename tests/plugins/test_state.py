@@ -258,3 +258,18 @@ def test_a_snapshot_of_a_newer_plugin_is_reported_and_not_touched() -> None:
 )
 def test_dotted_numbers_tell_which_version_is_newer(stored: str, known: str, is_newer: bool) -> None:
     assert newer(stored, known) is is_newer
+
+
+def test_a_restore_that_turns_out_to_be_async_restores_nothing_and_says_so() -> None:
+    async def later(snapshot: PluginSnapshot, reader: SnapshotReader) -> None:
+        """Never awaited."""
+
+    class Wrapped(Notes):
+        def restore(self, snapshot: PluginSnapshot, reader: SnapshotReader) -> Any:
+            return later(snapshot, reader)
+
+    issue = restore(Wrapped(), PluginSnapshot("1", 3, ["kept"]), {})
+
+    assert issue is not None
+    assert issue.code == "plugin_snapshot_unreadable"
+    assert "nothing can wait" in issue.message

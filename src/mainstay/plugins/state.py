@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -105,7 +106,12 @@ def restore(plugin: Plugin, snapshot: PluginSnapshot | None, blobs: Mapping[str,
         gone = [name for name, ref in entry.blobs.items() if ref.digest not in blobs]
         if gone:  # half a state is not shown as a whole one
             raise LookupError(f"its bytes {gone[0]!r} are gone")
-        plugin.restore(entry, SnapshotReader({name: blobs[ref.digest] for name, ref in entry.blobs.items()}))
+        reader = SnapshotReader({name: blobs[ref.digest] for name, ref in entry.blobs.items()})
+        give_back: Callable[[PluginSnapshot, SnapshotReader], object] = plugin.restore
+        given = give_back(entry, reader)
+        if inspect.iscoroutine(given):  # a wrapper hid that it is async: nothing was restored
+            given.close()
+            raise TypeError("it is asked where nothing can wait: make it plain")
     except BaseException as error:  # the session opens without it, and its snapshot stays where it is
         return Issue(
             "plugin_snapshot_unreadable",

@@ -24,6 +24,7 @@ from mainstay.model.message import ToolCall
 from mainstay.model.outcome import PluginAborted, kind_of
 from mainstay.model.tool import Failed
 from mainstay.plugins.hooks import Plugin
+from mainstay.plugins.registry import overrides
 from mainstay.plugins.turn import CODES
 from mainstay.providers.scripted import FunctionModel
 from mainstay.runtime import Runtime
@@ -31,6 +32,7 @@ from mainstay.sessions.result import TurnResult
 from mainstay.sessions.session import Session
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing.plugin_probe import Probe, remembered
+from mainstay.tools.context import ToolContext
 from mainstay.tools.define import tool
 
 SESSION = "drill"
@@ -43,7 +45,7 @@ UNENDED = ("hung", "stuck")
 """What becomes of a turn that does not end, beside the outcomes of those that do."""
 
 ABORTED = {*CODES.values(), "plugin_output", "plugin_session", "plugin_snapshot_newer", "plugin_snapshot_unreadable"}
-SPOILT = {"before_tool_call_failed", "after_tool_call_failed", "plugin_conflict", "invalid_projection"}
+SPOILT = {"before_tool_call_failed", "after_tool_call_failed", "plugin_conflict"}
 """How turns and calls end by a plugin's fault. Whatever else they end with is a decision."""
 
 RAISED = {"tool_raised", "invalid_tool_args", "invalid_output", "tool_unavailable"}
@@ -53,6 +55,15 @@ RAISED = {"tool_raised", "invalid_tool_args", "invalid_output", "tool_unavailabl
 @tool(recovery="rerun")
 async def look_up(word: str) -> str:
     """Look something up."""
+    return f"{word}: nothing special"
+
+
+@tool(name="look_up", recovery="rerun")
+async def look_up_aloud(word: str, ctx: ToolContext[Any]) -> str:
+    """Look something up, and tell and keep what a filter wants to see."""
+    ctx.progress({"looking up": word})
+    await ctx.artifacts.put(f"{word}: nothing special", name=f"{word}.txt")
+    await ctx.artifacts.put(b"\xff\x00", name=f"{word}.bin")
     return f"{word}: nothing special"
 
 
@@ -120,7 +131,7 @@ def agent_for(trial: Trial, probe: Probe, requests: list[bytes] | None = None) -
         FunctionModel(model),
         name="drill",
         instructions="Answer briefly.",
-        tools=[look_up, stumble, *trial.tools],
+        tools=[look_up_aloud if overrides(plugin, "filter_value") else look_up, stumble, *trial.tools],
         plugins=[*trial.others(), plugin],
         budget=Budget(steps=8),
     )
