@@ -109,7 +109,7 @@ class TaskServices:
         self._keeper.hide(row.id, process_id)  # before it begins: it may have ended when its registration returns
         try:
             return await self._spawn(row, process_id, what, work, listed=False)
-        except BaseException:
+        except BaseException:  # also a cancellation: its caller gets no handle, and nobody waits for it
             self._keeper.reveal(row.id, process_id)
             raise
 
@@ -247,7 +247,7 @@ class TaskServices:
             ask = CancelAsk(session_id, row.id, self._at.call, "host_api", handle_json(row.id), reason, granted=True)
             await self._processes.cancel_for(ask, started=self._started(row))
             asked = await self._processes.get(row.id)
-        except BaseException:
+        except BaseException:  # the host's policy may raise anything; the task goes on, and can be stopped later
             self._keeper.give_back(row, hook)
             raise
         if asked.live and asked.record.cancel is None:
