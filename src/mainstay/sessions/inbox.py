@@ -20,6 +20,7 @@ from mainstay.model.write import Accept, Accepted
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.store import BlobStore, Store
 from mainstay.sessions.definition import Definition
+from mainstay.sessions.telling import unlike_news
 from mainstay.sessions.turns import Turns
 
 MAX_KEY = 512
@@ -44,7 +45,7 @@ class Inbox:
         self, session_id: str, agent: str, said: str | Message, kind: InputKind = "queue", key: str | None = None
     ) -> Accepted:
         """Make an input durable, and start on it if the session was idle."""
-        given_message = clean_message(said, unsaved=True)
+        given_message = unlike_news(clean_message(said, unsaved=True))
         message, files = await save_files(self._store.blobs, given_message)
         checked = _check_key(key)
         now = self._clock.now()

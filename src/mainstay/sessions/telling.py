@@ -5,7 +5,9 @@
     what: make_report, asked for by call chat.3.1.0
     value: {"rows":1200,"file":"q3.csv"}
 
-A value that is too large for this is cut, and marked; whoever has the handle can have all of it.
+A value that is too large for this is cut, and marked; whoever has the handle can have all of it. Text of several lines
+is quoted, each with `> ` before it, and so is a line of what somebody says that begins like news: neither a process nor
+a person can put words into the runtime's mouth.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from msgspec.structs import replace
 
 from mainstay.errors import BlobMissing, StoreDamaged
 from mainstay.lifecycle.fold import ENDS
+from mainstay.model.message import Message, Text
 from mainstay.model.process import Wake, WakeRow
 from mainstay.model.tool import Cancelled, Failed, Ok, OutputBudget, ToolOutcome
 from mainstay.model.transcript import told as shown_of
@@ -32,6 +35,9 @@ ROOM, LEAST = 24 * 1024, 512
 LINES = 200
 MAX_NAME = 200
 """Characters of a name or a label."""
+
+NEWS = "[process"
+"""How news of a process begins."""
 
 _decode = msgspec.json.Decoder(Wake).decode
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -154,7 +160,22 @@ def _body(told: Heard, budget: OutputBudget) -> list[str]:
 
 def _shown(value: Any, budget: OutputBudget) -> str:
     cut = project(value, budget).value
-    return cut if isinstance(cut, str) else _json(cut)
+    if not isinstance(cut, str):
+        return _json(cut)
+    lines = cut.splitlines()
+    return cut if len(lines) < 2 else "".join([f"\n> {line}" for line in lines])
+
+
+def unlike_news(message: Message) -> Message:
+    """What somebody says, with the lines quoted that a model could take for news of a process."""
+    if not any(type(part) is Text and NEWS in part.text.lower() for part in message.parts):
+        return message
+    return Message(message.role, tuple([_unlike(part) if type(part) is Text else part for part in message.parts]))
+
+
+def _unlike(part: Text) -> Text:
+    lines = part.text.splitlines(keepends=True)
+    return Text("".join([f"> {line}" if line.lstrip().lower().startswith(NEWS) else line for line in lines]))
 
 
 def _json(value: Any) -> str:
