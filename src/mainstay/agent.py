@@ -15,7 +15,7 @@ from mainstay.model import given, words
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
 from mainstay.model.codec import clean_text, error_text
 from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
-from mainstay.model.message import Message
+from mainstay.model.message import InputContent
 from mainstay.model.tool import OutputBudget
 from mainstay.plugins.engines import engines_of
 from mainstay.plugins.hooks import Plugin
@@ -192,7 +192,7 @@ class Agent(Generic[T]):
         return other
 
     async def run(
-        self, said: str | Message, *, deps: Any = None, timeout: float | None = None, **foreign: Never
+        self, said: InputContent, *, deps: Any = None, timeout: float | None = None, **foreign: Never
     ) -> TurnResult[T]:
         """One turn in memory. Cancelling it cancels the turn. Use a Runtime for what must last."""
         if foreign:
@@ -202,7 +202,7 @@ class Agent(Generic[T]):
             return await session.run(said, timeout=timeout)
 
     def run_sync(
-        self, said: str | Message, *, deps: Any = None, timeout: float | None = None, **foreign: Never
+        self, said: InputContent, *, deps: Any = None, timeout: float | None = None, **foreign: Never
     ) -> TurnResult[T]:
         """The same from sync code, also where an event loop is running (a notebook): then on a thread of its own."""
         if foreign:

@@ -342,8 +342,9 @@ class Redaction(Plugin):
 
     def _outcome(self, outcome: ToolOutcome) -> ToolOutcome:
         match outcome:
-            case Ok(value=value):
-                return Ok(self.redactor.value(value))  # without a `whole` that nobody has looked through
+            case Ok(value=value, files=files):
+                # Without a `whole` that nothing has looked through. Files are bytes, and pass as those of artifacts do.
+                return Ok(self.redactor.value(value), files=files if self.binary == "pass" else ())
             case Failed(code=code, message=message, data=data):
                 return Failed(code, self.redactor.text(message), self.redactor.value(data))
             case _:

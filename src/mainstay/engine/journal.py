@@ -71,7 +71,7 @@ class Journal:
         self._pending: list[Record] = []
         self._blobs: list[str] = []
         # Bytes of blobs that no row refers to yet: a sweep may take one, and then it is put again.
-        self._kept: dict[str, bytes] = {}
+        self._kept: dict[str, bytes | str] = {}  # of a file, its path
         self._staged: dict[str, bytes] = {}
         # One append at a time: a later one that overtook a stalled one would leave a hole in the records.
         self._writing = asyncio.Lock()
@@ -192,13 +192,20 @@ class Journal:
         log.warning("blobs of turn %s.%s were swept; they are put again", self.scope.session_id, self.scope.turn)
         for digest in blobs:
             if digest in self._kept:
-                await self.keep(self._kept[digest])
+                kept = self._kept[digest]
+                await (self.keep_file(kept) if isinstance(kept, str) else self.keep(kept))
 
     async def keep(self, data: bytes) -> str:
         """Put a blob, however long the disk takes: what it holds has happened."""
         digest = await self._patience.until_done(self._store.blobs.put, data)
         self._kept[digest] = data
         return digest
+
+    async def keep_file(self, path: str) -> tuple[str, int]:
+        """The same for a file of the host; its digest and its size."""
+        digest, size = await self._patience.until_done(self._store.blobs.put_file, path)
+        self._kept[digest] = path
+        return digest, size
 
     async def patiently(self, work: Callable[[T], Awaitable[R]], subject: T) -> R:
         """Do something beside the records that this turn must not go on without; it may be done more than once."""

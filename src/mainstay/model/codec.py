@@ -13,15 +13,15 @@ Decoding builds structs of the closed unions below and plain JSON, never a type 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import astuple
 
 from mainstay.errors import InvalidInput, MainstayError, TooLarge, quoted
 from mainstay.model.media import Audio, Document, File, FileRef, Image, Inline, Local, Url
-from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
+from mainstay.model.message import InputContent, Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 from mainstay.model.record import Row, Spilled
 
 MAX_DEPTH = 64
@@ -172,11 +172,7 @@ def _clean_call(call: ToolCall) -> ToolCall:
     return ToolCall(clean_text(call.id), clean_text(call.name), args, raw, clean(call.replay))
 
 
-Said: TypeAlias = str | Message | Sequence[str | Part]
-"""What a host may say: words, a user message, or words and files in a list."""
-
-
-def clean_message(said: Said, role: str = "user", *, unsaved: bool = False) -> Message:
+def clean_message(said: InputContent, role: str = "user", *, unsaved: bool = False) -> Message:
     """What a host may say, as one normalised user message. `unsaved`: its files may be where the host has them."""
     parts: Iterable[Any]
     if isinstance(said, str):

@@ -120,6 +120,7 @@ class FileRef(Struct, frozen=True, gc=False, tag="file_ref", omit_defaults=True)
 
 
 File: TypeAlias = Image | Document | Audio | FileRef
+FILES = (Image, Document, Audio, FileRef)
 
 
 OpenFile: TypeAlias = Callable[[Stored], AsyncIterator[bytes]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec import Struct, field
@@ -99,6 +99,10 @@ class Message(Struct, frozen=True, gc=False):
     @property
     def tool_results(self) -> list[ToolResult]:
         return [p for p in self.parts if type(p) is ToolResult]
+
+
+InputContent: TypeAlias = str | Message | Sequence[str | Part]
+"""What a host may say: words, a user message, or words and files in a list."""
 
 
 def unanswered(messages: Iterable[Message]) -> list[str]:

@@ -59,7 +59,9 @@ def _own_part(part: Part) -> Part:
         return ToolCall(part.id, part.name, _own(part.args), part.raw, replay)
     if type(part) is ToolResult:
         content = _own(part.content)
-        return part if content is part.content else ToolResult(part.call_id, part.name, content, part.status)
+        if content is part.content:
+            return part
+        return ToolResult(part.call_id, part.name, content, part.status, part.files)
     made: Part = _own_struct(part)
     return made
 

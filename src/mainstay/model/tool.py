@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct, field
 
 from mainstay.errors import InvalidDefinition, quoted
+from mainstay.model.media import File
 
 Recovery: TypeAlias = Literal["once", "rerun", "ask"]
 Approval: TypeAlias = Literal["never", "ask"]
@@ -86,10 +87,14 @@ class Artifact(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Ok(Struct, frozen=True, gc=False, tag="ok", omit_defaults=True):
-    """The tool returned. `value` is what the model sees; `whole` keeps what did not fit."""
+    """The tool returned. `value` is what the model sees; `whole` keeps what did not fit.
+
+    `files` are the pictures and documents in the value, in order; the model is shown them, too.
+    """
 
     value: Any = None
     whole: BlobRef | None = None
+    files: tuple[File, ...] = ()
 
 
 class Failed(Struct, frozen=True, gc=False, tag="failed", omit_defaults=True):

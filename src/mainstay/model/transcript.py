@@ -85,7 +85,8 @@ def calls_of(parts: Sequence[Part], step: int) -> dict[str, ToolCall]:
 
 def result_message(call: ToolCall, outcome: ToolOutcome) -> Message:
     """What the model is told of a call that ended."""
-    return Message("tool", (ToolResult(call.id, call.name, told(outcome), STATUS[type(outcome)]),))
+    files = outcome.files if isinstance(outcome, Ok) else ()
+    return Message("tool", (ToolResult(call.id, call.name, told(outcome), STATUS[type(outcome)], files),))
 
 
 def told(outcome: ToolOutcome) -> object:

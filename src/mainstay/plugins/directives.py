@@ -113,8 +113,8 @@ def _said(message: object) -> Message:
 
 def _outcome(outcome: object) -> ToolOutcome:
     match outcome:
-        case Ok(value=value, whole=whole):
-            plain: Any = {"type": "ok", "value": clean(value), "whole": clean(whole)}
+        case Ok(value=value, whole=whole, files=files):
+            plain: Any = {"type": "ok", "value": clean(value), "whole": clean(whole), "files": clean(files)}
         case Failed(code=code, message=message, data=data):
             plain = {"type": "failed", "code": clean(code), "message": clean(message), "data": clean(data)}
         case _ if isinstance(outcome, get_args(ToolOutcome)):

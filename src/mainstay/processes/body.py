@@ -168,7 +168,7 @@ class ToolWork:
         context, interrupted, begun = self._context(progress), Interrupted(), Begins()
         on_thread = self._ready.entry.tool is not None and not self._ready.entry.tool.is_async
         ended = functools.partial(home.slots.give_later, loop, spec) if on_thread else None
-        outlet = Outlet(self._run.journal.keep, WHOLE)
+        outlet = Outlet(self._run.journal, WHOLE)
         work = functools.partial(attempt, self._ready, context, home.threads, outlet, interrupted, ended)
         task = loop.create_task(begun.run(work))
         task.add_done_callback(lambda _: self._run.gate.wake())

@@ -70,7 +70,7 @@ class ProcessJournal:
         self._progress: list[Event] = []
         self._blobs: list[str] = []
         # Bytes of blobs that no row refers to yet: a sweep may take one, and then it is put again.
-        self._kept: dict[str, bytes] = {}
+        self._kept: dict[str, bytes | str] = {}  # of a file, its path
         self.first = row.record.first_started is None
         self.looked = row.record.sequence
         self.woken: list[ProcessRow] = []
@@ -126,6 +126,13 @@ class ProcessJournal:
     async def keep(self, data: bytes) -> str:
         """Put a blob that the next write refers to."""
         return await self._keep(data, self._blobs)
+
+    async def keep_file(self, path: str) -> tuple[str, int]:
+        """The same for a file of the host; its digest and its size."""
+        digest, size = await self._patience.until_done(self._store.blobs.put_file, path)
+        self._kept[digest] = path
+        self._blobs.append(digest)
+        return digest, size
 
     async def park(self, waits: tuple[WaitOn, ...]) -> bool:
         """Leave the process on disk until one of `waits` is over; False when something has happened already."""
@@ -203,8 +210,12 @@ class ProcessJournal:
         return advanced
 
     async def _put_again(self) -> None:
-        for data in self._kept.values():
-            await self._patience.until_done(self._store.blobs.put, data)
+        blobs = self._store.blobs
+        for kept in self._kept.values():
+            if isinstance(kept, str):
+                await self._patience.until_done(blobs.put_file, kept)
+            else:
+                await self._patience.until_done(blobs.put, kept)
 
     async def _stand_in(self, body: bytes, blobs: list[str]) -> bytes:
         return encode(SpilledStep(await self._keep(body, blobs), len(body)))

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from mainstay.errors import ProviderError
 from mainstay.model.llm import Delta, ModelRequest, ModelResponse
-from mainstay.model.media import Audio, Document, File, FileRef, Image, Stored
+from mainstay.model.media import File, FileRef, Stored
 from mainstay.model.message import Message, ProviderPart, Reasoning, ToolCall
 
 T = TypeVar("T")
@@ -197,9 +197,6 @@ def unsupported(part: File, who: str, takes: str) -> NoReturn:
         f"a FileRef of {part.provider!r}" if isinstance(part, FileRef) else f"{kind} {part.name or part.media_type!r}"
     )
     raise ProviderError(f"{who} cannot take {what}: it takes {takes}", code="invalid_input")
-
-
-FILES = (Image, Document, Audio, FileRef)
 
 
 # ---------------------------------------------------------------------- reading

@@ -6,15 +6,13 @@ import functools
 import hashlib
 from collections.abc import Mapping
 
-from msgspec.structs import replace
-
 from mainstay.engine.hands import depth
 from mainstay.engine.journal import spill, write_referring
-from mainstay.errors import InvalidDefinition, InvalidInput, quoted
+from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, quoted
 from mainstay.model import given
 from mainstay.model.codec import clean_message, clean_text, encode, encode_checked
-from mainstay.model.media import Audio, Document, Image, Inline, Local, Stored
-from mainstay.model.message import Message, Part
+from mainstay.model.media import FILES
+from mainstay.model.message import InputContent, Message
 from mainstay.model.record import InputKind, Said
 from mainstay.model.write import Accept, Accepted
 from mainstay.ports.host import Clock, Random
@@ -22,6 +20,7 @@ from mainstay.ports.store import BlobStore, Store
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.telling import unlike_news
 from mainstay.sessions.turns import Turns
+from mainstay.tools.attempt import blobs_of, saved
 
 MAX_KEY = 512
 
@@ -42,7 +41,7 @@ class Inbox:
         self._turns, self._definitions, self._worker = turns, definitions, worker
 
     async def accept(
-        self, session_id: str, agent: str, said: str | Message, kind: InputKind = "queue", key: str | None = None
+        self, session_id: str, agent: str, said: InputContent, kind: InputKind = "queue", key: str | None = None
     ) -> Accepted:
         """Make an input durable, and start on it if the session was idle."""
         given_message = unlike_news(clean_message(said, unsaved=True))
@@ -63,7 +62,10 @@ class Inbox:
             await save_files(self._store.blobs, given_message)
             await spill(self._store, whole)
 
-        accepted = await (write_referring(write, put_again) if accept.blobs else write())
+        try:
+            accepted = await (write_referring(write, put_again) if accept.blobs else write())
+        except BlobMissing as missing:  # what the host gave by its digest only
+            raise InvalidInput(f"this store has no bytes for a file of the input: {missing}") from None
         if accepted.known:
             return accepted
         if accepted.opened and worker is not None:
@@ -75,29 +77,10 @@ class Inbox:
 
 async def save_files(blobs: BlobStore, message: Message) -> tuple[Message, tuple[str, ...]]:
     """The message with the bytes of its files in the store, and their digests."""
-    if not any(isinstance(part, Image | Document | Audio) for part in message.parts):
+    if not any(isinstance(part, FILES) for part in message.parts):
         return message, ()
-    parts = [await saved_file(blobs, part) for part in message.parts]
-    digests = dict.fromkeys(
-        [p.source.digest for p in parts if isinstance(p, Image | Document | Audio) and isinstance(p.source, Stored)]
-    )
-    return Message(message.role, tuple(parts)), tuple(digests)
-
-
-async def saved_file(blobs: BlobStore, part: Part) -> Part:
-    """The part with its bytes in the store. They pass through memory in pieces, never as a whole."""
-    if not isinstance(part, Image | Document | Audio):
-        return part
-    source = part.source
-    if isinstance(source, Local):
-        digest, size = await blobs.put_file(source.path)
-    elif isinstance(source, Inline):
-        digest, size = await blobs.put(source.data), len(source.data)
-    else:
-        return part
-    if not size:
-        raise InvalidInput(f"the {type(part).__name__} {part.name!r} is empty")
-    return replace(part, source=Stored(digest, size))
+    parts = [await saved(p, blobs.put, blobs.put_file) if isinstance(p, FILES) else p for p in message.parts]
+    return Message(message.role, tuple(parts)), blobs_of([part for part in parts if isinstance(part, FILES)])
 
 
 def _check_key(key: object) -> str | None:

@@ -31,7 +31,7 @@ from mainstay.model import given, ids, words
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.event import AnyEvent
 from mainstay.model.llm import Usage
-from mainstay.model.message import Message
+from mainstay.model.message import InputContent, Message
 from mainstay.model.outcome import PendingCall
 from mainstay.model.own import own
 from mainstay.model.process import ProcessRow, WakePolicy
@@ -99,7 +99,7 @@ class Session:
     # ------------------------------------------------------------------ saying
 
     async def run(
-        self, said: str | Message, *, key: str | None = None, timeout: float | None = None, **foreign: Never
+        self, said: InputContent, *, key: str | None = None, timeout: float | None = None, **foreign: Never
     ) -> TurnResult[Any]:
         """Say something and wait until its turn ends or parks.
 
@@ -123,28 +123,28 @@ class Session:
             await self.cancel(f"it did not end within {timeout:g} s", by="timeout", turn_id=turn)
             return await self.result(turn)
 
-    async def send(self, said: str | Message, *, key: str | None = None, **foreign: Never) -> Receipt:
+    async def send(self, said: InputContent, *, key: str | None = None, **foreign: Never) -> Receipt:
         """Say something and return as soon as it is on disk. It runs after what was said before it."""
         if foreign:
             words.refuse("send", foreign, words.IN_SESSION)
         self._desk.check()
         return self._receipt(await self.accept(said, "queue", key))
 
-    async def steer(self, said: str | Message, *, key: str | None = None, **foreign: Never) -> Receipt:
+    async def steer(self, said: InputContent, *, key: str | None = None, **foreign: Never) -> Receipt:
         """Say something to the running turn: it arrives at its next boundary. With none running, it opens a turn."""
         if foreign:
             words.refuse("steer", foreign, words.IN_SESSION)
         self._desk.check()
         return self._receipt(await self.accept(said, "steer", key))
 
-    def stream(self, said: str | Message, *, key: str | None = None, **foreign: Never) -> TurnStream:
+    def stream(self, said: InputContent, *, key: str | None = None, **foreign: Never) -> TurnStream:
         """Say something and watch its turn: `async with session.stream(…) as turn: async for event in turn: …`."""
         if foreign:
             words.refuse("stream", foreign, words.IN_SESSION)
         self._desk.check()
         return TurnStream(self, said, key)
 
-    async def accept(self, said: str | Message, kind: InputKind, key: str | None) -> Accepted:
+    async def accept(self, said: InputContent, kind: InputKind, key: str | None) -> Accepted:
         """Make an input durable; before it, the options that the session was opened with."""
         await self._keep_options()
         return await self._desk.inbox.accept(self.id, self.agent, said, kind, key)
@@ -441,7 +441,7 @@ class TurnStream:
     """A turn under watch. Iterating ends when the turn commits, parks or is queued behind a parked one; leaving early
     does not stop the turn."""
 
-    def __init__(self, session: Session, said: str | Message, key: str | None) -> None:
+    def __init__(self, session: Session, said: InputContent, key: str | None) -> None:
         self._session, self._said, self._key = session, said, key
         self._listener = Listener(session._desk.feed, session.id)
         self._done: asyncio.Task[TurnResult[Any]] | None = None

@@ -6,16 +6,18 @@ import asyncio
 import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mainstay.engine.gate import CANCEL_GRACE
 from mainstay.engine.threads import Threads
 from mainstay.errors import InvalidInput, Retry, ToolError
 from mainstay.model.codec import MAX_VALUE, clean, encode, error_text, model_text
 from mainstay.model.effect import AskedCall
+from mainstay.model.media import FILES, File, FileRef, Inline, Local, Stored
 from mainstay.model.tool import BlobRef, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome
 from mainstay.plugins.turn import Projected
 from mainstay.tools import output
@@ -24,8 +26,13 @@ from mainstay.tools.prepare import Ready, failure
 
 log = logging.getLogger("mainstay.tools")
 
-Keep: TypeAlias = Callable[[bytes], Awaitable[str]]
-"""Keeps bytes beside the store and gives their digest."""
+
+class Keeps(Protocol):
+    """Keeps bytes beside the store and gives their digest; of a file of the host, also its size."""
+
+    async def keep(self, data: bytes) -> str: ...
+
+    async def keep_file(self, path: str) -> tuple[str, int]: ...
 
 
 Look: TypeAlias = Callable[[ToolOutcome], Awaitable[ToolOutcome]]
@@ -38,7 +45,7 @@ Project: TypeAlias = Callable[[ToolOutcome], Awaitable[Projected]]
 class Outlet(Struct, frozen=True, gc=False):
     """Where what a call returns goes: past `look`, to the model as far as `budget` allows, and whole to `keep`."""
 
-    keep: Keep
+    keeps: Keeps
     budget: OutputBudget
     look: Look | None = None
     project: Project | None = None
@@ -200,6 +207,7 @@ def _cut_off(ready: Ready, interrupted: Interrupted) -> ToolOutcome | Again:
 async def returned(value: Any, outlet: Outlet) -> Attempted:
     """What the tool returned as JSON within the output budget; what did not fit is kept whole beside it."""
     try:
+        value, files = await _saved(value, outlet.keeps)
         plain = clean(value)
     except InvalidInput as error:
         return Attempted(Failed("invalid_output", str(error)))
@@ -211,26 +219,65 @@ async def returned(value: Any, outlet: Outlet) -> Attempted:
             Failed("output_too_large", f"the result has {len(encoded):,} bytes, the limit is {MAX_VALUE:,}")
         )
     if outlet.look is not None:
-        seen = await outlet.look(Ok(plain))
+        seen = await outlet.look(Ok(plain, files=files))
         if not isinstance(seen, Ok):
             return Attempted(seen)
-        plain, encoded = seen.value, encode(seen.value)
+        plain, encoded, files = seen.value, encode(seen.value), seen.files
     withheld = ""
     if outlet.project is not None:
-        seen_by_model = await outlet.project(Ok(plain))
+        seen_by_model = await outlet.project(Ok(plain, files=files))
         withheld = seen_by_model.withheld
         if not withheld:
-            return await _projected(seen_by_model.value, plain, encoded, outlet)
+            return await _kept(seen_by_model.value, plain, encoded, files, outlet)
     shown = output.project(plain, outlet.budget, encoded=encoded)
-    if not shown.truncated:
-        return Attempted(Ok(plain), withheld=withheld)
-    digest = await outlet.keep(encoded)
-    return Attempted(Ok(shown.value, BlobRef(digest, len(encoded))), (digest,), withheld=withheld)
+    ended = await _kept(shown.value if shown.truncated else plain, plain, encoded, files, outlet)
+    return replace(ended, withheld=withheld) if withheld else ended
 
 
-async def _projected(value: Any, plain: Any, encoded: bytes, outlet: Outlet) -> Attempted:
-    """The model sees what a plugin made of it; the whole is kept where that is less."""
-    if value == plain:
-        return Attempted(Ok(plain))
-    digest = await outlet.keep(encoded)
-    return Attempted(Ok(value, BlobRef(digest, len(encoded))), (digest,))
+async def _kept(value: Any, plain: Any, encoded: bytes, files: tuple[File, ...], outlet: Outlet) -> Attempted:
+    """The model sees `value`; the whole is kept where that is less. Files are referred to by the record."""
+    blobs = blobs_of(files) if files else ()
+    if value is plain or value == plain:
+        return Attempted(Ok(plain, files=files), blobs)
+    digest = await outlet.keeps.keep(encoded)
+    return Attempted(Ok(value, BlobRef(digest, len(encoded)), files), (*blobs, digest))
+
+
+async def _saved(value: Any, keeps: Keeps) -> tuple[Any, tuple[File, ...]]:
+    """The value with the bytes of its files in the store, and those files: the value itself, or what stands in a list
+    or a dict. Deeper down nothing is looked for, so that a large value costs no more than a look at its items."""
+    if isinstance(value, FILES):
+        file = await saved(value, keeps.keep, keeps.keep_file)
+        return file, (file,)
+    if type(value) is dict and any(isinstance(each, FILES) for each in value.values()):
+        items, files = await _saved(list(value.values()), keeps)
+        return dict(zip(value, items, strict=True)), files
+    if type(value) in (list, tuple) and any(isinstance(each, FILES) for each in value):
+        save = functools.partial(saved, put=keeps.keep, put_file=keeps.keep_file)
+        items = [await save(each) if isinstance(each, FILES) else each for each in value]
+        return items, tuple([each for each in items if isinstance(each, FILES)])
+    return value, ()
+
+
+async def saved(
+    file: File, put: Callable[[bytes], Awaitable[str]], put_file: Callable[[str], Awaitable[tuple[str, int]]]
+) -> File:
+    """The file with its bytes in the store, unless they are at an address. They pass through memory in pieces."""
+    if isinstance(file, FileRef):
+        return file
+    source = file.source
+    if isinstance(source, Local):
+        digest, size = await put_file(source.path)
+    elif isinstance(source, Inline):
+        digest, size = await put(source.data), len(source.data)
+    else:
+        return file
+    if not size:
+        raise InvalidInput(f"the {type(file).__name__} {file.name!r} is empty")
+    return replace(file, source=Stored(digest, size))
+
+
+def blobs_of(files: Iterable[File]) -> tuple[str, ...]:
+    """What a record that holds these files refers to."""
+    sources = [file.source for file in files if not isinstance(file, FileRef)]
+    return tuple(dict.fromkeys([source.digest for source in sources if isinstance(source, Stored)]))

@@ -115,13 +115,13 @@ class Vetting:
         """Where what a call returns goes: past the plugins first, also when its tool is gone meanwhile."""
         budget = (None if spec is None else spec.output_budget) or self._run.agent.output_budget
         if self._plugins is None or not self._plugins.looks:
-            return Outlet(self._run.journal.keep, budget)
+            return Outlet(self._run.journal, budget)
         spec = ToolSpec(call.name) if spec is None else spec
         look = functools.partial(self._look, call, spec, args) if self._plugins.judges else None
         project = None
         if self._plugins.projects:
             project = functools.partial(self._plugins.project, f"{self._run.turn_id}.{call.call}", spec, args)
-        return Outlet(self._run.journal.keep, budget, look, project)
+        return Outlet(self._run.journal, budget, look, project)
 
     # ------------------------------------------------------------------ until a record carries it
 

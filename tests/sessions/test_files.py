@@ -1,0 +1,193 @@
+"""Pictures, documents and sound in inputs and in results of tools: references on disk, bytes beside them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainstay import Agent, Document, FileRef, Image, Message, ModelRequest, Runtime, ToolCall, tool
+from mainstay.builtin import Redaction
+from mainstay.errors import InvalidInput
+from mainstay.model.media import Stored
+from mainstay.model.message import Text
+from mainstay.model.tool import Failed, Ok
+from mainstay.testing import FunctionModel
+from tests.sessions.places import Place
+
+PNG = b"\x89PNG and so on"
+DIGEST = hashlib.sha256(PNG).hexdigest()
+SAVED = Image(Stored(DIGEST, len(PNG)), "image/png", "x.png")
+
+
+async def read(request: ModelRequest, picture: Image) -> bytes:
+    assert request.open_file is not None
+    assert isinstance(picture.source, Stored)
+    return b"".join([piece async for piece in request.open_file(picture.source)])
+
+
+async def seeing(request: ModelRequest) -> str:
+    """Says what bytes it was shown, in all messages."""
+    pictures = [part for message in request.messages for part in message.parts if isinstance(part, Image)]
+    return "; ".join([str(await read(request, each)) for each in pictures])
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    path = tmp_path / "x.png"
+    path.write_bytes(PNG)
+    return path
+
+
+async def test_a_model_is_shown_a_picture_in_this_turn_and_in_later_ones(place: Place, picture: Path) -> None:
+    async with place.runtime(Agent(FunctionModel(seeing))) as runtime:
+        session = await runtime.session("chat")
+        first = await session.run(["What is this?", Image.file(picture)])
+    picture.unlink()
+    async with place.runtime(Agent(FunctionModel(seeing))) as runtime:
+        session = await runtime.session("chat")
+        second = await session.run("And now?")
+        history = await session.history()
+
+    assert first.text == second.text == str(PNG)
+    assert history[0] == Message("user", (Text("What is this?"), SAVED))
+
+
+async def test_records_hold_no_bytes(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 40
+    async with Runtime(tmp_path / "a.db", agents=[Agent(FunctionModel(seeing))]) as runtime:
+        await (await runtime.session("chat")).run([Image.from_bytes(data, "image/png")])
+
+    files = [path for path in tmp_path.iterdir() if path.is_file()]
+    assert files
+    for path in files:
+        assert data[:512] not in path.read_bytes()
+        assert base64.b64encode(data)[:512] not in path.read_bytes()
+
+
+async def test_the_same_bytes_are_kept_once(place: Place, picture: Path) -> None:
+    async with place.runtime(Agent(FunctionModel(seeing))) as runtime:
+        session = await runtime.session("chat")
+        result = await session.run([Image.file(picture), Image.from_bytes(PNG, "image/png", "y.png")])
+        swept = await runtime.store.sweep(0)
+
+    assert result.text == f"{PNG!r}; {PNG!r}"
+    assert swept == 0, "what a record refers to stays"
+
+
+async def test_the_same_key_is_the_same_turn_wherever_the_bytes_come_from(place: Place, picture: Path) -> None:
+    async with place.runtime(Agent(FunctionModel(seeing))) as runtime:
+        session = await runtime.session("chat")
+        first = await session.run([Image.file(picture)], key="k")
+        again = await session.run([Image.from_bytes(PNG, "image/png", "x.png")], key="k")
+
+    assert first.turn_id == again.turn_id
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [Image.file("/no/such/file.png")],
+        [Image.from_bytes(b"", "image/png")],
+        [],
+        ["text", 5],
+        [ToolCall("c", "x")],
+        [Image(Stored("no digest", 5), "image/png")],
+        [Image(Stored("0" * 64, 5), "image/png")],
+    ],
+)
+async def test_what_cannot_be_said_is_refused_and_nothing_is_written(place: Place, said: Any) -> None:
+    async with place.runtime(Agent()) as runtime:
+        session = await runtime.session("chat")
+        with pytest.raises(InvalidInput):
+            await session.run(said)
+        assert await runtime.sessions.list() == []
+
+
+def shows(value: Any) -> Agent[str]:
+    @tool
+    def show() -> Any:
+        """Show something."""
+        return value
+
+    async def model(request: ModelRequest) -> Any:
+        last = request.messages[-1]
+        if last.role != "tool":
+            return [ToolCall("c1", "show")]
+        [result] = last.tool_results
+        return "; ".join([str(await read(request, each)) for each in result.files if isinstance(each, Image)])
+
+    return Agent(FunctionModel(model), tools=[show])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda picture: picture,
+        lambda picture: ["see:", picture],
+        lambda picture: {"text": "see", "picture": picture},
+    ],
+    ids=["alone", "in a list", "in a dict"],
+)
+async def test_a_tool_may_show_a_picture(place: Place, picture: Path, make: Any) -> None:
+    async with place.runtime(shows(make(Image.file(picture)))) as runtime:
+        session = await runtime.session("chat")
+        result = await session.run("go")
+        history = await session.history()
+        swept = await runtime.store.sweep(0)
+
+    assert result.text == str(PNG)
+    [call] = result.tool_calls
+    assert isinstance(call.outcome, Ok)
+    assert call.outcome.files == (SAVED,)
+    assert history[2].tool_results[0].files == (SAVED,)
+    assert swept == 0
+
+
+async def test_addresses_and_files_of_providers_pass_as_they_are(place: Place) -> None:
+    given = [Document.url("https://example.com/a.pdf"), FileRef("openai", "file-1")]
+    async with place.runtime(shows(given)) as runtime:
+        result = await (await runtime.session("chat")).run("go")
+
+    [call] = result.tool_calls
+    assert isinstance(call.outcome, Ok)
+    assert call.outcome.files == tuple(given)
+
+
+async def test_a_file_that_a_tool_cannot_show_is_told_to_the_model(place: Place) -> None:
+    async with place.runtime(shows(Image.file("/no/such/file.png"))) as runtime:
+        result = await (await runtime.session("chat")).run("go")
+
+    [call] = result.tool_calls
+    assert isinstance(call.outcome, Failed)
+    assert call.outcome.code == "invalid_output"
+    assert "/no/such/file.png" in call.outcome.message
+
+
+@pytest.mark.parametrize(("binary", "left"), [("pass", (SAVED,)), ("withhold", ())])
+async def test_redaction_passes_or_withholds_pictures_as_it_is_told(
+    picture: Path, binary: Any, left: tuple[Image, ...]
+) -> None:
+    plain = shows(Image.file(picture))
+    agent = Agent(plain.model, tools=plain.tools, plugins=[Redaction(binary=binary)])
+    async with Runtime("memory", agents=[agent]) as runtime:
+        result = await (await runtime.session("chat")).run("go")
+
+    [call] = result.tool_calls
+    assert isinstance(call.outcome, Ok)
+    assert call.outcome.files == left
+
+
+async def test_a_fork_sees_the_picture_after_its_source_is_gone(place: Place, picture: Path) -> None:
+    async with place.runtime(Agent(FunctionModel(seeing))) as runtime:
+        session = await runtime.session("chat")
+        await session.run([Image.file(picture)])
+        branch = await session.fork()
+        await runtime.sessions.delete("chat")
+        await runtime.store.sweep(0)
+        result = await branch.run("What was it?")
+
+    assert result.text == str(PNG)
