@@ -116,6 +116,12 @@ async def of_anyio_that_fails(ctx: Ctx) -> None:
         await ctx.sleep(0)
 
 
+async def of_anyio_that_was_cancelled(ctx: Ctx) -> None:
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await ctx.sleep(0)
+
+
 async def in_a_context_manager(ctx: Ctx) -> None:
     async with wrapped(60):
         await ctx.sleep(0)
@@ -137,6 +143,21 @@ async def around_an_async_generator(ctx: Ctx) -> None:
         pass
 
 
+async def a_cancel_of_its_own_task(ctx: Ctx) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    try:
+        await ctx.sleep(0)
+    finally:
+        await asyncio.sleep(0)  # nothing of it is left
+        await ctx.sleep(0)
+
+
+async def a_branch_that_cancels_itself(ctx: Ctx) -> None:
+    await ctx.gather(a_cancel_of_its_own_task(ctx), ctx.sleep(0))
+
+
 async def in_a_branch(ctx: Ctx) -> None:
     await ctx.gather(outer(ctx), ctx.sleep(0))
 
@@ -150,9 +171,12 @@ HIDDEN = [
     as_a_name,
     of_anyio,
     of_anyio_that_fails,
+    of_anyio_that_was_cancelled,
     in_a_context_manager,
     on_a_stack,
     around_an_async_generator,
+    a_cancel_of_its_own_task,
+    a_branch_that_cancels_itself,
     in_a_branch,
     wait_for,
 ]
@@ -173,7 +197,7 @@ def made(work: Callable[[Ctx], Awaitable[Any]]) -> Process[..., Any]:
 
 
 @pytest.mark.parametrize("hidden", HIDDEN, ids=lambda each: str(each.__name__))
-async def test_a_limit_is_found_wherever_the_function_has_entered_it(
+async def test_a_limit_or_a_cancel_is_found_wherever_the_function_has_it_from(
     memory: Place, hidden: Callable[[Ctx], Awaitable[Any]]
 ) -> None:
     trying = made(hidden)

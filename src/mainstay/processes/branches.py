@@ -16,6 +16,7 @@ no further step.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -29,7 +30,7 @@ from mainstay.model.session import CancelRequest
 from mainstay.ports.host import Clock
 from mainstay.processes.branch import CANCEL, DROP, Branch, Cut, PutAway
 from mainstay.processes.journal import ProcessJournal
-from mainstay.processes.limits import LOOK, limit_around
+from mainstay.processes.limits import LOOK, OWN_CANCEL, limit_around
 from mainstay.processes.ordering import Ordering
 from mainstay.processes.replay import Replay
 from mainstay.processes.waiting import AWAY, CUT, Signal, Waiting
@@ -61,21 +62,33 @@ class Line(Generic[R]):
 
     def __await__(self) -> Generator[Any, Any, R]:
         work, branch, order = self._work, self._branch, self._order
+        task = asyncio.current_task()
+        assert task is not None
+        cancels = task.cancelling()
         try:
             step = work.send(None)
             while branch.refused <= DEAF:
                 if step is LOOK:
-                    step = work.send(limit_around(work))
+                    found = limit_around(work)
+                    if found is None and task.cancelling() > cancels:  # by nobody but the code that ran just now
+                        found = OWN_CANCEL
+                        with contextlib.suppress(asyncio.CancelledError):
+                            yield
+                        while task.cancelling() > cancels:
+                            task.uncancel()
+                    step = work.send(found)
                     continue
                 if not branch.in_call or order.is_asked:
                     order.suspended(branch, step)
                 try:
                     yield step
                 except BaseException as error:  # it is the code's to handle, as in any `await`
+                    cancels = task.cancelling()
                     if branch.outside is not None:
                         order.resumed(branch)
                     step = work.throw(error)
                 else:
+                    cancels = task.cancelling()
                     if branch.outside is not None:
                         order.resumed(branch)
                     step = work.send(None)

@@ -41,8 +41,8 @@ FIRST = "1"
 """The key of a function's first call, and of the first one after a checkpoint."""
 TIME_LIMIT = "time_limit_around"
 NO_TIME_LIMIT = (
-    "around this call cannot be kept to: on replay it would not have run out. The call was not made: use its own "
-    "`timeout=`, or `ctx.any(work(), ctx.sleep(seconds))`"
+    "cannot be kept to: on replay it would not have happened. The call was not made: use its own `timeout=`, or "
+    "`ctx.any(work(), ctx.sleep(seconds))`"
 )
 BROKEN = (Fenced, StoreError, Diverged, InternalError)
 """Errors that no function can know what to make of, and that no replay would repeat: they go past its code."""

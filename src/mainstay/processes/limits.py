@@ -23,6 +23,8 @@ METHODS = (types.MethodType, types.FunctionType, types.BuiltinMethodType)
 DEPTH = 100
 """Coroutines that are looked through, from the outermost on."""
 
+OWN_CANCEL = "a cancel of its own task before this call"
+
 LOOK = object()
 """What a call hands to who drives its branch, to hear of a limit around it."""
 
@@ -84,7 +86,8 @@ def _limit(scope: Any) -> str | None:
         return None
     deadline = scope.when() if hasattr(scope, "when") else getattr(scope, "deadline", None)
     limited = isinstance(deadline, int | float) and deadline != math.inf
-    return f"{kind.__module__.partition('.')[0]} {kind.__name__}" if limited else None
+    limited = limited or getattr(scope, "cancel_called", False) is True  # a scope of anyio that was cancelled by hand
+    return f"{kind.__module__.partition('.')[0]} {kind.__name__} around this call" if limited else None
 
 
 def _limit_within(scope: Any) -> str | None:
