@@ -220,4 +220,5 @@ def nothing_asked() -> Plain:
     texts = dict.fromkeys(("name", "definition", "label"), "")
     nothing = dict.fromkeys(("input", "cause", "env", "max_attempts", "wake", "parent"))
     origin = {"type": "host", "scope": ""}
-    return texts | nothing | {"origin": origin, "events": [], "open_signals": False, "parent_end": "abandon"}
+    rest = {"origin": origin, "events": [], "open_signals": False, "parent_end": "abandon", "depth": 0}
+    return texts | nothing | rest
