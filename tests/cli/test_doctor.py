@@ -12,7 +12,7 @@ from mainstay.model.codec import encode
 from mainstay.model.message import Message
 from mainstay.model.record import Said
 from mainstay.model.session import WorkerRow
-from mainstay.model.write import Accept, Beat, Release, Retire, Scope
+from mainstay.model.write import Accept, Beat, Claim, Release, Retire, Scope
 from mainstay.stores.lockfile import LockFile
 from mainstay.stores.sqlite import CHECKPOINT_WRITES, SqliteStore
 from mainstay.testing import FunctionModel, ScriptedModel
@@ -46,6 +46,23 @@ def test_a_healthy_store_is_well(store: Path) -> None:
     assert result.exit_code == 0
     assert "1 session, 6 records, 0 blobs" in result.stdout
     assert result.stdout.endswith("all is well\n")
+
+
+def test_a_suspect_is_shown_with_its_reason(store: Path) -> None:
+    async def work(opened: SqliteStore) -> None:
+        scope = await accept(opened, "w1")
+        for number in (1, 2):
+            await opened.write(Beat(WorkerRow(f"w{number + 1}", "here", "boot", 1, 0)))
+            await opened.write(Claim("chat", f"w{number + 1}", scope.generation + number - 1, 2000))
+
+    write(store, work)
+
+    told = shell_json("doctor", store=store)
+    result = shell("doctor", store=store)
+
+    assert list(told["suspects"]) == ["chat.1"]
+    assert told["suspects"]["chat.1"].startswith("3 workers died with it in their hands, without a new record")
+    assert "chat.1: 3 workers died" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o602], ids="{:o}".format)

@@ -217,7 +217,7 @@ OWNERSHIP: dict[str, tuple[str, ...]] = {
         "runtime/test_relieved.py::test_a_relieved_owner_runs_no_body",
         "runtime/test_clock.py::test_an_hour_of_sleep_does_not_cost_a_turn",
     ),
-    "three takeovers": ("crash/test_ownership.py::test_turn_that_really_killed_four_workers_is_stuck_with_its_reason",),
+    "three takeovers": ("crash/test_ownership.py::test_turn_that_really_killed_five_workers_is_stuck_with_its_reason",),
     "claims only what it can run": (
         "sessions/test_directory.py::test_a_runtime_without_agents_runs_nothing",
         "sessions/test_directory.py::test_without_recovery_the_work_of_others_is_left_alone",

@@ -32,7 +32,7 @@ PROCESSES: dict[str, tuple[str, ...]] = {
         "crash/test_processes_owners.py::test_work_that_is_cancelled_after_its_worker_died_is_told_as_unknown",
         "crash/test_processes_owners.py::test_a_sweep_takes_no_more_than_it_has_places_for_and_forgets_nothing",
         "crash/test_processes_races.py::test_two_thousand_open_processes_are_recovered_after_a_kill",
-        "processes/test_worker.py::test_three_workers_in_a_row_that_die_on_a_process_leave_it_stuck",
+        "processes/test_worker.py::test_three_workers_that_die_on_a_process_as_their_only_suspect_leave_it_stuck",
         TOOLS.format("a_rerun_tool_killed_anywhere_ends_and_repeats_only_in_its_one_window"),
     ),
     "P7 done, its end not written": (

@@ -212,11 +212,11 @@ async def say_hello(lab: Lab) -> None:
         await runtime.wait_idle(timeout=60)
 
 
-POISON = [Crash("ask model 1.1", "lost")] * 4
+POISON = [Crash("ask model 1.1", "lost")] * 5
 STUCK = "3 workers in a row took this turn over and died without a new record"
 
 
-def test_turn_that_killed_four_workers_is_stuck_with_its_reason() -> None:
+def test_turn_that_killed_five_workers_is_stuck_with_its_reason() -> None:
     session = play(say_hello, POISON).ending.session("s")
 
     assert session is not None
@@ -224,7 +224,7 @@ def test_turn_that_killed_four_workers_is_stuck_with_its_reason() -> None:
     assert (session.reason or "").startswith(STUCK)
 
 
-def test_turn_that_really_killed_four_workers_is_stuck_with_its_reason() -> None:
+def test_turn_that_really_killed_five_workers_is_stuck_with_its_reason() -> None:
     with Forks(say_hello) as forks:
         played = forks.play(POISON)
     session = played.ending.session("s")
@@ -232,4 +232,4 @@ def test_turn_that_really_killed_four_workers_is_stuck_with_its_reason() -> None
     assert session is not None
     assert (session.state, session.turn) == ("stuck", 1)
     assert (session.reason or "").startswith(STUCK)
-    assert played.model_calls == 4, "the owner, and three successors"
+    assert played.model_calls == 5, "the owner, a successor, and three that had no other suspect"

@@ -147,7 +147,8 @@ async def test_a_start_in_the_very_millisecond_of_a_sweep_is_not_adopted(folder:
         for n in range(50):
             starting = asyncio.create_task(one.start(quick, {"n": n}, id=f"p-{n}"))
             while not starting.done():
-                await sweep.take_over(await other._worker.gone(), other._worker.known)
+                found = await other.store.active_processes()
+                await sweep.take_over(found, await other._worker.gone(), other._worker.known, ())
                 await asyncio.sleep(0)  # what it reads, it reads at once
             assert await (await starting).result(PATIENCE) == n
     after = await rows(outside)

@@ -12,7 +12,6 @@ from mainstay.lifecycle.decide import (
     check_authority,
     check_process_id,
     declared,
-    gives_up,
     is_due,
     known,
     same_asking,
@@ -192,10 +191,6 @@ def test_a_parked_process_has_something_to_do_when_one_of_its_waits_is_over() ->
     assert parked.due == 40
     assert [is_due(parked, now) for now in (39, 40, 99)] == [False, True, True]
     assert not is_due(running, 99)
-
-
-def test_workers_give_up_after_three_takeovers() -> None:
-    assert [n for n in range(10) if gives_up(row(takeovers=n)) is not None] == [4, 8]
 
 
 @pytest.mark.parametrize(

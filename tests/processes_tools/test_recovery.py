@@ -39,7 +39,7 @@ async def test_a_rerun_tool_that_kills_its_workers_is_set_aside(place: Place) ->
     agent = agent_of(Talk([call("sink")]), deadly(ran, recovery="rerun"))
     runtime = await place.runtime(agent).__aenter__()
     await said(runtime)
-    for deaths in range(4):
+    for deaths in range(5):
         await until(lambda deaths=deaths: len(ran) == deaths + 1)  # type: ignore[misc]
         await crash(runtime)
         runtime = await place.runtime(agent).__aenter__()
@@ -47,8 +47,8 @@ async def test_a_rerun_tool_that_kills_its_workers_is_set_aside(place: Place) ->
     row = await row_of(runtime, FIRST)
     await crash(runtime)
 
-    assert ran == [1, 2, 3, 4]
-    assert row.stuck == "3 workers in a row took it over and died without a new record"
+    assert ran == [1, 2, 3, 4, 5]
+    assert (row.stuck or "").startswith("3 workers in a row took it over and died without a new record")
 
 
 async def is_stuck(runtime: Any) -> bool:

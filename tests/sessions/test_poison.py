@@ -42,7 +42,7 @@ async def test_a_repeated_call_that_kills_every_worker_is_set_aside_and_goes_on_
     file: Place,
 ) -> None:
     bench = Bench()
-    for _ in range(4):
+    for _ in range(5):
         runtime = file.runtime(bench.agent())
         await runtime.__aenter__()
         if bench.tasted == 0:
@@ -56,10 +56,10 @@ async def test_a_repeated_call_that_kills_every_worker_is_set_aside_and_goes_on_
         async with asyncio.timeout(SOON):
             with pytest.raises(TurnFailed, match="stuck"):
                 await session.result("s.1")
-        assert bench.tasted == 4
+        assert bench.tasted == 5
         bench.safe.set()
         assert await session.resume()
         result = await session.result("s.1")
 
     [call] = result.tool_calls
-    assert (result.text, call.attempts, call.repeated) == ("Sweet.", 5, 4)
+    assert (result.text, call.attempts, call.repeated) == ("Sweet.", 6, 5)

@@ -381,7 +381,7 @@ async def test_each_crash_in_the_same_completion_is_counted(place: Place) -> Non
 
 async def test_completion_that_kills_again_and_again_leaves_the_turn_stuck(place: Place) -> None:
     """That it is asked is on record; that it is asked again is no new record that would prove progress."""
-    for _ in range(4):
+    for _ in range(5):
         died = TellingModel()
         runtime = await place.runtime(Agent(died, name="agent", plugins=[Once("compact")])).__aenter__()
         await (await runtime.session("s")).send("go", key="go")

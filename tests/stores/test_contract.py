@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mainstay.errors import MainstayError, MissingExtra
-from mainstay.model.session import Answer, CancelRequest, Node, SessionRow, WaitRow, WorkerRow
+from mainstay.model.session import Answer, CancelRequest, Death, Node, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import (
     Accept,
     Append,
@@ -20,6 +20,7 @@ from mainstay.model.write import (
     Commit,
     Configure,
     Delete,
+    Outlived,
     Release,
     Resolve,
     Resume,
@@ -75,6 +76,8 @@ class Tape:
             [
                 Claim(name, pick(WORKERS), row.generation, at),
                 Claim(name, pick(WORKERS), row.generation - 1, at),
+                Claim(name, pick(WORKERS), row.generation, at, death=Death("w1", at, pick([None, row.sid])), lived=at),
+                Outlived(row.sid, pick(WORKERS)),
                 Cancel(
                     name, CancelRequest("ann"), at, pick([None, row.head, row.turn, row.next - 1]), pick([None, "w2"])
                 ),
@@ -122,7 +125,8 @@ async def whole(store: Store) -> object:
     ]
     listed = await store.sessions(SessionFilter())
     opened = sorted(await store.open_sessions(), key=lambda r: r.sid)
-    return rows, per_session, listed, opened, sorted(await store.workers(), key=lambda w: w.id)
+    deaths = sorted(await store.deaths(), key=lambda d: d.scope)
+    return rows, per_session, listed, opened, sorted(await store.workers(), key=lambda w: w.id), deaths
 
 
 @pytest.mark.parametrize("seed", range(8))

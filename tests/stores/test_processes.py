@@ -51,8 +51,8 @@ from mainstay.model.process_write import (
     Transfer,
     WorkflowKey,
 )
-from mainstay.model.session import CancelRequest, Node
-from mainstay.model.write import Accept, Branch, Delete, Retire
+from mainstay.model.session import CancelRequest, Death, Node, WorkerRow
+from mainstay.model.write import Accept, Beat, Branch, Delete, Outlived, Retire
 from mainstay.ports.store import Store
 from mainstay.stores.memory import MemoryStore
 from mainstay.stores.sqlite import SqliteStore
@@ -327,45 +327,140 @@ async def test_an_owner_that_died_before_it_began_has_used_up_no_attempt(store: 
     assert (await store.write(Take("p", "w2", 1, 2))).won
 
 
-async def test_three_takeovers_without_a_record_and_it_is_stuck_until_a_person_looks(store: Store) -> None:
-    await begun(store, "p")
-    for generation in (1, 2, 3):
-        assert (await store.write(Take("p", f"w{generation + 1}", generation, 5))).won
+def suspected(generation: int) -> Take:
+    """A takeover from a worker that died with process `p` as its only suspect."""
+    death = Death(f"w{generation}", suspect=-1)
+    return Take("p", f"w{generation + 1}", generation, 5, death=death)
 
-    last = await store.write(Take("p", "w9", 4, 6))
+
+async def test_three_deaths_as_the_only_suspect_and_it_is_stuck_until_a_person_looks(store: Store) -> None:
+    await begun(store, "p")
+    for generation in (1, 2):
+        assert (await store.write(Take("p", f"w{generation + 1}", generation, 5))).won
+    for generation in (3, 4):
+        assert (await store.write(suspected(generation))).won
+
+    last = await store.write(suspected(5))
 
     assert not last.won
     assert last.row == (stuck := await found(store, "p"))
-    assert stuck.stuck == "3 workers in a row took it over and died without a new record"
+    assert (stuck.stuck or "").startswith("3 workers in a row took it over and died without a new record")
     assert await store.active_processes() == []
     with pytest.raises(Fenced):
-        await store.write(Advance(ProcessScope("p", 1, "w4", 4), 7, outcome=Success()))
+        await store.write(Advance(ProcessScope("p", 1, "w5", 5), 7, outcome=Success()))
     revived = await store.write(Revive("p", 8))
     assert revived is not None
-    assert (revived.stuck, revived.takeovers) == (None, 4)
-    for generation in (5, 6, 7, 8):
-        assert (await store.write(Take("p", f"v{generation}", generation, 9))).won
-    assert not (await store.write(Take("p", "v9", 9, 9))).won
+    assert (revived.stuck, revived.takeovers) == (None, 5)
+    assert (await store.write(Take("p", "w7", 6, 9))).won
+    for generation in (7, 8):
+        assert (await store.write(suspected(generation))).won
+    assert not (await store.write(suspected(9))).won
 
 
-async def test_a_record_makes_takeovers_count_from_the_start(store: Store) -> None:
+async def test_deaths_beside_another_suspect_are_not_counted(store: Store) -> None:
     await begun(store, "p")
-    for generation in (1, 2, 3):
-        await store.write(Take("p", f"w{generation + 1}", generation, 5))
-    await store.write(Advance(ProcessScope("p", 1, "w4", 4), 6, (Node(1, b"1"),)))
+    for generation in range(1, 20):
+        death = Death(f"w{generation}", suspect=99)
+        taken = await store.write(Take("p", f"w{generation + 1}", generation, 5, death=death))
+        assert (taken.won, taken.suspect) == (True, False)
 
-    assert (await store.write(Take("p", "w5", 4, 7))).won
+    [mark] = await store.deaths()
+    assert (mark.scope, mark.counted, mark.alone) == (-1, 0, 0)
 
 
-async def test_a_record_that_only_repeats_lets_takeovers_be_counted_on(store: Store) -> None:
+async def test_one_os_process_runs_one_suspect_at_a_time(store: Store) -> None:
+    for worker, process in (("v1", "one"), ("v2", "one"), ("v3", "two")):
+        await store.write(Beat(WorkerRow(worker, "here", "boot", 1, 0, process=process)))
+    for name in ("p", "q"):
+        await begun(store, name)
+        await store.write(Take(name, "w2", 1, 5))
+    first = await store.write(Take("p", "v1", 2, 6, lived=500))
+
+    held = await store.write(Take("q", "v2", 2, 7))
+    elsewhere = await store.write(Take("q", "v3", 2, 8))
+
+    assert (first.won, first.suspect) == (True, True)
+    assert (held.won, held.suspect, held.row and held.row.generation) == (False, True, 2)
+    assert (elsewhere.won, elsewhere.suspect) == (True, True)
+    assert {row.id: row.suspect for row in await store.workers()} == {"v1": -1, "v2": None, "v3": -2}
+
+
+@pytest.mark.parametrize("way", ["a record", "its end", "let go", "outlived"])
+async def test_a_suspect_makes_room(store: Store, way: str) -> None:
+    await store.write(Beat(WorkerRow("v1", "here", "boot", 1, 0, process="one")))
+    for name in ("p", "q"):
+        await begun(store, name)
+        await store.write(Take(name, "w2", 1, 5))
+    assert (await store.write(Take("p", "v1", 2, 6))).suspect
+    assert not (await store.write(Take("q", "v1", 2, 6))).won
+    scope = ProcessScope("p", 1, "v1", 3)
+
+    if way == "a record":
+        await store.write(Advance(scope, 7, (Node(1, b"1"),)))
+    elif way == "its end":
+        await store.write(Advance(scope, 7, outcome=Success()))
+    elif way == "let go":
+        await store.write(LetGo(scope, 7))
+    else:
+        assert await store.write(Outlived(-1, "v1"))
+        assert await store.write(Outlived(-1, "v1")), "sent again, because its reply was lost"
+
+    taken = await store.write(Take("q", "v1", 2, 8))
+    assert (taken.won, taken.suspect) == (True, True)
+
+
+async def test_a_worker_that_was_relieved_of_its_suspect_may_run_another(store: Store) -> None:
+    await store.write(Beat(WorkerRow("v1", "here", "boot", 1, 0, process="one")))
+    for name in ("p", "q"):
+        await begun(store, name)
+        await store.write(Take(name, "w2", 1, 5))
+    await store.write(Take("p", "v1", 2, 6))
+    await store.write(Take("p", "other", 3, 7))
+
+    assert (await store.write(Take("q", "v1", 2, 8))).won
+
+
+async def test_the_row_of_a_dead_worker_stays_until_all_that_died_with_it_is_claimed(store: Store) -> None:
+    """It says which suspect ran when the others died."""
+    for worker in ("v1", "v2"):
+        await store.write(Beat(WorkerRow(worker, "here", "boot", 1, 0, process="one")))
     await begun(store, "p")
-    for generation in (1, 2, 3):
-        await store.write(Take("p", f"w{generation + 1}", generation, 5))
-    repeat = Advance(ProcessScope("p", 1, "w4", 4), 6, (Node(1, b"1"),), repeats=True)
-    assert (await store.write(repeat)).row.takeovers == 3
+    await store.write(Take("p", "w2", 1, 5))
+    await store.write(Take("p", "v1", 2, 6))
+    await store.write(Register(asked("q"), 6, "v2"))
+    dead = ("v1", "v2")
+    await store.write(Take("p", "next", 3, 7, death=Death("v1", suspect=-1)))
+    await store.write(Retire("v1", dead=True, beside=dead))
+    kept = [row.id for row in await store.workers()]
+    await store.write(Take("q", "next", 1, 8, death=Death("v2", suspect=-1)))
+    for worker in dead:
+        await store.write(Retire(worker, dead=True, beside=dead))
 
-    assert not (await store.write(Take("p", "w5", 4, 7))).won
-    assert (await found(store, "p")).stuck == "3 workers in a row took it over and died without a new record"
+    assert kept == ["v1", "v2"]
+    assert await store.workers() == []
+    assert {mark.scope: mark.counted for mark in await store.deaths()} == {-1: 3, -2: 0}
+
+
+async def test_a_record_makes_deaths_count_from_the_start(store: Store) -> None:
+    await begun(store, "p")
+    for generation in (1, 2, 3, 4):
+        await store.write(suspected(generation) if generation > 2 else Take("p", f"w{generation + 1}", generation, 5))
+    await store.write(Advance(ProcessScope("p", 1, "w5", 5), 6, (Node(1, b"1"),)))
+
+    assert await store.deaths() == []
+    taken = await store.write(Take("p", "w6", 5, 7))
+    assert (taken.won, taken.suspect) == (True, False)
+
+
+async def test_a_record_that_only_repeats_lets_deaths_be_counted_on(store: Store) -> None:
+    await begun(store, "p")
+    for generation in (1, 2, 3, 4):
+        await store.write(suspected(generation) if generation > 2 else Take("p", f"w{generation + 1}", generation, 5))
+    repeat = Advance(ProcessScope("p", 1, "w5", 5), 6, (Node(1, b"1"),), repeats=True)
+    assert (await store.write(repeat)).row.takeovers == 4
+
+    assert not (await store.write(suspected(5))).won
+    assert "died without a new record" in ((await found(store, "p")).stuck or "")
 
 
 async def test_a_stuck_process_that_is_cancelled_ends_and_says_that_nobody_knows(store: Store) -> None:

@@ -28,6 +28,7 @@ from mainstay.cli.render import ago, complain, console, heading, plural, print_j
 from mainstay.engine.journal import load
 from mainstay.engine.waits import asked
 from mainstay.errors import BlobMissing, MainstayError, StoreError
+from mainstay.lifecycle import suspects
 from mainstay.model.ids import turn_id
 from mainstay.model.outcome import PendingCall
 from mainstay.model.record import Ended, Record, Said
@@ -65,6 +66,7 @@ class Health(Struct):
     processes: Processes
     needs: list[Need]
     checked: int | None = None
+    suspects: dict[str, str] = {}
 
 
 def doctor(
@@ -128,9 +130,29 @@ async def examine(store: Store, deep: bool) -> Health:
     for row in await store.open_sessions():
         await _examine_turn(store, row, dead, bool(alive), now, health)
     health.needs += processes.needs
+    health.suspects = await _suspects(store, dead)
     if deep:
         health.checked = await _read_everything(store, health)
     return health
+
+
+async def _suspects(store: Store, dead: dict[str, bool]) -> dict[str, str]:
+    """Turns and processes that are suspected of the deaths of their workers, or will be when they are taken over.
+
+    They go on by themselves, so none of them needs a person.
+    """
+    gone = {row.id: row for row in await store.workers() if dead[row.id]}
+    marks = {mark.scope: mark for mark in await store.deaths()}
+    scopes = [(row.sid, turn_id(row.id, row.turn or 0), row.owner) for row in await store.open_sessions()]
+    scopes += [(-row.pid, row.id, row.owner) for row in await store.active_processes()]
+    found = dict[str, str]()
+    for scope, name, owner in scopes:
+        mark = marks.get(scope)
+        if mark is not None and owner in gone:
+            mark = suspects.after(mark, scope, suspects.death_of(gone[owner], gone.values()))
+        if mark is not None and suspects.is_suspect(mark):
+            found[name] = suspects.why(mark)
+    return found
 
 
 def _worker(row: WorkerRow, dead: bool, now: int) -> dict[str, Any]:
@@ -287,6 +309,7 @@ def _as_json(health: Health) -> dict[str, Any]:
         "checks": list(facts.checks),
         "records_read": health.checked,
         "workers": health.workers,
+        "suspects": health.suspects,
         "open_turns": [msgspec.to_builtins(t) for t in health.open],
         "needs": [msgspec.to_builtins(n) for n in health.needs],
     }
@@ -310,6 +333,10 @@ def _print(health: Health) -> None:
         heading(out, "open turns")
         rows = [[t.turn_id, t.agent, t.state, t.owner or "—", span(t.age_ms)] for t in health.open]
         table(out, ["turn", "agent", "state", "owner", "age"], rows, fold=(0, 3))
+    if health.suspects:
+        heading(out, "suspects", "bold yellow")
+        for name, why in health.suspects.items():
+            text_line(out, f"  {name}: {why}")
     if not health.needs:
         heading(out, "all is well", "bold green")
         return

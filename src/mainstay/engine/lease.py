@@ -24,7 +24,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.errors import InvalidDefinition, StoreError, quoted
-from mainstay.model.session import Offers, SessionRow, WorkerRow
+from mainstay.lifecycle import suspects
+from mainstay.model.session import Death, Offers, SessionRow, WorkerRow
 from mainstay.model.write import Beat, Retire, Scope
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
@@ -33,6 +34,8 @@ log = logging.getLogger("mainstay.engine")
 
 BLOCKED_AFTER = 1.0
 TICK = 0.2
+UNEASY = 2.0
+"""Seconds between the beats of a worker that may die: its last one tells how long it lived."""
 NOTHING = Offers()
 FOR_EVER = 1e9
 """Seconds: no lease is longer."""
@@ -60,6 +63,7 @@ class Worker:
     def __init__(self, store: Store, worker_id: str, terms: LeaseTerms, clock: Clock, offers: Offers = NOTHING) -> None:
         self._store, self._clock, self.terms = store, clock, terms
         self.id = worker_id
+        self._lease = store.lease(worker_id)
         self._row = WorkerRow(
             worker_id,
             socket.gethostname(),
@@ -68,13 +72,24 @@ class Worker:
             clock.now(),
             term_ms=int(terms.term * 1000),
             offers=offers,
+            process=self._lease.process,
         )
-        self._lease = store.lease(worker_id)
+        self._born = clock.monotonic()
         self._renewed = clock.monotonic()
         self._seen: dict[str, tuple[int, float]] = {}
         self._living: tuple[WorkerRow, ...] = ()  # other workers, as of the last look at their rows
         self.known: set[str] = set()
         self.alive: set[str] | None = None  # nobody has looked yet
+        self._deaths: dict[str, Death] = {}
+        # Copies of what is on disk: the suspect that this worker runs; whether it has anything that was taken over
+        # from the dead and has no new record yet.
+        self.suspect: int | None = None
+        self.uneasy = False
+
+    @property
+    def lived(self) -> int:
+        """Milliseconds since this worker began, on its monotonic clock."""
+        return round((self._clock.monotonic() - self._born) * 1000)
 
     async def start(self) -> None:
         self._lease.hold()
@@ -97,7 +112,7 @@ class Worker:
     def renew(self) -> None:
         """Send one beat, from any thread."""
         at = self._clock.monotonic()
-        self._row = replace(self._row, beat=self._row.beat + 1)
+        self._row = replace(self._row, beat=self._row.beat + 1, lived=self.lived)
 
         def done(known: bool | None, error: BaseException | None) -> None:
             if error is not None:
@@ -114,7 +129,7 @@ class Worker:
     async def speak(self) -> None:
         """Send one beat and wait for it: whatever this process wrote before is decided then."""
         at = self._clock.monotonic()
-        self._row = replace(self._row, beat=self._row.beat + 1)
+        self._row = replace(self._row, beat=self._row.beat + 1, lived=self.lived)
         await self._store.write(Beat(self._row))
         self._renewed = at
 
@@ -132,6 +147,7 @@ class Worker:
         found, rows = dict[str, str | None](), await self._store.workers()
         for row in rows:
             if row.id == self.id:
+                self.suspect = row.suspect
                 continue
             beat, since = self._seen.get(row.id, (-1, now))
             if beat != row.beat:
@@ -143,9 +159,22 @@ class Worker:
                 found[row.id] = None
         self.known = {row.id for row in rows}
         self.alive = {row.id for row in rows if row.id not in found}
+        # Locks of one OS process are not freed at the same instant, so what is not found gone yet may have died too.
+        dead = [row for row in rows if row.id in found or row.process != self._row.process]
+        self._deaths = {row.id: suspects.death_of(row, dead) for row in rows if row.id in found}
         self._living = tuple([row for row in rows if row.id in self.alive and row.id != self.id])
         self._seen = {k: v for k, v in self._seen.items() if k in self.known}
         return found
+
+    def death_of(self, worker_id: str | None) -> Death | None:
+        """What is known of the death of a worker that was found gone."""
+        return None if worker_id is None else self._deaths.get(worker_id)
+
+    def claimed(self, scope: int, suspect: bool) -> None:
+        """A scope that other workers have died with is ours."""
+        self.uneasy = True
+        if suspect:
+            self.suspect = scope
 
     def died_meanwhile(self) -> bool:
         """Whether a worker that lived when its row was last read has died. Reads no row: a death writes nothing."""
@@ -205,6 +234,8 @@ class Pulse:
         asked_at: float | None = None
         while not self._end.wait(min(TICK, self._worker.terms.renewal / 2)):
             now = time.monotonic()
+            if self._worker.uneasy:
+                renew_at = min(renew_at, now + UNEASY)
             if now >= renew_at:
                 self._renew()
                 renew_at = now + self._worker.terms.renewal

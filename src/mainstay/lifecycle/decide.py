@@ -34,7 +34,6 @@ from mainstay.model.process_write import Authority, ExternalOwner, ReconciledAba
 
 S = TypeVar("S", bound=Struct)
 
-MAX_TAKEOVERS = 3
 
 ADMITTED: dict[type, frozenset[str]] = {
     ExternalOwner: frozenset({"externally_owned"}),
@@ -150,6 +149,11 @@ def awaits(row: ProcessRow, event: Event) -> bool:
     return row.status == "waiting" and any(w.kind == "signal" and told == SIGNAL + w.name for w in row.record.waits)
 
 
+def is_bound(row: ProcessRow) -> bool:
+    """Whether only its owner may do this work: it has begun, and ends with its owner."""
+    return row.registration.recovery == "owner_bound" and row.record.first_started is not None
+
+
 def is_due(row: ProcessRow, now: int) -> bool:
     due = row.due
     return row.status == "waiting" and due is not None and due <= now
@@ -162,11 +166,3 @@ def check_authority(row: ProcessRow, authority: Authority, outcome: ProcessOutco
         raise WrongAuthority(row.id, type(authority).__name__, contract)
     if isinstance(authority, ReconciledAbandon) and not isinstance(outcome, Abandoned):
         raise WrongAuthority(row.id, "ReconciledAbandon", "an outcome that is not abandoned")
-
-
-def gives_up(row: ProcessRow) -> str | None:
-    """Why nobody should take this process over again, if so."""
-    # Counted on when a person resumes it: a takeover is a step that may have been made for nothing.
-    if row.takeovers and row.takeovers % (MAX_TAKEOVERS + 1) == 0:
-        return f"{MAX_TAKEOVERS} workers in a row took it over and died without a new record"
-    return None

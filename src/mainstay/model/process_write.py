@@ -14,7 +14,7 @@ from mainstay.model.process import (
     WaitOn,
     WakeRow,
 )
-from mainstay.model.session import CancelRequest, Node
+from mainstay.model.session import CancelRequest, Death, Node
 from mainstay.model.write import Accepted, Write
 
 
@@ -45,17 +45,22 @@ class ProcessScope(Struct, frozen=True, gc=False):
 
 
 class Taken(Struct, frozen=True, gc=False):
-    """`won`: it is ours. A row that is over now was given up instead: its owner is proven dead."""
+    """`won`: it is ours. A row that is over now was given up instead: its owner is proven dead.
+
+    `suspect`: as for a turn (`Claimed`).
+    """
 
     row: ProcessRow | None
     won: bool
     woken: tuple[ProcessRow, ...] = ()
+    suspect: bool = False
 
 
 class Take(Write[Taken], frozen=True, gc=False):
     """Claim a process that nobody alive works on. `generation` is the one the claimant saw: it fences all before.
 
-    `proof` says why its owner is known to be dead; without it the owner was silent for longer than its lease.
+    `proof` says why its owner is known to be dead; without it the owner was silent for longer than its lease. `death`
+    and `lived`: as for a turn (`Claim`).
     """
 
     process_id: str
@@ -63,6 +68,8 @@ class Take(Write[Taken], frozen=True, gc=False):
     generation: int
     at: int
     proof: str | None = None
+    death: Death | None = None
+    lived: int = 0
 
 
 class Advanced(Struct, frozen=True, gc=False):

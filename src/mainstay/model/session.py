@@ -86,7 +86,9 @@ class Offers(Struct, frozen=True, gc=False, omit_defaults=True):
 class WorkerRow(Struct, frozen=True, gc=False):
     """A live Runtime as others see it. `beat` grows with every renewal; wall clocks are never compared.
 
-    `offers` is None for a worker of an older version, which may have any agent.
+    `offers` is None for a worker of an older version, which may have any agent. `process` names its OS process, which
+    several workers may share; `lived` is how many milliseconds it had lived at its last beat, on its own monotonic
+    clock. `suspect` is the scope (`Deaths`) that it runs as its suspect.
     """
 
     id: str
@@ -97,6 +99,32 @@ class WorkerRow(Struct, frozen=True, gc=False):
     beat: int = 0
     term_ms: int = 30_000
     offers: Offers | None = None
+    process: str = ""
+    lived: int = 0
+    suspect: int | None = None
+
+
+class Death(Struct, frozen=True, gc=False):
+    """The death of a worker as its successor knows it: how long it had lived, and the suspect of its OS process."""
+
+    worker: str
+    lived: int = 0
+    suspect: int | None = None
+
+
+class Deaths(Struct, frozen=True, gc=False):
+    """What a scope (a session's number, or the negative of a process's) lived through since its last record.
+
+    `counted` deaths of its owners may be its fault, `alone` of them those in which it was the only suspect; `life` is
+    the longest of its lives that ended so, in milliseconds. `worker` has it since then, on that worker's clock.
+    """
+
+    scope: int
+    counted: int = 0
+    alone: int = 0
+    life: int = 0
+    worker: str = ""
+    since: int = 0
 
 
 class Node(Struct, frozen=True, gc=False):

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from mainstay.model.process import ProcessRow
 from mainstay.model.record import InputKind, Spilled
-from mainstay.model.session import Answer, CancelRequest, Node, SessionRow, WaitRow, WorkerRow
+from mainstay.model.session import Answer, CancelRequest, Death, Node, SessionRow, WaitRow, WorkerRow
 
 R = TypeVar("R")
 
@@ -50,20 +50,29 @@ class Accept(Write[Accepted], frozen=True, gc=False):
 
 
 class Claimed(Struct, frozen=True, gc=False):
-    """`row` is the session after the claim, or as it is when somebody else was faster (`won` is false)."""
+    """`row` is the session after the claim, or as it is when another worker was faster (`won` is false).
+
+    `suspect`: it runs as the suspect of its worker's OS process, or, not won, was held back because another one does.
+    """
 
     row: SessionRow | None
     won: bool
+    suspect: bool = False
 
 
 class Claim(Write[Claimed], frozen=True, gc=False):
-    """Take over an open turn whose owner is gone. `generation` is the one the claimant saw: it fences all before."""
+    """Take over an open turn whose owner is gone. `generation` is the one the claimant saw: it fences all before.
+
+    `death` is what the claimant knows of the owner's death, `lived` how long it has lived itself, in milliseconds.
+    """
 
     session_id: str
     worker: str
     generation: int
     at: int
     agent: str = ""
+    death: Death | None = None
+    lived: int = 0
 
 
 class Scope(Struct, frozen=True, gc=False):
@@ -195,6 +204,7 @@ class Resume(Write[SessionRow | None], frozen=True, gc=False):
     session_id: str
     at: int
     worker: str | None = None
+    lived: int = 0
 
 
 class Release(Write[None], frozen=True, gc=False):
@@ -212,11 +222,23 @@ class Beat(Write[bool], frozen=True, gc=False):
 
 
 class Retire(Write[None], frozen=True, gc=False):
-    """A worker leaves, or is proven dead: its row goes and what it owned is free to claim."""
+    """A worker leaves, or is proven dead: its row goes and what it owned is free to claim.
+
+    A dead one's row stays while there is something to claim from it, or, if it says which suspect its OS process ran,
+    from another worker that died with it (`beside`).
+    """
 
     worker_id: str
     dead: bool = False
     at: int = 0
+    beside: tuple[str, ...] = ()
+
+
+class Outlived(Write[bool], frozen=True, gc=False):
+    """The suspect of a worker has lived for long enough to make room for the next one. False: it is not its suspect."""
+
+    scope: int
+    worker: str
 
 
 class Branch(Write[SessionRow], frozen=True, gc=False):

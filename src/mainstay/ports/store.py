@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from mainstay.model.process import Event, ProcessRow, WakeRow
 from mainstay.model.process_write import ProcessFilter
-from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import SessionFilter, StoreFacts, Write
 
 R = TypeVar("R")
@@ -94,7 +94,13 @@ class ProcessReads(Protocol):
 
 
 class WorkerLease(Protocol):
-    """Proof that a worker lives, beyond its row. On one file it is a lock that the kernel frees when it dies."""
+    """Proof that a worker lives, beyond its row. On one file it is a lock that the kernel frees when it dies.
+
+    `process` names the OS process that it dies with, as no other one is ever called.
+    """
+
+    @property
+    def process(self) -> str: ...
 
     def hold(self) -> None: ...
 
@@ -136,6 +142,10 @@ class Store(SessionReads, ProcessReads, Protocol):
         ...
 
     async def workers(self) -> list[WorkerRow]: ...
+
+    async def deaths(self) -> list[Deaths]:
+        """What turns and processes lived through that were taken over and have no new record since."""
+        ...
 
     async def changed(self) -> bool:
         """Whether another process has written since the last time this was asked."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from mainstay.model.process import ProcessRow
 from mainstay.ports.host import Clock
@@ -23,14 +23,18 @@ class ProcessWatch:
         self._worker, self._store, self._clock = worker, worker.store, clock
         self._unattended: set[str] = set()
 
-    async def take_over(self, gone: Mapping[str, str | None], known: set[str]) -> None:
-        """Take up every process that nobody alive works on. `gone` are dead workers, with the proof of it if any."""
+    async def take_over(
+        self, rows: Sequence[ProcessRow], gone: Mapping[str, str | None], known: set[str], held: Container[int]
+    ) -> None:
+        """Take up every process of `rows` that no living worker has, except those of the numbers in `held`.
+
+        `gone` are dead workers, with the proof of it if any.
+        """
         found, unowned = list[tuple[ProcessRow, str | None]](), False
-        rows = await self._store.active_processes()
         for row in rows:
             if row.owner is None:
                 unowned = True
-            elif row.owner == self._worker.id:
+            elif row.pid in held or row.owner == self._worker.id:
                 continue
             elif row.owner in gone:
                 found.append((row, gone[row.owner]))
@@ -41,6 +45,23 @@ class ProcessWatch:
         if unowned:
             self._worker.look_around()
         self.attend(rows)
+
+    def is_for_us(self, row: ProcessRow) -> bool:
+        """Whether this worker would take the process if it were free to."""
+        return self._worker.works and self._worker.can(row.registration) and not self._worker.leaving
+
+    async def take(self, row: ProcessRow, proof: str | None) -> bool:
+        """Take one process."""
+        return await self._worker.take(row, proof)
+
+    @property
+    def holds(self) -> bool:
+        """Whether processes wait for a suspect to make room."""
+        return bool(self._worker.held)
+
+    def try_held(self) -> None:
+        """No suspect runs here: processes that were held back may be tried again."""
+        self._worker.try_held()
 
     def attend(self, rows: Sequence[ProcessRow]) -> None:
         """Processes that are ours and that nobody here works on, seen twice in a row: work on them again.

@@ -32,6 +32,7 @@ from mainstay.errors import (
     WrongLoop,
     quoted,
 )
+from mainstay.lifecycle.decide import is_bound
 from mainstay.model.codec import error_text
 from mainstay.model.process import Cancelled, ProcessOutcome, ProcessRow, Registration
 from mainstay.model.process_write import LetGo, ProcessScope, Register, Registered, Stop, Take, Tell, Told
@@ -57,9 +58,9 @@ class ProcessWorker:
     """Works on the processes of one Runtime.
 
     `runs` are those in its hands, by id; `_queue` who goes on and waits for a place; `_intake` what was found on disk
-    and waits for one, and `_behind` that there may be more. `draining`: only what work in hand waits for is taken up;
-    `leaving`: nothing is. `on_news` is told of every process that changed here, `on_wake` of every session that may
-    have something to hear.
+    and waits for one, and `_behind` that there may be more; `held` are suspects that wait for another one to make room.
+    `draining`: only what work in hand waits for is taken up; `leaving`: nothing is. `on_news` is told of every process
+    that changed here, `on_wake` of every session that may have something to hear.
     """
 
     def __init__(self, workshop: Workshop, supervisor: Supervisor, concurrency: int = CONCURRENCY) -> None:
@@ -71,6 +72,7 @@ class ProcessWorker:
         self.runs: dict[str, ProcessRun] = {}
         self._busy = 0
         self._intake: dict[str, ProcessRow] = {}
+        self.held: set[str] = set()
         self._behind = False
         self._queue: dict[asyncio.Future[None], ProcessRun] = {}
         self._filling: asyncio.Task[None] | None = None
@@ -145,10 +147,10 @@ class ProcessWorker:
 
     @property
     def _has_place(self) -> bool:
-        return self._busy < self._concurrency and not self.leaving and self._works
+        return self._busy < self._concurrency and not self.leaving and self.works
 
     @property
-    def _works(self) -> bool:
+    def works(self) -> bool:
         """Whether processes are worked on here: with definitions, and in a store that is no copy to be restored."""
         return not self.passive and self.store.held() is None
 
@@ -194,7 +196,7 @@ class ProcessWorker:
 
     async def take(self, row: ProcessRow, proof: str | None = None) -> bool:
         """Claim a process that nobody alive works on, and work on it."""
-        if self.leaving or not self._works or not self.can(row.registration):
+        if self.leaving or not self.works or not self.can(row.registration):
             return False
         free = not self.draining or self._is_here(row.registration)
         return (free or row.id in await self.awaiting.needed(self.store)) and await self._take(row, proof)
@@ -208,7 +210,8 @@ class ProcessWorker:
         at = max(self.clock.now(), row.due or 0)
         self._busy += 1  # its place is kept while it is claimed, so that a sweep of many claims no more than it has
         try:
-            taken = await self.store.write(Take(row.id, self.id, row.generation, at, proof))
+            death, lived = self._worker.death_of(row.owner), self._worker.lived
+            taken = await self.store.write(Take(row.id, self.id, row.generation, at, proof, death, lived))
         except asyncio.CancelledError:
             self._may_be_ours(row.id)
             raise
@@ -220,15 +223,19 @@ class ProcessWorker:
             self.awaiting.answer(taken.row)
         self.woken(taken.woken)
         if not taken.won or taken.row is None:
+            if taken.suspect:
+                self.held.add(row.id)
             self._fill()
             return False
+        self.held.discard(row.id)
+        if taken.row.takeovers:
+            self._worker.claimed(-row.pid, taken.suspect)
         self.launch(taken.row)
         return True
 
     async def recover(self, row: ProcessRow, proof: str | None) -> None:
         """Take it up if there is a place; what is only to be given up needs none."""
-        bound = row.registration.recovery == "owner_bound" and row.record.first_started is not None
-        if bound and (proof is not None or row.record.abandon is not None) and self._works:
+        if is_bound(row) and (proof is not None or row.record.abandon is not None) and self.works:
             await self._take(row, proof)
         elif self._has_place and not self._intake:
             await self.take(row, proof)
@@ -283,6 +290,12 @@ class ProcessWorker:
         """Whether something was found that has no place yet."""
         return bool(self._intake)
 
+    def try_held(self) -> None:
+        """No suspect runs here: those that were held back may be tried again."""
+        if self.held:
+            self.held.clear()
+            self.look_around()
+
     def look_around(self) -> None:
         """There is work on disk that nobody has: it is taken in page by page."""
         self._behind = True
@@ -319,14 +332,14 @@ class ProcessWorker:
         after = 0
         while self._behind and (page := await self.store.unowned_processes(after, PAGE)):
             after = page[-1].pid
-            self._intake.update({row.id: row for row in page if self.can(row.registration)})
+            self._intake.update({row.id: row for row in page if self._is_free(row)})
             if self._intake:
                 return True
         self._behind = False
         return False
 
     def _is_free(self, row: ProcessRow) -> bool:
-        return row.active and row.owner is None and self.can(row.registration)
+        return row.active and row.owner is None and row.id not in self.held and self.can(row.registration)
 
     # ------------------------------------------------------------------ working
 

@@ -87,6 +87,10 @@ class Desk:
     def worker_id(self) -> str:
         return self._worker.id
 
+    @property
+    def lived(self) -> int:
+        return self._worker.lived
+
     def check(self) -> None:
         """Refuse use after the end, from another loop, or in a forked child."""
         if self.closed:

@@ -289,7 +289,7 @@ class Session:
     async def resume(self) -> bool:
         """Work again on a turn that got stuck (`doctor` says why). False when none is."""
         self._desk.check()
-        resume = Resume(self.id, self._desk.clock.now(), self._desk.worker_for(self.agent))
+        resume = Resume(self.id, self._desk.clock.now(), self._desk.worker_for(self.agent), self._desk.lived)
         row = await self._desk.turns.write(self.id, resume)
         if row is not None:
             self._desk.goes_on(row)

@@ -157,12 +157,16 @@ class Turns:
         """Take over an open turn and work on it."""
         if row.agent not in self._definitions or not self._may_begin(row) or self._store.held() is not None:
             return False
-        claimed = await self._store.write(Claim(row.id, self._worker.id, row.generation, self._clock.now(), row.agent))
+        worker, now = self._worker, self._clock.now()
+        death, lived = worker.death_of(row.owner), worker.lived
+        claimed = await self._store.write(Claim(row.id, worker.id, row.generation, now, row.agent, death, lived))
         if not claimed.won or claimed.row is None:
             if claimed.row is not None and claimed.row.state == "stuck" and row.turn is not None:
                 stuck = TurnFailed(turn_id(row.id, row.turn), "stuck", {"reason": claimed.row.reason})
                 self.residents.tell(row.id, row.turn, stuck)  # nobody else will: this claim was the last one
             return False
+        if claimed.row.takeovers:
+            worker.claimed(row.sid, claimed.suspect)
         log.info("took over turn %s.%s from %s, generation %d", row.id, row.turn, row.owner, claimed.row.generation)
         if self.residents.of(row.id).task is None:
             self.launch(claimed.row)

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping, Sequence
 
 from mainstay.engine.jumps import Jumps
 from mainstay.engine.lease import Worker
 from mainstay.engine.supervisor import Supervisor
 from mainstay.engine.waits import asked
 from mainstay.errors import MainstayError, StoreError
+from mainstay.lifecycle import suspects
+from mainstay.lifecycle.decide import is_bound
 from mainstay.model.event import Gap, TurnCommitted
 from mainstay.model.ids import turn_id
-from mainstay.model.session import SessionRow
-from mainstay.model.write import Retire
+from mainstay.model.process import ProcessRow
+from mainstay.model.session import Death, Deaths, SessionRow
+from mainstay.model.write import Outlived, Retire
 from mainstay.observe.feed import TurnEvents
 from mainstay.processes.recovery import ProcessWatch
 from mainstay.sessions.desk import Desk
@@ -30,6 +34,8 @@ PERIOD = 0.25
 TRIM_SECONDS = 5.0
 SWEEP_SECONDS = 3600.0
 FORGET_SECONDS = 3600.0
+SUSPECTS_AT_ONCE = 8
+"""Suspects that are tried at a look, of which one may run."""
 RECOVER_AT_ONCE = 256
 """Takeovers under way at the same time: a start after a crash must not starve the host."""
 
@@ -46,6 +52,7 @@ class Watch:
         self._judged = self._trimmed = self._swept = desk.clock.monotonic()
         self._jumps = Jumps(desk.clock)
         self._unattended: set[str] = set()
+        self._waiting = False  # a suspect of ours waits for room
         self._aside = Supervisor()
         self._sweeping: asyncio.Task[None] | None = None
         self._retention = retention
@@ -82,13 +89,14 @@ class Watch:
         changed = await desk.store.changed()
         due = clock.monotonic() - self._judged >= self._worker.terms.renewal / 2
         # A killed worker writes nothing that `changed` would show; the lock that it held is free.
-        due = due or self._worker.died_meanwhile()
+        due = due or self._worker.died_meanwhile() or await self._has_room()
         if first or changed or due:
             self._judged = clock.monotonic()
             if self._runs:
                 await self._take_over()
             else:
                 await self._worker.gone()
+                self._worker.uneasy = any(each.worker == self._worker.id for each in await desk.store.deaths())
                 self._processes.attend(await desk.store.active_processes())
             await self._see_to_ours()
         if changed or due:
@@ -146,13 +154,72 @@ class Watch:
                     await self._desk.resolve(wait.id, None)
 
     async def _take_over(self) -> None:
-        """Claim every open turn of ours that nobody alive works on."""
-        rows, gone = await self._worker.claimable()
-        if rows:
-            await asyncio.gather(*(self._claim(row) for row in rows))
-        await self._processes.take_over(gone, self._worker.known)
+        """Claim every open turn and process of ours that no living worker has: all at once but for suspects."""
+        worker, store = self._worker, self._desk.store
+        processes = await store.active_processes()  # before the workers: what a new one starts meanwhile is not free
+        rows, gone = await worker.claimable()
+        deaths = {each.scope: each for each in await store.deaths()}
+        worker.uneasy = any(each.worker == worker.id for each in deaths.values())
+        turns = [row for row in rows if row.takeovers]
+        left = [row for row in processes if row.takeovers and row.owner in gone and not is_bound(row)]
+        suspected = self._suspects(deaths, turns, left)
+        held = {mark.scope for mark, _ in suspected}
+        await asyncio.gather(*(self._claim(row) for row in rows if row.sid not in held))
+        await self._processes.take_over(processes, gone, worker.known, {-scope for scope in held})
+        needed = {row.owner for _, row in suspected}
         for worker_id in gone:
-            await self._desk.store.write(Retire(worker_id, dead=True))
+            if worker_id not in needed:
+                await store.write(Retire(worker_id, dead=True, beside=tuple(gone)))
+        await self._take_suspect([row for _, row in suspected], gone)
+
+    def _suspects(
+        self, deaths: Mapping[int, Deaths], turns: Sequence[SessionRow], processes: Sequence[ProcessRow]
+    ) -> list[tuple[Deaths, SessionRow | ProcessRow]]:
+        """Which of these are suspects, those first that have taken the fewest workers with them."""
+        found = list[tuple[Deaths, SessionRow | ProcessRow]]()
+        scopes: list[tuple[int, SessionRow | ProcessRow]] = [(row.sid, row) for row in turns]
+        scopes += [(-row.pid, row) for row in processes]
+        for scope, row in scopes:
+            mark = deaths.get(scope)
+            if row.owner is not None:
+                mark = suspects.after(mark, scope, self._worker.death_of(row.owner) or Death(row.owner))
+            if mark is not None and suspects.is_suspect(mark) and not suspects.is_stuck(mark):
+                found.append((mark, row))
+        return sorted(found, key=lambda each: each[0].alone)
+
+    async def _take_suspect(self, found: Sequence[SessionRow | ProcessRow], gone: Mapping[str, str | None]) -> None:
+        """Claim one suspect, if this OS process runs none."""
+        ours = [row for row in found if self._is_for_us(row)]
+        self._waiting = bool(ours) or self._processes.holds
+        if self._worker.suspect is not None:
+            return
+        for row in ours[:SUSPECTS_AT_ONCE]:
+            if isinstance(row, SessionRow):
+                won = await self._desk.turns.claim(row)
+            else:
+                won = await self._processes.take(row, gone.get(row.owner or ""))
+            if won:
+                return
+        self._processes.try_held()
+
+    def _is_for_us(self, row: SessionRow | ProcessRow) -> bool:
+        if isinstance(row, ProcessRow):
+            return self._processes.is_for_us(row)
+        return self._desk.worker_for(row.agent) is not None
+
+    async def _has_room(self) -> bool:
+        """Whether a suspect that waits may be run now: the one before it is done, or has lived for long enough."""
+        worker, store = self._worker, self._desk.store
+        if worker.suspect is None:
+            return self._waiting  # another Runtime of this OS process may run one
+        deaths = {each.scope: each for each in await store.deaths()}
+        mark = deaths.get(worker.suspect)
+        if mark is not None and mark.worker == worker.id and suspects.is_suspect(mark):
+            if worker.lived - mark.since < suspects.room_after(deaths.values()):
+                return False
+            await store.write(Outlived(mark.scope, worker.id))
+        worker.suspect = None
+        return True
 
     async def _see_to_ours(self) -> None:
         """What is ours, and what somebody here waits for, must not be forgotten."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mainstay.errors import InternalError, StoreUnavailable
 from mainstay.model.session import WorkerRow
+from mainstay.stores import forks
 from mainstay.stores.files import access_of, check_folder, make_folder, open_file
 from mainstay.stores.lockfile import close_lock, open_lock
 
@@ -24,7 +25,7 @@ class FileLease:
     """One file in `<store>-workers/`, named by the worker's id."""
 
     def __init__(self, database: Path, worker_id: str) -> None:
-        self._database, self._id = database, worker_id
+        self._database, self._id, self.process = database, worker_id, forks.name()
         self._folder = Path(f"{database}-workers")
         self._descriptor: int | None = None
 

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from mainstay.errors import BlobMissing, InvalidInput, MainstayError
-from mainstay.model.session import InboxRow, Node, SessionRow, WaitRow, WorkerRow
+from mainstay.model.session import Deaths, InboxRow, Node, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import SessionFilter, StoreFacts, Write
 from mainstay.ports.host import Clock
 from mainstay.ports.store import SWEEP_GRACE
-from mainstay.stores import identity, rules
+from mainstay.stores import forks, identity, rules
 from mainstay.stores.memory_processes import MemoryProcessReads, MemoryProcessRows
 from mainstay.stores.rows import waits_of
 
@@ -43,7 +43,8 @@ class MemoryRows(MemoryProcessRows):
         self.letters: dict[int, dict[int, InboxRow]] = {}
         self.waits: dict[str, WaitRow] = {}
         self.waits_by_sid: dict[int, dict[str, None]] = {}
-        self.workers: dict[str, WorkerRow] = {}
+        self.workers_by_id: dict[str, WorkerRow] = {}
+        self.deaths_by_scope: dict[int, Deaths] = {}
         self.blobs: dict[str, bytes] = {}
         self.blob_puts: dict[str, int] = {}
         self.blob_refs: dict[str, set[int]] = {}
@@ -160,13 +161,25 @@ class MemoryRows(MemoryProcessRows):
             self.drop_references(waits_of(sid))
 
     def worker(self, worker_id: str) -> WorkerRow | None:
-        return self.workers.get(worker_id)
+        return self.workers_by_id.get(worker_id)
 
     def put_worker(self, row: WorkerRow) -> None:
-        self.workers[row.id] = row
+        self.workers_by_id[row.id] = row
 
     def drop_worker(self, worker_id: str) -> None:
-        self.workers.pop(worker_id, None)
+        self.workers_by_id.pop(worker_id, None)
+
+    def workers(self) -> list[WorkerRow]:
+        return list(self.workers_by_id.values())
+
+    def deaths(self, scope: int) -> Deaths | None:
+        return self.deaths_by_scope.get(scope)
+
+    def put_deaths(self, row: Deaths) -> None:
+        self.deaths_by_scope[row.scope] = row
+
+    def drop_deaths(self, scope: int) -> None:
+        self.deaths_by_scope.pop(scope, None)
 
 
 class MemoryStore(MemoryProcessReads):
@@ -234,7 +247,10 @@ class MemoryStore(MemoryProcessReads):
         return self.rows.waits.get(wait_id)
 
     async def workers(self) -> list[WorkerRow]:
-        return list(self.rows.workers.values())
+        return self.rows.workers()
+
+    async def deaths(self) -> list[Deaths]:
+        return list(self.rows.deaths_by_scope.values())
 
     async def changed(self) -> bool:
         before, self._others = self._others, self.rows.changes - self._ours
@@ -276,7 +292,7 @@ class MemoryLease:
     """A worker in this process lives while it says so."""
 
     def __init__(self, rows: MemoryRows, worker_id: str) -> None:
-        self._rows, self._id = rows, worker_id
+        self._rows, self._id, self.process = rows, worker_id, forks.name()
 
     def hold(self) -> None:
         self._rows.alive.add(self._id)

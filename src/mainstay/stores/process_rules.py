@@ -27,13 +27,14 @@ from mainstay.errors import (
     UnknownProcess,
 )
 from mainstay.lifecycle import fold as events
+from mainstay.lifecycle import suspects
 from mainstay.lifecycle.decide import (
     alive,
     awaits,
     check,
     check_authority,
     declared,
-    gives_up,
+    is_bound,
     is_due,
     known,
     readable,
@@ -73,6 +74,7 @@ from mainstay.model.process_write import (
     Told,
 )
 from mainstay.model.session import CancelRequest
+from mainstay.stores import suspect_rules
 from mainstay.stores.process_log import appended, asked_to_stop, awaited, end, follow, resumed
 from mainstay.stores.rows import Rows, check_blobs
 from mainstay.stores.wake_rules import check_name, retargeted
@@ -147,19 +149,15 @@ def take(rows: Rows, write: Take) -> Taken:
     if row is None or not row.live or row.stuck is not None or row.registration.recovery == "externally_owned":
         return Taken(row, won=False)
     if row.owner == write.worker and row.generation == write.generation + 1:
-        return Taken(row, won=True)
+        mark = rows.deaths(-row.pid) if row.takeovers else None
+        return Taken(row, won=True, suspect=mark is not None and suspects.is_suspect(mark))
     if row.generation != write.generation or row.owner == write.worker:
         return Taken(row, won=False)
     if row.status == "waiting" and not is_due(row, write.at):
         return Taken(row, won=False)
-    if row.owner is not None and _is_bound(row):
+    if row.owner is not None and is_bound(row):
         return _given_up(rows, row, write)
     return _taken(rows, row, write)
-
-
-def _is_bound(row: ProcessRow) -> bool:
-    """Whether nobody but its owner may do this work."""
-    return row.registration.recovery == "owner_bound" and row.record.first_started is not None
 
 
 def _given_up(rows: Rows, row: ProcessRow, write: Take) -> Taken:
@@ -183,16 +181,21 @@ def _taken(rows: Rows, row: ProcessRow, write: Take) -> Taken:
         failure = Failure("attempts_exhausted", f"it was begun {row.attempts} times, and its owners died")
         row, woken = end(rows, row, failure, write.at)
         return Taken(row, won=False, woken=woken)
+    ruling = suspect_rules.rule_on(rows, -row.pid, row.owner, row.takeovers, (write.worker, write.death))
+    if ruling.fate == "held":
+        return Taken(row, won=False, suspect=True)
+    # Counted on when a person resumes it: a takeover is a step that may have been made for nothing.
     row = replace(row, generation=row.generation + 1, takeovers=row.takeovers + over)
-    why = gives_up(row) if over else None
-    if why is not None:
-        row = _stuck(rows, row, why, write.at)
+    if ruling.fate == "stuck" and ruling.deaths is not None:
+        rows.put_deaths(ruling.deaths)
+        row = _stuck(rows, row, suspects.REASON.format("it"), write.at)
         return Taken(row, won=False)
+    suspect_rules.taken(rows, ruling, write.worker, write.lived)
     row = replace(row, owner=write.worker, attempts=max(row.attempts + again, 1))
     if row.status == "waiting":
         row = resumed(rows, row, write.at)
     rows.put_process(row)
-    return Taken(row, won=True)
+    return Taken(row, won=True, suspect=ruling.suspect)
 
 
 def advance(rows: Rows, write: Advance) -> Advanced:
@@ -212,11 +215,13 @@ def advance(rows: Rows, write: Advance) -> Advanced:
         return Advanced(row, woken=woken)
     if write.park and before.record.sequence <= write.seen and _all_ahead(rows, write):
         row = appended(rows, row, Event(events.WAITING, {"waits": write.park}, write.at))
+        suspect_rules.goes_on(rows, -row.pid, row.takeovers)
         row = replace(row, owner=None, takeovers=0)
         rows.put_process(row)
         rows.put_awaits(row.pid, awaited(write.park))
         return Advanced(row, parked=True)
     if row.takeovers and write.records and not write.repeats:
+        suspect_rules.goes_on(rows, -row.pid, row.takeovers)
         row = replace(row, takeovers=0)
     if row is not before:
         rows.put_process(row)
@@ -305,6 +310,7 @@ def let_go(rows: Rows, write: LetGo) -> Advanced:
     if row is not None and _was_let_go(row, write):
         return Advanced(row)  # sent again, because its reply was lost
     row = _owned(row, write.scope)
+    suspect_rules.let_go(rows, -row.pid, row.takeovers)
     if write.stuck is not None:
         return Advanced(_stuck(rows, row, write.stuck, write.at))
     return _freed(rows, row, write.at, "its owner let it go")
@@ -317,7 +323,7 @@ def _was_let_go(row: ProcessRow, write: LetGo) -> bool:
 
 def _freed(rows: Rows, row: ProcessRow, at: int, why: str) -> Advanced:
     """Nobody owns it any more: what only its owner could do is given up, everything else is free to claim."""
-    if _is_bound(row):
+    if is_bound(row):
         row, woken = end(rows, row, Abandoned(Evidence("owner_drain", at, row.owner, why)), at)
         return Advanced(row, woken=woken)
     row = replace(row, owner=None)
@@ -430,6 +436,7 @@ def revive(rows: Rows, write: Revive) -> ProcessRow | None:
     row = known(rows.process(write.process_id), write.process_id)
     if row.stuck is None:
         return None
+    suspect_rules.resumed(rows, -row.pid, row.takeovers)
     row = appended(rows, replace(row, stuck=None), Event(events.REVIVED, None, write.at))
     rows.put_process(row)
     return row

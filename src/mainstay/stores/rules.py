@@ -42,13 +42,14 @@ from mainstay.model.write import (
     Commit,
     Configure,
     Delete,
+    Outlived,
     Release,
     Resolve,
     Resume,
     Retire,
     Write,
 )
-from mainstay.stores import process_rules, session_rules, wake_rules
+from mainstay.stores import process_rules, session_rules, suspect_rules, wake_rules
 from mainstay.stores.rows import Rows
 
 R = TypeVar("R")
@@ -73,7 +74,9 @@ def unclaimed(write: Write[R]) -> Write[R]:
 
 def beat(rows: Rows, write: Beat) -> bool:
     known = rows.worker(write.worker.id)
-    rows.put_worker(write.worker)
+    # Which suspect it runs is decided by claims, not by the worker.
+    running = None if known is None else suspect_rules.running(rows, known)
+    rows.put_worker(replace(write.worker, suspect=running))
     return known is not None or write.worker.beat == 0
 
 
@@ -81,11 +84,22 @@ def retire(rows: Rows, write: Retire) -> None:
     sessions, processes = rows.owned_by(write.worker_id), rows.processes_of(write.worker_id)
     if write.dead and (sessions or processes):
         return  # what a dead worker owned is claimed first, each with its own fence
+    if write.dead and _tells(rows, write):
+        return
     for row in sessions:
         rows.put_session(replace(row, owner=None))
     for process in processes:
         process_rules.drained(rows, process, write.at)
     rows.drop_worker(write.worker_id)
+
+
+def _tells(rows: Rows, write: Retire) -> bool:
+    """Whether the row says which suspect ran when others died whose scopes are not claimed yet."""
+    row = rows.worker(write.worker_id)
+    if row is None or row.suspect is None:
+        return False
+    others = [each for each in rows.workers() if each.id in write.beside and each.process == row.process != ""]
+    return any(rows.owned_by(each.id) or rows.processes_of(each.id) for each in others if each.id != row.id)
 
 
 CLAIMING = (Accept, Cancel, Resolve, Resume, Register, Deliver)
@@ -119,6 +133,7 @@ RULES: dict[type, Callable[[Rows, Any], Any]] = {
     Prune: wake_rules.prune,
     Beat: beat,
     Retire: retire,
+    Outlived: suspect_rules.outlived,
 }
 
 

@@ -175,6 +175,21 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
     4: (
         # What the worker takes up by itself (`model.session.Offers`, as JSON); NULL: written by an older version.
         "ALTER TABLE workers ADD COLUMN offers BLOB",
+        "ALTER TABLE workers ADD COLUMN process TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE workers ADD COLUMN lived INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE workers ADD COLUMN suspect INTEGER",
+        # Of turns (`scope` is the session) and processes (its negative) that were taken over and have no new record.
+        """
+        CREATE TABLE deaths (
+            scope INTEGER PRIMARY KEY,
+            counted INTEGER NOT NULL,
+            alone INTEGER NOT NULL,
+            life INTEGER NOT NULL,
+            worker TEXT NOT NULL,
+            since INTEGER NOT NULL,
+            crc INTEGER NOT NULL
+        )
+        """,
     ),
 }
 

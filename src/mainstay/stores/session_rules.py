@@ -17,6 +17,7 @@ from mainstay.errors import (
     UnknownSession,
     WrongAgent,
 )
+from mainstay.lifecycle import suspects
 from mainstay.model.codec import encode, spilled
 from mainstay.model.ids import MAX_ORDINAL, MAX_TURN, turn_id
 from mainstay.model.record import Joined
@@ -43,10 +44,10 @@ from mainstay.model.write import (
     Resume,
     Scope,
 )
+from mainstay.stores import suspect_rules
 from mainstay.stores.process_log import asked_by, turn_ended, turn_goes_on
 from mainstay.stores.rows import Rows, check_blobs, waits_of
 
-MAX_TAKEOVERS = 3
 READ_BACK = 256
 """How many of a session's newest inputs are searched for an acceptance whose reply was lost."""
 
@@ -121,18 +122,24 @@ def claim(rows: Rows, write: Claim) -> Claimed:
     if row is None or row.deleted or row.turn is None or row.state == "stuck":
         return Claimed(row, won=False)
     if row.owner == write.worker and row.generation == write.generation + 1:
-        return Claimed(row, won=True)
+        mark = rows.deaths(row.sid) if row.takeovers else None
+        return Claimed(row, won=True, suspect=mark is not None and suspects.is_suspect(mark))
     if row.generation != write.generation or row.owner == write.worker:
         return Claimed(row, won=False)
+    ruling = suspect_rules.rule_on(rows, row.sid, row.owner, row.takeovers, (write.worker, write.death))
+    if ruling.fate == "held":
+        return Claimed(row, won=False, suspect=True)
     _unparked(rows, row, write.at)
+    # Counted on when a person resumes the turn: a takeover is a model call that may have been asked for nothing.
     takeovers = row.takeovers + (row.owner is not None)
-    if row.owner is not None and takeovers % (MAX_TAKEOVERS + 1) == 0:
-        # Counted on when a person resumes the turn: a takeover is a model call that may have been asked for nothing.
-        why = f"{MAX_TAKEOVERS} workers in a row took this turn over and died without a new record"
+    if ruling.fate == "stuck" and ruling.deaths is not None:
+        why = suspects.REASON.format("this turn")
         row = replace(row, state="stuck", owner=None, generation=row.generation + 1, takeovers=takeovers, reason=why)
         row = replace(row, updated=write.at)
         rows.put_session(row)
+        rows.put_deaths(ruling.deaths)
         return Claimed(row, won=False)
+    suspect_rules.taken(rows, ruling, write.worker, write.lived)
     row = replace(
         row,
         owner=write.worker,
@@ -143,7 +150,7 @@ def claim(rows: Rows, write: Claim) -> Claimed:
         updated=write.at,
     )
     rows.put_session(row)
-    return Claimed(row, won=True)
+    return Claimed(row, won=True, suspect=ruling.suspect)
 
 
 def append(rows: Rows, write: Append) -> Appended:
@@ -166,8 +173,10 @@ def append(rows: Rows, write: Append) -> Appended:
             rows.add_blobs(scope.sid, write.blobs)
     park = bool(write.park) and row.cancel is None and _all_open(rows, write.park)
     if park:
+        suspect_rules.goes_on(rows, row.sid, row.takeovers)
         rows.put_session(replace(row, state="parked", owner=None, takeovers=0, updated=write.at))
     elif row.takeovers and write.nodes and not write.repeats:
+        suspect_rules.goes_on(rows, row.sid, row.takeovers)
         rows.put_session(replace(row, takeovers=0))
     return Appended(row.cancel, rows.has_mail(scope.sid), park)
 
@@ -190,6 +199,7 @@ def commit(rows: Rows, write: Commit) -> Committed | CancelWon:
         _take(rows, scope, write.take)
     if write.blobs:
         rows.add_blobs(scope.sid, write.blobs)
+    suspect_rules.goes_on(rows, row.sid, row.takeovers)
     rows.drop_waits(scope.sid)  # what became of them is in the records
     mail = rows.first_mail(scope.sid)
     if mail is None:
@@ -210,6 +220,7 @@ def release(rows: Rows, write: Release) -> None:
     if free is not None and (write.stuck is None or free.state == "stuck"):
         return
     row = _owned(rows.session_by_sid(write.scope.sid), write.scope)
+    suspect_rules.let_go(rows, row.sid, row.takeovers)
     state = "stuck" if write.stuck is not None else row.state
     rows.put_session(replace(row, owner=None, state=state, reason=write.stuck, updated=write.at))
 
@@ -316,6 +327,10 @@ def resume(rows: Rows, write: Resume) -> SessionRow | None:
         return None
     row = _wake(rows, replace(row, updated=write.at), write.worker)
     rows.put_session(row)
+    if write.worker is None:
+        suspect_rules.resumed(rows, row.sid, row.takeovers)
+    else:
+        suspect_rules.resumed_by(rows, row.sid, row.takeovers, write.worker, write.lived)
     return row
 
 
@@ -415,6 +430,7 @@ def delete(rows: Rows, write: Delete) -> bool:
     if write.unused_since is not None and not _is_unused(rows, row, write.unused_since):
         return False
     rows.drop_waits(row.sid)
+    suspect_rules.goes_on(rows, row.sid, row.takeovers)
     if row.turn is not None:
         turn_ended(rows, turn_id(row.id, row.turn), write.at)
         _unparked(rows, row, write.at)

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.model.ids import MAX_ORDINAL, MAX_TURN
-from mainstay.model.session import Fork, InboxRow, Node, Offers, SessionRow, WaitRow, WorkerRow
+from mainstay.model.session import Deaths, Fork, InboxRow, Node, Offers, SessionRow, WaitRow, WorkerRow
 from mainstay.stores.process_sql import SqlProcessRows
 from mainstay.stores.rows import waits_of
 from mainstay.stores.seal import opened, seal, sealed, unsealed
@@ -23,7 +23,8 @@ SESSION = (
 )
 WAIT = "id, sid, turn, call, kind, state, due, body, answer, crc"
 MAIL = "sid, input, kind, cancel, crc"
-WORKER = "id, host, boot, pid, started, beat, term_ms, offers"
+WORKER = "id, host, boot, pid, started, beat, term_ms, offers, process, lived, suspect"
+DEATHS = "scope, counted, alone, life, worker, since, crc"
 
 SESSION_ROW = f"{SESSION}, (SELECT body FROM settings WHERE settings.sid = sessions.sid)"
 """What `session_row` reads."""
@@ -98,15 +99,19 @@ def mail_row(found: tuple[Any, ...]) -> InboxRow:
 
 
 def worker_row(found: tuple[Any, ...]) -> WorkerRow:
-    id_, host, boot, pid, started, beat, term_ms, offers = found
-    types = [type(value) for value in found[:7]]
-    if types != [str, str, str, int, int, int, int]:
-        raise sqlite3.DatabaseError(f"malformed row of workers: {found[:7]!r:.200} describes no worker")
+    id_, host, boot, pid, started, beat, term_ms, offers, process, lived, suspect = found
+    types = [type(value) for value in (*found[:7], process, lived)]
+    if types != [str, str, str, int, int, int, int, str, int] or type(suspect) not in (int, type(None)):
+        raise sqlite3.DatabaseError(f"malformed row of workers: {found!r:.200} describes no worker")
     try:
         known = None if offers is None else _offers_in.decode(offers)
     except (msgspec.DecodeError, TypeError) as error:  # a column of another type is none of ours either
         raise sqlite3.DatabaseError(f"malformed row of workers: {error}") from None
-    return WorkerRow(id_, host, boot, pid, started, beat, term_ms, known)
+    return WorkerRow(id_, host, boot, pid, started, beat, term_ms, known, process, lived, suspect)
+
+
+def deaths_row(found: tuple[Any, ...]) -> Deaths:
+    return Deaths(*unsealed("deaths", found))
 
 
 def _values(row: SessionRow) -> tuple[Any, ...]:
@@ -320,9 +325,26 @@ class SqlRows(SqlProcessRows):
 
     def put_worker(self, row: WorkerRow) -> None:
         self._do(
-            f"INSERT OR REPLACE INTO workers ({WORKER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (row.id, row.host, row.boot, row.pid, row.started, row.beat, row.term_ms, _offers.encode(row.offers)),
-        )
+            f"INSERT OR REPLACE INTO workers ({WORKER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                row.id, row.host, row.boot, row.pid, row.started, row.beat, row.term_ms, _offers.encode(row.offers),
+                row.process, row.lived, row.suspect,
+            ),
+        )  # fmt: skip
+
+    def workers(self) -> list[WorkerRow]:
+        return [worker_row(r) for r in self._do(f"SELECT {WORKER} FROM workers ORDER BY id")]
+
+    def deaths(self, scope: int) -> Deaths | None:
+        found = self._one(f"SELECT {DEATHS} FROM deaths WHERE scope = ?", scope)
+        return None if found is None else deaths_row(found)
+
+    def put_deaths(self, row: Deaths) -> None:
+        values = (row.scope, row.counted, row.alone, row.life, row.worker, row.since)
+        self._do(f"INSERT OR REPLACE INTO deaths ({DEATHS}) VALUES (?, ?, ?, ?, ?, ?, ?)", (*values, seal(values)))
+
+    def drop_deaths(self, scope: int) -> None:
+        self._do("DELETE FROM deaths WHERE scope = ?", (scope,))
 
     def drop_worker(self, worker_id: str) -> None:
         self._do("DELETE FROM workers WHERE id = ?", (worker_id,))

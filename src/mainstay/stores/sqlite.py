@@ -31,7 +31,7 @@ from mainstay.errors import (
     StoreUnavailable,
 )
 from mainstay.model.process_write import Prune
-from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import Delete, SessionFilter, StoreFacts, Write
 from mainstay.ports.store import SWEEP_GRACE, Tell
 from mainstay.stores import compaction, copies, forks, rules, schema, sql
@@ -55,7 +55,7 @@ from mainstay.stores.lease import FileLease
 from mainstay.stores.lockfile import LockFile, Noted
 from mainstay.stores.process_reads import SqliteProcessReads
 from mainstay.stores.process_sql import bad_rows
-from mainstay.stores.sql import SqlRows, mail_row, session_row, wait_row, worker_row
+from mainstay.stores.sql import SqlRows, deaths_row, mail_row, session_row, wait_row, worker_row
 from mainstay.stores.writer import Done, GroupWriter
 
 R = TypeVar("R")
@@ -223,6 +223,10 @@ class SqliteStore(SqliteProcessReads):
     async def workers(self) -> list[WorkerRow]:
         with reading(self.path):
             return [worker_row(r) for r in self._live().execute(f"SELECT {sql.WORKER} FROM workers ORDER BY id")]
+
+    async def deaths(self) -> list[Deaths]:
+        with reading(self.path):
+            return [deaths_row(r) for r in self._live().execute(f"SELECT {sql.DEATHS} FROM deaths ORDER BY scope")]
 
     async def changed(self) -> bool:
         if self._file is None:

@@ -14,7 +14,7 @@ from mainstay.model.llm import Delta, ModelRequest
 from mainstay.model.process import Event, ProcessRow, WakeRow
 from mainstay.model.process_write import Advance, LetGo, ProcessFilter, Register, Stop, Take, Tell
 from mainstay.model.record import Ended, Faltered, Replied, Row, Started
-from mainstay.model.session import InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.tool import PreparedCall, ToolOutcome, ToolSpec
 from mainstay.model.write import Accept, Append, Commit, Release, Resolve, Retire, SessionFilter, StoreFacts, Write
 from mainstay.ports.provider import Provider, candidates
@@ -179,6 +179,9 @@ class SeamStore:
     async def workers(self) -> list[WorkerRow]:
         return await self._seams.quietly(self.inner.workers())
 
+    async def deaths(self) -> list[Deaths]:
+        return await self._seams.quietly(self.inner.deaths())
+
     async def changed(self) -> bool:
         return await self._seams.quietly(self.inner.changed())
 
@@ -237,6 +240,11 @@ class SeamLease:
     def drop(self) -> None:
         if not self._seams.dead:
             self._inner.drop()
+
+    @property
+    def process(self) -> str:
+        """Every incarnation passes for an OS process of its own, also where all of them are played in one."""
+        return f"{self._inner.process}.{self._seams.incarnation}"
 
     def proven_dead(self, worker: WorkerRow) -> bool:
         return self._inner.proven_dead(worker)

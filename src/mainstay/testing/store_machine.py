@@ -242,6 +242,7 @@ class StoreMachine(RuleBasedStateMachine):
         found = [w for s in model.sessions.values() for w in await store.waits(s["sid"])]
         assert by_key(found, "id") == sorted(model.waits.values(), key=lambda w: w["id"])
         assert by_key(await store.workers(), "id") == sorted(model.workers.values(), key=lambda w: w["id"])
+        assert by_key(await store.deaths(), "scope") == sorted(model.deaths.values(), key=lambda d: d["scope"])
         assert store.secret() == self.secret, "the secret of a store never changes"
 
 

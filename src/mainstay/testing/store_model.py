@@ -35,6 +35,7 @@ from mainstay.model.write import (
     Commit,
     Configure,
     Delete,
+    Outlived,
     Release,
     Resolve,
     Resume,
@@ -89,6 +90,7 @@ class StoreModel(ProcessModel):
             Release: self.release,
             Beat: self.beat,
             Retire: self.retire,
+            Outlived: self.outlived,
             Branch: self.branch,
             Delete: self.delete,
             **self.process_rules(),
@@ -159,25 +161,28 @@ class StoreModel(ProcessModel):
     def claim(self, write: Claim) -> Plain:
         session = self.sessions.get(write.session_id)
         if session is None:
-            return {"row": None, "won": False}
-        lost = {"row": dict(session), "won": False}
+            return {"row": None, "won": False, "suspect": False}
+        lost = {"row": dict(session), "won": False, "suspect": False}
         if session["turn"] is None or session["state"] == "stuck":
             return lost
         if session["owner"] == write.worker:
             # Its own claim, sent again because the reply was lost, or something older.
-            return {"row": dict(session), "won": session["generation"] == write.generation + 1}
+            won = session["generation"] == write.generation + 1
+            return lost | {"won": won, "suspect": won and self._is_suspect(session["sid"])}
         if session["generation"] != write.generation:
             return lost
+        fate = self._claim(session["sid"], session["owner"], write.worker, write.death, write.lived)
+        if fate == "held":
+            return lost | {"suspect": True}
         if session["state"] == "parked":
             self._turn_goes_on(session, write.at)
         session.update(generation=write.generation + 1, updated=write.at)
-        if session["owner"] is not None:
-            session["takeovers"] += 1
-            if session["takeovers"] in (4, 8, 12, 16):  # three successors of an owner died, or of whoever resumed it
-                session.update(state="stuck", owner=None, reason=SomeReason())
-                return {"row": dict(session), "won": False}
+        session["takeovers"] += session["owner"] is not None
+        if fate == "stuck":
+            session.update(state="stuck", owner=None, reason=SomeReason())
+            return {"row": dict(session), "won": False, "suspect": False}
         session.update(owner=write.worker, state="open", reason=None)
-        return {"row": dict(session), "won": True}
+        return {"row": dict(session), "won": True, "suspect": fate == "suspect"}
 
     def append(self, write: Append) -> Plain:
         scope = write.scope
@@ -197,9 +202,11 @@ class StoreModel(ProcessModel):
                     self.waits[wait.id] = plain(wait)
                     self._refer(FOR_WAITS + scope.sid, blob_in(wait.body))
         if write.nodes and not write.repeats:
+            self._forget_deaths(session["sid"])
             session["takeovers"] = 0
         parks = bool(write.park) and session["cancel"] is None and all(self._is_open(w) for w in write.park)
         if parks:
+            self._forget_deaths(session["sid"])
             session.update(state="parked", owner=None, takeovers=0, updated=write.at)
         return {"cancel": session["cancel"], "mail": self._mail(scope.sid), "parked": parks}
 
@@ -222,6 +229,7 @@ class StoreModel(ProcessModel):
             raise Refusal(InternalError)
         self._record(scope, write.nodes, write.take, write.blobs)
         self._forget_waits(scope.sid)
+        self._forget_deaths(scope.sid)
         session.update(head=scope.turn, takeovers=0, updated=write.at)
         session["settings"] = after_turn(session["settings"], write.tools or {}, write.recorded or {})
         waiting = [n for n, (kind, _) in sorted(self.inbox.get(scope.sid, {}).items()) if kind != "note"]
@@ -240,6 +248,7 @@ class StoreModel(ProcessModel):
         if session is not None and self._let_go(write.scope) and (write.stuck is None or session["state"] == "stuck"):
             return
         session = self._owned(write.scope)
+        self._stop_suspecting(session["sid"])
         session.update(owner=None, reason=write.stuck, updated=write.at)
         if write.stuck is not None:
             session["state"] = "stuck"
@@ -329,6 +338,7 @@ class StoreModel(ProcessModel):
             return None
         session["updated"] = write.at
         self._wake(session, write.worker)
+        self._resumed(session["sid"], write.worker, write.lived)
         return dict(session)
 
     def configure(self, write: Configure) -> Plain:
@@ -383,6 +393,7 @@ class StoreModel(ProcessModel):
         if session is None or session["deleted"]:
             return False
         self._forget_waits(session["sid"])
+        self._forget_deaths(session["sid"])
         if session["turn"] is not None:
             self._turn_ended(f"{session['id']}.{session['turn']}", write.at, set())
         if session["state"] == "parked":
@@ -418,17 +429,30 @@ class StoreModel(ProcessModel):
 
     def beat(self, write: Beat) -> bool:
         first = write.worker.id not in self.workers
-        self.workers[write.worker.id] = plain(write.worker)
+        running = self._runs(write.worker.id)
+        self.workers[write.worker.id] = plain(write.worker) | {"suspect": running}
         return not first or write.worker.beat == 0
 
     def retire(self, write: Retire) -> None:
         owned = [s for s in self.sessions.values() if s["owner"] == write.worker_id]
         if write.dead and (owned or any(p["owner"] == write.worker_id for p in self.processes.values())):
             return
+        if write.dead and self._tells_of_a_suspect(write):
+            return
         for session in owned:
             session["owner"] = None
         self.leave(write.worker_id, write.at)
         self.workers.pop(write.worker_id, None)
+
+    def _tells_of_a_suspect(self, write: Retire) -> bool:
+        """Others died with it, and what they had is judged by which suspect ran in their OS process."""
+        gone = self.workers.get(write.worker_id)
+        if gone is None or gone["suspect"] is None or not gone["process"]:
+            return False
+        rows = [*self.sessions.values(), *self.processes.values()]
+        with_it = [w for w in write.beside if w != write.worker_id and w in self.workers]
+        same = [w for w in with_it if self.workers[w]["process"] == gone["process"]]
+        return any(row["owner"] in same for row in rows)
 
     def put_blob(self, data: bytes) -> str:
         digest = hashlib.sha256(data).hexdigest()

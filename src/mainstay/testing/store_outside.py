@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from mainstay.errors import BlobMissing, InvalidSessionId, SessionDeleted, StaleSettings, UnknownSession
 from mainstay.model.codec import encode
 from mainstay.model.record import Spilled
-from mainstay.model.session import Answer, CancelRequest, Node, WorkerRow
+from mainstay.model.session import Answer, CancelRequest, Node, Offers, WorkerRow
 from mainstay.model.write import Append, Beat, Branch, Cancel, Configure, Delete, Resolve, Retire
 from mainstay.testing.store_machine import StoreMachine
 from mainstay.testing.store_values import (
@@ -20,8 +20,10 @@ from mainstay.testing.store_values import (
     decisions,
     has,
     index,
+    lives,
     maybe_workers,
     names,
+    os_processes,
     requests,
     switches,
     texts,
@@ -171,18 +173,19 @@ class OutsideRules(StoreMachine):
 
     # ------------------------------------------------------------------ workers
 
-    @rule(worker=workers, beat=st.integers(0, 3), host=texts)
-    def a_worker_says_that_it_lives(self, worker: str, beat: int, host: str) -> None:
-        known = worker in self.model.workers
-        self.send(Beat(WorkerRow(worker, host, "boot", 7, self.now, beat, 30_000)), known or beat == 0)
+    @rule(worker=workers, beat=st.integers(0, 3), host=texts, process=os_processes, lived=lives)
+    def a_worker_says_that_it_lives(self, worker: str, beat: int, host: str, process: str, lived: int) -> None:
+        known, offers = worker in self.model.workers, Offers((host,), ("nightly", "名前"))
+        row = WorkerRow(worker, host, "boot", 7, self.now, beat, 30_000, offers if beat else None, process, lived, 5)
+        self.send(Beat(row), known or beat == 0)
 
     @has(lambda self: self.model.workers)
     @rule(n=index, dead=st.booleans())
     def a_worker_leaves_or_is_retired_when_it_owns_nothing(self, n: int, dead: bool) -> None:
         worker = self.pick(sorted(self.model.workers), n)
         owns = any(s["owner"] == worker for s in self.held())
-        self.send(Retire(worker, dead))
-        assert (worker in self.model.workers) is (dead and owns)
+        self.send(Retire(worker, dead, beside=tuple(self.model.workers)))
+        assert worker not in self.model.workers if not dead else worker in self.model.workers or not owns
 
     @rule(worker=workers)
     def a_worker_whose_lease_is_held_is_never_proven_dead(self, worker: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mainstay.errors import MainstayError, ProcessPruned, UnknownProcess
 from mainstay.model.process import Event
+from mainstay.testing.store_deaths import DeathsModel
 from mainstay.testing.store_plain import Plain, Refusal, SomeReason, deep
 
 ENDED = ("completed", "failed", "cancelled", "abandoned")
@@ -16,7 +17,7 @@ OVER = (*ENDED, "caller_departed")
 ENDING = {"success": "completed", "failure": "failed", "cancelled": "cancelled", "abandoned": "abandoned"}
 
 
-class ProcessLog(ABC):
+class ProcessLog(DeathsModel, ABC):
     """The tables of processes, as dictionaries of plain values.
 
     `events` has, by number of the process, what happened to it; `journals` its records by ordinal; `wakes`, by number,
@@ -27,6 +28,7 @@ class ProcessLog(ABC):
     blob_refs: set[tuple[str, int]]
 
     def __init__(self) -> None:
+        super().__init__()
         self.processes: dict[str, Plain] = {}
         self.events: dict[int, list[Plain]] = {}
         self.places = 0
@@ -127,6 +129,7 @@ class ProcessLog(ABC):
     def _ended(self, row: Plain, outcome: Plain, at: int, payload: Any = None) -> None:
         status = ENDING[outcome["type"]]
         row["record"].update(status=status, waits=[], outcome=outcome)
+        self._forget_deaths(-row["pid"])
         row.update(owner=None, takeovers=0, stuck=None)
         self._happened(row, f"process.{status}", outcome if payload is None else payload, at)
 

@@ -123,13 +123,14 @@ class ProcessModel(ProcessLog):
     def take(self, write: Take) -> Plain:
         row = self.processes.get(write.process_id)
         if row is None:
-            return {"row": None, "won": False, "woken": []}
-        lost = {"row": copy.deepcopy(row), "won": False, "woken": []}
+            return {"row": None, "won": False, "woken": [], "suspect": False}
+        lost = {"row": copy.deepcopy(row), "won": False, "woken": [], "suspect": False}
         record, asked = row["record"], row["registration"]
         if is_over(row) or row["stuck"] is not None or asked["recovery"] == "externally_owned":
             return lost
         if row["owner"] == write.worker:  # its own claim again, because the reply was lost, or an older one
-            return lost | {"won": row["generation"] == write.generation + 1}
+            won = row["generation"] == write.generation + 1
+            return lost | {"won": won, "suspect": won and self._is_suspect(-row["pid"])}
         early = record["status"] == "waiting" and not any(d <= write.at for d in dues(row))
         if row["generation"] != write.generation or early:
             return lost
@@ -142,12 +143,12 @@ class ProcessModel(ProcessLog):
         begun = record["first_started"] is not None
         if begun and asked["recovery"] == "owner_bound":
             if write.proof is None and record["abandon"] is None:
-                return {"row": copy.deepcopy(row), "won": False, "woken": []}
+                return {"row": copy.deepcopy(row), "won": False, "woken": [], "suspect": False}
             why = "sweep" if write.proof is not None else "reconciled_request"
             proof = write.proof if write.proof is not None else SomeReason()
             evidence = {"writer": why, "at": write.at, "owner": row["owner"], "proof": proof}
             woken = self._end(row, {"type": "abandoned", "evidence": evidence}, write.at)
-            return {"row": copy.deepcopy(row), "won": False, "woken": woken}
+            return {"row": copy.deepcopy(row), "won": False, "woken": woken, "suspect": False}
         if begun and asked["max_attempts"] is not None and row["attempts"] >= asked["max_attempts"]:
             failure = {
                 "type": "failure",
@@ -157,19 +158,22 @@ class ProcessModel(ProcessLog):
                 "traceback": "",
             }
             woken = self._end(row, failure, write.at)
-            return {"row": copy.deepcopy(row), "won": False, "woken": woken}
-        row["takeovers"] += 1
-        if row["takeovers"] in (4, 8, 12, 16):  # three successors of an owner died, or of whoever resumed it
-            row.update(owner=None, stuck=SomeReason(), generation=row["generation"] + 1)
-            self._happened(row, "process.stuck", {"reason": SomeReason()}, write.at)
-            return {"row": copy.deepcopy(row), "won": False, "woken": []}
+            return {"row": copy.deepcopy(row), "won": False, "woken": woken, "suspect": False}
         return self._own(row, write, row["attempts"] + begun)
 
     def _own(self, row: Plain, write: Take, attempts: int) -> Plain:
+        fate = self._claim(-row["pid"], row["owner"], write.worker, write.death, write.lived)
+        if fate == "held":
+            return {"row": copy.deepcopy(row), "won": False, "woken": [], "suspect": True}
+        row["takeovers"] += row["owner"] is not None
+        if fate == "stuck":
+            row.update(owner=None, stuck=SomeReason(), generation=row["generation"] + 1)
+            self._happened(row, "process.stuck", {"reason": SomeReason()}, write.at)
+            return {"row": copy.deepcopy(row), "won": False, "woken": [], "suspect": False}
         row.update(owner=write.worker, generation=row["generation"] + 1, attempts=attempts)
         if row["record"]["status"] == "waiting":
             self._resume(row, write.at)
-        return {"row": copy.deepcopy(row), "won": True, "woken": []}
+        return {"row": copy.deepcopy(row), "won": True, "woken": [], "suspect": fate == "suspect"}
 
     def advance(self, write: Advance) -> Plain:
         row = self._owned_process(write.scope)
@@ -194,6 +198,7 @@ class ProcessModel(ProcessLog):
         for event in write.events:
             self._told(row, event)
         if write.records and not write.repeats:
+            self._forget_deaths(-pid)
             row["takeovers"] = 0
         woken: list[Plain] = []
         targets = [self.processes.get(wait.name) for wait in write.park if wait.kind == "process"]
@@ -205,6 +210,7 @@ class ProcessModel(ProcessLog):
         elif parks:
             record.update(status="waiting", waits=deep(write.park))
             self._happened(row, "process.waiting", {"waits": deep(write.park)}, write.at)
+            self._forget_deaths(-pid)
             row.update(owner=None, takeovers=0)
         return {"row": copy.deepcopy(row), "parked": parks, "woken": woken}
 
@@ -213,6 +219,7 @@ class ProcessModel(ProcessLog):
 
     def let_go(self, write: LetGo) -> Plain:
         row, woken = self._owned_process(write.scope), list[Plain]()
+        self._stop_suspecting(-row["pid"])
         if write.stuck is not None:
             row.update(owner=None, stuck=write.stuck)
             self._happened(row, "process.stuck", {"reason": write.stuck}, write.at)
@@ -309,6 +316,7 @@ class ProcessModel(ProcessLog):
         if row["stuck"] is None:
             return None
         row.update(stuck=None)
+        self._resumed(-row["pid"])
         self._happened(row, "process.revived", None, write.at)
         return copy.deepcopy(row)
 

@@ -54,8 +54,8 @@ from mainstay.model.process_write import (
     Transfer,
     WorkflowKey,
 )
-from mainstay.model.session import Answer, CancelRequest, Node, WorkerRow
-from mainstay.model.write import Accept, Beat, Branch, Cancel, Claim, Commit, Delete, Resolve, Retire, Scope
+from mainstay.model.session import Answer, CancelRequest, Death, Node, WorkerRow
+from mainstay.model.write import Accept, Beat, Branch, Cancel, Claim, Commit, Delete, Outlived, Resolve, Retire, Scope
 from mainstay.testing.store_plain import Plain
 from mainstay.testing.store_process_machine import WATCHERS, ProcessMachine
 from mainstay.testing.store_values import (
@@ -64,6 +64,7 @@ from mainstay.testing.store_values import (
     few,
     has,
     index,
+    lives,
     maybe_workers,
     requests,
     steps,
@@ -180,8 +181,20 @@ class WorkerRules(ProcessMachine):
     @rule(n=index)
     def workers_die_on_a_process_one_after_the_other(self, n: int) -> None:
         row = self.pick(self.held_processes(), n)
-        for worker in ("w7", "w8", "w9", "w10"):
-            self.send(Take(row["registration"]["id"], worker, row["generation"], self.tick()))
+        for worker in ("w7", "w8", "w9", "w10", "w11"):
+            death = Death(row["owner"] or "", 5, -row["pid"])
+            self.send(Take(row["registration"]["id"], worker, row["generation"], self.tick(), death=death))
+
+    @has(ProcessMachine.held_processes)
+    @rule(n=index, lived=lives)
+    def a_process_that_is_suspected_runs_beside_no_other_suspect(self, n: int, lived: int) -> None:
+        for row in [self.pick(self.held_processes(), n), self.pick(self.held_processes(), n + 1)]:
+            for worker in ("w7", "w8", "w1"):
+                name = row["registration"]["id"]
+                self.send(Take(name, worker, row["generation"], self.tick(), None, None, lived))
+        running = self.model.workers["w1"]["suspect"] if "w1" in self.model.workers else None
+        if running is not None:
+            self.send(Outlived(running, "w1"))
 
     @has(ProcessMachine.held_processes)
     @rule(
@@ -264,7 +277,7 @@ class WorkerRules(ProcessMachine):
 
     @rule(worker=workers, dead=st.booleans())
     def a_worker_leaves_with_its_processes(self, worker: str, dead: bool) -> None:
-        self.send(Retire(worker, dead, self.tick()))
+        self.send(Retire(worker, dead, self.tick(), tuple(self.model.workers)))
 
     @has(lambda self: self.model.blobs, ProcessMachine.held_processes)
     @rule(n=index, m=index)

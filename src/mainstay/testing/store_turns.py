@@ -9,11 +9,11 @@ from hypothesis.stateful import rule
 from msgspec.structs import replace
 
 from mainstay.errors import Fenced, HeadMoved, InternalError
-from mainstay.model.session import Node
-from mainstay.model.write import Append, Claim, Commit, Release, Resume
+from mainstay.model.session import Death, Node
+from mainstay.model.write import Append, Claim, Commit, Outlived, Release, Resume
 from mainstay.testing.store_machine import StoreMachine
 from mainstay.testing.store_plain import Plain
-from mainstay.testing.store_values import CLOSED, bodies, few, has, index, large, maybe_workers, names, workers
+from mainstay.testing.store_values import CLOSED, bodies, few, has, index, large, lives, maybe_workers, names, workers
 
 
 class TurnRules(StoreMachine):
@@ -28,15 +28,33 @@ class TurnRules(StoreMachine):
     @rule(n=index, worker=workers)
     def an_unowned_turn_is_claimed(self, n: int, worker: str) -> None:
         session = self.pick(self.unowned(), n)
-        assert self.send(Claim(session["id"], worker, session["generation"], self.tick(), session["agent"]))["won"]
+        answer = self.send(Claim(session["id"], worker, session["generation"], self.tick(), session["agent"]))
+        assert answer["won"] or answer["suspect"]
 
     @has(StoreMachine.held)
-    @rule(n=index, worker=workers)
-    def a_turn_is_taken_from_its_owner(self, n: int, worker: str) -> None:
+    @rule(n=index, worker=workers, death=st.sampled_from(["unknown", "nobody", "its own", "another"]), lived=lives)
+    def a_turn_is_taken_from_its_owner(self, n: int, worker: str, death: str, lived: int) -> None:
         session = self.pick(self.held(), n)
-        last = session["takeovers"] % 4 == 3 or session["owner"] == worker
-        answer = self.send(Claim(session["id"], worker, session["generation"], self.tick()))
-        assert answer["won"] is not last
+        suspect = {"its own": session["sid"], "another": session["sid"] + 1}.get(death)
+        known = None if death == "unknown" else Death(session["owner"], lived, suspect)
+        write = Claim(session["id"], worker, session["generation"], self.tick(), "", known, lived)
+        answer = self.send(write)
+        assert not answer["won"] or answer["row"]["owner"] == worker
+
+    @has(StoreMachine.held, lambda self: self.model.workers)
+    @rule(n=index, m=index, lived=lives, long=st.booleans())
+    def one_suspect_at_a_time_runs_in_an_os_process_until_it_makes_room(
+        self, n: int, m: int, lived: int, long: bool
+    ) -> None:
+        worker = self.pick(sorted(self.model.workers), m)
+        for session in [self.pick(self.held(), n), self.pick(self.held(), n + 1)]:
+            for other in ("w8", "w9", worker):
+                self.send(Claim(session["id"], other, session["generation"], self.tick(), "", None, lived))
+        running = self.model.workers[worker]["suspect"]
+        if long and running is not None:
+            self.send(Outlived(running, worker))
+            self.send(Outlived(running, worker))
+        self.send(Outlived(999, worker), False)
 
     @has(StoreMachine.turns)
     @rule(n=index, worker=workers, old=st.integers(2, 4))
@@ -59,8 +77,10 @@ class TurnRules(StoreMachine):
         session = self.pick(self.claimable(), n)
         won = []
         for _ in range(6):
-            worker = "w1" if session["owner"] == "w2" else "w2"
-            won.append(self.send(Claim(session["id"], worker, session["generation"], self.tick()))["won"])
+            worker = "w8" if session["owner"] == "w9" else "w9"
+            death = Death(session["owner"] or "", suspect=session["sid"])
+            claim = Claim(session["id"], worker, session["generation"], self.tick(), death=death)
+            won.append(self.send(claim)["won"])
         assert (won[-1], session["state"], session["owner"]) == (False, "stuck", None)
 
     # ------------------------------------------------------------------ append
@@ -224,12 +244,12 @@ class TurnRules(StoreMachine):
         return [s for s in self.turns() if s["state"] == "stuck"]
 
     @has(stuck)
-    @rule(n=index, worker=maybe_workers)
-    def a_stuck_turn_goes_on_when_a_person_says_so_and_not_before(self, n: int, worker: str | None) -> None:
+    @rule(n=index, worker=maybe_workers, lived=lives)
+    def a_stuck_turn_goes_on_when_a_person_says_so_and_not_before(self, n: int, worker: str | None, lived: int) -> None:
         session = self.pick(self.stuck(), n)
         generation, takeovers = session["generation"], session["takeovers"]
         assert not self.send(Claim(session["id"], "w3", generation, self.tick()))["won"]
-        row = self.send(Resume(session["id"], self.tick(), worker))
+        row = self.send(Resume(session["id"], self.tick(), worker, lived))
         assert (row["state"], row["owner"], row["reason"]) == ("open", worker, None)
         assert (row["generation"], row["takeovers"]) == (generation + (worker is not None), takeovers)
         self.send(Resume(session["id"], self.tick(), worker), None)

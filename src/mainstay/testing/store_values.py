@@ -34,6 +34,8 @@ bodies = st.one_of(
 large = st.binary(min_size=1, max_size=4).map(lambda b: (b * (1 << 20))[: 1 << 20])
 workers = st.sampled_from(WORKERS)
 maybe_workers = st.sampled_from([None, *WORKERS])
+lives = st.integers(0, 30_000)
+os_processes = st.sampled_from(["", "os-1", "os-1", "os-2"])
 agents = st.sampled_from(AGENTS)
 names = st.sampled_from(SESSIONS)
 kinds = st.sampled_from(["queue", "steer", "note"])
