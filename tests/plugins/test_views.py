@@ -35,7 +35,7 @@ from mainstay.plugins import (
 )
 from mainstay.testing import FunctionModel
 from tests.plugins.made import having
-from tests.sessions.places import Place
+from tests.sessions.places import SOON, Place
 
 
 class Reply(Struct):
@@ -217,6 +217,29 @@ async def test_what_a_projection_is_shown_is_its_own(place: Place) -> None:
 
     assert result.tool_calls[0].args == {"where": {"in": ["here"]}}
     assert msgspec.json.decode(kept) == {"rows": [{"n": 1}, {"n": 2}], "where": {"in": ["here"]}}
+
+
+async def test_what_is_shown_of_a_late_result_is_the_hooks_own(place: Place) -> None:
+    shown = list[bytes]()
+
+    @tool(background=True)
+    async def crawl(site: str) -> dict[str, Any]:
+        """Crawl."""
+        return {"pages": [1, 2]}
+
+    def answer(request: ModelRequest) -> Any:
+        shown.append(msgspec.json.encode(request.tools))
+        return [ToolCall("c", "crawl", {"site": "a"})] if len(request.messages) == 1 else "done"
+
+    agent = Agent(FunctionModel(answer), tools=[crawl], plugins=[having("after_tool_call", spoil)])
+    async with place.runtime(agent) as runtime:
+        await (await runtime.session("s")).run("go")
+        value = await runtime.handle("s.1.1.0").result(SOON)
+        assert await runtime.wait_idle(SOON)
+
+    assert value == {"pages": [1, 2]}
+    assert len(shown) > 2
+    assert set(shown) == {shown[0]}
 
 
 class Hoard(Plugin):

@@ -25,6 +25,7 @@ from mainstay.errors import PluginFault
 from mainstay.lifecycle.fold import ENDS
 from mainstay.model.event import PluginEvent
 from mainstay.model.message import ToolCall
+from mainstay.model.own import shown_spec
 from mainstay.model.plugin import EmitEvents, EmitTrace, kind_of
 from mainstay.model.process import ProcessRow
 from mainstay.model.session import Answer, SessionRow
@@ -157,7 +158,7 @@ class Showing:
         args: dict[str, Any],
     ) -> None:
         self._desk, self._agent, self._session_id, self._setup = desk, row.agent, row.id, setup
-        self._call_id, self._tool, self._args = call_id, tool, args
+        self._call_id, self._tool, self._args = call_id, shown_spec(tool), args
         self._services = Services(desk, row.id, row.agent)
 
     async def vetted(self, outcome: ToolOutcome) -> ToolOutcome:
