@@ -48,6 +48,7 @@ from mainstay.sessions.draining import could_work, see_to_needs
 from mainstay.sessions.environment import serve_tools
 from mainstay.sessions.inbox import Inbox, pick_agent
 from mainstay.sessions.late import LateResults
+from mainstay.sessions.residents import CACHE_BYTES
 from mainstay.sessions.retention import Retention
 from mainstay.sessions.roster import Sessions
 from mainstay.sessions.services import services_of
@@ -82,6 +83,7 @@ class Runtime:
         processes: Iterable[Process[..., Any]] = (),
         deps: Any = None,
         concurrency: int = CONCURRENCY,
+        cache_bytes: int = CACHE_BYTES,
         cancel_policy: CancelPolicy | None = None,
         recover: bool = True,
         grace: float | None = GRACE,
@@ -102,6 +104,7 @@ class Runtime:
         self._deps, self._recover = deps, given.flag(recover, "recover", InvalidDefinition)
         self._grace = given.seconds(grace, "grace", InvalidDefinition)
         self._concurrency = given.count(concurrency, "concurrency", 1, InvalidDefinition)
+        self._cache_bytes = given.count(cache_bytes, "cache_bytes", 0, InvalidDefinition)
         self._terms = LeaseTerms() if lease is None else lease
         if not isinstance(self._terms, LeaseTerms):
             raise InvalidDefinition(f"lease={quoted(lease)} is not usable: give LeaseTerms")
@@ -152,7 +155,9 @@ class Runtime:
         self._supervisor, self._background = Supervisor(), Supervisor()
         self._dispatcher = Dispatcher(self._store, self._worker, self._clock, self._random, self._deps)
         feed = Feed(name, self._clock.monotonic)
-        self._turns = Turns(self._worker, feed, self._supervisor, self._dispatcher, definitions, self._trace)
+        self._turns = Turns(
+            self._worker, feed, self._supervisor, self._dispatcher, definitions, self._trace, self._cache_bytes
+        )
         inbox = Inbox(self._store, self._clock, self._random, self._turns, definitions, self._worker.id)
         self._definitions: dict[str, Definition] = definitions
         desk = Desk(self._worker, feed, self._turns, definitions, inbox, bool(definitions))

@@ -10,6 +10,8 @@ from mainstay.engine.driver import Run
 from mainstay.engine.hands import in_hand
 from mainstay.errors import SessionDeleted
 from mainstay.graph.view import View
+from mainstay.model.codec import encode
+from mainstay.model.message import Message, Text
 from mainstay.model.session import CancelRequest, SessionRow
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Overlay, Setup
@@ -17,11 +19,23 @@ from mainstay.sessions.setup import Overlay, Setup
 KEEP = 4096
 """Sessions in memory; running ones, and those with an overlay, are kept beyond that."""
 
+CACHE_BYTES = 64 * 1024 * 1024
+"""What idle sessions may hold of their histories, together."""
+
+MESSAGE_BYTES = 500
+"""What a message takes besides its text, about."""
+
+
+def weight(message: Message) -> int:
+    """What a message takes in memory, about."""
+    return MESSAGE_BYTES + sum(len(part.text) if type(part) is Text else len(encode(part)) for part in message.parts)
+
 
 class Resident:
     """What is kept of a session: its view, what it runs with, the running turn, and who waits for results by turn.
 
-    `setup` is what plugins have in memory; it is as good as the view beside it.
+    `setup` is what plugins have in memory; it is as good as the view beside it. `weight` is of the first `weighed`
+    messages of the view: a history is weighed once, not with every turn.
     """
 
     __slots__ = (
@@ -37,6 +51,8 @@ class Resident:
         "turn",
         "view",
         "waiters",
+        "weighed",
+        "weight",
     )
 
     def __init__(self, session_id: str) -> None:
@@ -52,6 +68,7 @@ class Resident:
         self.cancel: tuple[int, CancelRequest] | None = None
         self.mail = False
         self.waiters: dict[int, list[asyncio.Future[TurnResult[Any]]]] = {}
+        self.weight = self.weighed = 0
         self._saving: asyncio.Lock | None = None
 
     @property
@@ -63,16 +80,19 @@ class Resident:
 
     @property
     def idle(self) -> bool:
-        return self.task is None and not self.waiters
+        saving = self._saving is not None and self._saving.locked()
+        return self.task is None and not self.waiters and not saving
 
 
 class Residents:
     """The sessions in memory, the one idle longest first.
 
-    `_needed` are the waiters that are work in hand, `_hosts` those that also hear of a turn that is only queued.
+    `cached` is the weight of all of them together. `_needed` are the waiters that are work in hand, `_hosts` those that
+    also hear of a turn that is only queued.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
+        self._limit, self.cached = cache_bytes, 0
         self._by_id: OrderedDict[str, Resident] = OrderedDict()
         self._needed: dict[asyncio.Future[TurnResult[Any]], tuple[str, int]] = {}
         self._hosts: set[asyncio.Future[TurnResult[Any]]] = set()
@@ -80,8 +100,8 @@ class Residents:
     def of(self, session_id: str) -> Resident:
         found = self._by_id.get(session_id)
         if found is None:
-            found = self._by_id[session_id] = Resident(session_id)
             self._evict()
+            found = self._by_id[session_id] = Resident(session_id)
         return found
 
     def get(self, session_id: str) -> Resident | None:
@@ -92,17 +112,37 @@ class Residents:
         return list(self._by_id.values())
 
     def rest(self, session_id: str) -> None:
-        """A session has become idle just now."""
-        if session_id in self._by_id:
+        """A session has become idle just now, or was read while it is."""
+        resident = self._by_id.get(session_id)
+        if resident is not None:
             self._by_id.move_to_end(session_id)
+            self._weigh(resident)
+            self._evict()
+
+    def _weigh(self, resident: Resident) -> None:
+        """Take note of what the view of a session has grown by."""
+        messages = [] if resident.view is None else resident.view.messages
+        if len(messages) < resident.weighed:  # another view
+            self._unload(resident)
+        grown = sum(map(weight, messages[resident.weighed :]))
+        resident.weighed, resident.weight = len(messages), resident.weight + grown
+        self.cached += grown
+
+    def _unload(self, resident: Resident) -> None:
+        self.cached -= resident.weight
+        resident.weight = resident.weighed = 0
 
     def _evict(self) -> None:
-        if len(self._by_id) <= KEEP:
-            return
-        for session_id, resident in self._by_id.items():
+        """Drop the sessions that have been idle longest, until the others are neither too many nor too heavy."""
+        many, heavy, dropped = len(self._by_id) + 1 - KEEP, self.cached - self._limit, list[Resident]()
+        for resident in self._by_id.values():
+            if many <= 0 and heavy <= 0:
+                break
             if resident.idle and resident.overlay is None:
-                del self._by_id[session_id]
-                return
+                dropped.append(resident)
+                many, heavy = many - 1, heavy - resident.weight
+        for resident in dropped:
+            self._unload(self._by_id.pop(resident.session_id))
 
     def forget(self, session_id: str) -> bool:
         """Drop what is in memory of a session; False while somebody works on it."""
@@ -111,7 +151,7 @@ class Residents:
             return True
         if not resident.idle:
             return False
-        del self._by_id[session_id]
+        self._unload(self._by_id.pop(session_id))
         return True
 
     def deleted(self, session_id: str) -> None:

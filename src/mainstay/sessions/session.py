@@ -188,6 +188,7 @@ class Session:
             return []
         self._usable(row)
         messages = list((await self._desk.turns.view(row)).messages)
+        self._desk.turns.residents.rest(self.id)
         definition = self._desk.definition(row.agent)
         if definition is None or not definition.plugins.has("project_prose"):
             return [own(each) for each in messages]

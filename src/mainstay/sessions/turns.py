@@ -44,7 +44,7 @@ from mainstay.plugins.turn import TurnPlugins, plugins_of
 from mainstay.ports.services import TraceSink, TurnServices
 from mainstay.sessions.archive import Archive
 from mainstay.sessions.definition import Definition
-from mainstay.sessions.residents import Resident, Residents
+from mainstay.sessions.residents import CACHE_BYTES, Resident, Residents
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Setup, changed, equip, lean
 from mainstay.sessions.traces import probe_of
@@ -66,7 +66,7 @@ class Landed(Struct, frozen=True, gc=False):
 class Turns:
     """Runs the turns of the sessions this worker owns."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # put together in one place
         self,
         worker: Worker,
         feed: Feed,
@@ -74,6 +74,7 @@ class Turns:
         dispatcher: Dispatcher,
         definitions: Mapping[str, Definition],
         traces: TraceSink | None = None,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._worker, self._feed = worker, feed
         self._supervisor, self._dispatcher, self._definitions = supervisor, dispatcher, definitions
@@ -86,7 +87,7 @@ class Turns:
             RunTools: dispatcher.run,
             Checkpoint: self._checkpoint,
         }
-        self.residents = Residents()
+        self.residents = Residents(cache_bytes)
         self._lean: dict[str, Setup] = {}
         self.archive = Archive(self._store, definitions)
         self.draining = self.leaving = False
