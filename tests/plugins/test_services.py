@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mainstay import Agent, Message, ModelRequest, ToolCall, tool
-from mainstay.errors import Conflict, ProviderError, StaleSettings, UnknownSession, UnknownTool
+from mainstay.errors import Conflict, ProviderError, StaleSettings, UnknownNode, UnknownSession, UnknownTool
 from mainstay.model.llm import ModelResponse, Usage
 from mainstay.model.outcome import Finished, PluginAborted
 from mainstay.model.plugin import CreateSession
@@ -18,7 +18,7 @@ from mainstay.model.record import Closed, Completed
 from mainstay.model.session import Appending, StaleBranch, ToolState
 from mainstay.model.settings import load
 from mainstay.model.tool import Cancelled, Failed, Ok
-from mainstay.plugins.hooks import Plugin
+from mainstay.plugins.hooks import Plugin, ToolEndContext
 from mainstay.testing import FunctionModel, VirtualClock
 from tests.plugins.made import having
 from tests.sessions.places import SOON, Place, TellingModel, crash, overloaded, texts
@@ -442,3 +442,39 @@ async def test_completion_after_the_commit_is_counted_in_the_session(place: Plac
     assert load(row.settings).ledger == {"review": Usage(calls=1, unknown=1)}
     assert (result.outcome, result.issues, seen) == (Finished("done"), [], ["about how was it?"])
     assert after.outcome == Finished("done")
+
+
+async def test_append_follows_what_was_appended_and_no_record_that_is_not_there(place: Place) -> None:
+    """The ancestor must be on the active path: what was accepted just now is, a record that is not there is not."""
+    seen: list[Any] = []
+
+    class Appender(Plugin):
+        id = "appender"
+
+        async def after_tool_call(self, ctx: ToolEndContext) -> None:
+            first = await ctx.host.append([Message("user", "one")])
+            assert isinstance(first, Appending)
+            seen.append(first)
+            seen.append(await ctx.host.append([Message("user", "two")], after=first.leaf_node_id))
+            for after in ("s.1.99", "s.1.0", "s.9.0", "other.1.0"):
+                seen.append(await ctx.host.append([Message("user", after)], after=after))
+
+    @tool
+    def note() -> str:
+        """Note."""
+        return "noted"
+
+    def answer(request: ModelRequest) -> Any:
+        asked = any(message.tool_calls for message in request.messages)
+        return "done" if asked else [ToolCall("a", "note")]
+
+    agent = Agent(FunctionModel(answer), tools=[note], plugins=[Appender()])
+    async with place.runtime(agent) as runtime:
+        session = await runtime.session("s")
+        await session.run("go")
+
+        assert [type(each) for each in seen] == [Appending, Appending, StaleBranch, Appending, StaleBranch, StaleBranch]
+        fork = await session.fork(seen[0].leaf_node_id)
+        assert "one" in [message.text for message in await fork.history()]
+        with pytest.raises(UnknownNode):
+            await session.fork("s.1.99")

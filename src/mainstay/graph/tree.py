@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from mainstay.model.record import Closed, Joined, Record, Said
+from mainstay.model.record import Closed, Joined, Record, Said, slots
 from mainstay.model.session import SessionRow
 from mainstay.model.transcript import Transcript
 
@@ -49,6 +49,14 @@ class Turn(Struct):
     def closed(self) -> Closed | None:
         last = self.records[-1] if self.records else None
         return last if isinstance(last, Closed) else None
+
+
+def delivered_by(turn: Turn, number: int) -> int | None:
+    """The ordinal of the record that tells of an input which was said into this turn."""
+    for ordinal, record in enumerate(turn.records):
+        if any(each.input == number for slot in slots([record]) for each in slot.delivered):
+            return ordinal
+    return None
 
 
 def forkable(turn: Turn, ordinal: int) -> str | None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from mainstay.engine.driver import Run
 from mainstay.engine.gate import TurnAborted
+from mainstay.engine.journal import load_turns
 from mainstay.errors import Conflict, InvalidInput, PluginError, StaleSettings, Unavailable, UnknownTurn
 from mainstay.model import given, ids
 from mainstay.model.codec import clean_message, clean_text
@@ -17,7 +18,7 @@ from mainstay.model.message import Message
 from mainstay.model.own import Seen, own
 from mainstay.model.plugin import CreateSession
 from mainstay.model.record import Framed
-from mainstay.model.session import Appending, CancelRequest, SessionRow, SessionSnapshot, StaleBranch, ToolState
+from mainstay.model.session import Appending, CancelRequest, Fork, SessionRow, SessionSnapshot, StaleBranch, ToolState
 from mainstay.model.settings import dump, edited, load
 from mainstay.plugins.turn import plugins_of
 from mainstay.sessions.at_hand import AtHand
@@ -225,17 +226,25 @@ class Services(TaskServices):
         return Appending(tuple(nodes), nodes[-1])
 
     async def _on_path(self, row: SessionRow, node: str) -> bool:
-        try:
-            session_id, (turn, _) = ids.split(node, 2)
-        except UnknownTurn:
-            session_id, (turn,) = ids.split(node, 1)
+        """Whether a record is part of the history, or was accepted and will be with the next commit."""
+        if node.startswith(f"{row.id}.") and node.count(".") == row.id.count(".") + 1:
+            session_id, (turn, ordinal) = row.id, (*ids.split(node, 1)[1], 0)
+        else:
+            try:
+                session_id, (turn, ordinal) = ids.split(node, 2)
+            except UnknownTurn:
+                session_id, (turn,) = ids.split(node, 1)
+                ordinal = 0
+        end: Fork | None = None
         while session_id != row.id:
-            if row.fork is None or (source := await self._desk.store.session_by_sid(row.fork.sid)) is None:
+            end = row.fork
+            if end is None or (source := await self._desk.store.session_by_sid(end.sid)) is None:
                 return False
-            if source.id == session_id:
-                return 0 < turn <= row.fork.turn
             row = source
-        return 0 < turn <= row.head
+        if not 0 < turn < row.next or (end is not None and (turn, ordinal) > (end.turn, end.ordinal)):
+            return False
+        found = await load_turns(self._desk.store, row.sid, turn, turn)
+        return bool(found) and ordinal < len(found[0].records)
 
     # ------------------------------------------------------------------ models and traces
 

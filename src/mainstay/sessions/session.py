@@ -26,7 +26,7 @@ from mainstay.errors import (
     UnknownTurn,
     quoted,
 )
-from mainstay.graph.tree import forkable
+from mainstay.graph.tree import delivered_by, forkable
 from mainstay.model import given, ids, words
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.event import AnyEvent
@@ -424,6 +424,11 @@ class Session:
         found = await load_turns(self._desk.store, row.sid, turn, turn) if 0 < turn < row.next else []
         if not found:
             raise UnknownNode(at or self.id, "there is no such node")
+        if (into := found[0].joined) is not None and ordinal == 0:
+            # Said into another turn: it is part of the history from the record on that delivers it.
+            number, turn = turn, into
+            found = await load_turns(self._desk.store, row.sid, turn, turn)
+            ordinal = delivered_by(found[0], number) if found else None
         ordinal = len(found[0].records) - 1 if ordinal is None else ordinal
         why = forkable(found[0], ordinal)
         if why is not None:
