@@ -190,6 +190,30 @@ async def leaves_without_its_folder(path: str) -> None:
     say("left")
 
 
+def short_of_memory(path: str) -> None:
+    """A Runtime that may have only so many megabytes more: what its name ends with."""
+    extra = int(path.rsplit("-", 1)[1]) * 2**20
+    with open("/proc/self/statm", encoding="ascii") as file:
+        size = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + extra, size + extra))
+
+    async def work() -> None:
+        async with Runtime(path, agents=[Agent(FunctionModel(echo))], grace=1) as runtime:
+            for number in range(6):
+                try:
+                    say((await (await runtime.session(f"s{number}")).run("go")).text)
+                except MainstayError as error:
+                    say(type(error).__name__)
+
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(work())
+    except MainstayError as error:
+        say(type(error).__name__)
+    say("left")
+    os._exit(0)
+
+
 if __name__ == "__main__":
     what, where = sys.argv[1:]
     program = globals()[what]

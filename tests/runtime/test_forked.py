@@ -79,3 +79,12 @@ def test_a_blob_that_cannot_be_looked_at_is_not_missing_and_no_fault_of_ours(fol
 @needs_root
 def test_a_runtime_can_be_left_while_its_folder_cannot_be_entered(folder_of_nobody: Path) -> None:
     assert said("leaves_without_its_folder", folder_of_nobody / "agent.db") == ["0", "echo two", "left"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads its size there")
+@pytest.mark.parametrize("megabytes", [4, 12, 18, 20, 22, 24, 26, 28])
+def test_a_process_short_of_memory_or_threads_ends_typed_and_never_hangs(tmp_path: Path, megabytes: int) -> None:
+    *lines, last = said("short_of_memory", tmp_path / f"agent-{megabytes}")
+
+    assert last == "left"
+    assert set(lines) <= {"StoreUnavailable", "TurnFailed", "echo go"}

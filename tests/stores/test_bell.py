@@ -58,3 +58,23 @@ def test_a_loop_that_is_gone_leaves_no_descriptor_behind() -> None:
     hung.ring("to nobody")
     hung.take_down()
     assert len(os.listdir("/proc/self/fd")) < before
+
+
+async def test_news_that_there_is_no_memory_for_are_heard_in_the_next_pass() -> None:
+    heard: list[int] = []
+    lacks, enough = [MemoryError(), MemoryError()], asyncio.Event()
+
+    def hear(news: int) -> None:
+        if news == 1 and lacks:
+            raise lacks.pop()
+        heard.append(news)
+        if news == 2:
+            enough.set()
+
+    hung = bell.Bell(asyncio.get_running_loop(), hear)
+    for number in range(3):
+        hung.ring(number)
+    await asyncio.wait_for(enough.wait(), 30)
+    hung.take_down()
+    await asyncio.sleep(0)
+    assert heard == [0, 1, 2]

@@ -109,8 +109,8 @@ class Notebook:
 class Desk:
     """A writer on a notebook. What is submitted while the `held` write is being applied makes up the next batch."""
 
-    def __init__(self) -> None:
-        self.notes = Notebook()
+    def __init__(self, notes: Notebook | None = None) -> None:
+        self.notes = Notebook() if notes is None else notes
         self.writer = GroupWriter(self.notes, "writer")
         self.answers: dict[str, object] = {}
         self._entered, self._go_on = threading.Event(), threading.Event()
@@ -239,6 +239,39 @@ def test_the_writer_outlives_a_rollback_that_fails(desk: Desk) -> None:
     desk.batch(record("a", 2))
 
     assert desk.answers == {"a1": StoreUnavailable, "b1": StoreUnavailable, "a2": "receipt of a2"}
+
+
+class OutOfMemory(Notebook):
+    """A backend without memory, also in what handles its errors."""
+
+    def commit(self) -> None:
+        if self.at_commit == ["fails"]:
+            raise MemoryError
+        super().commit()
+
+    def mapped(self, error: Exception) -> MainstayError:
+        self.at_commit = []
+        raise MemoryError
+
+    def rest(self) -> None:
+        super().rest()
+        raise MemoryError
+
+
+def test_the_writer_outlives_a_lack_of_memory_and_tells_everybody() -> None:
+    notes = OutOfMemory()
+    desk = Desk(notes)
+    desk.writer.start()
+    try:
+        notes.at_commit = ["works", "fails"]
+        desk.batch(record("a", 1), record("b", 1))
+        notes.is_tired = True
+        desk.batch(record("a", 2))
+    finally:
+        desk.writer.stop()
+
+    assert desk.answers == {"a1": StoreUnavailable, "b1": StoreUnavailable, "a2": "receipt of a2"}
+    assert notes.rests > 0
 
 
 def test_the_writer_outlives_a_caller_that_cannot_bear_its_answer(desk: Desk) -> None:

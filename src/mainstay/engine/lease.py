@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.errors import InvalidDefinition, StoreError, quoted
+from mainstay.errors import InvalidDefinition, StoreError, StoreUnavailable, quoted
 from mainstay.lifecycle import suspects
 from mainstay.model.session import Death, Offers, SessionRow, WorkerRow
 from mainstay.model.write import Beat, Retire, Scope
@@ -223,7 +223,10 @@ class Pulse:
         self._thread = threading.Thread(target=self._run, name=f"mainstay-pulse {worker.id}", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise StoreUnavailable(f"there is no thread to be had for the renewals of this worker: {error}") from None
 
     def stop(self) -> None:
         self._end.set()
@@ -239,13 +242,15 @@ class Pulse:
             if now >= renew_at:
                 self._renew()
                 renew_at = now + self._worker.terms.renewal
-            if asked_at is not None and self._heard < asked_at:
-                if (
-                    now - asked_at > BLOCKED_AFTER - 2 * TICK
-                ):  # asked up to a tick after it began, seen up to a tick late
-                    self._complain(now - asked_at)
-            else:
-                asked_at = now if self._ask() else None
+            try:
+                if asked_at is not None and self._heard < asked_at:
+                    # Asked up to a tick after it began, seen up to a tick late.
+                    if now - asked_at > BLOCKED_AFTER - 2 * TICK:
+                        self._complain(now - asked_at)
+                else:
+                    asked_at = now if self._ask() else None
+            except MemoryError:
+                asked_at = None  # the renewals go on
 
     def _renew(self) -> None:
         try:

@@ -6,10 +6,12 @@ import asyncio
 import contextvars
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 IDLE_SECONDS = 30.0
+SHORT_OF_MEMORY = 0.01
 
 
 class Threads:
@@ -35,10 +37,15 @@ class Threads:
                 result = context.run(work)
             except BaseException as raised:  # SystemExit in a tool ends the tool, not the thread
                 error = raised
-            try:
-                loop.call_soon_threadsafe(_settle, future, result, error)
-            except RuntimeError:
-                return  # the loop is closed; nobody waits any more
+            while True:
+                try:
+                    loop.call_soon_threadsafe(_settle, future, result, error)
+                except MemoryError:
+                    time.sleep(SHORT_OF_MEMORY)  # whoever waits must hear of it, and others give memory back
+                except RuntimeError:
+                    return  # the loop is closed; nobody waits any more
+                else:
+                    return
 
         with self._lock:
             spawn = self._idle == 0

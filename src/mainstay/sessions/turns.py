@@ -423,8 +423,11 @@ class Turns:
 
     async def _get_stuck(self, resident: Resident, scope: Scope, error: Exception) -> None:
         """A fault of ours, or of the disk: park this one turn with its reason and harm nobody else."""
-        self.residents.tell(resident.session_id, scope.turn, error)
         reason = f"{type(error).__name__}: {error}"
+        told = error
+        if isinstance(error, MemoryError):  # as whoever asks later is told
+            told = TurnFailed(turn_id(scope.session_id, scope.turn), "stuck", {"reason": reason})
+        self.residents.tell(resident.session_id, scope.turn, told)
         try:
             await self._store.write(Release(scope, self._clock.now(), stuck=reason))
         except Exception as second:  # the first error is the one to tell; the turn stays ours and is found again

@@ -36,11 +36,15 @@ class Bell:
     def _rung(self) -> None:
         assert sys.platform == "linux"
         os.eventfd_read(self._descriptor)
-        self._tell()
+        try:
+            self._tell()
+        except MemoryError:
+            os.eventfd_write(self._descriptor, 1)  # heard again in the next pass of the loop: nothing is left out
 
     def _tell(self) -> None:
         while self._news:
-            self._hear(self._news.popleft())
+            self._hear(self._news[0])
+            self._news.popleft()
 
     def take_down(self) -> None:
         """The last act of whoever rings: what was rung is still heard, if there is anybody to hear it."""

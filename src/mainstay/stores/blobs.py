@@ -12,7 +12,6 @@ time of change is when it was last put, be it new or there already.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import functools
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mainstay.errors import BlobMissing, InvalidInput, StoreDamaged, StoreUnavailable
+from mainstay.stores.aside import aside
 from mainstay.stores.files import PRIVATE, access_of, check_folder, make_folder, open_file
 
 LEFTOVER_SECONDS = 3600
@@ -41,20 +41,20 @@ class FileBlobs:
         self.folder, self._database = folder, database
 
     async def put(self, data: bytes) -> str:
-        return await asyncio.to_thread(self.write, data)
+        return await aside(self.write, data)
 
     async def put_file(self, path: str) -> tuple[str, int]:
-        return await asyncio.to_thread(self.copy, path)
+        return await aside(self.copy, path)
 
     async def get(self, digest: str) -> bytes:
-        return await asyncio.to_thread(self.read, digest)
+        return await aside(self.read, digest)
 
     async def pieces(self, digest: str) -> AsyncIterator[bytes]:
         """Checked like `get`: bytes that do not match their name raise before the last piece is handed out."""
-        file = await asyncio.to_thread(self._open, digest)
+        file = await aside(self._open, digest)
         try:
             seen, held = hashlib.sha256(), b""
-            while piece := await asyncio.to_thread(file.read, PIECE):
+            while piece := await aside(file.read, PIECE):
                 seen.update(piece)
                 if held:
                     yield held

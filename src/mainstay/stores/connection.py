@@ -15,6 +15,7 @@ from typing import Any
 from mainstay.errors import InvalidInput, MainstayError, NotAStore, StoreDamaged, StoreTooNew, StoreUnavailable
 from mainstay.model.ids import MAX_ORDINAL, MAX_TURN
 from mainstay.stores import schema, sql
+from mainstay.stores.aside import OUT_OF_MEMORY
 from mainstay.stores.files import LINK, open_file
 from mainstay.stores.identity import mint
 from mainstay.stores.process_sql import bad_rows
@@ -210,14 +211,16 @@ def bad_nodes(connection: sqlite3.Connection) -> list[str]:
 def reading(path: Path) -> Generator[None, None, None]:
     try:
         yield
-    except (sqlite3.Error, UnicodeDecodeError, OSError) as error:
+    except (sqlite3.Error, UnicodeDecodeError, OSError, MemoryError) as error:
         raise mapped(path, error) from error
     except (UnicodeEncodeError, OverflowError) as error:  # what was asked for is in no store
         raise InvalidInput(f"no store can hold what is asked for ({error}): correct it") from None
 
 
-def mapped(path: Path, error: sqlite3.Error | UnicodeDecodeError | OSError) -> MainstayError:
+def mapped(path: Path, error: sqlite3.Error | UnicodeDecodeError | OSError | MemoryError) -> MainstayError:
     """A driver's error as one of ours, with what to do about it. Text that is none comes from a damaged page."""
+    if isinstance(error, MemoryError):
+        return StoreUnavailable(OUT_OF_MEMORY)
     if isinstance(error, OSError):
         return StoreUnavailable(f"cannot use {error.filename or path}: {error.strerror or error}")
     name = getattr(error, "sqlite_errorname", "") or ""

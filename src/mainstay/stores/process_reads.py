@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sqlite3
 from abc import ABC, abstractmethod
@@ -11,6 +10,7 @@ from pathlib import Path
 from mainstay.model.process import Event, ProcessRow, WakeRow
 from mainstay.model.process_write import ProcessFilter
 from mainstay.stores import process_sql as sql
+from mainstay.stores.aside import aside
 from mainstay.stores.connection import connect, reading
 from mainstay.stores.process_sql import event_row, process_row, step_row, wake_row
 
@@ -76,7 +76,7 @@ class SqliteProcessReads(ABC):
             found = live.execute(f"{sql.STEPS} LIMIT {INLINE_STEPS + 1}", span).fetchall()
             if len(found) <= INLINE_STEPS:
                 return [step_row(r) for r in found]
-        return await asyncio.to_thread(self._steps_aside, span)
+        return await aside(self._steps_aside, span)
 
     def _steps_aside(self, span: tuple[int, int]) -> list[tuple[int, bytes]]:
         with contextlib.closing(connect(self.path)) as connection, reading(self.path):

@@ -35,6 +35,7 @@ from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, Worker
 from mainstay.model.write import Delete, SessionFilter, StoreFacts, Write
 from mainstay.ports.store import SWEEP_GRACE, Tell
 from mainstay.stores import compaction, copies, forks, rules, schema, sql
+from mainstay.stores.aside import NO_THREAD, aside
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.compaction import give_back
 from mainstay.stores.connection import (
@@ -101,11 +102,15 @@ class SqliteStore(SqliteProcessReads):
             with reading(self.path):
                 self._reader = connect(self.path)
                 self._reader.execute("PRAGMA query_only = 1")
+            writer = GroupWriter(self._file, f"mainstay-writer {self.path.name}")
+            writer.start(asyncio.get_running_loop())
         except BaseException:  # also when the opening is cancelled: the lock must not stay behind
+            if self._reader is not None:
+                self._reader.close()
             self._file.close()
+            self._reader = self._file = None
             raise
-        self._writer = GroupWriter(self._file, f"mainstay-writer {self.path.name}")
-        self._writer.start(asyncio.get_running_loop())
+        self._writer = writer
         self._others = self._file.others()
 
     async def close(self) -> None:
@@ -114,7 +119,12 @@ class SqliteStore(SqliteProcessReads):
         parts, self._writer = (self._writer.stop, self._reader.close, self._file.close), None
         self._reader = self._file = None
         # On a thread, and shielded: a cancelled caller stops it neither half-way nor before it has begun.
-        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _each, parts))
+        try:
+            closing = asyncio.get_running_loop().run_in_executor(None, _each, parts)
+        except RuntimeError:  # there is no thread to be had: then here, rather than not at all
+            _each(parts)
+        else:
+            await asyncio.shield(closing)
 
     def _live(self) -> sqlite3.Connection:
         if self._pid != forks.pid():
@@ -143,7 +153,7 @@ class SqliteStore(SqliteProcessReads):
         before, swept = time.time_ns() - round(grace * 1e9), 0
         # Chosen in pieces outside of any transaction, so that a folder full of blobs stops nobody. Whether they really
         # go is decided in the transaction that deletes them.
-        old = await asyncio.to_thread(self.blobs.old, before)
+        old = await aside(self.blobs.old, before)
         for at in range(0, len(old), SWEEP_AT_ONCE):
             with reading(self.path):
                 orphans = [d for d in old[at : at + SWEEP_AT_ONCE] if not is_referred_to(self._live(), d)]
@@ -194,7 +204,7 @@ class SqliteStore(SqliteProcessReads):
         live = self._live()
         if last - first < INLINE_TURNS:
             return read_nodes(self.path, live, sid, first, last)
-        return await asyncio.to_thread(self._nodes_aside, sid, first, last)
+        return await aside(self._nodes_aside, sid, first, last)
 
     def _nodes_aside(self, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
         with contextlib.closing(connect(self.path)) as connection:
@@ -237,7 +247,7 @@ class SqliteStore(SqliteProcessReads):
 
     async def facts(self, deep: bool = False) -> StoreFacts:
         self._live()
-        return await asyncio.to_thread(self._facts_aside, deep)
+        return await aside(self._facts_aside, deep)
 
     def _facts_aside(self, deep: bool) -> StoreFacts:
         with contextlib.closing(connect(self.path)) as connection, reading(self.path):
@@ -281,7 +291,7 @@ class SqliteStore(SqliteProcessReads):
     async def restore(self) -> str:
         if self._reader is not None:
             raise InvalidInput(f"{self.path} is open here: close it, and restore it then")
-        return await asyncio.to_thread(copies.restore, self.path)
+        return await aside(copies.restore, self.path)
 
     async def compact(self, tell: Tell) -> tuple[int, int]:
         if self._reader is not None:
@@ -485,7 +495,7 @@ class WriterFile:
             self._lock.free()
 
     def mapped(self, error: Exception) -> MainstayError:
-        if isinstance(error, sqlite3.Error | UnicodeDecodeError | OSError):
+        if isinstance(error, sqlite3.Error | UnicodeDecodeError | OSError | MemoryError):
             return mapped(self._path, error)
         if isinstance(error, OverflowError):
             return InvalidInput(str(error))
@@ -555,7 +565,10 @@ def fold(connection: sqlite3.Connection, lock: LockFile, mode: str) -> None:
 
 async def _whole(make: Callable[..., WriterFile], *arguments: Any) -> WriterFile:
     """Make a file on a thread. One whose caller is cancelled is closed again, not left behind half made."""
-    made = asyncio.get_running_loop().run_in_executor(None, make, *arguments)
+    try:
+        made = asyncio.get_running_loop().run_in_executor(None, make, *arguments)
+    except RuntimeError as error:
+        raise StoreUnavailable(NO_THREAD.format(error)) from None
     try:
         return await asyncio.shield(made)
     except asyncio.CancelledError:

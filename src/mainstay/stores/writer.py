@@ -9,6 +9,7 @@ The rules, each with a test:
 - A batch that cannot even begin, because the file is not to be had, fails as a whole.
 - A batch that fails as a whole, in a statement or at COMMIT, is rolled back; then each of its writes is read back, in
   case the commit had landed after all, and otherwise sent again in a transaction of its own.
+- A process that is out of memory or threads is told so by `StoreUnavailable`; the thread lives on.
 - A cancelled `await` cancels nothing here: the write lands, only nobody hears of it.
 - A write's size is capped before it gets here, so one session cannot hold up the rest.
 """
@@ -20,6 +21,7 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -27,12 +29,16 @@ from mainstay.errors import InternalError, MainstayError, StoreUnavailable
 from mainstay.model.process_write import Advance, LetGo
 from mainstay.model.write import Append, Commit, Release, Write
 from mainstay.stores import bell
+from mainstay.stores.aside import NO_THREAD, OUT_OF_MEMORY
 
 log = logging.getLogger("mainstay.store")
 
 MAX_BATCH = 512
 PATIENCE = 256
 """A tired backend rests when nothing waits; where something always waits, after so many batches."""
+
+SHORT_OF_MEMORY = 0.01
+"""Seconds to wait for others to give memory back."""
 
 Done = Callable[[Any, BaseException | None], None]
 
@@ -82,13 +88,20 @@ class GroupWriter:
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._bell: bell.Bell | None = None
+        # Made beforehand: when it is needed there is no memory to make one.
+        self._exhausted = StoreUnavailable(OUT_OF_MEMORY)
         self.batches = 0
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """`loop` is where most writes come from: it is told of their end by the cheapest way there is."""
         if loop is not None:
             self._bell = bell.hung(loop, _resolve)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            if self._bell is not None:
+                self._bell.take_down()
+            raise StoreUnavailable(NO_THREAD.format(error)) from None
 
     def stop(self) -> None:
         """End after what is queued; waits for it."""
@@ -108,28 +121,43 @@ class GroupWriter:
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        take, backend = self._queue.get, self._backend
-        going = True
+        take, going = self._queue.get, True
         while going:
             batch, going = self._gather(take())
-            if not batch:
-                continue
-            self.batches += 1
-            self._write_batch(batch)
-            if backend.tired() and (self._queue.empty() or self.batches % PATIENCE == 0):
-                backend.rest()
-            # Last, and then straight back to waiting: whatever ran here now would keep the loop from the GIL.
-            self._announce(batch)
-            while backend.tired() and self._queue.empty():
-                backend.rest()  # in small steps, each of which may find that something waits
+            if batch:
+                self._serve(batch)
         if self._bell is not None:
             self._bell.take_down()
+
+    def _serve(self, batch: list[Item]) -> None:
+        """Write a batch and tell how it ended. Nothing ends the thread: whoever writes next would wait for ever."""
+        self.batches += 1
+        try:
+            self._write_batch(batch)
+        except Exception:  # out of memory in what handles errors: each write may have landed or not
+            for item in batch:
+                item.receipt, item.error = None, self._exhausted
+        backend, waiting = self._backend, self._queue
+        if backend.tired() and (waiting.empty() or self.batches % PATIENCE == 0):
+            self._rest()
+        # Before anything else, and then back to waiting: whatever ran here now would keep the loop from the GIL.
+        _insist(self._announce, batch)
+        while backend.tired() and waiting.empty() and self._rest():
+            pass  # in small steps, each of which may find that something waits
+
+    def _rest(self) -> bool:
+        try:
+            self._backend.rest()
+        except Exception as error:  # what is written stays written, and the thread must live
+            log.warning("the store could not rest, it is tried again later: %s", error)
+            return False
+        return True
 
     def _gather(self, item: Item | None) -> tuple[list[Item], bool]:
         """Everything that waits, up to a batch; and whether to go on after it."""
         batch: list[Item] = []
         while item is not None:
-            batch.append(item)
+            _insist(batch.append, item)
             if len(batch) >= MAX_BATCH or self._queue.empty():
                 return batch, True
             item = self._queue.get()  # at once: nobody else takes from it
@@ -205,8 +233,9 @@ class GroupWriter:
             if item.loop is not None:
                 by_loop.setdefault(item.loop, []).append(item)
             elif item.done is not None:
+                done, item.done = item.done, None
                 try:
-                    item.done(item.receipt, item.error)
+                    done(item.receipt, item.error)
                 except Exception:  # it is the caller's code, and others wait for their answers
                     log.exception("whoever submitted %s could not bear its answer", type(item.write).__name__)
         for loop, items in by_loop.items():
@@ -220,6 +249,15 @@ class GroupWriter:
             loop.call_soon_threadsafe(_resolve, items)
         except RuntimeError:
             return  # the loop was closed under us; what was written stays written, and nobody is left to hear of it
+
+
+def _insist(work: Callable[[Any], None], subject: Any) -> None:
+    """Do what must be done, however short memory is just now: a write that is forgotten is waited for for ever."""
+    while True:
+        try:
+            return work(subject)
+        except MemoryError:
+            time.sleep(SHORT_OF_MEMORY)
 
 
 def scope_of(write: Write[Any]) -> object:
