@@ -55,6 +55,7 @@ from mainstay.testing.store_plain import (
     of_a_fork,
     plain,
 )
+from mainstay.testing.store_process_log import is_over
 from mainstay.testing.store_process_model import ProcessModel
 
 FOR_WAITS = 1_000_000
@@ -392,6 +393,8 @@ class StoreModel(ProcessModel):
         session = self.sessions.get(write.session_id)
         if session is None or session["deleted"]:
             return False
+        if write.unused_since is not None and not self._is_unused(session, write.unused_since):
+            return False
         self._forget_waits(session["sid"])
         self._forget_deaths(session["sid"])
         if session["turn"] is not None:
@@ -406,6 +409,19 @@ class StoreModel(ProcessModel):
             if other["sid"] not in reached:
                 self._drop(other)
         return True
+
+    def _is_unused(self, session: Plain, since: int) -> bool:
+        sid, name = session["sid"], session["id"]
+        seen = [row for row in self.processes.values() if (name, row["pid"]) in self.grants]
+        in_use = (
+            session["turn"] is not None,
+            session["updated"] >= since,
+            bool(self.inbox.get(sid)),
+            any(other["fork"] is not None and other["fork"]["sid"] == sid for other in self.sessions.values()),
+            any(wake["session_id"] == name and wake["state"] == "pending" for wake in self.wakes.values()),
+            any(not is_over(row) for row in seen),
+        )
+        return not any(in_use)
 
     def _reached(self) -> set[int]:
         """Sessions whose nodes somebody can still read: those that live, and all that they were forked from."""

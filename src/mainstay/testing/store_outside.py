@@ -220,6 +220,13 @@ class OutsideRules(StoreMachine):
         self.send(Branch("branch", "clerk", "nothing", 1, 0, self.tick()), UnknownSession)
 
     @has(lambda self: len(self.model.live()) > 1)
+    @rule(n=index, later=st.integers(0, 2))
+    def a_session_is_forgotten_only_if_nothing_can_come_of_it(self, n: int, later: int) -> None:
+        session = self.pick(self.model.live(), n)
+        self.send(Delete(session["id"], self.tick(), unused_since=session["updated"] + later))
+        self.sweep()
+
+    @has(lambda self: len(self.model.live()) > 1)
     @rule(n=index)
     def a_session_is_deleted_once_and_its_owner_is_fenced(self, n: int) -> None:
         session = self.pick(self.model.live(), n)
