@@ -159,10 +159,10 @@ ORDER = [
     "before_tool_call s.1.1.0",
     "before_tool_call s.1.1.1",
     # Both bodies have begun; the one that is steered waits for the other.
-    "after_tool_call s.1.1.1 Ok(value=3, whole=None)",
+    "after_tool_call s.1.1.1 Ok(value=3, whole=None, files=())",
     "project_result s.1.1.1",
     "snapshot 1",
-    "after_tool_call s.1.1.0 Ok(value='steered', whole=None)",
+    "after_tool_call s.1.1.0 Ok(value='steered', whole=None, files=())",
     "project_result s.1.1.0",
     "snapshot 2",
     "at_checkpoint after_work",

@@ -408,7 +408,7 @@ async def test_asked_person_approves_in_another_runtime_what_was_shown(place: Pl
     assert result.outcome == Finished("done")
     assert [(call.outcome, call.args) for call in result.tool_calls] == [(Ok(8), {"n": 7})]
     assert bench.ran == [7]
-    assert log == ["asked for s.1.1.0", "ended with Ok(value=8, whole=None), 1 asked"]
+    assert log == ["asked for s.1.1.0", "ended with Ok(value=8, whole=None, files=()), 1 asked"]
     started = next(record for record in result.records if isinstance(record, Started))
     assert started.approved == {"by": "ada"}
     assert started.slot is not None
@@ -451,7 +451,7 @@ async def test_state_of_the_plugin_that_asked_is_there_when_the_answer_comes(pla
         await session.approve("s.1.1.0")
         await session.result("s.1")
 
-    assert log[-1] == "ended with Ok(value=8, whole=None), 1 asked"
+    assert log[-1] == "ended with Ok(value=8, whole=None, files=()), 1 asked"
 
 
 async def test_two_calls_wait_each_for_its_own_answer(place: Place) -> None:
