@@ -205,6 +205,7 @@ class ProcessService:
         return ProcessHandle(self, handle_id(process))
 
     async def get(self, process_id: str) -> ProcessRow:
+        await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working
         process_id = handle_id(process_id)
         return known(await self._store.process(process_id), process_id)
 
@@ -212,6 +213,7 @@ class ProcessService:
         self, status: str | Sequence[str] | None = None, *, limit: int = 100, **wanted: Any
     ) -> Sequence[ProcessRow]:
         """Processes, newest first. Filters: kind, name, definition, label, session_id, origin, parent, live, …"""
+        await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working
         statuses = () if status is None else (status,) if isinstance(status, str) else given.several(status, "status")
         unknown = [each for each in statuses if each not in (*RETIRED, *LIVE)]
         if unknown:
@@ -426,6 +428,7 @@ class ProcessService:
 
     async def wakes(self, state: WakeState = "pending", *, session_id: str | None = None) -> Sequence[WakeRow]:
         """What sessions are told of processes, oldest first: "pending", "enqueued" or, with its reason, "discarded"."""
+        await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working
         if state not in get_args(WakeState):
             raise InvalidInput(f"there is no state {quoted(state)} of a wake: use pending, enqueued or discarded")
         return await self._store.wakes(None if session_id is None else given.name(session_id, "session_id"), state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import get_args
 
@@ -25,6 +26,7 @@ class Sessions:
         self, *, agent: str | None = None, state: str | None = None, prefix: str = "", limit: int = 100
     ) -> Sequence[SessionRow]:
         """Sessions, the most recently changed first."""
+        await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working
         self._desk.check()
         if state is not None and state not in get_args(SessionState):
             known = ", ".join(get_args(SessionState))

@@ -182,6 +182,7 @@ class Session:
 
     async def history(self) -> list[Message]:
         """All committed messages, oldest first."""
+        await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working
         self._desk.check()
         row = await self._desk.store.session(self.id)
         if row is None:
@@ -196,6 +197,7 @@ class Session:
 
     async def pending(self) -> list[PendingCall]:
         """What waits for a person or an outside completion. Once a turn is asked to stop, nothing of it does."""
+        await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working
         self._desk.check()
         row = await self._desk.store.session(self.id)
         if row is None or self._usable(row).cancel is not None:
