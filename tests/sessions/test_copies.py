@@ -321,13 +321,11 @@ async def waits(handle: Any) -> bool:
 
 async def test_every_write_that_can_claim_is_known_to_be_one() -> None:
     """A new one with a `worker` must be in the table, or it would claim in a copy, or be known to claim nothing."""
-    claims_nothing = {"Beat", "Outlived"}
+    claiming = {kind.__name__ for kind in rules.CLAIMING} | {"Claim", "Take"}
+    claiming_nothing = {"Beat", "Outlived"}
     named = {kind for kind in rules.RULES if issubclass(kind, Struct) and "worker" in kind.__struct_fields__}
 
-    assert {kind.__name__ for kind in named} == {kind.__name__ for kind in rules.CLAIMING} | {
-        "Claim",
-        "Take",
-    } | claims_nothing
+    assert {kind.__name__ for kind in named} == claiming | claiming_nothing
 
 
 async def test_in_a_held_store_nothing_is_claimed_whoever_asks() -> None:
