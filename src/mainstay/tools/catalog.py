@@ -39,7 +39,7 @@ def _offered(provider: ToolProvider) -> list[object]:
             given.close()
             raise TypeError("it is asked where nothing can wait: make it plain")
         return list(given)  # type: ignore[call-overload, no-any-return]  # whatever it is, it is looked at one by one
-    except Exception as error:
+    except Exception as error:  # its own code ran, and may raise anything: its author is told whose it is
         raise InvalidDefinition(
             f"the tools of a {type(provider).__name__} cannot be listed: specs() raised {type(error).__name__}: "
             f"{error_text(error)}"
