@@ -483,7 +483,7 @@ async def test_child_sees_only_what_its_parent_grants_of_what_it_may_see_itself(
         assert await runtime.wait_idle(SOON)
     async with place.runtime(agent(add, drop, say)) as runtime:
         family = [await runtime.session(name) for name in ("child", "grandchild", "last")]
-        told = [(await each.history())[-1].text for each in family]
+        told = [(await each.result(f"{each.id}.1")).text for each in family]
         await family[1].tools.enable("add", "drop")
         family[1].tools.overlay([add, drop])
         stays = await seen(family[1])

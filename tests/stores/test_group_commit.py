@@ -539,7 +539,7 @@ async def test_a_write_beyond_the_limits_of_the_file_leaves_nothing_behind(tmp_p
     scope = Scope("s", accepted.row.sid, 1, "w", accepted.row.generation)
     wait = WaitRow("s.1.1.0:approval", accepted.row.sid, 1, "1.0", "approval")
 
-    with pytest.raises(InvalidInput, match="begin another"):
+    with pytest.raises(InvalidInput, match="in another turn"):
         await store.write(Append(scope, (Node(1, b"1"), Node(2**16, b"2")), 2, waits=(wait,)))
 
     assert await store.nodes(accepted.row.sid, 1, 1) == [(1, 0, b"{}")]
