@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Plugin, Runtime, ToolCall, ToolContext, tool
+from mainstay import Agent, Document, Image, ModelRequest, Plugin, Runtime, ToolCall, ToolContext, tool
 from mainstay.builtin import Redaction
 from mainstay.errors import InvalidDefinition
+from mainstay.model.codec import MAX_VALUE
 from mainstay.model.event import ToolProgress
+from mainstay.model.media import Stored
 from mainstay.model.plugin import ShortCircuit
 from mainstay.model.tool import Denied, Failed, Ok, PreparedCall, ToolOutcome, ToolSpec
 from mainstay.plugins import FilterContext, StreamContext, ToolCallContext, ToolEndContext
@@ -52,6 +56,16 @@ class Shorten(Plugin):
 
     def after_tool_call(self, ctx: ToolEndContext) -> ShortCircuit | None:
         return ShortCircuit(Ok(str(ctx.outcome.value)[:100])) if isinstance(ctx.outcome, Ok) else None
+
+
+class Discreet(Plugin):
+    """A filter of what is beside outcomes only."""
+
+    id = "discreet"
+    is_filter = True
+
+    def filter_value(self, ctx: FilterContext, value: Any) -> Any:
+        return value.replace(SECRET, HIDDEN) if isinstance(value, str) else value
 
 
 class Failing(Plugin):
@@ -367,6 +381,119 @@ async def test_an_artifact_that_a_filter_fails_on_is_withheld(file: Place) -> No
 
     assert (outcome.message, got) == ("artifact 'report' is withheld: plugin 'failing' failed", None)
     assert on_disk(file) == []
+
+
+# ---------------------------------------------------------------------- files that tools return
+
+
+async def returned(place: Place, made: Any, *plugins: Plugin, **options: Any) -> tuple[Any, list[bytes]]:
+    """What the outcome of a call is that returns `made`, and the bytes of the files that it left in the store."""
+
+    @tool(**options)
+    def show() -> Any:
+        """Show something."""
+        return made
+
+    async with place.runtime(Agent(calling("show"), tools=[show], plugins=plugins)) as runtime:
+        result = await (await runtime.session("chat")).run("go")
+        outcome: Any = result.tool_calls[0].outcome
+        if options.get("background"):
+            outcome = await runtime.handle("chat.1.1.0").outcome(SOON)
+            assert await runtime.wait_idle(SOON)
+    folder = place.path.with_name(place.path.name + "-blobs")
+    stored = [each.read_bytes() for each in folder.rglob("*") if each.is_file()]
+    return outcome, [data for data in stored if not data.startswith(b'{"type":"environment.')]  # of a background tool
+
+
+LEAKING = f"key: {SECRET}\n".encode()
+
+
+def document(folder: Path, data: bytes, local: bool) -> Document:
+    if not local:
+        return Document.from_bytes(data, "text/plain", "notes.txt")
+    (folder / "outside").mkdir()
+    (folder / "outside" / "notes.txt").write_bytes(data)
+    return Document.file(folder / "outside" / "notes.txt")
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("local", [False, True], ids=["bytes", "a file of the host"])
+@pytest.mark.parametrize("filters", [Redaction, Discreet], ids=["redaction", "a filter of values alone"])
+async def test_text_files_that_tools_return_are_stored_redacted(
+    file: Place, tmp_path_factory: pytest.TempPathFactory, background: bool, local: bool, filters: type[Plugin]
+) -> None:
+    made = document(tmp_path_factory.mktemp("host"), LEAKING, local)
+
+    _, stored = await returned(file, made, filters(), background=background)
+
+    assert stored == [f"key: {HIDDEN}\n".encode()]
+    assert on_disk(file) == []
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/pdf"])
+async def test_a_redacted_file_is_the_one_that_the_model_is_shown(file: Place, media_type: str) -> None:
+    outcome, stored = await returned(file, [Document.from_bytes(LEAKING, media_type, SECRET)], Redaction())
+
+    [shown] = outcome.files
+    assert shown == Document(Stored(hashlib.sha256(stored[0]).hexdigest(), len(stored[0])), media_type, HIDDEN)
+    assert on_disk(file) == []
+
+
+async def test_binary_files_that_tools_return_pass_unless_redaction_is_told_to_withhold_them(file: Place) -> None:
+    outcome, stored = await returned(file, Image.from_bytes(BINARY, "image/png"), Redaction())
+
+    assert stored == [BINARY]
+    assert len(outcome.files) == 1
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_file_that_is_withheld_is_left_out_of_the_result_which_says_so(file: Place, background: bool) -> None:
+    made = {
+        "text": Document.from_bytes(LEAKING, "text/plain", "notes.txt"),
+        "picture": Image.from_bytes(BINARY, "image/png", "x.png"),
+    }
+
+    outcome, stored = await returned(file, made, Redaction(binary="withhold"), background=background)
+
+    assert outcome.value["picture"] == "file 'x.png' is withheld: plugin 'redaction' does not let it pass"
+    assert outcome.value["text"]["name"] == "notes.txt"
+    assert stored == [f"key: {HIDDEN}\n".encode()]
+    assert on_disk(file) == []
+
+
+async def test_a_file_that_a_filter_fails_on_is_withheld(file: Place) -> None:
+    outcome, stored = await returned(file, Document.from_bytes(LEAKING, "text/plain", "notes.txt"), Failing())
+
+    assert outcome == Ok("file 'notes.txt' is withheld: plugin 'failing' failed")
+    assert (stored, on_disk(file)) == ([], [])
+
+
+async def test_a_file_too_large_for_filters_to_look_at_is_withheld(file: Place, tmp_path: Path) -> None:
+    with (tmp_path / "large.bin").open("wb") as large:
+        large.truncate(MAX_VALUE + 1)
+
+    outcome, stored = await returned(file, Document.file(tmp_path / "large.bin"), Redaction())
+
+    assert outcome.value.startswith("file 'large.bin' is withheld: plugins look at ")
+    assert (outcome.files, stored) == ((), [])
+
+
+async def test_a_file_at_an_address_that_holds_a_secret_is_left_out(file: Place) -> None:
+    plain = Document.url("https://example.com/a.pdf")
+
+    outcome, _ = await returned(file, [Document.url(f"https://example.com/b.pdf?t={SECRET}"), plain], Redaction())
+
+    assert outcome.files == (plain,)
+    assert on_disk(file) == []
+
+
+async def test_files_that_a_plugin_made_up_do_not_pass_redaction(file: Place) -> None:
+    made_up = Ok("see", files=(Document.from_bytes(LEAKING, "text/plain"),))
+    agent = Agent(calling("fetch"), tools=[fetch], plugins=[Redaction(), Cached(made_up)])
+    async with file.runtime(agent) as runtime:
+        result = await (await runtime.session("chat")).run("go")
+
+    assert result.tool_calls[0].outcome == Ok("see")
 
 
 def test_redaction_knows_two_ways_with_binary_artifacts() -> None:

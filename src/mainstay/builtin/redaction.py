@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from mainstay.errors import InvalidDefinition, quoted
 from mainstay.model.codec import MAX_DEPTH, clean
 from mainstay.model.llm import ModelResponse
+from mainstay.model.media import File, FileRef, Stored, Url
 from mainstay.model.message import Part, Reasoning, Text
 from mainstay.model.plugin import ShortCircuit
 from mainstay.model.tool import Failed, Ok, ToolOutcome
@@ -284,11 +285,12 @@ class Redaction(Plugin):
 
     It is a filter: wherever it stands, it sees what all other plugins have left. It looks at outcomes of calls, also
     those that come from outside (completions, settlements, reasons) or from another plugin; at progress and artifacts
-    of tools; at what sessions are told of processes; and at the model's text. Artifacts that are no text pass as they
-    are, or not at all (`binary="withhold"`): the tool is told then.
+    of tools, and at files that they return; at what sessions are told of processes; and at the model's text. Artifacts
+    and files that are no text pass as they are, or not at all (`binary="withhold"`): the tool is told then of an
+    artifact, and the result says so of a file.
 
-    It does not touch arguments: the call would be another one. Nor does it see what users say, what processes keep of
-    themselves, or a model's live reasoning. Traces have their own: `RedactingSink`.
+    It does not touch arguments: the call would be another one. Nor does it see what users say and which files they
+    send, what processes keep of themselves, or a model's live reasoning. Traces have their own: `RedactingSink`.
     """
 
     id = "redaction"
@@ -343,12 +345,23 @@ class Redaction(Plugin):
     def _outcome(self, outcome: ToolOutcome) -> ToolOutcome:
         match outcome:
             case Ok(value=value, files=files):
-                # Without a `whole` that nothing has looked through. Files are bytes, and pass as those of artifacts do.
-                return Ok(self.redactor.value(value), files=files if self.binary == "pass" else ())
+                # Without a `whole` that nothing has looked through.
+                return Ok(self.redactor.value(value), files=self._files(files) if files else ())
             case Failed(code=code, message=message, data=data):
                 return Failed(code, self.redactor.text(message), self.redactor.value(data))
             case _:
                 return replace(outcome, reason=self.redactor.text(outcome.reason))
+
+    def _files(self, files: tuple[File, ...]) -> tuple[File, ...]:
+        """Bytes in the store have passed `filter_value`; those at an address or a provider nothing here can look at.
+        An address that holds a secret leads nowhere without it: that file is left out."""
+        passed = []
+        for file in files:
+            source = None if isinstance(file, FileRef) else file.source
+            open_address = isinstance(source, Url) and self.redactor.text(source.url) == source.url
+            if isinstance(source, Stored) or (self.binary == "pass" and (source is None or open_address)):
+                passed.append(replace(file, name=self.redactor.text(file.name)))
+        return tuple(passed)
 
     def _part(self, part: Part) -> Part:
         match part:

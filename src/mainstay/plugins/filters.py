@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from mainstay.errors import PluginFault, ToolError
 from mainstay.model.codec import clean, clean_text
@@ -18,6 +18,8 @@ from mainstay.plugins.calls import Hooks
 from mainstay.plugins.hooks import FilterContext, FilterKind, Plugin
 
 log = logging.getLogger("mainstay.plugins")
+
+ContentKind: TypeAlias = Literal["artifact", "file"]
 
 _TEXTS = ("wake", "answer", "issue")
 _NAMES = {"projection": "result", "wake": "news of processes", "answer": "reason"}
@@ -66,20 +68,21 @@ class Filters:
                 raise self._faulted(plugin, error) from error
         return value
 
-    def artifact(self, name: str, data: bytes, media_type: str, call_id: str, tool: str) -> bytes:
-        """The bytes of an artifact as they may be kept. Raises ToolError when they may not."""
+    def content(self, kind: ContentKind, call_id: str, tool: str, name: str, data: bytes, media_type: str) -> bytes:
+        """The bytes of an artifact, or of a file that a tool returns, as they may be kept. Raises ToolError when they
+        may not."""
         if self._refused is not None:
-            raise _kept_back(name, self._refused, "failed")
-        ctx = FilterContext(*self._base, "artifact", call_id, tool, name, media_type)
+            raise _kept_back(kind, name, self._refused, "failed")
+        ctx = FilterContext(*self._base, kind, call_id, tool, name, media_type)
         for plugin, method in self._hooks.entries:
             try:
                 answer = method(ctx, _readable(data))
                 passed = None if answer is None else _content(answer)
             except BaseException as error:  # as above
                 self._faulted(plugin, error)
-                raise _kept_back(name, plugin.id, "failed") from None
+                raise _kept_back(kind, name, plugin.id, "failed") from None
             if passed is None:
-                raise _kept_back(name, plugin.id, "does not let it pass")
+                raise _kept_back(kind, name, plugin.id, "does not let it pass")
             data = passed
         return data
 
@@ -110,5 +113,5 @@ def _content(answer: object) -> bytes:
     return answer.encode() if isinstance(answer, str) else answer
 
 
-def _kept_back(name: str, plugin: str, why: str) -> ToolError:
-    return ToolError(f"artifact {name!r} is withheld: plugin {plugin!r} {why}", code="artifact_withheld")
+def _kept_back(kind: ContentKind, name: str, plugin: str, why: str) -> ToolError:
+    return ToolError(f"{kind} {name!r} is withheld: plugin {plugin!r} {why}", code=f"{kind}_withheld")

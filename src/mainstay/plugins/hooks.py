@@ -145,15 +145,15 @@ class ToolEndContext(HookContext, frozen=True):
     late: bool = False
 
 
-FilterKind: TypeAlias = Literal["progress", "artifact", "projection", "wake", "answer", "issue"]
+FilterKind: TypeAlias = Literal["progress", "artifact", "file", "projection", "wake", "answer", "issue"]
 
 
 class FilterContext(HookContext, frozen=True):
     """A value is about to be stored or shown beside the outcome of a call. `turn_id` is "" where there is no turn.
 
-    `kind` says which: what a tool tells of its progress (JSON); an artifact (text, or bytes that are no UTF-8) with its
-    `name` and `media_type`; what a projector made of a result (JSON); the text of a wake; what a person gave as the
-    reason of an answer, or said about a call that was over (text); the text of an issue.
+    `kind` says which: what a tool tells of its progress (JSON); an artifact, or a file that a tool returns (text, or
+    bytes that are no UTF-8), with its `name` and `media_type`; what a projector made of a result (JSON); the text of a
+    wake; what a person gave as the reason of an answer, or said about a call that was over (text); an issue.
     """
 
     kind: FilterKind
@@ -349,8 +349,8 @@ class Plugin:
     def filter_value(self, ctx: FilterContext, value: Any) -> Any:
         """What is stored and shown of a value beside the outcomes of calls: `ctx.kind` says which.
 
-        Plain only. Return it as it is, or another of the same type; None withholds an artifact. An exception withholds
-        the value.
+        Plain only. Return it as it is, or another of the same type; None withholds an artifact or a file. An exception
+        withholds the value.
         """
         return value
 

@@ -168,7 +168,9 @@ class ToolWork:
         context, interrupted, begun = self._context(progress), Interrupted(), Begins()
         on_thread = self._ready.entry.tool is not None and not self._ready.entry.tool.is_async
         ended = functools.partial(home.slots.give_later, loop, spec) if on_thread else None
-        outlet = Outlet(self._run.journal, WHOLE)
+        filters = self.filters
+        passing = None if filters is None else functools.partial(filters.content, "file", process_id, spec.name)
+        outlet = Outlet(self._run.journal, WHOLE, filter_file=passing)
         work = functools.partial(attempt, self._ready, context, home.threads, outlet, interrupted, ended)
         task = loop.create_task(begun.run(work))
         task.add_done_callback(lambda _: self._run.gate.wake())
@@ -365,7 +367,9 @@ class ProcessShelf:
 
     def passed(self, name: str, data: bytes, media_type: str) -> bytes:
         filters = self._filters
-        return data if filters is None else filters.artifact(name, data, media_type, self._run.row.id, self._tool)
+        if filters is None:
+            return data
+        return filters.content("artifact", self._run.row.id, self._tool, name, data, media_type)
 
     async def keep(self, data: bytes) -> str:
         return await self._run.journal.keep(data)

@@ -42,13 +42,21 @@ Project: TypeAlias = Callable[[ToolOutcome], Awaitable[Projected]]
 """What a plugin lets the model see of a result."""
 
 
+FilterFile: TypeAlias = Callable[[str, bytes, str], bytes]
+"""The bytes of a file of this name and media type as filters let them be kept. Raises ToolError where they do not."""
+
+
 class Outlet(Struct, frozen=True, gc=False):
-    """Where what a call returns goes: past `look`, to the model as far as `budget` allows, and whole to `keep`."""
+    """Where what a call returns goes: past `look`, to the model as far as `budget` allows, and whole to `keep`.
+
+    The bytes of its files pass `filter_file` before they are put.
+    """
 
     keeps: Keeps
     budget: OutputBudget
     look: Look | None = None
     project: Project | None = None
+    filter_file: FilterFile | None = None
 
 
 class EndsAs(Exception):
@@ -207,7 +215,7 @@ def _cut_off(ready: Ready, interrupted: Interrupted) -> ToolOutcome | Again:
 async def returned(value: Any, outlet: Outlet) -> Attempted:
     """What the tool returned as JSON within the output budget; what did not fit is kept whole beside it."""
     try:
-        value, files = await _saved(value, outlet.keeps)
+        value, files = await _saved(value, outlet)
         plain = clean(value)
     except InvalidInput as error:
         return Attempted(Failed("invalid_output", str(error)))
@@ -243,20 +251,44 @@ async def _kept(value: Any, plain: Any, encoded: bytes, files: tuple[File, ...],
     return Attempted(Ok(value, BlobRef(digest, len(encoded)), files), (*blobs, digest))
 
 
-async def _saved(value: Any, keeps: Keeps) -> tuple[Any, tuple[File, ...]]:
+async def _saved(value: Any, outlet: Outlet) -> tuple[Any, tuple[File, ...]]:
     """The value with the bytes of its files in the store, and those files: the value itself, or what stands in a list
     or a dict. Deeper down nothing is looked for, so that a large value costs no more than a look at its items."""
     if isinstance(value, FILES):
-        file = await saved(value, keeps.keep, keeps.keep_file)
-        return file, (file,)
+        [item], files = await _saved([value], outlet)
+        return item, files
     if type(value) is dict and any(isinstance(each, FILES) for each in value.values()):
-        items, files = await _saved(list(value.values()), keeps)
+        items, files = await _saved(list(value.values()), outlet)
         return dict(zip(value, items, strict=True)), files
     if type(value) in (list, tuple) and any(isinstance(each, FILES) for each in value):
-        save = functools.partial(saved, put=keeps.keep, put_file=keeps.keep_file)
-        items = [await save(each) if isinstance(each, FILES) else each for each in value]
+        items = [await _passed(each, outlet) if isinstance(each, FILES) else each for each in value]
         return items, tuple([each for each in items if isinstance(each, FILES)])
     return value, ()
+
+
+async def _passed(file: File, outlet: Outlet) -> File | str:
+    """The file with its bytes in the store as filters leave them; a text in its place where they withhold it."""
+    keeps = outlet.keeps
+    if outlet.filter_file is not None and not isinstance(file, FileRef) and isinstance(file.source, Local | Inline):
+        data = await asyncio.to_thread(_read, file.source.path) if isinstance(file.source, Local) else file.source.data
+        if len(data) > MAX_VALUE:
+            return f"file {file.name!r} is withheld: plugins look at {MAX_VALUE:,} bytes at most, and it has more"
+        if not data:
+            raise _empty(file)
+        try:
+            file = replace(file, source=Inline(outlet.filter_file(file.name, data, file.media_type)))
+        except ToolError as error:
+            return str(error)
+    return await saved(file, keeps.keep, keeps.keep_file)
+
+
+def _read(path: str) -> bytes:
+    """A file of the host, or so much of it that it is seen to be too large."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(MAX_VALUE + 1)
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path!r}: {error.strerror}") from None
 
 
 async def saved(
@@ -273,8 +305,12 @@ async def saved(
     else:
         return file
     if not size:
-        raise InvalidInput(f"the {type(file).__name__} {file.name!r} is empty")
+        raise _empty(file)
     return replace(file, source=Stored(digest, size))
+
+
+def _empty(file: File) -> InvalidInput:
+    return InvalidInput(f"the {type(file).__name__} {file.name!r} is empty")
 
 
 def blobs_of(files: Iterable[File]) -> tuple[str, ...]:

@@ -25,7 +25,9 @@ class SessionShelf:
     def passed(self, name: str, data: bytes, media_type: str) -> bytes:
         plugins = plugins_of(self._run)
         filters = None if plugins is None else plugins.filters
-        return data if filters is None else filters.artifact(name, data, media_type, self._call_id, self._tool)
+        if filters is None:
+            return data
+        return filters.content("artifact", self._call_id, self._tool, name, data, media_type)
 
     async def keep(self, data: bytes) -> str:
         return await self._run.journal.keep(data)

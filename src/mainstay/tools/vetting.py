@@ -114,14 +114,18 @@ class Vetting:
     def outlet(self, call: AskedCall, spec: ToolSpec | None, args: dict[str, Any]) -> Outlet:
         """Where what a call returns goes: past the plugins first, also when its tool is gone meanwhile."""
         budget = (None if spec is None else spec.output_budget) or self._run.agent.output_budget
-        if self._plugins is None or not self._plugins.looks:
+        if self._plugins is None:
             return Outlet(self._run.journal, budget)
+        filters, call_id = self._plugins.filters, f"{self._run.turn_id}.{call.call}"
+        filter_file = None if filters is None else functools.partial(filters.content, "file", call_id, call.name)
+        if not self._plugins.looks:
+            return Outlet(self._run.journal, budget, filter_file=filter_file)
         spec = ToolSpec(call.name) if spec is None else spec
         look = functools.partial(self._look, call, spec, args) if self._plugins.judges else None
         project = None
         if self._plugins.projects:
-            project = functools.partial(self._plugins.project, f"{self._run.turn_id}.{call.call}", spec, args)
-        return Outlet(self._run.journal, budget, look, project)
+            project = functools.partial(self._plugins.project, call_id, spec, args)
+        return Outlet(self._run.journal, budget, look, project, filter_file)
 
     # ------------------------------------------------------------------ until a record carries it
 
