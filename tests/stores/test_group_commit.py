@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from mainstay.errors import Fenced, InternalError, InvalidInput, MainstayError, StoreUnavailable
+from mainstay.errors import Fenced, InvalidInput, MainstayError, StoreUnavailable
+from mainstay.model.process import Registration
+from mainstay.model.process_write import Advance, LetGo, ProcessScope, Register, Take
 from mainstay.model.session import Node, WaitRow, WorkerRow
 from mainstay.model.write import (
     Accept,
@@ -176,7 +178,7 @@ def test_a_refused_write_takes_the_later_ones_of_its_scope_with_it_and_nobody_el
 
     assert {n for n in desk.answers if desk.answers[n] == f"receipt of {n}"} == {"a1", "b1", "w", "b2"}
     assert desk.answers["a2"] is Fenced
-    assert desk.answers["a3"] is InternalError
+    assert desk.answers["a3"] is Fenced, "it is told why, and not that something is wrong here"
     assert [n for n in desk.notes.kept if n not in ("held", "last")] == ["a1", "b1", "w", "b2"]
 
 
@@ -185,7 +187,7 @@ def test_a_scope_goes_on_in_the_next_batch(desk: Desk) -> None:
     desk.batch(record("a", 1), record("a", 2))
     desk.batch(record("a", 3))
 
-    assert desk.answers == {"a1": Fenced, "a2": InternalError, "a3": "receipt of a3"}
+    assert desk.answers == {"a1": Fenced, "a2": Fenced, "a3": "receipt of a3"}
 
 
 def test_writes_from_outside_are_scopes_of_their_own(desk: Desk) -> None:
@@ -423,9 +425,19 @@ async def test_a_relieved_owner_among_others_fails_alone(store: SqliteStore) -> 
         Append(second, (Node(2, b"two"),), 3),
     )
 
-    assert [type(a) for a in answers] == [Fenced, Appended, InternalError, Appended]
+    assert [type(a) for a in answers] == [Fenced, Appended, Fenced, Appended]
     assert await store.nodes(first.sid, 1, 1) == [(1, 0, b"said")]
     assert await store.nodes(second.sid, 1, 1) == [(1, 0, b"said"), (1, 1, b"one"), (1, 2, b"two")]
+
+
+async def test_a_relieved_owner_that_lets_go_of_a_process_is_told_that_it_was_relieved(store: SqliteStore) -> None:
+    row = (await store.write(Register(Registration("p", "function", "rerunnable"), 1, "w1"))).row
+    scope = ProcessScope("p", row.pid, "w1", row.generation)
+    assert (await store.write(Take("p", "w2", row.generation, 2, "dead"))).won
+
+    answers = await together(store, Advance(scope, 3, first=True), LetGo(scope, 3))
+
+    assert [type(a) for a in answers] == [Fenced, Fenced]
 
 
 async def test_a_full_disk_fails_what_does_not_fit_and_nothing_else(store: SqliteStore) -> None:

@@ -4,8 +4,8 @@ The rules, each with a test:
 
 - Writes are taken in the order they were submitted, so order within a scope is kept.
 - A refused write (a typed error, raised before it changed anything) fails alone, and with it the later writes of the
-  same scope in that batch: they were made in the belief that it would land. Scopes are owned turns; every write from
-  outside is a scope of its own.
+  same scope in that batch, with the same error: they were made in the belief that it would land. Scopes are owned
+  turns and processes; every write from outside is a scope of its own.
 - A batch that cannot even begin, because the file is not to be had, fails as a whole.
 - A batch that fails as a whole, in a statement or at COMMIT, is rolled back; then each of its writes is read back, in
   case the commit had landed after all, and otherwise sent again in a transaction of its own.
@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from mainstay.errors import InternalError, MainstayError, StoreUnavailable
+from mainstay.errors import MainstayError, StoreUnavailable
 from mainstay.model.process_write import Advance, LetGo
 from mainstay.model.write import Append, Commit, Release, Write
 from mainstay.stores import bell
@@ -270,16 +270,15 @@ def scope_of(write: Write[Any]) -> object:
 
 
 def _follows(item: Item, failed: dict[object, BaseException]) -> bool:
-    """Whether a write was made in the belief that one would land which did not: then it fails too.
+    """Whether a write was made in the belief that one would land which did not: then it fails too, for the same reason.
 
-    Where the store was not to be had it is told just that, so that its scope stalls and sends it again.
+    That is an ordinary outcome: a task that was cancelled during a write sends the next one while the first is in the
+    queue. A relieved owner must hear that it was relieved, and a scope whose store is not to be had that it may wait.
     """
     scope = scope_of(item.write) if failed else None
     if scope is None or scope not in failed:
         return False
-    first = failed[scope]
-    unavailable = isinstance(first, StoreUnavailable)
-    item.error = first if unavailable else InternalError(f"an earlier write of {scope} failed in the same batch")
+    item.error = failed[scope]
     return True
 
 
