@@ -1,22 +1,28 @@
-"""A worker that is stopped between the record of a call's start and the call: whoever was relieved acts no more."""
+"""A worker that is stopped, and relieved meanwhile: it acts no more, and takes that for nothing but what it is."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import pytest
 
 from mainstay import Agent, ToolCall, ToolContext, tool
-from mainstay.engine.journal import load
+from mainstay.engine.journal import Journal, load
 from mainstay.engine.lease import LeaseTerms
-from mainstay.model.record import Replied, Started
-from mainstay.model.write import Append, Claim, Write
+from mainstay.graph.commit import End
+from mainstay.model.codec import encode
+from mainstay.model.llm import Usage
+from mainstay.model.message import Message
+from mainstay.model.outcome import BudgetSpent
+from mainstay.model.record import Replied, Said, Started
+from mainstay.model.write import Accept, Append, Claim, Scope, Write
 from mainstay.runtime import Runtime
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import ScriptedModel, VirtualClock
-from tests.sessions.places import SOON
+from tests.sessions.places import SOON, TellingModel, until
 
 R = TypeVar("R")
 
@@ -92,3 +98,63 @@ async def test_a_relieved_owner_runs_no_body(options: dict[str, Any]) -> None:
 @STARTS
 async def test_an_owner_whom_nobody_relieved_makes_sure_and_runs_it(options: dict[str, Any]) -> None:
     assert await stop_after_the_start(False, **options) == [1]
+
+
+class SlowStore(MemoryStore):
+    """Once, when a worker is about to read the records of its turn, the process stands still."""
+
+    def __init__(self, rows: MemoryRows, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(rows)
+        self._meanwhile = meanwhile
+        self.stopped = False
+
+    async def nodes(self, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
+        row = await self.session_by_sid(sid)
+        if row is not None and row.owner is not None and not self.stopped:
+            self.stopped = True
+            await self._meanwhile()
+        return await super().nodes(sid, first, last)
+
+
+async def end_by_another(store: MemoryStore) -> None:
+    """Another worker claims the turn and ends it."""
+    row = await store.session("chat")
+    assert row is not None
+    claimed = await store.write(Claim("chat", "somebody else", row.generation, 1))
+    assert claimed.won
+    assert claimed.row is not None
+    scope = Scope("chat", row.sid, 1, "somebody else", claimed.row.generation)
+    await Journal(store, scope, 1, VirtualClock()).commit(0, End(BudgetSpent("steps", 1), Usage()))
+
+
+async def test_a_turn_that_another_worker_has_ended_while_it_was_loaded_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows = MemoryRows()
+    other = MemoryStore(rows)
+    await other.write(Accept("chat", "agent", encode(Said(Message("user", "go"))), "op", 1))
+    store = SlowStore(rows, functools.partial(end_by_another, other))
+    agent = Agent(ScriptedModel([]), name="agent")
+    async with Runtime(store, agents=[agent], clock=VirtualClock(), lease=TERMS) as runtime, asyncio.timeout(SOON):
+        await until(lambda: store.stopped and not runtime._turns.residents.of("chat").task)
+        result = await (await runtime.session("chat")).result("chat.1")
+
+    assert result.outcome == BudgetSpent("steps", 1), "as the other worker has ended it"
+    assert "InternalError" not in caplog.text
+    assert "chat.1 was relieved" in caplog.text
+
+
+async def test_a_host_of_a_relieved_worker_hears_how_the_other_one_has_ended_its_turn() -> None:
+    """Its own run of the turn still waits for its model, and may do so for long."""
+    rows, model = MemoryRows(), TellingModel()
+    agent = Agent(model, name="agent")
+    async with (
+        Runtime(MemoryStore(rows), agents=[agent], clock=VirtualClock(), lease=TERMS, grace=0) as runtime,
+        asyncio.timeout(SOON),
+    ):
+        waiting = asyncio.create_task((await runtime.session("chat")).run("go"))
+        await model.next()
+        await end_by_another(MemoryStore(rows))
+        result = await waiting
+
+    assert result.outcome == BudgetSpent("steps", 1)

@@ -252,7 +252,7 @@ class Turns:
 
     async def _turn(self, resident: Resident, row: SessionRow, scope: Scope, opening: Said | None) -> SessionRow | None:
         """One turn; the session's row after its commit, or None when it was parked or let go."""
-        records: list[Record] = [opening] if opening is not None else await self.archive.records(row, scope.turn)
+        records: list[Record] = [opening] if opening is not None else await self._load(row, scope)
         set_depth(records[0].depth if isinstance(records[0], Said) else 0)
         view = await self.view(row)
         setup, refused = await self._equip(resident, row, view, records)
@@ -290,6 +290,15 @@ class Turns:
                 resident.setup = setup
             late = await self._persisted(run, end.end.outcome)
         return self._ended(resident, run, view, end, late)
+
+    async def _load(self, row: SessionRow, scope: Scope) -> list[Record]:
+        """The records of a turn that is ours as far as `row` tells. Raises Fenced where it is over meanwhile."""
+        records = await self.archive.records(row, scope.turn)
+        if type(records[-1]) is Closed:
+            now = await self._store.session_by_sid(scope.sid)
+            if now is None or now.turn != scope.turn or now.generation != scope.generation:
+                raise Fenced(turn_id(scope.session_id, scope.turn), scope.generation)
+        return records
 
     def _begin(self, setup: Setup, scope: Scope, view: View, records: list[Record]) -> Run:
         """A turn as far as its records tell, ready to be driven on."""

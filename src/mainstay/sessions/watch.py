@@ -256,7 +256,8 @@ class Watch:
                 desk.turns.residents.deleted(resident.session_id)
                 continue
             desk.turns.heed(row)
-            if resident.run is None:
+            # A relieved run may wait for its model for long, and will not say how another worker ended the turn.
+            if resident.run is None or resident.run.scope.generation != row.generation:
                 await self._tell(resident.session_id, list(resident.waiters))
 
     async def _observed(self) -> None:
