@@ -307,13 +307,9 @@ def check_model(model: object) -> None:
 
 def provider_for(model: str) -> Provider:
     """The provider behind a model string, imported when it is first used."""
-    if model == "scripted":
-        from mainstay.providers.scripted import EchoModel  # noqa: PLC0415  # `import mainstay` loads no provider
-
-        return EchoModel()
     from mainstay.providers import registry  # noqa: PLC0415
 
-    return registry.provider(model)
+    return registry.named(model)
 
 
 def _on_thread(work: Callable[[], R]) -> R:

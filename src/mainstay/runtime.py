@@ -48,6 +48,8 @@ from mainstay.sessions.draining import could_work, see_to_needs
 from mainstay.sessions.environment import serve_tools
 from mainstay.sessions.inbox import Inbox, pick_agent
 from mainstay.sessions.late import LateResults
+from mainstay.sessions.models import Models
+from mainstay.sessions.models import checked as checked_models
 from mainstay.sessions.residents import CACHE_BYTES
 from mainstay.sessions.retention import Retention
 from mainstay.sessions.roster import Sessions
@@ -88,6 +90,7 @@ class Runtime:
         recover: bool = True,
         grace: float | None = GRACE,
         lease: LeaseTerms | None = None,
+        models: Mapping[str, Any] | None = None,
         retention: Retention | None = None,
         trace: TraceSink | None = None,
         clock: Clock | None = None,
@@ -105,6 +108,7 @@ class Runtime:
         self._grace = given.seconds(grace, "grace", InvalidDefinition)
         self._concurrency = given.count(concurrency, "concurrency", 1, InvalidDefinition)
         self._cache_bytes = given.count(cache_bytes, "cache_bytes", 0, InvalidDefinition)
+        self._models = {} if models is None else checked_models(models)
         self._terms = LeaseTerms() if lease is None else lease
         if not isinstance(self._terms, LeaseTerms):
             raise InvalidDefinition(f"lease={quoted(lease)} is not usable: give LeaseTerms")
@@ -142,10 +146,12 @@ class Runtime:
         """Put everything together; `opened` takes it apart again, in reverse and whatever part of that fails."""
         name = mint("w", self._clock.now(), self._random.bits(40))
         definitions = {name: agent.definition() for name, agent in self._agents.items()}
+        # Entered first and so left last: turns that are cut off still close their streams.
+        connections = await opened.enter_async_context(contextlib.AsyncExitStack())
         models = [model for each in definitions.values() for model in candidates(each.provider)]
         for model in {id(model): model for model in models}.values():
             if isinstance(model, Connecting):
-                await opened.enter_async_context(model.connected())
+                await connections.enter_async_context(model.connected())
         offers, forgets = Offers(retention=self._retention is not None), self._retention is not None
         if self._recover:
             offers = Offers(tuple(definitions), tuple([each.definition for each in self._functions]), forgets)
@@ -156,7 +162,14 @@ class Runtime:
         self._dispatcher = Dispatcher(self._store, self._worker, self._clock, self._random, self._deps)
         feed = Feed(name, self._clock.monotonic)
         self._turns = Turns(
-            self._worker, feed, self._supervisor, self._dispatcher, definitions, self._trace, self._cache_bytes
+            self._worker,
+            feed,
+            self._supervisor,
+            self._dispatcher,
+            definitions,
+            Models(self._models, connections),
+            self._trace,
+            self._cache_bytes,
         )
         inbox = Inbox(self._store, self._clock, self._random, self._turns, definitions, self._worker.id)
         self._definitions: dict[str, Definition] = definitions

@@ -162,6 +162,13 @@ class ModelSettings(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=T
 DEFAULT_SETTINGS = ModelSettings()
 
 
+class ModelChoice(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Which model is asked, and how, where that is not left to the agent. `model` is a name, "" where none was said."""
+
+    model: str = ""
+    settings: ModelSettings | None = None
+
+
 class ModelRequest(Struct, frozen=True, gc=False):
     """One question to a model. `call_id` names the model call and `attempt` counts from 1.
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from mainstay.model.llm import Stop, Usage
+from mainstay.model.llm import ModelChoice, Stop, Usage
 from mainstay.model.message import Message, Part
 from mainstay.model.outcome import Outcome
 from mainstay.model.plugin import Decision, Issue, PluginSnapshot
@@ -64,6 +64,7 @@ class Said(Struct, frozen=True, gc=False, tag="said.1", omit_defaults=True):
     key: str | None = None
     wakes: tuple[str, ...] = ()
     depth: int = 0
+    choice: ModelChoice | None = None
 
 
 class Joined(Struct, frozen=True, gc=False, tag="joined.1"):

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.model.llm import Usage
+from mainstay.model.llm import ModelChoice, Usage
 from mainstay.model.message import Message
 from mainstay.model.plugin import PluginSnapshot
 from mainstay.model.session import ToolState
@@ -24,7 +24,7 @@ class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
     direct completions outside of turns have cost, by label, and `models` the same by model. `children` are sessions
     that were begun outside of turns. `prelude` is what a child begins with; its first commit records it and takes it
     out. `output` is the schema of what turns answer with, in place of the agent's own;
-    `depth` counts the parents above it.
+    `depth` counts the parents above it. `choice` is the model that its turns ask in place of the agent's.
     """
 
     options: dict[str, Any] = {}
@@ -41,6 +41,7 @@ class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
     prelude: tuple[Message, ...] = ()
     output: dict[str, Any] | None = None
     depth: int = 0
+    choice: ModelChoice | None = None
 
 
 _DECODER = msgspec.json.Decoder(Settings)

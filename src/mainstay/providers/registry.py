@@ -206,6 +206,15 @@ def provider(
     return HttpProvider(_dialect(name, service), which, name=name, base_url=where, authorise=authorise, headers=headers)
 
 
+def named(model: str) -> Provider:
+    """The provider behind a model string, "scripted" included."""
+    if model == "scripted":
+        from mainstay.providers.scripted import EchoModel  # noqa: PLC0415
+
+        return EchoModel()
+    return provider(model)
+
+
 def _dialect(name: str, service: Service) -> Dialect:
     # Imported here: each dialect is a module of its own, and a program uses one or two of them.
     if service.dialect == "anthropic":

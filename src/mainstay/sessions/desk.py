@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -24,10 +24,11 @@ from mainstay.errors import (
 )
 from mainstay.model.codec import encode
 from mainstay.model.ids import mint, turn_id
+from mainstay.model.llm import ModelChoice
 from mainstay.model.process import ProcessRow
 from mainstay.model.record import Spilled
 from mainstay.model.session import Answer, CancelRequest, SessionRow
-from mainstay.model.settings import dump, load
+from mainstay.model.settings import Settings, dump, load
 from mainstay.model.write import Cancel, CancelReceipt, CancelStatus, Configure, Resolve, Resolved
 from mainstay.observe.feed import Feed
 from mainstay.ports.host import Clock, Random
@@ -186,10 +187,24 @@ class Desk:
 
     async def set_options(self, session_id: str, agent: str, options: Mapping[str, Any]) -> None:
         """Make the options of a session's plugins durable: recovery has no host code to ask for them."""
+        await self._edit(session_id, agent, lambda old: replace(old, options=old.options | dict(options)))
+
+    async def set_choice(self, session_id: str, agent: str, choice: ModelChoice | None, reset: bool) -> None:
+        """Make durable which model the turns of a session ask."""
+
+        def edit(old: Settings) -> Settings:
+            before = None if reset else old.choice
+            if choice is None or before is None:
+                return replace(old, choice=choice or before)
+            settings = before.settings if choice.settings is None else choice.settings.over(before.settings)
+            return replace(old, choice=ModelChoice(choice.model or before.model, settings))
+
+        await self._edit(session_id, agent, edit)
+
+    async def _edit(self, session_id: str, agent: str, edit: Callable[[Settings], Settings]) -> None:
         while True:
             row = await self.store.session(session_id)
-            settings = load(b"" if row is None else row.settings)
-            wanted = dump(replace(settings, options=settings.options | dict(options)))
+            wanted = dump(edit(load(b"" if row is None else row.settings)))
             before = b"" if row is None else row.settings
             if wanted == before:
                 return

@@ -11,6 +11,7 @@ from mainstay.engine.journal import spill, write_referring
 from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, quoted
 from mainstay.model import given
 from mainstay.model.codec import clean_message, clean_text, encode, encode_checked
+from mainstay.model.llm import ModelChoice
 from mainstay.model.media import FILES
 from mainstay.model.message import InputContent, Message
 from mainstay.model.record import InputKind, Said
@@ -40,8 +41,14 @@ class Inbox:
         self._store, self._clock, self._random = store, clock, random
         self._turns, self._definitions, self._worker = turns, definitions, worker
 
-    async def accept(
-        self, session_id: str, agent: str, said: InputContent, kind: InputKind = "queue", key: str | None = None
+    async def accept(  # what an input is, each by its place
+        self,
+        session_id: str,
+        agent: str,
+        said: InputContent,
+        kind: InputKind = "queue",
+        key: str | None = None,
+        choice: ModelChoice | None = None,
     ) -> Accepted:
         """Make an input durable, and start on it if the session was idle."""
         given_message = unlike_news(clean_message(said, unsaved=True))
@@ -49,7 +56,7 @@ class Inbox:
         checked = _check_key(key)
         now = self._clock.now()
         op = f"{self._random.bits(64):016x}"
-        record = Said(message, now, op, kind, checked, depth=depth())
+        record = Said(message, now, op, kind, checked, depth=depth(), choice=choice)
         whole = encode_checked(record, "the input")
         body, blobs = await spill(self._store, whole)
         digest = hashlib.blake2b(encode((kind == "note", message)), digest_size=16).digest() if key is not None else b""

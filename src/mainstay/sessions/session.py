@@ -30,7 +30,7 @@ from mainstay.graph.tree import delivered_by, forkable
 from mainstay.model import given, ids, words
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.event import AnyEvent
-from mainstay.model.llm import Usage
+from mainstay.model.llm import ModelChoice, ModelSettings, Usage
 from mainstay.model.message import InputContent, Message
 from mainstay.model.outcome import PendingCall
 from mainstay.model.own import own
@@ -41,6 +41,7 @@ from mainstay.model.tool import OutcomeUnknown
 from mainstay.model.transcript import calls_of
 from mainstay.model.write import Accepted, Branch, CancelStatus, Resolved, Resume
 from mainstay.plugins.operations import OperationOutcome
+from mainstay.ports.provider import Provider
 from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.service import Start
 from mainstay.sessions.desk import Desk
@@ -99,9 +100,18 @@ class Session:
     # ------------------------------------------------------------------ saying
 
     async def run(
-        self, said: InputContent, *, key: str | None = None, timeout: float | None = None, **foreign: Never
+        self,
+        said: InputContent,
+        *,
+        key: str | None = None,
+        timeout: float | None = None,
+        model: str | Provider | None = None,
+        settings: ModelSettings | None = None,
+        **foreign: Never,
     ) -> TurnResult[Any]:
         """Say something and wait until its turn ends or parks.
+
+        `model` and `settings` are for this turn alone, and kept with the input.
 
         The turn goes on if the wait is cancelled; `timeout` and `cancel()` stop the turn itself. The same `key` with
         the same content is the same turn, however often it is said. Behind a parked turn, and where no living worker
@@ -112,7 +122,7 @@ class Session:
         self._desk.check()
         given.seconds(timeout)
         self.check_wait(key)
-        accepted = await self.accept(said, "queue", key)
+        accepted = await self.accept(said, "queue", key, self._desk.turns.models.choice(model, settings))
         if timeout is None:
             return await self._desk.outcome(self.id, accepted.turn, accepted.known, host=True)
         try:
@@ -123,12 +133,20 @@ class Session:
             await self.cancel(f"it did not end within {timeout:g} s", by="timeout", turn_id=turn)
             return await self.result(turn)
 
-    async def send(self, said: InputContent, *, key: str | None = None, **foreign: Never) -> Receipt:
+    async def send(
+        self,
+        said: InputContent,
+        *,
+        key: str | None = None,
+        model: str | Provider | None = None,
+        settings: ModelSettings | None = None,
+        **foreign: Never,
+    ) -> Receipt:
         """Say something and return as soon as it is on disk. It runs after what was said before it."""
         if foreign:
             words.refuse("send", foreign, words.IN_SESSION)
         self._desk.check()
-        return self._receipt(await self.accept(said, "queue", key))
+        return self._receipt(await self.accept(said, "queue", key, self._desk.turns.models.choice(model, settings)))
 
     async def steer(self, said: InputContent, *, key: str | None = None, **foreign: Never) -> Receipt:
         """Say something to the running turn: it arrives at its next boundary. With none running, it opens a turn."""
@@ -137,17 +155,37 @@ class Session:
         self._desk.check()
         return self._receipt(await self.accept(said, "steer", key))
 
-    def stream(self, said: InputContent, *, key: str | None = None, **foreign: Never) -> TurnStream:
+    def stream(
+        self,
+        said: InputContent,
+        *,
+        key: str | None = None,
+        model: str | Provider | None = None,
+        settings: ModelSettings | None = None,
+        **foreign: Never,
+    ) -> TurnStream:
         """Say something and watch its turn: `async with session.stream(…) as turn: async for event in turn: …`."""
         if foreign:
             words.refuse("stream", foreign, words.IN_SESSION)
         self._desk.check()
-        return TurnStream(self, said, key)
+        return TurnStream(self, said, key, self._desk.turns.models.choice(model, settings))
 
-    async def accept(self, said: InputContent, kind: InputKind, key: str | None) -> Accepted:
+    async def configure(
+        self, *, model: str | Provider | None = None, settings: ModelSettings | None = None, reset: bool = False
+    ) -> None:
+        """Ask another model from the next turn on, or ask it differently, in this session; `reset` first takes back
+        what was said before. Durable: it holds in every process."""
+        self._desk.check()
+        given.flag(reset, "reset")
+        await self._keep_options()
+        await self._desk.set_choice(self.id, self.agent, self._desk.turns.models.choice(model, settings), reset)
+
+    async def accept(
+        self, said: InputContent, kind: InputKind, key: str | None, choice: ModelChoice | None = None
+    ) -> Accepted:
         """Make an input durable; before it, the options that the session was opened with."""
         await self._keep_options()
-        return await self._desk.inbox.accept(self.id, self.agent, said, kind, key)
+        return await self._desk.inbox.accept(self.id, self.agent, said, kind, key, choice)
 
     def check_wait(self, key: str | None) -> None:
         """Refuse to wait in a turn for one behind it. One with a key may be over: that is known when it is accepted."""
@@ -449,8 +487,8 @@ class TurnStream:
     """A turn under watch. Iterating ends when the turn commits, parks or is queued behind a parked one; leaving early
     does not stop the turn."""
 
-    def __init__(self, session: Session, said: InputContent, key: str | None) -> None:
-        self._session, self._said, self._key = session, said, key
+    def __init__(self, session: Session, said: InputContent, key: str | None, choice: ModelChoice | None) -> None:
+        self._session, self._said, self._key, self._choice = session, said, key, choice
         self._listener = Listener(session._desk.feed, session.id)
         self._done: asyncio.Task[TurnResult[Any]] | None = None
         self._left = False
@@ -460,7 +498,7 @@ class TurnStream:
         desk, session = self._session._desk, self._session
         self._listener.skip()
         session.check_wait(self._key)
-        accepted = await session.accept(self._said, "queue", self._key)
+        accepted = await session.accept(self._said, "queue", self._key, self._choice)
         self.turn_id = ids.turn_id(session.id, accepted.turn)
         self._done = asyncio.create_task(desk.outcome(session.id, accepted.turn, accepted.known, host=True))
         return self

@@ -44,6 +44,7 @@ from mainstay.plugins.turn import TurnPlugins, plugins_of
 from mainstay.ports.services import TraceSink, TurnServices
 from mainstay.sessions.archive import Archive
 from mainstay.sessions.definition import Definition
+from mainstay.sessions.models import Models
 from mainstay.sessions.residents import CACHE_BYTES, Resident, Residents
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Setup, changed, equip, lean
@@ -73,17 +74,18 @@ class Turns:
         supervisor: Supervisor,
         dispatcher: Dispatcher,
         definitions: Mapping[str, Definition],
+        models: Models,
         traces: TraceSink | None = None,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self._worker, self._feed = worker, feed
+        self._worker, self._feed, self.models = worker, feed, models
         self._supervisor, self._dispatcher, self._definitions = supervisor, dispatcher, definitions
         self.store = self._store = dispatcher.store
         self.clock = self._clock = dispatcher.clock
         self.random = dispatcher.random
-        models = ModelCaller(dispatcher.admit, dispatcher.random, dispatcher.store.blobs)
+        caller = ModelCaller(dispatcher.admit, dispatcher.random, dispatcher.store.blobs)
         self._handlers: dict[type[Effect], Handler] = {
-            CallModel: models.call,
+            CallModel: caller.call,
             RunTools: dispatcher.run,
             Checkpoint: self._checkpoint,
         }
@@ -256,7 +258,7 @@ class Turns:
         set_depth(records[0].depth if isinstance(records[0], Said) else 0)
         view = await self.view(row)
         setup, refused = await self._equip(resident, row, view, records)
-        run = resident.run = self._begin(setup, scope, view, records)
+        run = resident.run = self._begin(setup, await self._asked(setup.definition, row, records), scope, view, records)
         if opening is None:
             self._feed.channel(row.id)  # whoever watched it before a restart may come back with an old cursor
         # With a direct completion in flight nobody had asked the turn's own question; what was lost is told there.
@@ -300,9 +302,15 @@ class Turns:
                 raise Fenced(turn_id(scope.session_id, scope.turn), scope.generation)
         return records
 
-    def _begin(self, setup: Setup, scope: Scope, view: View, records: list[Record]) -> Run:
+    async def _asked(self, definition: Definition, row: SessionRow, records: list[Record]) -> Definition:
+        """The definition with the model that the input, or the session, asks for."""
+        said = getattr(records[0], "choice", None)
+        kept = load_settings(row.settings).choice if row.settings else None
+        return definition if said is None and kept is None else await self.models.applied(definition, said, kept)
+
+    def _begin(self, setup: Setup, definition: Definition, scope: Scope, view: View, records: list[Record]) -> Run:
         """A turn as far as its records tell, ready to be driven on."""
-        said, definition, name = records[0], setup.definition, turn_id(scope.session_id, scope.turn)
+        said, name = records[0], turn_id(scope.session_id, scope.turn)
         if not isinstance(said, Said):
             raise StoreDamaged(f"session {scope.session_id}", f"turn {scope.turn} does not begin with its input")
         definition.catalog.refresh()

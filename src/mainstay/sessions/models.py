@@ -1,0 +1,107 @@
+"""Which model a turn asks, where a session or an input names another than its agent's.
+
+What is kept is a name: a string that the registry knows, or one under which the Runtime was given a Provider
+(`Runtime(models={…})`). So a turn that was interrupted asks the same model in the process that takes it up. Settings of
+the input go before those of the session, and those before the agent's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from msgspec.structs import replace
+
+from mainstay.errors import InvalidDefinition, InvalidInput, MainstayError, ProviderError, quoted
+from mainstay.model.llm import Delta, ModelChoice, ModelRequest, ModelSettings
+from mainstay.ports.provider import Connecting, Provider, candidates
+from mainstay.sessions.definition import Definition
+
+
+class Models:
+    """The models of a Runtime besides those of its agents; each is made when it is first asked for."""
+
+    def __init__(self, given: Mapping[str, Provider], opened: contextlib.AsyncExitStack) -> None:
+        self._given, self._opened = given, opened
+        self._made: dict[str, Provider] = {}
+
+    def choice(self, model: object, settings: object) -> ModelChoice | None:
+        """What a caller asks for, as it is kept."""
+        if settings is not None and not isinstance(settings, ModelSettings):
+            raise InvalidInput(f"settings={quoted(settings)} is not usable: give ModelSettings(…)")
+        name = "" if model is None else self._name(model)
+        return ModelChoice(name, settings) if name or settings is not None else None
+
+    def _name(self, model: object) -> str:
+        if isinstance(model, str):
+            if model not in self._given and model != "scripted":
+                _registry().check(model)
+            return model
+        for name, each in self._given.items():
+            if each is model:
+                return name
+        raise InvalidInput(
+            f"{quoted(model)} cannot be named, and only names are kept: give it to the Runtime, "
+            "Runtime(models={'mine': …}), and say model='mine'"
+        )
+
+    async def applied(self, definition: Definition, *choices: ModelChoice | None) -> Definition:
+        """The definition as these choices leave it, the first going before the others."""
+        made = [choice for choice in choices if choice is not None]
+        if not made:
+            return definition
+        name = next((choice.model for choice in made if choice.model), "")
+        settings = definition.settings
+        for choice in reversed(made):
+            settings = settings if choice.settings is None else choice.settings.over(settings)
+        provider = await self._provider(name) if name else definition.provider
+        return replace(definition, provider=provider, settings=settings)
+
+    async def _provider(self, name: str) -> Provider:
+        if name not in self._made:
+            try:
+                found = self._given.get(name) or _registry().named(name)
+            except MainstayError as error:
+                return Missing(name, str(error))
+            for each in candidates(found):
+                if isinstance(each, Connecting):
+                    await self._opened.enter_async_context(each.connected())
+            self._made[name] = found
+        return self._made[name]
+
+
+def _registry() -> ModuleType:
+    from mainstay.providers import registry  # noqa: PLC0415  # `import mainstay` loads no provider
+
+    return registry
+
+
+class Missing:
+    """Stands for a model that was named in another process and cannot be had in this one."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self.name, self._why = name, why
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[Delta]:
+        raise ProviderError(
+            f"the model {self.name!r} that was asked for is not to be had: {self._why}", code="no_model"
+        )
+
+
+def checked(models: Any) -> dict[str, Provider]:
+    """`Runtime(models=…)`: names and what answers under them."""
+    if not isinstance(models, Mapping):
+        raise InvalidDefinition(f"models={quoted(models)} is not usable: give a dict of names and models")
+    found: dict[str, Provider] = {}
+    for name, model in models.items():
+        if not isinstance(name, str) or not name.strip() or len(name) > 200:
+            raise InvalidDefinition(f"{quoted(name)} is no name of a model")
+        if isinstance(model, str):
+            found[name] = _registry().named(model)
+        elif callable(getattr(model, "stream", None)):
+            found[name] = model
+        else:
+            raise InvalidDefinition(f"models[{name!r}]={quoted(model)} is no model: name one, or give a Provider")
+    return found
