@@ -82,7 +82,7 @@ def test_json_is_one_object_with_everything(store: Path) -> None:
             "calls": 2,
             "unknown": 1,
             "cost": None,
-            "missing": None,
+            "missing": {"input": 1, "output": 1},
             "total": 15,
         },
         "tool_calls": [
@@ -90,7 +90,7 @@ def test_json_is_one_object_with_everything(store: Path) -> None:
                 "call_id": "chat.1.1.0",
                 "tool": "look",
                 "args": {"item": "tea"},
-                "outcome": {"kind": "ok", "value": "tea is green", "whole": None},
+                "outcome": {"kind": "ok", "value": "tea is green", "whole": None, "files": []},
                 "attempts": 1,
                 "repeated": 0,
             }

@@ -82,7 +82,7 @@ GOLDEN: list[tuple[str, Row, str]] = [
         '{"type":"replied.1","step":2,"parts":[{"type":"reasoning","text":"hm","replay":{"s":1}},'
         '{"type":"text","text":"ok"},{"type":"tool_call","id":"a","name":"look","args":{"q":[1]}},'
         '{"type":"tool_call","id":"b","name":"look","raw":"{"}],'
-        '"usage":{"input":1,"output":2,"cache_read":3,"cache_write":4,"reasoning":5,"calls":1,"unknown":1,"cost":0.5},'
+        '"usage":{"input":1,"output":2,"cache_read":3,"cache_write":4,"reasoning":5,"calls":1,"unknown":1,"cost":"0.5"},'
         '"stop":"tool_calls","model":"m-1","started":[0,1],"attempt":2,"interrupted":1,"at":9,'
         '"slot":{"delivered":[{"input":4,"message":{"role":"user","parts":[{"type":"text","text":"hi"}]}}],'
         '"messages":[{"role":"user","parts":[{"type":"text","text":"hi"}]}],"decisions":['

@@ -12,7 +12,7 @@ from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, quoted
 from mainstay.model import given
 from mainstay.model.codec import clean_message, clean_text, encode, encode_checked
 from mainstay.model.llm import ModelChoice
-from mainstay.model.media import FILES
+from mainstay.model.media import FILES, Stored
 from mainstay.model.message import InputContent, Message
 from mainstay.model.record import InputKind, Said
 from mainstay.model.write import Accept, Accepted
@@ -71,7 +71,9 @@ class Inbox:
 
         try:
             accepted = await (write_referring(write, put_again) if accept.blobs else write())
-        except BlobMissing as missing:  # what the host gave by its digest only
+        except BlobMissing as missing:
+            if missing.digest not in _given_by_digest(given_message):
+                raise
             raise InvalidInput(f"this store has no bytes for a file of the input: {missing}") from None
         if accepted.known:
             return accepted
@@ -88,6 +90,12 @@ async def save_files(blobs: BlobStore, message: Message) -> tuple[Message, tuple
         return message, ()
     parts = [await saved(p, blobs.put, blobs.put_file) if isinstance(p, FILES) else p for p in message.parts]
     return Message(message.role, tuple(parts)), blobs_of([part for part in parts if isinstance(part, FILES)])
+
+
+def _given_by_digest(message: Message) -> set[str]:
+    """Files that the host says are in the store already: nothing here can put them again."""
+    sources = [getattr(part, "source", None) for part in message.parts]
+    return {source.digest for source in sources if isinstance(source, Stored)}
 
 
 def _check_key(key: object) -> str | None:
