@@ -21,7 +21,7 @@ from mainstay.model.llm import ModelResponse, Usage
 from mainstay.model.process import Cancelled, Failure, Success
 from mainstay.model.tool import Cancelled as TurnCancelled
 from mainstay.processes.handle import ProcessHandle
-from mainstay.testing import FunctionModel
+from mainstay.testing import FunctionModel, VirtualClock
 from tests.sessions.places import SOON, Place, TellingModel, crash, texts, until
 
 ECHO = FunctionModel(lambda request: f"{len(request.messages)}: {request.messages[-1].text}")
@@ -382,12 +382,11 @@ async def test_an_approval_given_elsewhere_later_wakes_both(file: Place) -> None
 
 async def test_deleting_the_session_of_a_parked_process_ends_it(place: Place) -> None:
     worker = Agent(FunctionModel(paying), name="worker", tools=[pay])
-    async with place.runtime(worker) as runtime, asyncio.timeout(SOON):
+    async with place.runtime(worker, clock=VirtualClock()) as runtime, asyncio.timeout(SOON):
         handle = await runtime.start(worker, {"input": "buy"}, id="job")
         await waits(handle)
         await runtime.sessions.delete("job~worker")
-    async with place.runtime(worker) as runtime, asyncio.timeout(SOON):
-        outcome = await runtime.handle("job").outcome()
+        outcome = await handle.outcome()
 
     assert isinstance(outcome, Failure)
     assert outcome.code == "session_deleted"

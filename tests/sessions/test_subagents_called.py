@@ -18,7 +18,7 @@ from mainstay.model.process import Cancelled
 from mainstay.model.settings import load
 from mainstay.model.tool import Cancelled as TurnCancelled
 from mainstay.model.tool import Failed, Ok
-from mainstay.testing import FunctionModel
+from mainstay.testing import FunctionModel, VirtualClock
 from tests.sessions.places import SOON, Place, TellingModel, texts, until
 
 ECHO = FunctionModel(lambda request: f"{len(request.messages)}: {request.messages[-1].text}")
@@ -189,6 +189,50 @@ async def test_a_child_that_waits_for_a_person_keeps_its_parent_waiting(place: P
         result = await turn
 
     assert result.text == "paid 3"
+
+
+async def test_an_approval_after_a_restart_lets_the_parent_go_on_at_once(place: Place) -> None:
+    """The clock stands still: nothing is noticed because some time has passed."""
+
+    @tool(approval="ask")
+    async def pay(amount: int) -> str:
+        return f"paid {amount}"
+
+    worker = Agent(asking(("pay", {"amount": 3})), name="worker", tools=[pay])
+    boss = Agent(asking(("worker", {"task": "buy"})), name="boss", tools=[worker.as_tool()])
+    async with place.runtime(boss, grace=0) as runtime, asyncio.timeout(SOON):
+        await (await runtime.session("s")).send("go")
+        await until(lambda: _has_status(runtime, "s.1.1.0", "waiting"))
+    async with place.runtime(boss, clock=VirtualClock()) as runtime, asyncio.timeout(SOON):
+        child = await runtime.session("s.1.1.0~worker")
+        (call,) = await child.pending()
+        await until(lambda: runtime._turns.residents.of("s").run)
+        for _ in range(2):  # what was to be seen at the beginning is seen
+            await looked(runtime)
+        await child.approve(call.call_id)
+        result = await (await runtime.session("s")).result("s.1")
+
+    assert result.text == "paid 3"
+
+
+async def test_a_child_ends_with_its_parent_when_the_session_of_that_is_deleted(place: Place) -> None:
+    model = TellingModel()
+    worker = Agent(model, name="worker")
+    boss = Agent(asking(("worker", {"task": "buy"})), name="boss", tools=[worker.as_tool()])
+    async with place.runtime(boss, clock=VirtualClock()) as runtime, asyncio.timeout(SOON):
+        await (await runtime.session("s")).send("go")
+        await model.next()
+        await runtime.sessions.delete("s")
+        outcome = await runtime.handle("s.1.1.0").outcome()
+
+    assert outcome == Cancelled("parent s.1", "its parent has ended")
+
+
+async def looked(runtime: Runtime) -> None:
+    """Until the Runtime has looked at its store once more."""
+    assert runtime._desk is not None
+    runtime._desk.looked.clear()
+    await runtime._desk.looked.wait()
 
 
 async def _has_status(runtime: Runtime, process_id: str, status: str) -> bool:

@@ -329,13 +329,14 @@ class ProcessWorker:
             needed = await self.awaiting.needed(self.store)
             self._intake.update({row.id: row for row in needed.values() if self._is_free(row)})
             return bool(self._intake)
-        after = 0
-        while self._behind and (page := await self.store.unowned_processes(after, PAGE)):
-            after = page[-1].pid
-            self._intake.update({row.id: row for row in page if self._is_free(row)})
-            if self._intake:
-                return True
-        self._behind = False
+        while self._behind:
+            self._behind, after = False, 0  # before looking: what loses its owner meanwhile is looked for again
+            while page := await self.store.unowned_processes(after, PAGE):
+                after = page[-1].pid
+                self._intake.update({row.id: row for row in page if self._is_free(row)})
+                if self._intake:
+                    self._behind = True
+                    return True
         return False
 
     def _is_free(self, row: ProcessRow) -> bool:
@@ -421,6 +422,14 @@ class ProcessWorker:
         """Processes that have something to do because of a write of ours."""
         for row in rows:
             self.heed(row)
+
+    def session_deleted(self, session_id: str) -> None:
+        """A write of ours has deleted a session, and with it ended its turn: the processes that this turn had started
+        were asked to stop, and one that waited with the turn goes on."""
+        for run in self.runs.values():
+            if (run.registration.parent or "").rpartition(".")[0] == session_id:
+                self.attend(run.row.id)
+        self.look_around()
 
     def attend(self, process_id: str) -> None:
         """Something may have happened to a process: look at it."""

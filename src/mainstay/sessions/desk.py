@@ -69,7 +69,7 @@ class Desk:
 
     def employ(self, processes: ProcessService, work: ProcessWorker, supervisor: Supervisor, vet: Vet) -> None:
         """Who works on processes here: sessions start them, and hear of them what `vet` lets pass."""
-        self.processes, self.circles = processes, work.circles
+        self.processes, self._work, self.circles = processes, work, work.circles
         self.news = News(self.feed, self.store, supervisor)
         self.wakes = Wakes(self.turns, supervisor, self.definitions, self.worker_for, vet)
         local = LocalEngine(self.store, self._worker.id, lambda: self._worker.alive)
@@ -231,6 +231,12 @@ class Desk:
             resident.cancel = (turn, request)
         else:
             self.goes_on(row)
+
+    def deleted(self, session_id: str) -> None:
+        """A session was deleted here: end what is in memory of it, and let processes hear of it."""
+        self.turns.residents.deleted(session_id)
+        self.feed.end(session_id)
+        self._work.session_deleted(session_id)
 
     def goes_on(self, row: SessionRow) -> None:
         """Something new is known of an open turn that is ours, or nobody's while we drain."""

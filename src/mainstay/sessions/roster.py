@@ -50,6 +50,5 @@ class Sessions:
         self._desk.check()
         session_id = check_session_id(session_id)
         deleted = await self._desk.store.write(Delete(session_id, self._desk.clock.now()))
-        self._desk.turns.residents.deleted(session_id)
-        self._desk.feed.end(session_id)
+        self._desk.deleted(session_id)
         return deleted

@@ -55,7 +55,7 @@ from mainstay.model.process import (
     WaitOn,
 )
 from mainstay.model.process_write import ProcessFilter
-from mainstay.model.session import CancelRequest, Offers, SessionRow
+from mainstay.model.session import CancelRequest, Offers
 from mainstay.model.settings import Settings, dump
 from mainstay.model.step import Begun
 from mainstay.model.tool import Cancelled as TurnCancelled
@@ -196,13 +196,12 @@ class Child(Struct):
 
 
 class TurnEngine:
-    """Runs agents as processes. `_parked` are those that this worker left on disk, by the turn that they wait with."""
+    """Runs agents as processes."""
 
     kind = KIND
 
     def __init__(self, desk: Desk, work: ProcessWorker) -> None:
         self._desk, self._work, self._store, self._clock = desk, work, desk.store, desk.clock
-        self._parked: dict[str, str] = {}
         desk.turns.on_resume = self._resumed
 
     def knows(self, registration: Registration) -> bool:
@@ -359,18 +358,15 @@ class TurnEngine:
     async def _park(self, run: ProcessRun, turn: str) -> None:
         """The child waits for somebody: so does the process, on disk. Returns when something has happened already."""
         if not run.journal.news:
-            self._parked[turn] = run.row.id
             run.parked = await run.journal.park((WaitOn("turn", "turn", turn), WaitOn("message", "signal", "message")))
             if run.parked:
                 raise PutAway
-            self._parked.pop(turn, None)
         await run.catch_up()
 
-    def _resumed(self, row: SessionRow) -> None:
-        """A turn goes on here that was parked; its process has been made ready to with the same write."""
-        process_id = None if row.turn is None else self._parked.pop(turn_id(row.id, row.turn), None)
-        if process_id is not None:
-            self._work.attend(process_id)
+    def _resumed(self) -> None:
+        """A turn goes on here. If it was parked, the process that waited with it was freed by the same write, whichever
+        worker had parked it: it is found among those that have no owner."""
+        self._work.look_around()
 
     # ------------------------------------------------------------------ stopping
 

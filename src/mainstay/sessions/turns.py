@@ -95,7 +95,7 @@ class Turns:
         self.draining = self.leaving = False
         self.deps, self.traces = dispatcher.deps, traces
         self._services: Callable[[Run], TurnServices] = _no_services
-        self.on_resume: Callable[[SessionRow], None] | None = None
+        self.on_resume: Callable[[], None] | None = None
         self.between: Callable[[SessionRow], Awaitable[SessionRow]] | None = None
         self.on_woken: Callable[[tuple[ProcessRow, ...]], None] | None = None
 
@@ -140,7 +140,7 @@ class Turns:
     def launch(self, row: SessionRow, opening: Said | None = None) -> None:
         """Work on the open turn of a session we own. `opening` spares reading an input that was just accepted."""
         if opening is None and self.on_resume is not None:
-            self.on_resume(row)
+            self.on_resume()
         resident = self.residents.of(row.id)
         if resident.task is not None:
             # The turn before is committed, and its task has not heard of it yet or has still to tell plugins so.
