@@ -11,11 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mainstay import Agent, Message, ModelRequest, Plugin, ToolCall, tool
 from mainstay.model.message import Text, ToolResult
 from mainstay.model.own import Seen, own, shown_spec
 from mainstay.model.plugin import PluginSnapshot
+from mainstay.model.session import ToolState
+from mainstay.model.settings import Settings
 from mainstay.model.tool import Ok, ToolSpec
 from mainstay.plugins import (
     CatalogContext,
@@ -155,7 +158,8 @@ async def conversation(place: Place, *plugins: Plugin) -> tuple[list[bytes], lis
         session = await runtime.session("s", options={"witness": {"deep": [{"n": 1}]}, "vandal": {"deep": [1]}})
         for text in ("one", "two"):
             result = await session.run(text)
-            left += [msgspec.to_builtins(result.outcome), result.issues, msgspec.to_builtins(result.tool_calls)]
+            calls = [replace(each, duration_ms=0) for each in result.tool_calls]
+            left += [msgspec.to_builtins(result.outcome), result.issues, msgspec.to_builtins(calls)]
             left.append(msgspec.to_builtins(await session.history()))
     async with place.runtime(agent) as runtime:
         left.append(msgspec.to_builtins(await (await runtime.session("s")).history()))
@@ -197,6 +201,22 @@ async def test_history_is_a_tuple_that_cannot_be_emptied(place: Place) -> None:
 
     assert all(issubclass(kind, tuple) for kind in kinds)
     assert [message.text for message in history] == ["one", "hi", "two", "hi"]
+
+
+async def test_a_state_of_tools_that_a_plugin_or_a_host_changes_in_place_is_that_of_no_session(place: Place) -> None:
+    async def before_turn(ctx: TurnContext) -> None:
+        spoil(await ctx.host.tool_state())
+        spoil((await ctx.host.snapshot()).tools)
+
+    agent = Agent(FunctionModel(lambda request: "hi"), tools=[look_up], plugins=[having("before_turn", before_turn)])
+    async with place.runtime(agent) as runtime:
+        session, other = await runtime.session("s"), await runtime.session("other")
+        spoil(await session.tools.state())
+        await session.run("hi")
+
+        assert await session.tools.state() == ToolState()
+        assert (await other.tools.state()).members == {}
+    assert Settings().tools.members == {}
 
 
 async def test_what_a_projection_is_shown_is_its_own(place: Place) -> None:

@@ -71,8 +71,9 @@ class Services(TaskServices):
     async def snapshot(self, session_id: str | None = None) -> SessionSnapshot:
         row = await self._at.row(session_id)
         view, settings = await self._desk.turns.view(row), load(row.settings)
+        tools = own(settings.tools)  # what nothing was decided for has the state of all such sessions
         return SessionSnapshot(
-            row.id, row.agent, row.head, Seen(view.messages), row.turn, settings.parent, settings.tools, settings.label
+            row.id, row.agent, row.head, Seen(view.messages), row.turn, settings.parent, tools, settings.label
         )
 
     async def tool_catalog(self, session_id: str | None = None) -> Sequence[Mapping[str, Any]]:
@@ -103,7 +104,7 @@ class Services(TaskServices):
         catalog = self._run.agent.catalog if self._run is not None and self._at.own(session_id) else None
         if isinstance(catalog, Membership):
             return own(catalog.state)
-        return load((await self._at.row_or_new(session_id)).settings).tools
+        return own(load((await self._at.row_or_new(session_id)).settings).tools)
 
     async def apply_tool_state(self, state: ToolState, session_id: str | None = None) -> int:
         if not isinstance(state, ToolState):
