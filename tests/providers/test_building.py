@@ -282,3 +282,20 @@ def test_a_file_that_an_api_cannot_take_is_named(name: str, part: Any) -> None:
     with pytest.raises(ProviderError, match=type(part).__name__) as caught:
         dialects()[name].build(ModelRequest([Message("user", (part,))]), MODEL)
     assert caught.value.code == "invalid_input"
+
+
+@pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in REFUSES.items() for part in parts])
+def test_a_file_that_an_api_cannot_take_does_not_spoil_what_comes_after_it(name: str, part: Any) -> None:
+    """A committed session can always be continued: in an earlier input and in a result it is told of in words."""
+    said = [
+        Message("user", (Text("See:"), part)),
+        Message("assistant", (ToolCall("c1", "get", {}),)),
+        Message("tool", (ToolResult("c1", "get", {"a": 1}, files=(Image(BYTES, "image/png", "fine.png"), part)),)),
+        Message("user", "And now?"),
+    ]
+    wire = dialects()[name].build(ModelRequest(said), MODEL)
+
+    joined = b"".join(b"AAAA" if isinstance(piece, Stored) else piece for piece in wire.body)
+    assert msgspec.json.decode(joined)
+    assert joined.count(b"is not shown: this model cannot take it") == 2
+    assert joined.count(b"AAAA") == 1, "the file that it can take"

@@ -218,7 +218,7 @@ def _block(part: Part) -> Block | None:
 
 
 def _file(part: File) -> Block:
-    takes = "pictures (PNG, JPEG, GIF, WebP), PDF and plain text"
+    takes = "pictures (PNG, JPEG, GIF, WebP) and PDF"
     match part:
         case Image(Stored() as stored, kind) if kind in IMAGES:
             return with_file(

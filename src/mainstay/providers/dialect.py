@@ -20,11 +20,12 @@ from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeAlias, Type
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mainstay.errors import ProviderError
 from mainstay.model.llm import Delta, ModelRequest, ModelResponse
-from mainstay.model.media import File, FileRef, Stored
-from mainstay.model.message import Message, ProviderPart, Reasoning, ToolCall
+from mainstay.model.media import FILES, File, FileRef, Stored
+from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 
 T = TypeVar("T")
 
@@ -138,12 +139,44 @@ class Encoded(Generic[T]):
         if len(known) > self._most:
             known.clear()
         out: list[T] = []
-        for message in messages:
+        for index, message in enumerate(messages):
             found = known.get(id(message))
             if found is None or found[0] is not message:
-                found = known[id(message)] = (message, self._encode(message))
+                found = known[id(message)] = (message, self._new(message, messages[index + 1 :]))
             out.append(found[1])
         return out
+
+    def _new(self, message: Message, later: Sequence[Message]) -> T:
+        """A file that the model cannot take is refused where it is said. Once it is part of the conversation, or a tool
+        shows it, the model is told of it in words instead: else no later turn of the session could be had."""
+        try:
+            return self._encode(message)
+        except ProviderError as error:
+            said_now = message.role == "user" and not any(each.role == "user" for each in later)
+            if error.code != "invalid_input" or said_now:
+                raise
+            return self._encode(Message(message.role, tuple([self._shown(message, part) for part in message.parts])))
+
+    def _shown(self, message: Message, part: Part) -> Part:
+        if isinstance(part, FILES):
+            return part if self._takes(message, part) else Text(_not_shown(part))
+        if not isinstance(part, ToolResult) or self._takes(message, part):
+            return part
+        kept = tuple([file for file in part.files if self._takes(message, replace(part, files=(file,)))])
+        notes = [_not_shown(file) for file in part.files if file not in kept]
+        content = part.content if isinstance(part.content, str) else result_text(part.content)
+        return replace(part, content="\n".join([content, *notes]), files=kept)
+
+    def _takes(self, message: Message, part: Part) -> bool:
+        try:
+            self._encode(Message(message.role, (part,)))
+        except ProviderError:
+            return False
+        return True
+
+
+def _not_shown(file: File) -> str:
+    return f"[{type(file).__name__} {file.name or file.media_type!r} is not shown: this model cannot take it]"
 
 
 class Spoken(NamedTuple):

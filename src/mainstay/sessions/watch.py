@@ -87,6 +87,8 @@ class Watch:
     async def _look(self, first: bool) -> None:
         desk, clock = self._desk, self._desk.clock
         changed = await desk.store.changed()
+        if changed and desk.store.held() is not None:
+            await self._worker.speak()  # a writing transaction sees that the copy was restored; an idle one has none
         due = clock.monotonic() - self._judged >= self._worker.terms.renewal / 2
         # A killed worker writes nothing that `changed` would show; the lock that it held is free.
         due = due or self._worker.died_meanwhile() or await self._has_room()
