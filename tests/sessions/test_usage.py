@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Agent, Message, ModelRequest, ModelResponse, ToolCall, ToolContext, Usage, tool
+from mainstay import Agent, Budget, Message, ModelRequest, ModelResponse, ToolCall, ToolContext, Usage, tool
 from mainstay.errors import InvalidInput, ProviderError, SessionDeleted, TurnFailed
-from mainstay.model.outcome import Finished
+from mainstay.model.outcome import BudgetSpent, Finished, PluginAborted
 from mainstay.model.plugin import CreateSession
 from mainstay.model.settings import Settings, dump
+from mainstay.model.tool import Cancelled
 from mainstay.model.write import Configure
 from mainstay.plugins.hooks import Plugin, TurnContext
 from mainstay.plugins.operations import CommandContext, command
@@ -571,3 +572,65 @@ async def test_a_stream_that_breaks_for_good_after_text_is_unknown(place: Place,
 
         assert (result.usage.calls, result.usage.unknown) == (0, unknown)
         assert sum([each.unknown for each in (await session.usage()).values()]) == unknown
+
+
+async def test_a_model_call_that_is_ended_by_a_cancel_is_one_of_unknown_cost(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model)) as runtime, asyncio.timeout(SOON):
+        session = await runtime.session("s")
+        receipt = await session.send("go")
+        await model.next()
+        await session.cancel("stop")
+        result = await receipt.result()
+        usage, by_model = await session.usage(), await session.usage(by="model")
+    async with place.runtime() as runtime:
+        later = await (await runtime.session("s")).usage()
+
+    assert result.outcome == Cancelled("host", "stop")
+    assert result.usage == Usage(unknown=1)
+    assert usage == later == {"turns": Usage(unknown=1)}
+    assert by_model == {"": Usage(unknown=1)}
+
+
+async def test_a_model_call_that_is_ended_by_the_time_of_its_turn_is_one_of_unknown_cost(place: Place) -> None:
+    async with place.runtime(Agent(TellingModel(), budget=Budget(seconds=0.01))) as runtime, asyncio.timeout(SOON):
+        session = await runtime.session("s")
+        result = await session.run("go")
+        usage = await session.usage()
+
+    assert result.outcome == BudgetSpent("seconds", 0.01)
+    assert result.usage == Usage(unknown=1)
+    assert usage == {"turns": Usage(unknown=1)}
+
+
+async def test_a_turn_that_is_cancelled_before_its_model_is_asked_has_cost_nothing(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model)) as runtime, asyncio.timeout(SOON):
+        session = await runtime.session("s")
+        await session.send("one")
+        await model.next()
+        queued = await session.send("two")
+        await session.cancel("not needed", turn_id=queued.turn_id)
+        model.say("done")
+        result = await queued.result()
+        assert await runtime.wait_idle(SOON)
+        usage = await session.usage()
+
+    assert result.usage == Usage()
+    assert usage == {"turns": Usage(calls=1, unknown=1)}, "a script says nothing of usage"
+
+
+@pytest.mark.parametrize("place", ["memory"], indirect=True)
+async def test_an_answer_that_a_plugin_refuses_is_one_of_unknown_cost(place: Place) -> None:
+    class Refuses(Plugin):
+        id = "refuses"
+
+        async def transform_response(self, ctx: Any, response: ModelResponse) -> ModelResponse:
+            raise ValueError("not this one")
+
+    answered = FunctionModel(lambda _: ModelResponse("done", usage=Usage(input=5)))
+    async with place.runtime(Agent(answered, plugins=[Refuses()])) as runtime, asyncio.timeout(SOON):
+        result = await (await runtime.session("s")).run("go")
+
+    assert isinstance(result.outcome, PluginAborted)
+    assert result.usage == Usage(unknown=1)

@@ -58,27 +58,31 @@ class ModelCaller:
             run.machine.receive(TimeIsUp())
             return
         request, run.begun = await self._request(run, effect), False
+        run.gate.check()  # from here on it is asked, and its cost unknown until the answer is recorded
         try:
             limit = request.settings.timeout
             asking = self._ask(run, request, effect)
             response = await run.gate.guard(asking if limit is None else _within(limit, asking), _time_left(run))
         except OutOfTime:
             run.events.emit(Retracted, step=effect.step, reason="the time of the turn is up")
+            self._cut_off(run, effect, "the time of the turn was up while the model was asked")
             await _finished(run, effect, "cancelled")
             run.machine.receive(TimeIsUp())
         except TurnCancelled:
             run.events.emit(Retracted, step=effect.step, reason="the turn was cancelled")
+            self._cut_off(run, effect, "the turn was cancelled while the model was asked")
             await _finished(run, effect, "cancelled")
             raise
         except TurnAborted as end:
             run.events.emit(Retracted, step=effect.step, reason=end.message)
+            self._cut_off(run, effect, "a plugin ended the turn while the model was asked")
             with contextlib.suppress(TurnAborted):  # the first fault is the one to tell
                 await _finished(run, effect, "aborted")
             raise
         except Leaving:
             run.events.emit(Retracted, step=effect.step, reason="the runtime was closed")
             await _finished(run, effect, "cancelled")
-            self._record_failure(run, effect, INTERRUPTED, "the runtime was closed while the model was asked", 0)
+            self._cut_off(run, effect, "the runtime was closed while the model was asked")
             await run.journal.flush()
             raise
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
@@ -88,8 +92,18 @@ class ModelCaller:
             await _finished(run, effect, "attempt_reset" if again else "provider_error")
         else:
             if run.hooks is not None:
-                response = await _responded(run, run.hooks, effect, response)
+                response = await self._responded(run, run.hooks, effect, response)
             self._answered(run, effect, response)
+
+    async def _responded(self, run: Run, hooks: TurnHooks, effect: CallModel, response: ModelResponse) -> ModelResponse:
+        """The answer as plugins leave it. People have seen its text: when it is refused, that is taken back."""
+        try:
+            return await hooks.respond(response, effect.step)
+        except (TurnAborted, TurnCancelled, Leaving) as end:
+            reason = str(end) or "the turn ended before it was recorded"
+            run.events.emit(Retracted, step=effect.step, reason=reason)
+            self._cut_off(run, effect, reason)
+            raise
 
     async def _request(self, run: Run, effect: CallModel) -> ModelRequest:
         agent = run.agent
@@ -210,6 +224,10 @@ class ModelCaller:
         self._record_failure(run, effect, code, message, delay, (following or left)[0], final)
         return True
 
+    def _cut_off(self, run: Run, effect: CallModel, why: str) -> None:
+        """Record that the model was asked, and that its answer is not kept: what it has cost is unknown, not nothing."""
+        self._record_failure(run, effect, INTERRUPTED, why, 0)
+
     def _record_failure(  # noqa: PLR0913  # what a record of it says
         self,
         run: Run,
@@ -262,15 +280,6 @@ async def _within(limit: float, asking: Coroutine[Any, Any, ModelResponse]) -> M
 async def _finished(run: Run, effect: CallModel, reason: StreamEnd) -> None:
     if run.hooks is not None:
         await run.hooks.stream_finished(effect.step, reason)
-
-
-async def _responded(run: Run, hooks: TurnHooks, effect: CallModel, response: ModelResponse) -> ModelResponse:
-    """The answer as plugins leave it. People have seen its text: when it is refused, that is taken back."""
-    try:
-        return await hooks.respond(response, effect.step)
-    except (TurnAborted, TurnCancelled, Leaving) as end:
-        run.events.emit(Retracted, step=effect.step, reason=str(end) or "the turn ended before it was recorded")
-        raise
 
 
 async def _close(deltas: AsyncIterator[Delta]) -> None:
