@@ -23,6 +23,7 @@ KILLED: dict[type, tuple[str, str]] = {
     sessions.Resolve: ("crash/outcomes.py", '"resolve approval"'),
     sessions.Beat: ("crash/outcomes.py", '"beat"'),
     sessions.Retire: ("crash/outcomes.py", '"retire"'),
+    sessions.Outlived: ("crash/test_suspect_points.py", '"outlived"'),
     sessions.Claim: ("crash/test_halted.py", '"claim"'),
     sessions.Release: ("crash/test_halted.py", '"release"'),
     sessions.Cancel: ("crash/test_halted.py", '"cancel"'),
