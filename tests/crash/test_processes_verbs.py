@@ -25,7 +25,8 @@ STORES: tuple[StoreKind, ...] = ("memory", "sqlite")
 async def speak(lab: Lab) -> None:
     """Register work of others, say everything that may be said of it, complete and forget it."""
     async with lab.runtime() as runtime:
-        build = await runtime.processes.register("build", wake=WakeTarget("chat", policy="notify"))
+        # The session is of an agent that this Runtime lacks: the wake stays in the outbox until it is discarded.
+        build = await runtime.processes.register("build", wake=WakeTarget("chat", "elsewhere", policy="notify"))
         await runtime.processes.set_external_ref(build, "ci/7")
         await runtime.processes.grant("chat", build)
         await runtime.processes.request_abandon(build, "it is silent")
