@@ -131,7 +131,7 @@ async def tally(folder: Path, count: Count) -> None:
                 count.problems.append(f"turn {row.id}.{row.turn} is still open: {row.state} {row.reason}")
             for turn in await load_turns(store, row.sid, 1, row.head):
                 committed.add(f"{row.id}.{turn.number}")
-                _check(count, turn_view(f"{row.id}.{turn.number}", turn.records), ledger)
+                _check(count, turn_view(f"{row.id}.{turn.number}", turn.records), ledger, store.identity())
     finally:
         await store.close()
     count.turns, count.lost = len(committed), len(acknowledged - committed)
@@ -139,12 +139,12 @@ async def tally(folder: Path, count: Count) -> None:
     count.problems += [f"effect without a record: {line}" for line in ledger if ledger[line] > 0]
 
 
-def _check(count: Count, view: TurnView, ledger: Counter[str]) -> None:
+def _check(count: Count, view: TurnView, ledger: Counter[str], store_id: str) -> None:
     """Every effect of a turn is explained by its records; what is explained is taken off the ledger."""
     if not isinstance(view.outcome, Finished):
         count.problems.append(f"a turn ended as {view.outcome}")
     for call in view.tool_calls:
-        line = f"{call.tool} {call.call_id}"
+        line = f"{call.tool} {store_id}.{call.call_id}"  # the idempotency key
         effects = ledger.pop(line, 0)
         known = isinstance(call.outcome, Ok)
         count.unknown += not known
