@@ -117,11 +117,15 @@ async def test_a_cut_wal_is_refused_with_a_hint(tmp_path: Path) -> None:
 
 
 async def test_a_removed_wal_is_refused_even_after_a_deletion(tmp_path: Path) -> None:
+    """A reader that stays keeps the deletion in the WAL: without one it is folded into the file soon after."""
     async with opened(tmp_path / "agent.db") as store:
         store._file.checkpoint("TRUNCATE")
-        await store.write(Accept("a", "clerk", b"said", "op", 1))
-        await store.write(Delete("a", 2))
-        path = image(store.path, tmp_path / "crashed")
+        with contextlib.closing(sqlite3.connect(store.path)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM sessions").fetchone()
+            await store.write(Accept("a", "clerk", b"said", "op", 1))
+            await store.write(Delete("a", 2))
+            path = image(store.path, tmp_path / "crashed")
     Path(f"{path}-wal").unlink()
 
     assert "acknowledged transactions are missing" in str(await refused(path))
