@@ -550,9 +550,10 @@ async def test_messages_of_a_dead_owner_are_said_once(file: Place) -> None:
 
 
 async def test_a_child_that_kills_its_workers_gets_stuck_and_goes_on_when_a_person_says_so(file: Place) -> None:
+    """Five die: the owner, the one that takes the turn over at once, and three that have it as their only suspect."""
     model = TellingModel()
     worker = Agent(model, name="worker")
-    for _ in range(4):
+    for _ in range(5):
         runtime = file.runtime(worker)
         await runtime.__aenter__()
         async with asyncio.timeout(SOON):
