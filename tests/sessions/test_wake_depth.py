@@ -164,7 +164,12 @@ async def test_a_session_is_not_woken_for_what_it_has_cancelled_itself(place: Pl
         await ctx.wait_signal("go")
 
     asked: list[str] = []
-    async with place.runtime(restless(asked), processes=[wait]) as runtime:
+
+    def answer(request: ModelRequest) -> str:
+        asked.append(request.messages[-1].text)
+        return "heard"
+
+    async with place.runtime(Agent(FunctionModel(answer)), processes=[wait]) as runtime:
         session = await runtime.session("s")
         own, other = [await session.start(wait, id=name) for name in ("own", "other")]
         await own.cancel("enough", by="session s")
