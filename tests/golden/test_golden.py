@@ -317,8 +317,8 @@ async def wakes_are_told_once(golden: Golden) -> None:
     assert ending.status == "committed"
 
     async def told() -> bool:
-        row = await golden.made.store.session("listener")
         waiting = [wake for wake in await golden.made.processes.wakes() if wake.session_id == "listener"]
+        row = await golden.made.store.session("listener")  # after the wakes: their delivery opens a turn
         return not waiting and row is not None and row.turn is None
 
     await golden.until(told)
