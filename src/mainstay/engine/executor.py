@@ -64,25 +64,22 @@ class ModelCaller:
             asking = self._ask(run, request, effect)
             response = await run.gate.guard(asking if limit is None else _within(limit, asking), _time_left(run))
         except OutOfTime:
-            run.events.emit(Retracted, step=effect.step, reason="the time of the turn is up")
-            self._cut_off(run, effect, "the time of the turn was up while the model was asked")
+            self._cut_off(run, effect, "the time of the turn is up")
             await _finished(run, effect, "cancelled")
             run.machine.receive(TimeIsUp())
         except TurnCancelled:
-            run.events.emit(Retracted, step=effect.step, reason="the turn was cancelled")
-            self._cut_off(run, effect, "the turn was cancelled while the model was asked")
+            self._cut_off(run, effect, "the turn was cancelled")
             await _finished(run, effect, "cancelled")
             raise
         except TurnAborted as end:
-            run.events.emit(Retracted, step=effect.step, reason=end.message)
-            self._cut_off(run, effect, "a plugin ended the turn while the model was asked")
+            self._cut_off(run, effect, end.message)
             with contextlib.suppress(TurnAborted):  # the first fault is the one to tell
                 await _finished(run, effect, "aborted")
             raise
         except Leaving:
             run.events.emit(Retracted, step=effect.step, reason="the runtime was closed")
             await _finished(run, effect, "cancelled")
-            self._cut_off(run, effect, "the runtime was closed while the model was asked")
+            self._record_failure(run, effect, INTERRUPTED, "the runtime was closed while the model was asked", 0)
             await run.journal.flush()
             raise
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
@@ -100,9 +97,7 @@ class ModelCaller:
         try:
             return await hooks.respond(response, effect.step)
         except (TurnAborted, TurnCancelled, Leaving) as end:
-            reason = str(end) or "the turn ended before it was recorded"
-            run.events.emit(Retracted, step=effect.step, reason=reason)
-            self._cut_off(run, effect, reason)
+            self._cut_off(run, effect, str(end) or "the turn ended before it was recorded")
             raise
 
     async def _request(self, run: Run, effect: CallModel) -> ModelRequest:
@@ -225,8 +220,9 @@ class ModelCaller:
         return True
 
     def _cut_off(self, run: Run, effect: CallModel, why: str) -> None:
-        """Record that the model was asked, and that its answer is not kept: what it has cost is unknown, not nothing."""
-        self._record_failure(run, effect, INTERRUPTED, why, 0)
+        """The model was asked, and its answer is not kept. Recorded, because its cost is unknown and not zero."""
+        run.events.emit(Retracted, step=effect.step, reason=why)
+        self._record_failure(run, effect, INTERRUPTED, clean_text(why), 0)
 
     def _record_failure(  # noqa: PLR0913  # what a record of it says
         self,
