@@ -29,6 +29,7 @@ from mainstay.graph.view import turn_view  # noqa: E402
 from mainstay.model.process import TERMINAL, ProcessRow, Success  # noqa: E402
 from mainstay.model.process_write import ProcessFilter  # noqa: E402
 from mainstay.model.record import Joined  # noqa: E402
+from mainstay.model.step import Begun  # noqa: E402
 from mainstay.model.tool import Denied, Ok, OutcomeUnknown, ToolRecord  # noqa: E402
 from mainstay.model.write import SessionFilter  # noqa: E402
 from mainstay.processes.journal import load_steps  # noqa: E402
@@ -221,10 +222,12 @@ async def _process(store: SqliteStore, count: Count, row: ProcessRow, ledger: Co
         count.problems.append(f"process {row.id} has not one end but {ends}")
     ended, repeats = isinstance(row.record.outcome, Success), row.attempts - 1
     steps, _ = await load_steps(store, row.pid, row.id)
-    repeats += sum(getattr(step, "repeated", 0) for step in steps)
     if row.registration.kind == "tool":
-        _explain(count, f"survey {row.id}", 1 + repeats, ended, ledger)
-    elif row.id.startswith("a-"):
+        left = sum(isinstance(step, Begun) for step in steps)  # each is an attempt that its worker left in the middle
+        _explain(count, f"survey {row.id}", 1 + repeats + left, ended, ledger)
+        return
+    repeats += sum(getattr(step, "repeated", 0) for step in steps)
+    if row.id.startswith("a-"):
         for number in (0, 1):
             _explain(count, f"part {row.id}.{number}", 1 + repeats, ended, ledger)
         _explain(count, f"end {row.id}", 1, ended and "unknown" not in _value(row), ledger)
