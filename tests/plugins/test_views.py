@@ -14,12 +14,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay import Agent, Message, ModelRequest, Plugin, ToolCall, tool
+from mainstay.model.event import AnyEvent, ToolFinished, ToolStarted, TurnCommitted
 from mainstay.model.message import Text, ToolResult
+from mainstay.model.outcome import Finished
 from mainstay.model.own import Seen, own, shown_spec
 from mainstay.model.plugin import PluginSnapshot
 from mainstay.model.session import ToolState
 from mainstay.model.settings import Settings
-from mainstay.model.tool import Ok, ToolSpec
+from mainstay.model.tool import Ok, PreparedCall, ToolSpec
 from mainstay.plugins import (
     CatalogContext,
     CheckpointContext,
@@ -36,6 +38,7 @@ from mainstay.plugins import (
     ViewContext,
     command,
 )
+from mainstay.ports.tool import CallContext
 from mainstay.testing import FunctionModel
 from tests.plugins.made import having
 from tests.sessions.places import SOON, Place
@@ -354,3 +357,98 @@ def test_a_schema_is_read_only_and_a_copy_of_it_is_not() -> None:
     mine["properties"]["n"]["enum"].append(2)
     assert type(mine) is dict
     assert spec.input_schema == {"properties": {"n": {"enum": [1]}}, "required": ["n"]}
+
+
+# ---------------------------------------------------------------------- beside hooks
+
+
+async def test_an_event_that_a_reader_changes_is_changed_for_nobody_else(place: Place) -> None:
+    def answer(request: ModelRequest) -> Any:
+        return text if len(request.messages) > 1 else [ToolCall("c", "look_up", {"where": {"in": ["here"]}})]
+
+    text = '{"rows": []}'
+    again = list[AnyEvent]()
+    agent = Agent(FunctionModel(answer), tools=[look_up], output=Reply)
+    async with place.runtime(agent) as runtime:
+        session = await runtime.session("s")
+        cursors = list[str]()
+        async with session.stream("go") as events:
+            async for event in events:
+                cursors.append(event.cursor)
+                spoil(event)
+            result = await events.result()
+            spoil((await events.result()).outcome)
+        async for event in session.observe(cursors[0]):
+            again.append(event)
+            if isinstance(event, TurnCommitted):
+                break
+
+    assert result.tool_calls[0].args == {"where": {"in": ["here"]}}
+    assert result.tool_calls[0].outcome == Ok({"rows": [{"n": 1}, {"n": 2}], "where": {"in": ["here"]}})
+    assert [event.args for event in again if isinstance(event, ToolStarted)] == [{"where": {"in": ["here"]}}]
+    assert [event.outcome for event in again if isinstance(event, ToolFinished)] == [result.tool_calls[0].outcome]
+    assert [event.outcome for event in again if isinstance(event, TurnCommitted)] == [Finished(text, {"rows": []})]
+
+
+class Remote:
+    """Tools that live elsewhere, and that use what they are given as they like."""
+
+    def specs(self) -> Sequence[ToolSpec]:
+        return [ToolSpec("remote", input_schema={"type": "object"})]
+
+    async def prepare(self, call: PreparedCall, ctx: CallContext) -> PreparedCall:
+        prepared = copy.deepcopy(call)
+        spoil(call)
+        return prepared
+
+    async def execute(self, call: PreparedCall, ctx: CallContext) -> Any:
+        spoil(call)
+        return "done"
+
+
+async def test_arguments_that_a_provider_of_tools_changes_are_its_own(place: Place) -> None:
+    seen = list[Any]()
+
+    def answer(request: ModelRequest) -> Any:
+        return "done" if len(request.messages) > 1 else [ToolCall("c", "remote", {"rows": [1, 2]})]
+
+    def after(ctx: ToolEndContext) -> None:
+        seen.append(ctx.args)
+
+    agent = Agent(FunctionModel(answer), tools=[Remote()], plugins=[having("after_tool_call", after)])
+    async with place.runtime(agent) as runtime:
+        session = await runtime.session("s")
+        result = await session.run("go")
+        history = await session.history()
+
+    assert result.tool_calls[0].args == {"rows": [1, 2]}
+    assert history[1].tool_calls[0].args == {"rows": [1, 2]}
+    assert seen == [{"rows": [1, 2]}]
+
+
+async def test_what_is_read_of_a_process_is_the_readers_own(place: Place) -> None:
+    @tool(background=True)
+    async def crawl(site: str) -> dict[str, Any]:
+        """Crawl."""
+        return {"pages": [1, 2]}
+
+    def answer(request: ModelRequest) -> Any:
+        return [ToolCall("c", "crawl", {"site": "a"})] if len(request.messages) == 1 else "done"
+
+    async def after_turn(ctx: TurnEndContext) -> None:
+        host: Any = ctx.host
+        spoil(await host.list_background_tasks(include_ended=True))
+
+    agent = Agent(FunctionModel(answer), tools=[crawl], plugins=[having("after_turn", after_turn)])
+    async with place.runtime(agent) as runtime:
+        await (await runtime.session("s")).run("go")
+        handle = runtime.handle("s.1.1.0")
+        await handle.result(SOON)
+        assert await runtime.wait_idle(SOON)
+        plain = msgspec.json.encode([await handle.record(), [event async for event in handle.events()]])
+        for read in (handle.record, handle.outcome, runtime.processes.list):
+            spoil(await read())
+        spoil([event async for event in handle.events()])
+
+        assert msgspec.json.encode([await handle.record(), [event async for event in handle.events()]]) == plain
+        assert await handle.result(SOON) == {"pages": [1, 2]}

@@ -20,6 +20,7 @@ from mainstay.errors import InvalidCursor
 from mainstay.model.codec import clean_text
 from mainstay.model.event import AnyEvent, Event, Gap, TextDelta, TurnCommitted
 from mainstay.model.ids import split, turn_id
+from mainstay.model.own import own
 
 REPLAY_EVENTS = 2048
 REPLAY_SECONDS = 120.0
@@ -72,11 +73,14 @@ class Channel:
         return bool(self._events or self._waiters)
 
     def take(self, position: int) -> tuple[AnyEvent, int] | None:
-        """The event at `position` and the position after it; a gap when it is gone, None when it is yet to come."""
+        """The event at `position`, with JSON of the reader's own, and the position after it.
+
+        A gap when it is gone, None when it is yet to come.
+        """
         if position < self.first:
             return self.gap("the reader fell behind the bounded replay"), self.first
         if position < self.next:
-            return self._events[position - self.first], position + 1
+            return own(self._events[position - self.first]), position + 1
         return None
 
     def wake_next(self, waiter: asyncio.Future[None]) -> None:

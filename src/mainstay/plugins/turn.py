@@ -116,8 +116,9 @@ class TurnPlugins:
         assert isinstance(said, Said)
         messages: tuple[Message, ...] = ()
         if hooks := self._probed("before_turn"):
-            ctx = TurnContext(*self._base(), self._host, own(said.message), Seen(run.history))
-            messages = await self._directed("before_turn", await self._asked(collect(hooks, lambda _: (ctx,))))
+            ctx = TurnContext(*self._base(), self._host, said.message, Seen(run.history))
+            asked = collect(hooks, lambda _: (replace(ctx, said=own(said.message)),))
+            messages = await self._directed("before_turn", await self._asked(asked))
         if (hooks := self._session.hooks("compact")) and not any(type(r) is Framed for r in run.records):
             past = CompactContext(*self._base(), self._host, Seen(run.history))
             found = await self._asked(first(hooks, lambda _: (past,), _frame))

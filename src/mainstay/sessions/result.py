@@ -48,7 +48,7 @@ class TurnResult(Generic[T]):
         revive: Callable[[Any], Any] | None = None,
         late: Sequence[Issue] = (),
     ) -> None:
-        self.turn_id, self.session_id, self.outcome, self.usage = turn_id, session_id, outcome, usage
+        self.turn_id, self.session_id, self.outcome, self.usage = turn_id, session_id, own(outcome), usage
         self.records, self._history, self._past, self._revive = records, history, len(history), revive
         self._view: TurnView | None = None
         self._late = late

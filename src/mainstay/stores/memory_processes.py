@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.model.codec import convert, decode, encode
+from mainstay.model.own import own
 from mainstay.model.process import Event, ProcessRow, WakeRow
 from mainstay.model.process_write import ProcessFilter
 
@@ -182,39 +183,40 @@ def _again(value: S) -> S:
 
 
 class MemoryProcessReads:
-    """The reading side of processes."""
+    """The reading side of processes. The JSON in what is read is the reader's own, as it is when it comes from disk."""
 
     def __init__(self, rows: MemoryProcessRows) -> None:
         self._processes = rows
 
     async def process(self, process_id: str) -> ProcessRow | None:
-        return self._processes.process(process_id)
+        return own(self._processes.process(process_id))
 
     async def processes(self, wanted: ProcessFilter) -> list[ProcessRow]:
         rows = self._processes
         seen = None if wanted.session_id is None else rows.grants.get(wanted.session_id, {})
         found = [r for r in rows.by_pid.values() if matches_process(r, wanted) and (seen is None or r.pid in seen)]
-        return found[::-1][: max(0, wanted.limit)]
+        return own(found[::-1][: max(0, wanted.limit)])
 
     async def active_processes(self) -> list[ProcessRow]:
-        return [self._processes.by_pid[pid] for pid in sorted(self._processes.active_pids)]
+        return own([self._processes.by_pid[pid] for pid in sorted(self._processes.active_pids)])
 
     async def unowned_processes(self, after: int, limit: int) -> list[ProcessRow]:
         rows = (self._processes.by_pid[pid] for pid in sorted(self._processes.active_pids) if pid > after)
-        return [row for row in rows if row.owner is None][:limit]
+        return own([row for row in rows if row.owner is None][:limit])
 
     async def due_processes(self, now: int, limit: int = 1000, skip: int = 0) -> list[ProcessRow]:
         due = sorted((due, pid) for pid, due in self._processes.due_pids.items() if due <= now)
-        return [self._processes.by_pid[pid] for _, pid in due[skip : skip + limit]]
+        return own([self._processes.by_pid[pid] for _, pid in due[skip : skip + limit]])
 
     async def events(self, pid: int, after: int = 0, limit: int = 1000) -> list[tuple[int, int, Event]]:
         events = self._processes.events_of.get(pid, {}).items()
-        return [(place, sequence, event) for sequence, (place, event) in events if sequence > after][: max(0, limit)]
+        found = [(place, sequence, event) for sequence, (place, event) in events if sequence > after]
+        return own(found[: max(0, limit)])
 
     async def changes(self, after: int = 0, limit: int = 1000) -> list[tuple[int, ProcessRow]]:
         page = [(place, pid) for place, pid in self._processes.log.items() if place > after][: max(0, limit)]
         latest = {pid: place for place, pid in page}
-        return [(place, self._processes.by_pid[pid]) for pid, place in sorted(latest.items(), key=lambda e: e[1])]
+        return own([(place, self._processes.by_pid[pid]) for pid, place in sorted(latest.items(), key=lambda e: e[1])])
 
     async def last_change(self) -> int:
         return self._processes.places

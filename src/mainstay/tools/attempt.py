@@ -18,6 +18,7 @@ from mainstay.errors import InvalidInput, Retry, ToolError
 from mainstay.model.codec import MAX_VALUE, clean, encode, error_text, model_text
 from mainstay.model.effect import AskedCall
 from mainstay.model.media import FILES, File, FileRef, Inline, Local, Stored
+from mainstay.model.own import own
 from mainstay.model.tool import BlobRef, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome
 from mainstay.plugins.turn import Projected
 from mainstay.tools import output
@@ -144,7 +145,7 @@ async def _run(ready: Ready, ctx: ToolContext[Any], threads: Threads, ended: Cal
     tool = ready.entry.tool
     if tool is None:
         assert ready.entry.provider is not None
-        return await ready.entry.provider.execute(ready.call, ctx)
+        return await ready.entry.provider.execute(own(ready.call), ctx)
     kwargs = ready.kwargs if ready.kwargs is not None else {}
     if tool.is_async:
         return await tool.invoke(kwargs, ctx)

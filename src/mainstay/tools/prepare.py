@@ -19,6 +19,7 @@ from msgspec import Struct, ValidationError
 from mainstay.errors import InvalidInput, ToolError
 from mainstay.model.codec import clean, clean_text, convert, encode, error_text, model_text
 from mainstay.model.effect import AskedCall
+from mainstay.model.own import own
 from mainstay.model.tool import Failed, PreparedCall, ToolOutcome
 from mainstay.ports.tool import CallContext
 from mainstay.tools.catalog import Catalog, Entry
@@ -72,7 +73,7 @@ async def consult(ready: Ready, ctx: CallContext, anew: bool = False) -> Ready |
     if provider is None or (ctx.attempt > 1 and not anew):
         return ready
     try:
-        prepared = await provider.prepare(ready.call, ctx)
+        prepared = await provider.prepare(own(ready.call), ctx)
     except ToolError as error:
         return failure(error)
     except Exception as error:  # the provider's code may raise anything; the call ends with it and the turn goes on
