@@ -18,12 +18,15 @@ from weakref import WeakValueDictionary
 
 from mainstay.errors import InvalidCursor
 from mainstay.model.codec import clean_text
-from mainstay.model.event import AnyEvent, Event, Gap, TextDelta, TurnCommitted
+from mainstay.model.event import AnyEvent, Event, Gap, ReasoningDelta, TextDelta, ToolCallDelta, TurnCommitted
 from mainstay.model.ids import split, turn_id
 from mainstay.model.own import own
 
 REPLAY_EVENTS = 2048
 REPLAY_SECONDS = 120.0
+
+_DELTAS = frozenset((TextDelta, ReasoningDelta, ToolCallDelta))
+"""Most events are pieces of text, in which there is nothing that a reader could change."""
 
 
 class Channel:
@@ -80,7 +83,8 @@ class Channel:
         if position < self.first:
             return self.gap("the reader fell behind the bounded replay"), self.first
         if position < self.next:
-            return own(self._events[position - self.first]), position + 1
+            event = self._events[position - self.first]
+            return event if type(event) in _DELTAS else own(event), position + 1
         return None
 
     def wake_next(self, waiter: asyncio.Future[None]) -> None:
