@@ -363,3 +363,44 @@ async def test_an_attempt_that_takes_too_long_is_made_again() -> None:
 
         assert result.text == "Grüße, Welt 😀"
         assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply.error(401, {"error": {"message": f"Incorrect API key provided: {SECRET}"}}),
+        Reply(status=500, body=b"x" * 488 + SECRET.encode()),
+        Reply.sse(("error", {"type": "error", "error": {"type": "api_error", "message": f"bad key {SECRET}"}})),
+        Reply.sse(("message_start", f"{{oops {SECRET}")),
+    ],
+    ids=["in an error", "cut off in an error", "in the stream", "in garbage"],
+)
+async def test_a_key_that_a_server_quotes_is_in_no_message(reply: Reply) -> None:
+    async with ModelServer([reply]) as server:
+        model = connect(server)
+        async with model.connected():
+            with pytest.raises(ProviderError) as caught:
+                await answer(model)
+
+    assert SECRET[:8] not in str(caught.value)
+    assert "[key]" in str(caught.value)
+
+
+async def test_an_answer_without_end_is_cut_off() -> None:
+    asked = 0
+
+    class Endless:
+        name = "endless"
+
+        async def stream(self, request: ModelRequest) -> AsyncIterator[str]:
+            nonlocal asked
+            while True:
+                asked += 1
+                yield "x" * 1_000_000
+
+    async with Runtime("memory", agents=[Agent(Endless())]) as runtime:
+        result = await (await runtime.session("s")).run("go")
+
+    assert isinstance(result.outcome, ProviderFailed)
+    assert result.outcome.code == "answer_too_large"
+    assert asked < 80

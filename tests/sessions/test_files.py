@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,28 @@ async def test_a_file_that_a_tool_cannot_show_is_told_to_the_model(place: Place)
     assert isinstance(call.outcome, Failed)
     assert call.outcome.code == "invalid_output"
     assert "/no/such/file.png" in call.outcome.message
+
+
+async def test_what_is_no_file_is_no_trouble_of_the_store(place: Place, tmp_path: Path) -> None:
+    """A pipe would be waited for without end, a device never ends, and one file cannot be read at all."""
+    os.mkfifo(tmp_path / "pipe")
+    paths = [str(tmp_path / "pipe"), str(tmp_path), "/dev/zero", "/proc/self/mem", "a\0b"]
+    for number, path in enumerate(paths):
+        async with place.runtime(shows(Image.file(path, "image/png"))) as runtime:
+            session = await runtime.session(f"chat-{number}")
+            with pytest.raises(InvalidInput):
+                await session.run([Image.file(path, "image/png")])
+            [call] = (await session.run("go")).tool_calls
+        assert isinstance(call.outcome, Failed), path
+        assert call.outcome.code == "invalid_output", path
+
+
+async def test_a_file_too_deep_in_a_value_is_refused_and_not_kept_in_the_record(place: Place) -> None:
+    async with place.runtime(shows({"a": [{"b": Image.from_bytes(PNG, "image/png")}]})) as runtime:
+        [call] = (await (await runtime.session("chat")).run("go")).tool_calls
+
+    assert isinstance(call.outcome, Failed)
+    assert "too deep" in call.outcome.message
 
 
 @pytest.mark.parametrize(("binary", "left"), [("pass", (SAVED,)), ("withhold", ())])

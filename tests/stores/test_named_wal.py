@@ -170,6 +170,26 @@ async def test_a_removed_wal_is_noticed_and_costs_no_acknowledged_turn(tmp_path:
     assert await history(path) == said(2)
 
 
+@pytest.mark.kill
+async def test_a_removed_index_of_the_wal_is_noticed_before_two_processes_write_over_each_other(tmp_path: Path) -> None:
+    """The second process makes an index of its own; the first must not go on with the one that lost its name."""
+    path = tmp_path / "store" / "agent.db"
+    with hosting(path) as host:
+        assert host.does("turn", "turn") == ["1", "2"]
+        Path(f"{path}-shm").unlink()
+        with hosting(path) as second:
+            assert second.does("turn") == ["3"]
+
+            (answer,) = host.does("turn")
+            assert answer.startswith("StoreUnavailable: ")
+            assert f"{path}-shm" in answer
+            assert second.does("turn") == ["4"]
+            second.kill()
+        host.kill()
+
+    assert await history(path) == [*said(2), *said(2)], "two of each"
+
+
 # ---------------------------------------------------------------------- killed before, inside and after
 
 # What happens just before which statement of the second turn, which has two transactions -> what the host says of that

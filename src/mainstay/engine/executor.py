@@ -128,11 +128,18 @@ class ModelCaller:
         """Stream one answer into the feed. The last thing streamed must be the whole response."""
         step = effect.step
         response: ModelResponse | None = None
-        count, text = 0, run.events.text
+        count, size, text = 0, 0, run.events.text
         stream = None if run.hooks is None else run.hooks.stream(step)
         deltas = _candidate(run, effect).stream(request)
         async for delta in deltas:
             run.begun = True
+            size += len(delta if type(delta) is str else getattr(delta, "text", ""))
+            if size > 2 * MAX_VALUE:  # its last delta says all of it once more
+                await _close(deltas)
+                raise ProviderError(
+                    f"the answer has more than {MAX_VALUE:,} characters and goes on: it is cut off",
+                    code="answer_too_large",
+                )
             if type(delta) is str:
                 text(step, delta if stream is None else stream.feed(delta))
                 if stream is not None and stream.stopped:

@@ -101,6 +101,11 @@ def _foreign(value: Any, depth: int) -> Any:
     """Structs, dataclasses, Pydantic models, enums, dates, sets… in the form JSON gives them."""
     if isinstance(value, str):
         return clean_text(value)
+    if isinstance(value, Image | Document | Audio) and isinstance(value.source, Local | Inline):
+        raise InvalidInput(
+            f"the {type(value).__name__} {value.name!r} is too deep in the value to be kept beside it: return it "
+            "alone, or in a list or dict of its own"
+        )
     if isinstance(value, int | float):
         return clean(int(value) if isinstance(value, int) else float(value), depth)
     dump = getattr(value, "model_dump", None)

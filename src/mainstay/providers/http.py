@@ -163,21 +163,25 @@ class HttpProvider:
         # Outside of a Runtime nothing holds the connections: they live as long as the answer then.
         async with self.connected():
             client = await self._client()
-            with _mapped(self.name):
-                self._check_network()
-                async with contextlib.aclosing(self._answer(client, wire, request)) as deltas:
-                    async for delta in deltas:
-                        yield delta
+            secrets: list[str] = []
+            try:
+                with _mapped(self.name):
+                    self._check_network()
+                    async with contextlib.aclosing(self._answer(client, wire, request, secrets)) as deltas:
+                        async for delta in deltas:
+                            yield delta
+            except ProviderError as error:  # servers quote what they were sent
+                raise _without(secrets, error) from None
 
     async def _answer(
-        self, client: httpx2.AsyncClient, wire: Wire, request: ModelRequest
+        self, client: httpx2.AsyncClient, wire: Wire, request: ModelRequest, secrets: list[str]
     ) -> AsyncGenerator[Delta, None]:
-        sending = await self._request(client, wire, request.open_file)
+        sending = await self._request(client, wire, request.open_file, secrets)
         response = await client.send(sending, stream=True)
         try:
             if response.status_code != 200:
                 raise self.dialect.failure(response.status_code, response.headers, await _start_of(response))
-            kind = response.headers.get("content-type", "")
+            kind = response.headers.get("content-type", "").lower()
             if kind.startswith(("text/html", "application/json")):
                 raise nonsense(f"{kind} in place of a stream", await _start_of(response))
             # Read once, when the body is begun.
@@ -200,7 +204,10 @@ class HttpProvider:
                 code="no_network",
             )
 
-    async def _request(self, client: httpx2.AsyncClient, wire: Wire, open_file: OpenFile | None) -> httpx2.Request:
+    async def _request(
+        self, client: httpx2.AsyncClient, wire: Wire, open_file: OpenFile | None, secrets: list[str]
+    ) -> httpx2.Request:
+        """The request; `secrets` are filled with what of it no message may hold."""
         url = self._base + wire.path
 
         def body() -> AsyncIterator[bytes]:
@@ -213,8 +220,10 @@ class HttpProvider:
             "content-length": str(wire.size),
             **wire.headers,
             **self._headers,
-            **await self._authorise(wire, url, body),
         }
+        keys = await self._authorise(wire, url, body)
+        secrets += [value.removeprefix("Bearer ") for value in (*keys.values(), *self._headers.values())]
+        headers |= keys
         return client.build_request("POST", url, headers=headers, content=body())
 
 
@@ -235,6 +244,19 @@ async def _sent(pieces: tuple[Piece, ...], open_file: OpenFile | None) -> AsyncI
             rest = data[whole:]
         if rest:
             yield base64.b64encode(rest)
+
+
+def _without(secrets: list[str], error: ProviderError) -> ProviderError:
+    """The error without keys, also where its text was cut off in the middle of one."""
+    text = str(error)
+    for secret in secrets:
+        for size in range(len(secret), 7, -1):
+            if secret[:size] in text:
+                text = text.replace(secret[:size], "[key]")
+                break
+    if text == str(error):
+        return error
+    return ProviderError(text, retryable=error.retryable, after=error.after, code=error.code)
 
 
 async def _start_of(response: httpx2.Response) -> bytes:

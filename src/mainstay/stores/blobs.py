@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
 import os
 import secrets
@@ -29,6 +28,9 @@ from mainstay.stores.aside import aside
 from mainstay.stores.files import PRIVATE, access_of, check_folder, make_folder, open_file
 
 LEFTOVER_SECONDS = 3600
+
+MAX_FILE = 1024**3
+"""Bytes of one file in a message. No model takes more, and what never ends must not fill the disk."""
 
 PIECE = 768 * 1024
 """Bytes that are read at once: a multiple of three, so that the base64 of pieces is that of the whole."""
@@ -95,8 +97,8 @@ class FileBlobs:
 
     def copy(self, path: str) -> tuple[str, int]:
         """A file of the host as a blob; its digest and its size."""
-        with _host_file(path) as source, self._writing():
-            digest, size = self._store(iter(functools.partial(source.read, PIECE), b""))
+        with self._writing():
+            digest, size = self._store(host_pieces(path))
             self._sync(digest)
         return digest, size
 
@@ -220,9 +222,23 @@ class FileBlobs:
                         file.unlink()
 
 
-def _host_file(path: str) -> BinaryIO:
+def host_pieces(path: str) -> Iterator[bytes]:
+    """The bytes of a file of the host, a piece at a time. What is no file, cannot be read or never ends is refused: it
+    is the host's or the tool's, and no trouble of the store."""
     try:
-        return open(path, "rb")  # the caller closes it
+        # A pipe would be waited for without end; what is no regular file is not looked into.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise InvalidInput(f"{path!r} is no regular file: a folder, a pipe and a device cannot be kept")
+            left = MAX_FILE
+            while piece := file.read(PIECE):
+                left -= len(piece)
+                if left < 0:
+                    raise InvalidInput(f"{path!r} has more than {MAX_FILE:,} bytes: give an address, or less of it")
+                yield piece
+    except ValueError as error:  # a NUL in its name
+        raise InvalidInput(f"cannot read {path!r}: {error}") from None
     except OSError as error:
         raise InvalidInput(f"cannot read {path!r}: {error.strerror}") from None
 

@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from mainstay.errors import BlobMissing, InvalidInput, MainstayError
+from mainstay.errors import BlobMissing, MainstayError
 from mainstay.model.session import Deaths, InboxRow, Node, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import SessionFilter, StoreFacts, Write
 from mainstay.ports.host import Clock
 from mainstay.ports.store import SWEEP_GRACE
 from mainstay.stores import forks, identity, rules
+from mainstay.stores.blobs import host_pieces
 from mainstay.stores.memory_processes import MemoryProcessReads, MemoryProcessRows
 from mainstay.stores.rows import waits_of
 
@@ -328,11 +329,7 @@ class MemoryBlobs:
 
 
 def _host_bytes(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path!r}: {error.strerror}") from None
+    return b"".join(host_pieces(path))
 
 
 def matches(row: Any, wanted: SessionFilter) -> bool:

@@ -335,7 +335,8 @@ class WriterFile:
             raise
         # What must not be moved, removed or replaced while it is open.
         self._wal = f"{path}-wal"
-        self._places = [(name, identity(name)) for name in (str(path), self._wal)]
+        # The index of the WAL (`-shm`) counts as well: two processes with one each write over each other's frames.
+        self._places = [(name, identity(name)) for name in (str(path), self._wal, f"{path}-shm")]
         self._lock.free()
         self._folded = self._freed = False
         self._doomed: dict[str, int] = {}
