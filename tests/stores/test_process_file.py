@@ -171,6 +171,35 @@ async def test_a_cursor_that_was_handed_out_never_belongs_to_a_later_event(tmp_p
 # ---------------------------------------------------------------------- what it costs
 
 
+async def test_a_pruned_process_leaves_a_hundred_bytes_at_most(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    async with opened(path) as store:
+        for number in range(2000):
+            scope = await begun(store, f"report-{number:06}.1.1.0", input="x" * 300, label="weekly")
+            await store.write(Advance(scope, 3, (Node(1, b"y" * 300),), outcome=Success("z" * 300)))
+        while await store.write(Prune(9, 9)):
+            pass
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("VACUUM")
+        pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        tables = connection.execute("SELECT count(*) FROM sqlite_schema WHERE rootpage > 0").fetchone()[0]
+
+        assert connection.execute("SELECT count(*) FROM tombstones").fetchone()[0] == 2000
+        assert (pages - tables) * size <= 2000 * 100
+
+
+async def test_a_tombstone_that_was_changed_on_disk_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    async with opened(path) as store:
+        await store.write(Advance(await begun(store), 3, outcome=Success()))
+        await store.write(Prune(9, 9))
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE tombstones SET digest = digest + 1")
+        connection.commit()
+
+    assert "malformed row of tombstones" in str(await refused(path))
+
+
 async def test_a_unit_of_work_takes_ten_statements(tmp_path: Path) -> None:
     """Register; first record; last record and outcome: nobody asks who waits, or for children, when nobody can be."""
     async with opened(tmp_path / "agent.db") as store:

@@ -12,7 +12,9 @@ from mainstay.errors import (
     Fenced,
     InternalError,
     InvalidProcess,
+    ProcessConflict,
     ProcessNotVisible,
+    ProcessPruned,
     SessionDeleted,
     UnknownProcess,
 )
@@ -727,6 +729,60 @@ async def test_a_tombstone_keeps_nothing_but_its_name(store: Store) -> None:
     assert (tomb.status, tomb.pruned, tomb.live) == ("completed", 10, False)
     assert "secret" not in repr(tomb)
     assert await store.steps(scope.pid) == []
-    assert [event.type for _, _, event in await store.events(scope.pid)] == ["process.pruned"]
+    assert await store.events(scope.pid) == []
     assert not await store.is_granted("chat", "p")
     assert ids(row for _, row in await store.changes()) == ["p"]
+
+
+@pytest.mark.parametrize(
+    ("other", "refusal"),
+    [
+        ({"input": {"b": 2, "a": 1}}, ProcessPruned),
+        ({"input": {"a": 1, "b": 2}, "label": "again", "definition": "2"}, ProcessPruned),
+        ({"input": {"a": 1, "b": 3}}, ProcessConflict),
+        ({"input": {"a": 1, "b": 2}, "name": "other"}, ProcessConflict),
+    ],
+    ids=["the same", "with newer code", "other arguments", "another function"],
+)
+async def test_who_asks_for_something_else_under_the_id_of_a_pruned_process_is_told_of_the_conflict(
+    store: Store, other: dict[str, Any], refusal: type[Exception]
+) -> None:
+    await ended(store, await begun(store, "p", input={"a": 1, "b": 2}), at=3)
+    await store.write(Prune(10, 10))
+
+    with pytest.raises(refusal):
+        await store.write(Register(asked("p", **other), 11, "w1"))
+
+
+async def test_the_number_of_a_pruned_process_is_never_that_of_a_later_one(store: Store) -> None:
+    first = await begun(store, "first")
+    newest = await begun(store, "newest")
+    await ended(store, newest, at=3)
+    await store.write(Prune(10, 10))
+    await ended(store, first, at=11)
+    await store.write(Prune(20, 20))
+
+    later = await begun(store, "later")
+
+    assert later.pid == newest.pid + 1
+    with pytest.raises(Fenced):
+        await store.write(Advance(newest, 21, (Node(2, b"late"),)))
+
+
+async def test_the_change_feed_tells_of_pruned_processes_in_order_and_page_by_page(store: Store) -> None:
+    for at, name in enumerate(["p", "q", "r"], 3):
+        await ended(store, await begun(store, name), at=at)
+    await begun(store, "s")
+    cursor = await store.last_change()
+    await store.write(Prune(10, 10, limit=2))
+    await begun(store, "t")
+
+    pages, after = [], cursor
+    while page := await store.changes(after, 1):
+        pages.append([(row.id, row.pruned) for _, row in page])
+        after = page[-1][0]
+
+    assert pages[:2] == [[("p", 10)], [("q", 10)]]
+    assert {name for page in pages[2:] for name, _ in page} == {"t"}
+    assert after == await store.last_change()
+    assert ids(row for _, row in await store.changes()) == ["r", "s", "p", "q", "t"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -90,6 +91,12 @@ def _check_event_type(declared: EventType, seen: set[str]) -> None:
 def same_asking(one: Registration, other: Registration) -> bool:
     """Whether two registrations are the same asking. Code and environment may have moved on since the first."""
     return same(_content(one), _content(other))
+
+
+def asking_digest(registration: Registration) -> int:
+    """A digest of what `same_asking` compares, as a signed integer of 64 bits."""
+    content = hashlib.sha256(encode(_content(registration))).digest()
+    return int.from_bytes(content[:8], "big", signed=True)
 
 
 def _content(each: Registration) -> tuple[Any, ...]:

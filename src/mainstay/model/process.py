@@ -302,6 +302,22 @@ class ProcessRow(Struct, frozen=True, gc=False):
         return min([w.due for w in waits if w.due is not None], default=None) if waits else None
 
 
+class Tombstone(Struct, frozen=True, gc=False):
+    """What stays of a pruned process: its id, which is spent, and a digest of what it was asked to be."""
+
+    id: str
+    pid: int
+    status: ProcessStatus
+    pruned: int
+    digest: int
+
+    @property
+    def row(self) -> ProcessRow:
+        """A row as readers see it: whatever is not said here is not known any more."""
+        registration = Registration(self.id, "", "externally_owned")
+        return ProcessRow(self.pid, registration, ProcessRecord(self.status, 0, self.pruned), pruned=self.pruned)
+
+
 WakeState: TypeAlias = Literal["pending", "enqueued", "discarded"]
 
 

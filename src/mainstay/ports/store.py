@@ -75,7 +75,10 @@ class ProcessReads(Protocol):
         ...
 
     async def changes(self, after: int = 0, limit: int = 1000) -> list[tuple[int, ProcessRow]]:
-        """Processes with events after a cursor, each once and as it is now; of `limit` events at most."""
+        """Processes with events after a cursor, each once and as it is now; of `limit` events at most.
+
+        A tombstone has the place at which its process was pruned, and no other event.
+        """
         ...
 
     async def last_change(self) -> int: ...

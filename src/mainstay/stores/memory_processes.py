@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from mainstay.model.codec import convert, decode, encode
 from mainstay.model.own import own
-from mainstay.model.process import Event, ProcessRow, WakeRow
+from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow
 from mainstay.model.process_write import ProcessFilter
 
 
@@ -35,13 +35,15 @@ class MemoryProcessRows(ABC):
         self.awaits: dict[str, dict[int, None]] = {}
         self.grants: dict[str, dict[int, None]] = {}
         self.wake_rows: dict[int, WakeRow] = {}
+        self.tombstones: dict[str, Tombstone] = {}
 
     def process(self, process_id: str) -> ProcessRow | None:
         pid = self.process_ids.get(process_id)
         return None if pid is None else self.by_pid[pid]
 
     def process_by_pid(self, pid: int) -> ProcessRow | None:
-        return self.by_pid.get(pid)
+        row = self.by_pid.get(pid)
+        return row if row is not None and row.pruned is None else None
 
     def add_process(self, row: ProcessRow) -> ProcessRow:
         row = replace(row, pid=len(self.by_pid) + 1, registration=_again(row.registration))
@@ -63,14 +65,17 @@ class MemoryProcessRows(ABC):
         else:
             self.due_pids[row.pid] = due
 
-    def entomb(self, row: ProcessRow) -> None:
+    def entomb(self, tombstone: Tombstone) -> None:
+        row = tombstone.row
         parent = self.by_pid[row.pid].registration.parent
         if parent is not None:
             self.by_parent[parent].pop(row.pid, None)
         self.put_process(row)
-        events = self.events_of[row.pid]
-        for sequence in [n for n in events if n < row.record.sequence]:
-            del self.log[events.pop(sequence)[0]]
+        self.tombstones[row.id] = tombstone
+        for place, _ in self.events_of.pop(row.pid).values():
+            del self.log[place]
+        self.places += 1
+        self.log[self.places] = row.pid
         self.event_keys.pop(row.pid, None)
         self.journals.pop(row.pid, None)
         self.wake_rows = {n: w for n, w in self.wake_rows.items() if w.pid != row.pid}
@@ -78,6 +83,9 @@ class MemoryProcessRows(ABC):
         for seen in self.grants.values():
             seen.pop(row.pid, None)
         self.drop_references(-row.pid)
+
+    def tombstone(self, process_id: str) -> Tombstone | None:
+        return self.tombstones.get(process_id)
 
     @abstractmethod
     def drop_references(self, number: int) -> None:

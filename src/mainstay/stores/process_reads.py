@@ -12,7 +12,7 @@ from mainstay.model.process_write import ProcessFilter
 from mainstay.stores import process_sql as sql
 from mainstay.stores.aside import aside
 from mainstay.stores.connection import connect, reading
-from mainstay.stores.process_sql import event_row, process_row, step_row, wake_row
+from mainstay.stores.process_sql import event_row, process_or_tombstone, process_row, step_row, wake_row
 
 INLINE_STEPS = 64
 """A read of at most so many records is done on the event loop: it takes less time than a change of threads."""
@@ -30,7 +30,7 @@ class SqliteProcessReads(ABC):
     async def process(self, process_id: str) -> ProcessRow | None:
         with reading(self.path):
             found = self._live().execute(sql.PROCESS_BY_ID, (process_id,)).fetchone()
-            return None if found is None else process_row(found)
+            return None if found is None else process_or_tombstone(found)
 
     async def processes(self, wanted: ProcessFilter) -> list[ProcessRow]:
         rest, args = sql.process_filter(wanted)
@@ -56,14 +56,9 @@ class SqliteProcessReads(ABC):
         return [(place, sequence, event) for place, _, sequence, event in found]
 
     async def changes(self, after: int = 0, limit: int = 1000) -> list[tuple[int, ProcessRow]]:
-        page = "SELECT pid, place FROM events WHERE place > ? ORDER BY place LIMIT ?"
-        query = (
-            f"SELECT latest.place, {sql.PROCESS_ROW} FROM "
-            f"(SELECT pid, max(place) AS place FROM ({page}) GROUP BY pid) AS latest "
-            "CROSS JOIN processes ON processes.pid = latest.pid ORDER BY latest.place"
-        )
         with reading(self.path):
-            return [(r[0], process_row(r[1:])) for r in self._live().execute(query, (after, max(0, limit)))]
+            found = self._live().execute(sql.CHANGES, (after, max(0, limit)))
+            return [(r[0], process_or_tombstone(r[1:])) for r in found]
 
     async def last_change(self) -> int:
         with reading(self.path):

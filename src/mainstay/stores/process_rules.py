@@ -30,6 +30,7 @@ from mainstay.lifecycle import fold as events
 from mainstay.lifecycle import suspects
 from mainstay.lifecycle.decide import (
     alive,
+    asking_digest,
     awaits,
     check,
     check_authority,
@@ -96,6 +97,9 @@ def register(rows: Rows, write: Register) -> Registered:
     row = rows.process(registration.id)
     if row is not None:
         if row.pruned is not None:
+            tombstone = rows.tombstone(row.id)
+            if tombstone is not None and tombstone.digest != asking_digest(registration):
+                raise ProcessConflict(row.id)
             raise ProcessPruned(row.id, row.status, row.pruned)
         if not same_asking(row.registration, registration):
             raise ProcessConflict(row.id)

@@ -10,8 +10,17 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from mainstay.lifecycle.fold import PRUNED
 from mainstay.model.codec import encode
-from mainstay.model.process import Event, ProcessRecord, ProcessRow, Registration, WakeRow
+from mainstay.model.process import (
+    Event,
+    ProcessRecord,
+    ProcessRow,
+    ProcessStatus,
+    Registration,
+    Tombstone,
+    WakeRow,
+)
 from mainstay.model.process_write import ProcessFilter
 from mainstay.stores.seal import opened, seal, sealed, unsealed
 
@@ -26,9 +35,31 @@ REGISTRATION = "(SELECT body FROM registrations WHERE registrations.pid = proces
 PROCESS_ROW = f"{', '.join(f'processes.{column}' for column in PROCESS.split(', '))}, {REGISTRATION}"
 """What `process_row` reads."""
 
-PROCESS_BY_ID = f"SELECT {PROCESS_ROW} FROM processes WHERE id = ?"
+TOMBSTONE = "id, pid, status, pruned, digest, place, crc"
+TOMBSTONE_BY_ID = f"SELECT {TOMBSTONE} FROM tombstones WHERE id = ?"
+PROCESS_BY_ID = (
+    f"SELECT 0, {PROCESS_ROW} FROM processes WHERE id = ?1 UNION ALL "
+    f"SELECT 1, {TOMBSTONE}{', NULL' * 10} FROM tombstones WHERE id = ?1"
+)
+"""What `process_or_tombstone` reads."""
+CHANGES = (
+    "WITH page AS MATERIALIZED (SELECT pid, place FROM events WHERE place > ?1 AND +pid > 0 "
+    "UNION ALL SELECT 0, place FROM tombstones WHERE place > ?1 ORDER BY place LIMIT ?2) "
+    f"SELECT latest.place, 0, {PROCESS_ROW} "
+    "FROM (SELECT pid, max(place) AS place FROM page WHERE pid > 0 GROUP BY pid) AS latest "
+    "CROSS JOIN processes ON processes.pid = latest.pid UNION ALL "
+    f"SELECT page.place, 1, {', '.join(f'tombstones.{column}' for column in TOMBSTONE.split(', '))}{', NULL' * 10} "
+    "FROM page CROSS JOIN tombstones ON tombstones.place = page.place WHERE page.pid = 0 ORDER BY 1"
+)
+"""The same, each after the place of its last change on a page of the feed."""
+STATUSES: tuple[ProcessStatus, ...] = ("completed", "failed", "cancelled", "abandoned", "caller_departed")
+"""How a process may have ended, by its number in `tombstones`: on disk, so it is only ever added to."""
+SPENT = "SELECT max(sequence) FROM events WHERE pid = 0"
+"""The highest number of a process that was pruned. One row of `events` belongs to no process: that of the last pruning.
+Its place and its sequence keep those numbers from being given out again."""
 PROCESS_BY_PID = f"SELECT {PROCESS_ROW} FROM processes WHERE pid = ?"
-ADD_PROCESS = f"INSERT INTO processes ({PROCESS}) VALUES (NULL{', ?' * 15})"
+NEXT_PID = f"max((SELECT coalesce(max(pid), 0) FROM processes), coalesce(({SPENT}), 0)) + 1"
+ADD_PROCESS = f"INSERT INTO processes ({PROCESS}) VALUES ({NEXT_PID}{', ?' * 15})"
 PUT_PROCESS = (
     "UPDATE processes SET live = ?, active = ?, due = ?, updated = ?, owner = ?, generation = ?, attempts = ?, "
     "takeovers = ?, stuck = ?, pruned = ?, crc = ?, record = ? WHERE pid = ?"
@@ -87,6 +118,15 @@ def process_row(found: tuple[Any, ...]) -> ProcessRow:
     return ProcessRow(pid, decode_registration(body), decode_record(record), *values[6:])
 
 
+def process_or_tombstone(found: tuple[Any, ...]) -> ProcessRow:
+    return tombstone_row(found[1:8]).row if found[0] else process_row(found[1:])
+
+
+def tombstone_row(found: tuple[Any, ...]) -> Tombstone:
+    process_id, pid, status, pruned, digest, _place = unsealed("tombstones", found)
+    return Tombstone(process_id, pid, STATUSES[status], pruned, digest)
+
+
 def row_crc(values: list[Any], record: bytes) -> int:
     """A checksum of a process but for its number, which SQLite chooses after the row was sealed."""
     return zlib.crc32(record, seal(tuple(values))) if type(record) is bytes else -1
@@ -120,6 +160,7 @@ def bad_rows(connection: sqlite3.Connection) -> list[str]:
         (f"SELECT {EVENT} FROM events", event_row),
         ("SELECT place, crc, body FROM steps", step_row),
         (f"SELECT {WAKE} FROM wakes", wake_row),
+        (f"SELECT {TOMBSTONE} FROM tombstones", tombstone_row),
     ):
         try:
             problems += [bad for found in connection.execute(query) if (bad := _problem(read, found))]
@@ -199,7 +240,11 @@ class SqlProcessRows:
 
     def process(self, process_id: str) -> ProcessRow | None:
         found = self._do(PROCESS_BY_ID, (process_id,)).fetchone()
-        return None if found is None else process_row(found)
+        return None if found is None else process_or_tombstone(found)
+
+    def tombstone(self, process_id: str) -> Tombstone | None:
+        found = self._do(TOMBSTONE_BY_ID, (process_id,)).fetchone()
+        return None if found is None else tombstone_row(found)
 
     def process_by_pid(self, pid: int) -> ProcessRow | None:
         known = self._processes.get(pid)
@@ -234,16 +279,22 @@ class SqlProcessRows:
         else:
             self._do(PUT_PROCESS, (*values[1:4], *changing))
 
-    def entomb(self, row: ProcessRow) -> None:
-        body = sealed(row.pid, encode(row.registration))
-        self._do("UPDATE registrations SET body = ? WHERE pid = ?", (body, row.pid))
-        self._do("UPDATE processes SET parent = NULL WHERE pid = ?", (row.pid,))
-        self.put_process(row)
-        self._do("DELETE FROM events WHERE pid = ? AND sequence < ?", (row.pid, row.record.sequence))
-        for table in ("awaits", "grants", "wakes"):
-            self._do(f"DELETE FROM {table} WHERE pid = ?", (row.pid,))
-        self._do("DELETE FROM blobs WHERE sid = ?", (-row.pid,))
-        self.drop_steps(row.pid, MAX_STEPS)
+    def entomb(self, tombstone: Tombstone) -> None:
+        pid = tombstone.pid
+        place = self._do("SELECT max(place) + 1 FROM events").fetchone()[0]
+        spent = max(self._do(SPENT).fetchone()[0] or 0, pid)
+        values = (tombstone.id, pid, STATUSES.index(tombstone.status), tombstone.pruned, tombstone.digest, place)
+        self._do(f"INSERT INTO tombstones ({TOMBSTONE}) VALUES (?{', ?' * 6})", (*values, seal(values)))
+        self._processes.pop(pid, None)
+        self._last_steps.pop(pid, None)
+        self._do("DELETE FROM events WHERE pid IN (0, ?)", (pid,))
+        body = encode(Event(PRUNED, at=tombstone.pruned))
+        last = (place, 0, spent, None, body_crc(body, 0, spent), body)
+        self._do(f"INSERT INTO events ({EVENT}) VALUES (?{', ?' * 5})", last)
+        for table in ("processes", "registrations", "awaits", "grants", "wakes"):
+            self._do(f"DELETE FROM {table} WHERE pid = ?", (pid,))
+        self._do("DELETE FROM blobs WHERE sid = ?", (-pid,))
+        self.drop_steps(pid, MAX_STEPS)
 
     def children(self, parent: str, over: bool = False) -> list[ProcessRow]:
         query = ALL_CHILDREN if over else CHILDREN

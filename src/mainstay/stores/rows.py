@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from mainstay.errors import BlobMissing
-from mainstay.model.process import Event, ProcessRow, WakeRow
+from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow
 from mainstay.model.session import Deaths, InboxRow, Node, SessionRow, WaitRow, WorkerRow
 
 
@@ -57,7 +57,14 @@ class ProcessRows(Protocol):
     def process_by_pid(self, pid: int) -> ProcessRow | None: ...
     def add_process(self, row: ProcessRow) -> ProcessRow: ...
     def put_process(self, row: ProcessRow) -> None: ...
-    def entomb(self, row: ProcessRow) -> None: ...
+    def entomb(self, tombstone: Tombstone) -> None:
+        """Drop everything of a process but its tombstone, which takes a place in the change feed."""
+        ...
+
+    def tombstone(self, process_id: str) -> Tombstone | None:
+        """Of a pruned process; None too where an older version pruned it."""
+        ...
+
     def children(self, parent: str, over: bool = False) -> list[ProcessRow]:
         """Those that are not over; with `over`, those too that are."""
         ...

@@ -190,6 +190,19 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
             crc INTEGER NOT NULL
         )
         """,
+        # What stays of a pruned process (`model.process.Tombstone`). `place` is one in the change feed, as of `events`.
+        # Tombstones that older versions left are rows of `processes` with an event each.
+        """
+        CREATE TABLE tombstones (
+            place INTEGER PRIMARY KEY,
+            id TEXT NOT NULL UNIQUE,
+            pid INTEGER NOT NULL,
+            status INTEGER NOT NULL,
+            pruned INTEGER NOT NULL,
+            digest INTEGER NOT NULL,
+            crc INTEGER NOT NULL
+        )
+        """,
     ),
 }
 

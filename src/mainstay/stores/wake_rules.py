@@ -6,14 +6,13 @@ from msgspec.structs import replace
 
 from mainstay.errors import Conflict, InvalidInput, ProcessNotVisible, SessionDeleted, UnknownSession
 from mainstay.lifecycle import fold as events
-from mainstay.lifecycle.decide import known
+from mainstay.lifecycle.decide import asking_digest, known
 from mainstay.lifecycle.wake import target as heard_by
 from mainstay.model.process import (
     RETIRED,
     Event,
-    ProcessRecord,
     ProcessRow,
-    Registration,
+    Tombstone,
     WakeRow,
     WakeState,
     WakeTarget,
@@ -184,13 +183,5 @@ def prune(rows: Rows, write: Prune) -> tuple[str, ...]:
         if row.status in statuses and projected and not rows.pending_wakes(row.pid):
             chosen.append(row)
     for row in chosen:
-        _entomb(rows, row, write.at)
+        rows.entomb(Tombstone(row.id, row.pid, row.status, write.at, asking_digest(row.registration)))
     return tuple(row.id for row in chosen)
-
-
-def _entomb(rows: Rows, row: ProcessRow, at: int) -> None:
-    """Before the rest goes: a cursor that was handed out must never be one of a later event."""
-    registration = Registration(row.id, row.registration.kind, row.registration.recovery, row.registration.name)
-    record = ProcessRecord(row.status, row.record.sequence + 1, at)
-    rows.add_event(row.pid, record.sequence, Event(events.PRUNED, {"status": row.status}, at))
-    rows.entomb(replace(row, registration=registration, record=record, pruned=at))

@@ -31,6 +31,8 @@ class ProcessLog(DeathsModel, ABC):
         super().__init__()
         self.processes: dict[str, Plain] = {}
         self.events: dict[int, list[Plain]] = {}
+        self.buried: dict[str, Plain] = {}
+        self.graves: dict[int, int] = {}
         self.places = 0
         self.journals: dict[int, dict[int, bytes]] = {}
         self.grants: set[tuple[str, int]] = set()

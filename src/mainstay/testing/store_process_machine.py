@@ -129,7 +129,7 @@ class ProcessMachine(StoreMachine):
         assert _pids(await store.due_processes(self.now, 1)) == [pid for _, pid in due[:1]]
         kept = [row["pid"] for row in rows if row["pruned"] is None]
         assert _pids(await store.processes(ProcessFilter())) == kept[::-1]
-        newest = {pid: events[-1]["place"] for pid, events in self.model.events.items()}
+        newest = {pid: events[-1]["place"] for pid, events in self.model.events.items() if events} | self.model.graves
         changes = sorted((place, pid) for pid, place in newest.items())
         assert [(place, row.pid) for place, row in await store.changes()] == changes
         assert await store.last_change() == self.model.places

@@ -90,11 +90,11 @@ class ProcessModel(ProcessLog):
         asked = deep(write.registration)
         row = self.processes.get(asked["id"])
         if row is not None:
+            before: Plain = self.buried.get(asked["id"]) or row["registration"]
+            if any(before[name] != asked[name] for name in ("kind", "name", "input", "recovery", "origin", "parent")):
+                raise Refusal(ProcessConflict)
             if row["pruned"] is not None:
                 raise Refusal(ProcessPruned)
-            named = ("kind", "name", "input", "recovery", "origin", "parent")
-            if any(row["registration"][name] != asked[name] for name in named):
-                raise Refusal(ProcessConflict)
             return {"row": copy.deepcopy(row), "known": True}
         ended = asked["parent"] is not None and self._parent_ended(asked["parent"])
         if _is_task(asked) and self._has_task(asked["origin"].get("session_id"), asked["name"]):
@@ -444,13 +444,14 @@ class ProcessModel(ProcessLog):
         return [row["registration"]["id"] for row in found]
 
     def _bury(self, row: Plain, at: int) -> None:
-        pid, record, asked = row["pid"], row["record"], row["registration"]
-        kept = {name: asked[name] for name in ("id", "kind", "recovery", "name")}
-        blank = new_row(pid, nothing_asked() | kept, row["created"], None, 0)
-        blank["record"].update(status=record["status"], sequence=record["sequence"])
-        row.update({name: blank[name] for name in ("registration", "record")}, pruned=at)
+        pid, status, asked = row["pid"], row["record"]["status"], row["registration"]
+        kept = {"id": asked["id"], "kind": "", "recovery": "externally_owned"}
+        self.buried[asked["id"]] = asked
+        row.update(new_row(pid, nothing_asked() | kept, 0, None, 0), pruned=at)
+        row["record"].update(status=status, updated=at)
         self.events[pid] = []
-        self._happened(row, "process.pruned", {"status": record["status"]}, at)
+        self.places += 1
+        self.graves[pid] = self.places
         self.journals.pop(pid, None)
         self.grants = {grant for grant in self.grants if grant[1] != pid}
         self.wakes = {number: wake for number, wake in self.wakes.items() if wake["pid"] != pid}

@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
+from msgspec import convert
 from msgspec.structs import replace
 
 from mainstay.errors import (
@@ -465,10 +466,12 @@ class OtherRules(ProcessMachine):
     ) -> None:
         mark = None if old is None else max(0, self.model.places - old)
         live = [row["registration"]["id"] for row in self.live_processes()]
+        asked = {row["registration"]["id"]: convert(row["registration"], Registration) for row in self.rows()}
         gone = self.send(Prune(self.now + 1 - back, self.tick(), statuses, limit, mark))
         assert not set(gone) & set(live)
         for process_id in gone:
-            self.send(Register(self.asking(process_id), self.tick(), "w1"), ProcessPruned)
+            self.send(Register(asked[process_id], self.tick(), "w1"), ProcessPruned)
+            self.send(Register(replace(asked[process_id], input="other"), self.tick(), "w1"), ProcessConflict)
             self.send(Tell(process_id, "go", None, "k", self.tick()), ProcessPruned)
             self.send(Stop(process_id, CancelRequest("ann"), self.tick()), ProcessPruned)
             assert not self.send(Take(process_id, "w1", 1, self.tick()))["won"]
