@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -493,7 +494,19 @@ async def test_files_that_a_plugin_made_up_do_not_pass_redaction(file: Place) ->
     async with file.runtime(agent) as runtime:
         result = await (await runtime.session("chat")).run("go")
 
-    assert result.tool_calls[0].outcome == Ok("see")
+    outcome = result.tool_calls[0].outcome
+    assert isinstance(outcome, Failed)
+    assert outcome.code == "before_tool_call_failed"
+    assert on_disk(file) == []
+
+
+async def test_a_pipe_that_a_tool_returns_is_refused_before_filters_wait_for_it(file: Place, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    outcome, _ = await returned(file, Document.file(tmp_path / "pipe", "text/plain"), Redaction())
+
+    assert isinstance(outcome, Failed)
+    assert "no regular file" in outcome.message
 
 
 def test_redaction_knows_two_ways_with_binary_artifacts() -> None:

@@ -6,6 +6,8 @@ import asyncio
 import functools
 import inspect
 import logging
+import os
+import stat
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol, TypeAlias
 
@@ -286,8 +288,13 @@ async def _passed(file: File, outlet: Outlet) -> File | str:
 def _read(path: str) -> bytes:
     """A file of the host, or so much of it that it is seen to be too large."""
     try:
-        with open(path, "rb") as file:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would be waited for without end
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise InvalidInput(f"{path!r} is no regular file: a folder, a pipe and a device cannot be kept")
             return file.read(MAX_VALUE + 1)
+    except ValueError as error:  # a NUL in its name
+        raise InvalidInput(f"cannot read {path!r}: {error}") from None
     except OSError as error:
         raise InvalidInput(f"cannot read {path!r}: {error.strerror}") from None
 
