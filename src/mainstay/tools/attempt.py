@@ -6,8 +6,6 @@ import asyncio
 import functools
 import inspect
 import logging
-import os
-import stat
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol, TypeAlias
 
@@ -23,6 +21,7 @@ from mainstay.model.media import FILES, File, FileRef, Inline, Local, Stored
 from mainstay.model.own import own
 from mainstay.model.tool import BlobRef, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome
 from mainstay.plugins.turn import Projected
+from mainstay.stores.blobs import host_pieces
 from mainstay.tools import output
 from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready, failure
@@ -287,16 +286,12 @@ async def _passed(file: File, outlet: Outlet) -> File | str:
 
 def _read(path: str) -> bytes:
     """A file of the host, or so much of it that it is seen to be too large."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would be waited for without end
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise InvalidInput(f"{path!r} is no regular file: a folder, a pipe and a device cannot be kept")
-            return file.read(MAX_VALUE + 1)
-    except ValueError as error:  # a NUL in its name
-        raise InvalidInput(f"cannot read {path!r}: {error}") from None
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path!r}: {error.strerror}") from None
+    found = bytearray()
+    for piece in host_pieces(path):
+        found += piece
+        if len(found) > MAX_VALUE:
+            break
+    return bytes(found)
 
 
 async def saved(
