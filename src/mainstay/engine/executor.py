@@ -133,14 +133,8 @@ class ModelCaller:
         deltas = _candidate(run, effect).stream(request)
         async for delta in deltas:
             run.begun = True
-            size += len(delta if type(delta) is str else getattr(delta, "text", ""))
-            if size > 2 * MAX_VALUE:  # its last delta says all of it once more
-                await _close(deltas)
-                raise ProviderError(
-                    f"the answer has more than {MAX_VALUE:,} characters and goes on: it is cut off",
-                    code="answer_too_large",
-                )
             if type(delta) is str:
+                size += len(delta)
                 text(step, delta if stream is None else stream.feed(delta))
                 if stream is not None and stream.stopped:
                     await _close(deltas)
@@ -150,13 +144,20 @@ class ModelCaller:
                     await asyncio.sleep(0)
             elif isinstance(delta, Reasoning):
                 run.events.emit(ReasoningDelta, text=clean_text(delta.text), step=step)
+                size += len(delta.text)
             elif isinstance(delta, ModelResponse):
                 response = delta
             elif isinstance(delta, CallPiece):
                 fields = {"tool": clean_text(delta.name), "text": clean_text(delta.text), "index": delta.index}
                 run.events.emit(ToolCallDelta, step=step, **fields)
+                size += len(delta.text)
             else:
                 raise ProviderError(f"the provider streamed a {type(delta).__name__}", code="provider_nonsense")
+            if size > MAX_VALUE:  # nothing that is larger could be recorded, and it may never end
+                await _close(deltas)
+                raise ProviderError(
+                    f"the answer has more than {MAX_VALUE:,} characters: it is cut off", code="answer_too_large"
+                )
         if stream is not None and (response is not None or stream.stopped):
             text(step, stream.finish(response))
             return stream.shown(response)
