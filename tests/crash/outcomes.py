@@ -128,6 +128,7 @@ RULINGS = [
 ]
 
 ELSEWHERE = {
+    "T6": "test_wired.py: with T7, T8 and T9 over HTTP, in every dialect, counted by a server that outlives the kills",
     "T14": "test_plugins.py: killed at every point around hooks that deny, replace and ask",
     "T19": "test_delivery.py: whoever watches is killed at every event, goes on from its cursor, and misses no commit",
     "T20": "test_turns.py, test_compaction.py: fork, delete and compaction, killed at every point",
@@ -138,7 +139,6 @@ ELSEWHERE = {
 
 OWED = {
     "T1, T2, T19 over HTTP": "a client that retries its POST, a stream that is resumed: comes with the server",
-    "T6 over HTTP": "a provider that counts requests on a socket: comes with the providers",
     "T17 on Postgres": "the wire cut between COMMIT and its answer: comes with the Postgres store",
     "T22 across releases": "journals of every release, replayed by every later one: comes with the first release",
 }

@@ -35,7 +35,10 @@ class Asked(Struct, frozen=True):
 
 
 class Reply(Struct, frozen=True, kw_only=True):
-    """What the server answers: `body` in pieces of `piece` bytes, the first `upto` bytes of it, then the `end`."""
+    """What the server answers: `body` in pieces of `piece` bytes, the first `upto` bytes of it, then the `end`.
+
+    `then` is called when these bytes are sent, before the end: a crash test kills its client there.
+    """
 
     body: bytes = b""
     status: int = 200
@@ -43,6 +46,7 @@ class Reply(Struct, frozen=True, kw_only=True):
     piece: int = 0
     upto: int | None = None
     end: End = "whole"
+    then: Callable[[], object] | None = None
 
     @staticmethod
     def sse(*events: tuple[str, Any] | Any, done: bool = False, **fields: Any) -> Reply:
@@ -142,6 +146,9 @@ class ModelServer:
             await writer.drain()
             if reply.piece:
                 await asyncio.sleep(0)  # the client reads a piece at a time
+        if reply.then is not None:
+            await writer.drain()
+            reply.then()
         if reply.end == "whole":
             writer.write(b"0\r\n\r\n")
             await writer.drain()
