@@ -80,6 +80,52 @@ async def test_an_interrupted_turn_asks_the_model_that_it_was_given(tmp_path: Pa
     assert result.text == "other 0.7 10"
 
 
+@pytest.mark.parametrize("before", ["", "third"], ids=["the agent's model", "the session's model"])
+async def test_a_turn_asks_the_model_it_was_accepted_under_whatever_is_configured_meanwhile(
+    tmp_path: Path, before: str
+) -> None:
+    asked = asyncio.Event()
+
+    async def hangs(request: ModelRequest) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    hanging = {"other": named("other"), "third": FunctionModel(hangs)}
+    agent = OWN.override(model=FunctionModel(hangs))
+    async with Runtime(tmp_path / "a.db", agents=[agent], models=hanging, grace=0) as runtime:
+        session = await runtime.session("s")
+        if before:
+            await session.configure(model=before)
+        opened, queued = await session.send("1"), await session.send("2")
+        await asked.wait()
+        await session.configure(model="other", settings=ModelSettings(max_tokens=7))
+        after = await session.send("3")
+        await session.configure(settings=ModelSettings(max_tokens=8))
+        last = await session.send("4", settings=ModelSettings(temperature=0.9))
+        await session.configure(reset=True)
+    async with Runtime(tmp_path / "a.db", agents=[OWN], models=MODELS) as runtime:
+        session = await runtime.session("s")
+        texts = [(await session.result(each.turn_id)).text for each in (opened, queued, after, last)]
+        texts.append((await session.run("5")).text)
+
+    first = f"{before or 'own'} 0.1 10"
+    assert texts == [first, first, "other 0.1 7", "other 0.9 8", "own 0.1 10"]
+
+
+async def test_a_fork_asks_the_model_of_its_source(place: Place) -> None:
+    async with place.runtime(OWN, models=MODELS) as runtime:
+        session = await runtime.session("s")
+        receipts = [await session.send(str(number)) for number in range(3)]
+        await session.configure(model="other")
+        for each in receipts:
+            await each.result()
+        fork = await session.fork("s.1")
+        text = (await fork.run("and you?")).text
+
+    assert text == "other 0.1 10"
+
+
 async def test_a_model_that_is_not_there_any_more_ends_the_turn_and_names_itself(tmp_path: Path) -> None:
     async with Runtime(tmp_path / "a.db", agents=[OWN], models=MODELS) as runtime:
         await (await runtime.session("s")).configure(model="other")
@@ -88,7 +134,7 @@ async def test_a_model_that_is_not_there_any_more_ends_the_turn_and_names_itself
 
     assert isinstance(result.outcome, ProviderFailed)
     assert result.outcome.code == "no_model"
-    assert "other" in result.outcome.message
+    assert "models={'other': …}" in result.outcome.message
 
 
 @pytest.mark.parametrize(

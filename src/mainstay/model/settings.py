@@ -15,6 +15,13 @@ from mainstay.model.plugin import PluginSnapshot
 from mainstay.model.session import ToolState
 
 
+class EarlierChoice(Struct, frozen=True, gc=False, omit_defaults=True):
+    """The choice of model that the inputs before `until` were accepted under."""
+
+    until: int
+    choice: ModelChoice | None = None
+
+
 class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
     """Kept in the session's row. `options` are keyed by plugin.
 
@@ -24,7 +31,8 @@ class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
     direct completions outside of turns have cost, by label, and `models` the same by model. `children` are sessions
     that were begun outside of turns. `prelude` is what a child begins with; its first commit records it and takes it
     out. `output` is the schema of what turns answer with, in place of the agent's own;
-    `depth` counts the parents above it. `choice` is the model that its turns ask in place of the agent's.
+    `depth` counts the parents above it. `choice` is the model that its turns ask in place of the agent's; `earlier` are
+    choices before it, oldest first, kept for inputs that were accepted under them and may not have ended yet.
     """
 
     options: dict[str, Any] = {}
@@ -42,6 +50,7 @@ class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
     output: dict[str, Any] | None = None
     depth: int = 0
     choice: ModelChoice | None = None
+    earlier: tuple[EarlierChoice, ...] = ()
 
 
 _DECODER = msgspec.json.Decoder(Settings)
@@ -55,6 +64,21 @@ def dump(settings: Settings) -> bytes:
 
 def load(data: bytes) -> Settings:
     return _DECODER.decode(data) if data else Settings()
+
+
+def choice_for(settings: Settings, turn: int) -> ModelChoice | None:
+    """The choice that an input was accepted under: a turn asks the same model however often it is taken over."""
+    return next((each.choice for each in settings.earlier if turn < each.until), settings.choice)
+
+
+def choosing(settings: Settings, choice: ModelChoice | None, first: int, following: int) -> Settings:
+    """The settings with another choice, for inputs from `following` on. The first that has not ended is `first`."""
+    if choice == settings.choice:
+        return settings
+    earlier = [each for each in settings.earlier if each.until > first]
+    if first < following:
+        earlier.append(EarlierChoice(following, settings.choice))
+    return replace(settings, choice=choice, earlier=tuple(earlier))
 
 
 def edited(state: ToolState, edits: Mapping[str, bool | None]) -> ToolState:
@@ -80,4 +104,4 @@ def forked(data: bytes, latest: bool) -> bytes:
     """
     settings = load(data)
     waiting, saved = (settings.snapshots, settings.saved) if latest else ({}, "")
-    return dump(replace(settings, snapshots=waiting, saved=saved, ledger={}, models={}, children=()))
+    return dump(replace(settings, snapshots=waiting, saved=saved, ledger={}, models={}, children=(), earlier=()))

@@ -188,7 +188,10 @@ class Resolve(Write[Resolved], frozen=True, gc=False):
 
 
 class Configure(Write[SessionRow], frozen=True, gc=False):
-    """Replace the settings of a session, which is created if need be. `expected`: only if they are these still."""
+    """Replace the settings of a session, which is created if need be.
+
+    `expected`: only if they are these still. `next`: only if no input was accepted since it was the next one's number.
+    """
 
     session_id: str
     agent: str
@@ -196,6 +199,7 @@ class Configure(Write[SessionRow], frozen=True, gc=False):
     at: int
     expected: bytes | None = None
     blobs: tuple[str, ...] = ()
+    next: int | None = None
 
 
 class Resume(Write[SessionRow | None], frozen=True, gc=False):

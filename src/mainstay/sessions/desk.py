@@ -28,7 +28,7 @@ from mainstay.model.llm import ModelChoice
 from mainstay.model.process import ProcessRow
 from mainstay.model.record import Spilled
 from mainstay.model.session import Answer, CancelRequest, SessionRow
-from mainstay.model.settings import Settings, dump, load
+from mainstay.model.settings import Settings, choosing, dump, load
 from mainstay.model.write import Cancel, CancelReceipt, CancelStatus, Configure, Resolve, Resolved
 from mainstay.observe.feed import Feed
 from mainstay.ports.host import Clock, Random
@@ -187,29 +187,31 @@ class Desk:
 
     async def set_options(self, session_id: str, agent: str, options: Mapping[str, Any]) -> None:
         """Make the options of a session's plugins durable: recovery has no host code to ask for them."""
-        await self._edit(session_id, agent, lambda old: replace(old, options=old.options | dict(options)))
+        await self._edit(session_id, agent, lambda old, _: replace(old, options=old.options | dict(options)))
 
     async def set_choice(self, session_id: str, agent: str, choice: ModelChoice | None, reset: bool) -> None:
-        """Make durable which model the turns of a session ask."""
+        """Make durable which model the turns of a session ask: those whose input is accepted from now on."""
 
-        def edit(old: Settings) -> Settings:
-            before = None if reset else old.choice
-            if choice is None or before is None:
-                return replace(old, choice=choice or before)
-            settings = before.settings if choice.settings is None else choice.settings.over(before.settings)
-            return replace(old, choice=ModelChoice(choice.model or before.model, settings))
+        def edit(old: Settings, row: SessionRow) -> Settings:
+            before, wanted = None if reset else old.choice, choice
+            if wanted is None or before is None:
+                wanted = wanted or before
+            else:
+                settings = before.settings if wanted.settings is None else wanted.settings.over(before.settings)
+                wanted = ModelChoice(wanted.model or before.model, settings)
+            return choosing(old, wanted, row.next if row.turn is None else row.turn, row.next)
 
         await self._edit(session_id, agent, edit)
 
-    async def _edit(self, session_id: str, agent: str, edit: Callable[[Settings], Settings]) -> None:
+    async def _edit(self, session_id: str, agent: str, edit: Callable[[Settings, SessionRow], Settings]) -> None:
         while True:
-            row = await self.store.session(session_id)
-            wanted = dump(edit(load(b"" if row is None else row.settings)))
-            before = b"" if row is None else row.settings
-            if wanted == before:
+            row = await self.store.session(session_id) or SessionRow(0, session_id, agent)
+            wanted = dump(edit(load(row.settings), row))
+            if wanted == row.settings:
                 return
+            configure = Configure(session_id, agent, wanted, self.clock.now(), row.settings, next=row.next)
             try:
-                await self.store.write(Configure(session_id, agent, wanted, self.clock.now(), before))
+                await self.store.write(configure)
             except StaleSettings:
                 continue  # somebody else changed something: on top of that
             return

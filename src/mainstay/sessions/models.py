@@ -1,8 +1,9 @@
 """Which model a turn asks, where a session or an input names another than its agent's.
 
 What is kept is a name: a string that the registry knows, or one under which the Runtime was given a Provider
-(`Runtime(models={…})`). So a turn that was interrupted asks the same model in the process that takes it up. Settings of
-the input go before those of the session, and those before the agent's.
+(`Runtime(models={…})`). So a turn that was interrupted asks the same model in the process that takes it up: a choice of
+the input is in its record, one of the session holds for the inputs that are accepted after it (`settings.choice_for`).
+Settings of the input go before those of the session, and those before the agent's.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Models:
             try:
                 found = self._given.get(name) or _registry().named(name)
             except MainstayError as error:
-                return Missing(name, str(error))
+                # Not kept: what is missing may be set in the environment before the next turn.
+                return Missing(name, str(error) if ":" in name else f"give it one, models={{{name!r}: …}}")
             for each in candidates(found):
                 if isinstance(each, Connecting):
                     await self._opened.enter_async_context(each.connected())
@@ -86,7 +88,8 @@ class Missing:
 
     def stream(self, request: ModelRequest) -> AsyncIterator[Delta]:
         raise ProviderError(
-            f"the model {self.name!r} that was asked for is not to be had: {self._why}", code="no_model"
+            f"this turn is to ask the model {self.name!r}, which is not to be had in this Runtime: {self._why}",
+            code="no_model",
         )
 
 

@@ -173,8 +173,8 @@ class Session:
     async def configure(
         self, *, model: str | Provider | None = None, settings: ModelSettings | None = None, reset: bool = False
     ) -> None:
-        """Ask another model from the next turn on, or ask it differently, in this session; `reset` first takes back
-        what was said before. Durable: it holds in every process."""
+        """Ask another model from the next input on, or ask it differently, in this session; `reset` first takes back
+        what was said before. Durable: it holds in every process. What was accepted before asks as it was accepted."""
         self._desk.check()
         given.flag(reset, "reset")
         await self._keep_options()

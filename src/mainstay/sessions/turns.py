@@ -37,6 +37,7 @@ from mainstay.model.plugin import Issue
 from mainstay.model.process import ProcessRow
 from mainstay.model.record import Asking, Closed, Delivered, Framed, Record, Said
 from mainstay.model.session import SessionRow
+from mainstay.model.settings import choice_for
 from mainstay.model.settings import load as load_settings
 from mainstay.model.write import CancelWon, Claim, Committed, Release, Scope, Write
 from mainstay.observe.feed import Feed, TurnEvents
@@ -303,9 +304,9 @@ class Turns:
         return records
 
     async def _asked(self, definition: Definition, row: SessionRow, records: list[Record]) -> Definition:
-        """The definition with the model that the input, or the session, asks for."""
+        """The definition with the model that the input asks for, or its session did when the input was accepted."""
         said = getattr(records[0], "choice", None)
-        kept = load_settings(row.settings).choice if row.settings else None
+        kept = choice_for(load_settings(row.settings), row.turn or row.next) if row.settings else None
         return definition if said is None and kept is None else await self.models.applied(definition, said, kept)
 
     def _begin(self, setup: Setup, definition: Definition, scope: Scope, view: View, records: list[Record]) -> Run:

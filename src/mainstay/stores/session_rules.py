@@ -342,6 +342,8 @@ def configure(rows: Rows, write: Configure) -> SessionRow:
             return row
     if write.expected is not None and write.expected != (b"" if row is None else row.settings):
         raise StaleSettings(write.session_id)
+    if write.next is not None and write.next != (1 if row is None else row.next):
+        raise StaleSettings(write.session_id)
     check_blobs(rows, write.blobs)
     if row is None:
         row = rows.add_session(SessionRow(0, write.session_id, write.agent, created=write.at, updated=write.at))

@@ -353,7 +353,7 @@ class StoreModel(ProcessModel):
             before = session["settings"]
             if before == write.settings:
                 return dict(session)
-        if write.expected not in (None, before):
+        if write.expected not in (None, before) or write.next not in (None, 1 if session is None else session["next"]):
             raise Refusal(StaleSettings)
         self._need_blobs(write.blobs)
         if session is None:

@@ -129,9 +129,17 @@ class OutsideRules(StoreMachine):
 
     # ------------------------------------------------------------------ settings
 
-    @rule(name=names, agent=agents, settings=decisions, expected=st.one_of(st.none(), decisions))
-    def anything_may_be_configured(self, name: str, agent: str, settings: bytes, expected: bytes | None) -> None:
-        self.send(Configure(name, agent, settings, self.tick(), expected))
+    @rule(
+        name=names,
+        agent=agents,
+        settings=decisions,
+        expected=st.one_of(st.none(), decisions),
+        following=st.one_of(st.none(), st.integers(1, 3)),
+    )
+    def anything_may_be_configured(
+        self, name: str, agent: str, settings: bytes, expected: bytes | None, following: int | None
+    ) -> None:
+        self.send(Configure(name, agent, settings, self.tick(), expected, next=following))
 
     @has(lambda self: self.model.live())
     @rule(n=index, settings=decisions, careful=st.booleans())
