@@ -382,4 +382,4 @@ async def test_cancel_reaches_a_tool_that_waits_for_its_slot(place: Place) -> No
 
 async def wait_queued(runtime: Runtime) -> None:
     """Until a call stands in line: nothing outside shows that."""
-    await until(lambda: runtime._dispatcher.slots._queue)
+    await until(lambda: runtime._dispatcher.admission.waiting())

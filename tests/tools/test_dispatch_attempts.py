@@ -14,6 +14,7 @@ from mainstay.errors import StoreUnavailable
 from mainstay.model.event import ToolFinished, ToolStarted
 from mainstay.model.tool import Cancelled, Failed, Ok, OutcomeUnknown
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
+from mainstay.tools.attempt import needs_of
 from tests.keys import within_store
 from tests.sessions.places import SOON, Place, crash, until, wait_for_thread
 
@@ -495,9 +496,9 @@ async def test_the_limit_ends_the_wait_for_a_tool_that_ignores_its_cancellation(
     model = ScriptedModel([[ToolCall("a", "stubborn")], "done"])
     async with place.runtime(Agent(model, tools=[stubborn])) as runtime:
         result = await (await runtime.session("chat")).run("go")
-        holding = runtime._dispatcher.slots.try_take(stubborn.spec)
+        holding = runtime._dispatcher.admission.try_take(needs_of(stubborn.spec))
         ended.set()
-        await until(lambda: runtime._dispatcher.slots.try_take(stubborn.spec))
+        await until(lambda: runtime._dispatcher.admission.try_take(needs_of(stubborn.spec)))
 
     assert [c.outcome for c in result.tool_calls] == [OutcomeUnknown("it did not end within 0.05 s")]
     assert result.text == "done"

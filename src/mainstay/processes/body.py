@@ -36,7 +36,7 @@ from mainstay.ports.tool import Handles
 from mainstay.processes.branch import PutAway
 from mainstay.processes.host import Host
 from mainstay.processes.run import ProcessRun
-from mainstay.tools.attempt import Again, Attempted, Interrupted, Look, Outlet, attempt
+from mainstay.tools.attempt import Again, Attempted, Interrupted, Look, Outlet, attempt, needs_of
 from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready
 from mainstay.tools.round import TOOL_RETRIES
@@ -133,7 +133,7 @@ class ToolWork:
             if not await self._host.still_ours(self._run.row):
                 raise Fenced(f"process {self._run.row.id}", self._run.scope.generation)
         except BaseException:  # also a cancellation: a place that nobody gives back is lost to all
-            self._home.slots.give(self._spec)
+            self._home.admission.release(needs_of(self._spec))
             raise
         return await self._body()
 
@@ -143,11 +143,11 @@ class ToolWork:
 
     async def _place(self) -> None:
         """Wait until the tool's limits leave room; whoever only waits holds none of the worker's places."""
-        if self._home.slots.try_take(self._spec):
+        if self._home.admission.try_take(needs_of(self._spec)):
             return
         self._run.rest(True)
         try:
-            await self._run.guard(self._home.slots.take(self._spec))
+            await self._run.guard(self._home.admission.take(needs_of(self._spec)))
         except Leaving:
             await self._may_begin()
             raise
@@ -167,7 +167,7 @@ class ToolWork:
         progress = Progress(self._run, home, self.filters, spec.name)
         context, interrupted, begun = self._context(progress), Interrupted(), Begins()
         on_thread = self._ready.entry.tool is not None and not self._ready.entry.tool.is_async
-        ended = functools.partial(home.slots.give_later, loop, spec) if on_thread else None
+        ended = functools.partial(home.admission.release_from_thread, loop, needs_of(spec)) if on_thread else None
         filters = self.filters
         passing = None if filters is None else functools.partial(filters.content, "file", process_id, spec.name)
         outlet = Outlet(self._run.journal, WHOLE, filter_file=passing)
@@ -175,7 +175,7 @@ class ToolWork:
         task = loop.create_task(begun.run(work))
         task.add_done_callback(lambda _: self._run.gate.wake())
         # A thread gives its place back itself, when it has really ended.
-        task.add_done_callback(lambda _: None if on_thread and begun.yet else home.slots.give(spec))
+        task.add_done_callback(lambda _: None if on_thread and begun.yet else home.admission.release(needs_of(spec)))
         timer = None if spec.timeout is None else loop.call_later(spec.timeout, self._expire)
         home.running[process_id] = spec.name
         try:

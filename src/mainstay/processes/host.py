@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from mainstay.engine.admission import Admission
 from mainstay.engine.jumps import Jumps
 from mainstay.engine.threads import Threads
 from mainstay.model.process import ParentEnd, ProcessRow, WakePolicy
 from mainstay.model.session import CancelRequest
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.store import Store
-from mainstay.tools.slots import Slots
 
 
 class Host(Protocol):
@@ -23,7 +23,7 @@ class Host(Protocol):
     clock: Clock
     random: Random
     threads: Threads
-    slots: Slots
+    admission: Admission
     deps: Any
     jumps: Jumps
 

@@ -28,6 +28,7 @@ from mainstay.processes.branch import Branch, Cut, PutAway
 from mainstay.processes.caller import Caller, answered, call
 from mainstay.processes.replay import Open, shape
 from mainstay.processes.tracebacks import log_raised, traceback_text
+from mainstay.tools.attempt import needs_of
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool
 
@@ -186,18 +187,18 @@ class Steps(Caller):
         Who waits needs no place of the worker, and does not wait for one once it has a slot: so nobody holds the one
         and waits for the other.
         """
-        slots = self._host.slots
-        if slots.try_take(tool):
+        admission = self._host.admission
+        if admission.try_take(needs_of(tool)):
             return True
         try:
-            turn = functools.partial(slots.take, tool)
+            turn = functools.partial(admission.take, needs_of(tool))
             await branch.gate.guard(self._branches.waiting.stand_in_line(turn))
         except TurnCancelled:
             return False
         except Leaving:
             raise PutAway from None
         if self._branches.away:
-            slots.give(tool)
+            admission.release(needs_of(tool))
             raise PutAway
         return True
 
@@ -208,12 +209,14 @@ class Steps(Caller):
         body = Body(self._host.threads, own, self._tool_context(step, attempt))
         tool = step.tool
         if tool is not None:
-            body.ended = functools.partial(self._host.slots.give_later, asyncio.get_running_loop(), tool)
+            body.ended = functools.partial(
+                self._host.admission.release_from_thread, asyncio.get_running_loop(), needs_of(tool)
+            )
         try:
             return await self._try(branch, step, attempt, body)
         finally:
             if tool is not None and not body.on_thread:
-                self._host.slots.give(tool)
+                self._host.admission.release(needs_of(tool))
 
     async def _try(self, branch: Branch, step: StepCall, attempt: Attempt, body: Body) -> Done | int:
         """Run the body once: how the step ended, or when it is tried again."""

@@ -66,7 +66,7 @@ class ProcessWorker:
     def __init__(self, workshop: Workshop, supervisor: Supervisor, concurrency: int = CONCURRENCY) -> None:
         self._worker, self.store, self.clock = workshop.worker, workshop.store, workshop.clock
         self.random, self.threads, self.deps = workshop.random, workshop.threads, workshop.deps
-        self.slots, self.circles, self.jumps = workshop.slots, workshop.circles, Jumps(self.clock)
+        self.admission, self.circles, self.jumps = workshop.admission, workshop.circles, Jumps(self.clock)
         self._supervisor, self._concurrency = supervisor, concurrency
         self._engines: dict[str, Engine] = {}
         self.runs: dict[str, ProcessRun] = {}

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mainstay.engine.admission import Capacity, Needs
 from mainstay.engine.gate import CANCEL_GRACE
 from mainstay.engine.threads import Threads
 from mainstay.errors import InvalidInput, Retry, ToolError
@@ -19,7 +20,7 @@ from mainstay.model.codec import MAX_VALUE, clean, encode, error_text, model_tex
 from mainstay.model.effect import AskedCall
 from mainstay.model.media import FILES, File, FileRef, Inline, Local, Stored
 from mainstay.model.own import own
-from mainstay.model.tool import BlobRef, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome
+from mainstay.model.tool import BlobRef, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome, ToolSpec
 from mainstay.plugins.turn import Projected
 from mainstay.stores.blobs import host_pieces
 from mainstay.tools import output
@@ -59,6 +60,16 @@ class Outlet(Struct, frozen=True, gc=False):
     look: Look | None = None
     project: Project | None = None
     filter_file: FilterFile | None = None
+
+
+def needs_of(spec: ToolSpec) -> Needs:
+    """What an attempt of this tool takes a place of: at most `limit` calls of it, one call at a time for a resource."""
+    needs: Needs = ()
+    if spec.limit is not None:
+        needs = (Capacity(f"tool {spec.name}", spec.limit),)
+    if spec.resource is not None:
+        needs = (*needs, Capacity(f"resource {spec.resource}", 1))
+    return needs
 
 
 class EndsAs(Exception):

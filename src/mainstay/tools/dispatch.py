@@ -11,6 +11,7 @@ from mainstay.model.record import INTERRUPTED, Faltered
 from mainstay.model.tool import Failed
 from mainstay.model.transcript import calls_of
 from mainstay.plugins.turn import plugins_of
+from mainstay.tools.attempt import needs_of
 from mainstay.tools.prepare import inspect
 from mainstay.tools.round import Round
 from mainstay.tools.workshop import Workshop
@@ -37,7 +38,7 @@ class Dispatcher(Workshop):
             spec = ready.entry.spec
             # What goes to the background says so in a record of its own: after a crash it must be sent there again.
             plain = spec.approval == "never" and not spec.deferred and not spec.background
-            if plain and self.slots.try_take(spec):
+            if plain and self.admission.try_take(needs_of(spec)):
                 run.held[asked.call] = ready
                 started.append(index)
         return tuple(started)
@@ -65,5 +66,5 @@ class Dispatcher(Workshop):
     def release(self, run: Run) -> None:
         """Give back what was reserved for calls that never ran here. Until then `held` tells that they did not."""
         for ready in run.held.values():
-            self.slots.give(ready.entry.spec)
+            self.admission.release(needs_of(ready.entry.spec))
         run.held.clear()

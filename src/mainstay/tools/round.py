@@ -33,7 +33,7 @@ from mainstay.model.record import Ended, Faltered, Started
 from mainstay.model.session import Answer, WaitRow
 from mainstay.model.tool import Artifact, Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
 from mainstay.model.transcript import NEVER_RAN
-from mainstay.tools.attempt import Again, Attempted, Interrupted, attempt, returned
+from mainstay.tools.attempt import Again, Attempted, Interrupted, attempt, needs_of, returned
 from mainstay.tools.background import prepared_instead, sent_off
 from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready, consult, inspect
@@ -214,7 +214,7 @@ class Round:
             return Attempted(await self.vetting.filtered(call, ready.entry.spec, ready.call.args, prepared))
         spec = prepared.entry.spec
         if not spec.background:
-            await self.home.slots.take(spec)
+            await self.home.admission.take(needs_of(spec))
         number = call.attempts + 1
         approved, settled = self.questions.heard(call)
         try:
@@ -236,7 +236,7 @@ class Round:
             await self._flush(*([self.questions.reserve(call)] if spec.deferred else []))
         except BaseException:  # also a cancellation: a slot that nobody gives back is lost to all
             if not spec.background:
-                self.home.slots.give(spec)
+                self.home.admission.release(needs_of(spec))
             raise
         return await (self._send_off(call, prepared) if spec.background else self._body(call, prepared, number))
 
@@ -266,7 +266,7 @@ class Round:
             await self._must_own()
         except BaseException:  # also a cancellation
             if call.call not in self.run.held:  # what is held is given back with the turn
-                home.slots.give(spec)
+                home.admission.release(needs_of(spec))
             raise
         self.run.held.pop(call.call, None)
         context = self.contexts[call.call] = home.context(
@@ -281,7 +281,7 @@ class Round:
         if spec.timeout is not None:
             timer = loop.call_later(spec.timeout, self._expire, call, spec.timeout)
         on_thread = ready.entry.tool is not None and not ready.entry.tool.is_async
-        ended = functools.partial(home.slots.give_later, loop, spec) if on_thread else None
+        ended = functools.partial(home.admission.release_from_thread, loop, needs_of(spec)) if on_thread else None
         try:
             outlet = self.vetting.outlet(call, spec, ready.call.args)
             attempted = await attempt(ready, context, home.threads, outlet, interrupted, ended)
@@ -290,7 +290,7 @@ class Round:
                 timer.cancel()
             home.running.pop(call_id, None)
             if not on_thread:
-                home.slots.give(spec)
+                home.admission.release(needs_of(spec))
         if context.deferred:
             last = number > spec.retries or not isinstance(attempted.end, Again)
             if isinstance(attempted.end, Ok) or await self.questions.completed(call, last):

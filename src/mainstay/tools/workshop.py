@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from mainstay.engine.admission import Admission
 from mainstay.engine.driver import Run
 from mainstay.engine.hands import Circles, Work, depth
 from mainstay.engine.lease import Worker
@@ -23,7 +24,6 @@ from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready
 from mainstay.tools.questions import completion_of
 from mainstay.tools.shelf import SessionShelf
-from mainstay.tools.slots import Slots
 
 
 class Workshop:
@@ -33,7 +33,7 @@ class Workshop:
     def __init__(self, store: Store, worker: Worker, clock: Clock, random: Random, deps: Any) -> None:
         self.store, self.worker, self.clock, self.random, self.deps = store, worker, clock, random, deps
         self.threads = Threads()
-        self.slots, self.circles = Slots(), Circles(worker.id)
+        self.admission, self.circles = Admission(), Circles(worker.id)
         self.running: dict[str, str] = {}
         self.services: Callable[[Run], TurnServices] | None = None
         self.handles: Callable[[Run, str], Handles] | None = None
