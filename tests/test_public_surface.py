@@ -27,6 +27,7 @@ PUBLIC = [
     "Process",
     "ProcessContext",
     "ProcessHandle",
+    "RateLimit",
     "Receipt",
     "Retention",
     "Retry",

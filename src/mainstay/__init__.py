@@ -8,7 +8,7 @@ change in any release.
 from mainstay.agent import Agent
 from mainstay.errors import MainstayError, Retry, ToolError, TurnFailed
 from mainstay.model.agent import Budget
-from mainstay.model.llm import ModelRequest, ModelResponse, ModelSettings, Usage
+from mainstay.model.llm import ModelRequest, ModelResponse, ModelSettings, RateLimit, Usage
 from mainstay.model.media import Audio, Document, FileRef, Image
 from mainstay.model.message import Message, ToolCall, ToolResult
 from mainstay.plugins.hooks import Plugin
@@ -41,6 +41,7 @@ __all__ = [
     "Process",
     "ProcessContext",
     "ProcessHandle",
+    "RateLimit",
     "Receipt",
     "Retention",
     "Retry",

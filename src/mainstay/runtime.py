@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn
 
 from mainstay.engine.host import SystemClock, SystemRandom
 from mainstay.engine.lease import LeaseTerms, Pulse, Worker
+from mainstay.engine.limits import RateLimits
+from mainstay.engine.limits import checked as checked_limits
 from mainstay.engine.supervisor import Supervisor
 from mainstay.engine.waits import ending, verify
 from mainstay.errors import (
@@ -27,6 +29,7 @@ from mainstay.errors import (
 from mainstay.model import given, words
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.ids import check_session_id, mint
+from mainstay.model.llm import RateLimit
 from mainstay.model.session import Answer, Offers
 from mainstay.model.settings import load
 from mainstay.observe.feed import Feed
@@ -91,6 +94,7 @@ class Runtime:
         grace: float | None = GRACE,
         lease: LeaseTerms | None = None,
         models: Mapping[str, Any] | None = None,
+        rate_limits: Mapping[str, RateLimit] | None = None,
         retention: Retention | None = None,
         trace: TraceSink | None = None,
         clock: Clock | None = None,
@@ -109,6 +113,7 @@ class Runtime:
         self._concurrency = given.count(concurrency, "concurrency", 1, InvalidDefinition)
         self._cache_bytes = given.count(cache_bytes, "cache_bytes", 0, InvalidDefinition)
         self._models = {} if models is None else checked_models(models)
+        self._rate_limits = {} if rate_limits is None else checked_limits(rate_limits)
         self._terms = LeaseTerms() if lease is None else lease
         if not isinstance(self._terms, LeaseTerms):
             raise InvalidDefinition(f"lease={quoted(lease)} is not usable: give LeaseTerms")
@@ -168,6 +173,7 @@ class Runtime:
             self._dispatcher,
             definitions,
             Models(self._models, connections),
+            RateLimits(self._rate_limits, self._models, self._clock, self._background.spawn),
             self._trace,
             self._cache_bytes,
         )

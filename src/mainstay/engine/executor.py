@@ -9,13 +9,16 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from decimal import Decimal
 from typing import Any, get_args
 
+from msgspec.structs import replace
+
 from mainstay.engine.driver import PER_CALL, Run
 from mainstay.engine.gate import Escaped, Leaving, OutOfTime, TurnAborted, TurnCancelled
+from mainstay.engine.limits import RateLimits, Ticket
 from mainstay.engine.retry import MODEL_RETRIES, RetryBudget, RetryPolicy
 from mainstay.errors import InvalidInput, MainstayError, ProviderError
 from mainstay.model.codec import MAX_VALUE, clean_part, clean_text, encode, error_text
 from mainstay.model.effect import CallModel, GaveUp, TimeIsUp
-from mainstay.model.event import ReasoningDelta, Retracted, ToolCallDelta
+from mainstay.model.event import RateLimitWait, ReasoningDelta, Retracted, ToolCallDelta
 from mainstay.model.ids import call_id
 from mainstay.model.llm import BUCKETS, CallPiece, Delta, ModelRequest, ModelResponse, Stop, Usage
 from mainstay.model.media import Stored
@@ -48,8 +51,16 @@ YIELD_EVERY = 256
 class ModelCaller:
     """Handles CallModel. Attempts are ours: a provider never retries behind our back."""
 
-    def __init__(self, admit: Admit, random: Random, blobs: BlobStore, policy: RetryPolicy = MODEL_RETRIES) -> None:
-        self._admit, self._random, self._blobs, self._policy = admit, random, blobs, policy
+    def __init__(
+        self,
+        admit: Admit,
+        random: Random,
+        blobs: BlobStore,
+        limits: RateLimits,
+        policy: RetryPolicy = MODEL_RETRIES,
+    ) -> None:
+        self._admit, self._random, self._blobs = admit, random, blobs
+        self._limits, self._policy = limits, policy
         self._budget = RetryBudget()
 
     async def call(self, run: Run, effect: CallModel) -> None:
@@ -58,11 +69,12 @@ class ModelCaller:
             run.machine.receive(TimeIsUp())
             return
         request, run.begun = await self._request(run, effect), False
-        run.gate.check()  # from here on it is asked, and its cost unknown until the answer is recorded
-        try:
-            limit = request.settings.timeout
-            asking = self._ask(run, request, effect)
-            response = await run.gate.guard(asking if limit is None else _within(limit, asking), _time_left(run))
+        run.gate.check()
+        ticket = await self._room(run, effect, request)
+        if ticket is None:
+            return
+        try:  # from here on it is asked, and its cost unknown until the answer is recorded
+            response = await self._answer(run, effect, request, ticket)
         except OutOfTime:
             self._cut_off(run, effect, "the time of the turn is up")
             await _finished(run, effect, "cancelled")
@@ -91,6 +103,48 @@ class ModelCaller:
             if run.hooks is not None:
                 response = await self._responded(run, run.hooks, effect, response)
             self._answered(run, effect, response)
+
+    async def _room(self, run: Run, effect: CallModel, request: ModelRequest) -> Ticket | None:
+        """Wait for the rate limits of the model; None when it is not to be asked now, which the machine knows then.
+
+        Nothing has been asked meanwhile: whatever ends the wait costs nothing. The time of the turn goes on.
+        """
+        model = _candidate(run, effect)
+        if effect.candidate < len(candidates(run.agent.provider)) - 1 and (held := self._limits.held(model)):
+            why = f"{model.name} wants no calls for {held:.0f} s, and there is another model"
+            self._failed(run, effect, ProviderError(why, retryable=True, after=held, code="rate_limited"))
+            return None
+        ticket = self._limits.join(model, request)
+        if ticket.going:
+            return ticket
+        wait = self._limits.why(ticket)
+        told = {"limit": clean_text(wait.limit), "reason": wait.reason, "seconds": wait.seconds}
+        run.events.emit(RateLimitWait, step=effect.step, model=clean_text(str(model.name)), **told)
+        try:
+            await run.gate.guard(self._limits.wait(ticket), _time_left(run))
+        except OutOfTime:
+            self._limits.leave(ticket)
+            run.machine.receive(TimeIsUp())
+            return None
+        except ProviderError as error:
+            self._failed(run, effect, error)
+            return None
+        except BaseException:
+            self._limits.leave(ticket)
+            raise
+        return ticket
+
+    async def _answer(self, run: Run, effect: CallModel, request: ModelRequest, ticket: Ticket) -> ModelResponse:
+        """One attempt. Its place is free before hooks are called, which may ask a model themselves."""
+        limit = request.settings.timeout
+        try:
+            asking = self._ask(run, replace(request, report=self._limits.heard(ticket)), effect)
+            response = await run.gate.guard(asking if limit is None else _within(limit, asking), _time_left(run))
+        except BaseException as error:  # nothing is handled here: its place is given back
+            self._limits.failed(ticket, error, run.begun)
+            raise
+        self._limits.answered(ticket, response.usage)
+        return response
 
     async def _responded(self, run: Run, hooks: TurnHooks, effect: CallModel, response: ModelResponse) -> ModelResponse:
         """The answer as plugins leave it. People have seen its text: when it is refused, that is taken back."""
@@ -216,11 +270,12 @@ class ModelCaller:
         if not left or (effect.attempt >= self._policy.attempts * models):
             run.machine.receive(GaveUp(code, message, effect.attempt, run.begun))
             return False
-        if not self._budget.take():
+        following = [number for number in left if number > effect.candidate]
+        # Another model is no repetition: it is asked as often as there are models, whatever the first one's state.
+        if not following and not self._budget.take():
             message = f"{message} (it is not asked again: too many model calls of this Runtime failed lately)"
             run.machine.receive(GaveUp(code, message, effect.attempt, run.begun))
             return False
-        following = [number for number in left if number > effect.candidate]
         # The next model is asked at once; only when all have been asked does the first wait for its turn.
         after = error.after if isinstance(error, ProviderError) else None
         delay = 0.0 if following else self._policy.delay(rounds, after, self._random)

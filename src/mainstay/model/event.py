@@ -52,6 +52,20 @@ class Retracted(Event, frozen=True, gc=False, tag="retracted"):
     reason: str = ""
 
 
+class RateLimitWait(Event, frozen=True, gc=False, tag="rate_limit_wait"):
+    """The model is not asked yet: its rate limit has no room. `limit` is the name under which that is set.
+
+    `reason` is "concurrency", "requests", "tokens" or "provider", which told us to wait. In `seconds` there may be
+    room; None where that depends on other calls.
+    """
+
+    step: int = 0
+    model: str = ""
+    limit: str = ""
+    reason: str = ""
+    seconds: float | None = None
+
+
 class ToolStarted(Event, frozen=True, gc=False, tag="tool_started"):
     call_id: str = ""
     tool: str = ""
@@ -123,7 +137,9 @@ AnyEvent: TypeAlias = (
     TurnStarted
     | TextDelta
     | ReasoningDelta
+    | ToolCallDelta
     | Retracted
+    | RateLimitWait
     | ToolStarted
     | ToolProgress
     | ToolFinished

@@ -169,11 +169,53 @@ class ModelChoice(Struct, frozen=True, gc=False, omit_defaults=True):
     settings: ModelSettings | None = None
 
 
+class RateLimit(Struct, frozen=True, gc=False, kw_only=True):
+    """How much of a model may be used at once, and in any `per` seconds. None is no limit.
+
+    `concurrency` counts calls under way, `requests` calls that start, `tokens` what they take in and give out without
+    what a cache answered. `wait` is how many seconds a call waits for room before it fails as `rate_limited`.
+
+        Runtime("agent.db", agents=[agent], rate_limits={"anthropic:": RateLimit(concurrency=8, requests=50)})
+    """
+
+    concurrency: int | None = None
+    requests: int | None = None
+    tokens: int | None = None
+    per: float = 60.0
+    wait: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "requests", "tokens"):
+            value = getattr(self, name)
+            if value is not None and not _whole(1)(value):
+                raise InvalidDefinition(f"RateLimit({name}={quoted(value)}) is not usable: give 1 or more, or None")
+        if not _within(0.001, 1e9)(self.per):
+            raise InvalidDefinition(f"RateLimit(per={quoted(self.per)}) is not usable: give seconds above 0")
+        if self.wait is not None and not _within(0, 1e9)(self.wait):
+            raise InvalidDefinition(f"RateLimit(wait={quoted(self.wait)}) is not usable: give seconds, or None")
+
+
+class Remaining(Struct, frozen=True, gc=False):
+    """What a provider says is left: `left` of `limit`, and all of it again in `seconds`."""
+
+    left: int
+    seconds: float
+    limit: int | None = None
+
+
+class RateReport(Struct, frozen=True, gc=False):
+    """What a provider says of its rate limits when an answer begins. `accepted`: it took the call."""
+
+    requests: Remaining | None = None
+    tokens: Remaining | None = None
+    accepted: bool = True
+
+
 class ModelRequest(Struct, frozen=True, gc=False):
     """One question to a model. `call_id` names the model call and `attempt` counts from 1.
 
     `label` says what it is asked for: "turn", or the label of a direct completion. `open_file` reads the blobs that its
-    messages refer to.
+    messages refer to. A provider that is told its rate limits passes them on to `report`.
     """
 
     messages: Sequence[Message]
@@ -187,6 +229,7 @@ class ModelRequest(Struct, frozen=True, gc=False):
     settings: ModelSettings = DEFAULT_SETTINGS
     label: str = "turn"
     open_file: OpenFile | None = None
+    report: Callable[[RateReport], None] | None = None
 
 
 class ModelResponse(Struct, frozen=True, gc=False, omit_defaults=True):

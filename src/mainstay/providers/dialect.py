@@ -15,6 +15,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
@@ -23,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.errors import ProviderError
-from mainstay.model.llm import Delta, ModelRequest, ModelResponse
+from mainstay.model.llm import Delta, ModelRequest, ModelResponse, RateReport, Remaining
 from mainstay.model.media import FILES, File, FileRef, Stored
 from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 
@@ -299,3 +300,75 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         return max((until - now).total_seconds(), 0.0)
     except (KeyError, ValueError, TypeError):
         return None
+
+
+# ---------------------------------------------------------------------- rate limits
+
+_COUNTED: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "requests": (
+        (
+            "anthropic-ratelimit-requests-remaining",
+            "anthropic-ratelimit-requests-reset",
+            "anthropic-ratelimit-requests-limit",
+        ),
+        ("x-ratelimit-remaining-requests", "x-ratelimit-reset-requests", "x-ratelimit-limit-requests"),
+        ("x-ratelimit-remaining", "x-ratelimit-reset", "x-ratelimit-limit"),
+    ),
+    "tokens": (
+        (
+            "anthropic-ratelimit-tokens-remaining",
+            "anthropic-ratelimit-tokens-reset",
+            "anthropic-ratelimit-tokens-limit",
+        ),
+        ("x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens", "x-ratelimit-limit-tokens"),
+        (
+            "x-ratelimit-remaining-tokens-minute",
+            "x-ratelimit-reset-tokens-minute",
+            "x-ratelimit-limit-tokens-minute",
+        ),
+        ("x-tokenlimit-remaining", "x-tokenlimit-reset", "x-tokenlimit-limit"),
+    ),
+}
+"""Headers that tell what is left, until when, and of how much: the first that is there counts."""
+
+_SPAN = re.compile(r"(?:(\d+(?:\.\d+)?)(ms|h|m|s))")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_EPOCH = 1_000_000_000
+"""A number of seconds above it is a date."""
+
+
+def rate_report(headers: Mapping[str, str], accepted: bool) -> RateReport:
+    """What an answer's headers say of the provider's rate limits; figures that make no sense are none."""
+    found: dict[str, Remaining] = {}
+    for what, names in _COUNTED.items():
+        for left, reset, limit in names:
+            if left in headers:
+                count, seconds = _figure(headers[left]), _seconds_until(headers.get(reset, ""), headers.get("date", ""))
+                if count is not None and seconds is not None:
+                    found[what] = Remaining(count, seconds, _figure(headers.get(limit, "")))
+                break
+    return RateReport(found.get("requests"), found.get("tokens"), accepted)
+
+
+def _figure(text: str) -> int | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return int(value) if 0 <= value < 1e15 else None
+
+
+def _seconds_until(text: str, date: str) -> float | None:
+    """A duration ("6m0s", "120ms", "11.4"), or a date compared with the server's own."""
+    text = text.strip()
+    try:
+        seconds = float(text)
+    except ValueError:
+        pieces = _SPAN.findall(text)
+        if pieces and "".join([number + unit for number, unit in pieces]) == text:
+            return sum([float(number) * _UNITS[unit] for number, unit in pieces])
+        try:
+            return max((datetime.fromisoformat(text) - parsedate_to_datetime(date)).total_seconds(), 0.0)
+        except (ValueError, TypeError):
+            return None
+    return seconds if 0 <= seconds < _EPOCH else None

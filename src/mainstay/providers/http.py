@@ -24,7 +24,7 @@ from typing import Protocol, TypeAlias
 from mainstay.errors import InternalError, MissingExtra, ProviderError
 from mainstay.model.llm import Delta, ModelRequest
 from mainstay.model.media import OpenFile, Stored
-from mainstay.providers.dialect import Dialect, Piece, Wire, nonsense
+from mainstay.providers.dialect import Dialect, Piece, Wire, nonsense, rate_report
 
 try:
     import httpx2
@@ -188,6 +188,8 @@ class HttpProvider:
         sending = await self._request(client, wire, request.open_file, secrets)
         response = await client.send(sending, stream=True)
         try:
+            if request.report is not None:
+                request.report(rate_report(response.headers, response.status_code == 200))
             if response.status_code != 200:
                 raise self.dialect.failure(response.status_code, response.headers, await _start_of(response))
             kind = response.headers.get("content-type", "").lower()

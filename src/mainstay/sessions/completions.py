@@ -26,8 +26,8 @@ from mainstay.model.llm import Completion, ModelRequest, ModelResponse, Usage
 from mainstay.model.message import Message, Role, Text
 from mainstay.model.record import Asking, Completed
 from mainstay.model.settings import dump, load
+from mainstay.ports.provider import Provider, candidates
 from mainstay.sessions.at_hand import AtHand
-from mainstay.sessions.definition import Definition
 from mainstay.tools.answer import output_codec
 
 LOST = Usage(unknown=1)
@@ -149,9 +149,10 @@ class Completions:
     async def _response(self, request: ModelRequest) -> ModelResponse:
         """Ask until there is an answer, as often as a turn would."""
         at, definition = self._at, self._at.definition(self._at.agent)
+        limits, model = at.desk.turns.limits, candidates(definition.provider)[0]
         while True:
             try:
-                return await Guarded(_whole(definition, request), None)
+                return await Guarded(limits.call(model, request, _whole), None)
             except ProviderError as error:
                 if not error.retryable or request.attempt >= MODEL_RETRIES.attempts:
                     raise
@@ -183,9 +184,9 @@ def _spent(found: dict[str, Usage]) -> dict[str, Usage]:
     return {name: usage for name, usage in found.items() if usage != Usage()}
 
 
-async def _whole(definition: Definition, request: ModelRequest) -> ModelResponse:
+async def _whole(model: Provider, request: ModelRequest) -> ModelResponse:
     response: ModelResponse | None = None
-    async for delta in definition.provider.stream(request):
+    async for delta in model.stream(request):
         if isinstance(delta, ModelResponse):
             response = delta
     if response is None:

@@ -24,6 +24,7 @@ from mainstay.engine.gate import Leaving, TurnAborted
 from mainstay.engine.hands import Work, in_hand, set_depth
 from mainstay.engine.journal import Journal, load, taken
 from mainstay.engine.lease import Worker
+from mainstay.engine.limits import RateLimits
 from mainstay.engine.supervisor import Supervisor
 from mainstay.errors import Fenced, InternalError, SessionDeleted, StoreDamaged, StoreUnavailable, TurnFailed
 from mainstay.graph.commit import End, ledger
@@ -76,15 +77,16 @@ class Turns:
         dispatcher: Dispatcher,
         definitions: Mapping[str, Definition],
         models: Models,
+        limits: RateLimits,
         traces: TraceSink | None = None,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self._worker, self._feed, self.models = worker, feed, models
+        self._worker, self._feed, self.models, self.limits = worker, feed, models, limits
         self._supervisor, self._dispatcher, self._definitions = supervisor, dispatcher, definitions
         self.store = self._store = dispatcher.store
         self.clock = self._clock = dispatcher.clock
         self.random = dispatcher.random
-        caller = ModelCaller(dispatcher.admit, dispatcher.random, dispatcher.store.blobs)
+        caller = ModelCaller(dispatcher.admit, dispatcher.random, dispatcher.store.blobs, limits)
         self._handlers: dict[type[Effect], Handler] = {
             CallModel: caller.call,
             RunTools: dispatcher.run,
