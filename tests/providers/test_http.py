@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mainstay import Agent, Runtime, tool
 from mainstay.errors import InvalidDefinition, ProviderError
@@ -105,6 +106,62 @@ async def test_a_cancelled_call_closes_its_connection_and_leaves_its_neighbour_a
             response, _ = await answer(model)
 
     assert response == ANSWERS[name]["text"].response
+
+
+def beside(whole: Reply, both_begun: asyncio.Barrier, server: ModelServer) -> list[Reply]:
+    """One reply that hangs in the middle of an event, and one that goes on from there when its client has gone."""
+
+    async def gone() -> None:
+        await both_begun.wait()
+        await server.client_gone()
+
+    half = len(whole.body) // 2 + 3
+    return [
+        replace(whole, upto=half, end="hang", then=both_begun.wait),
+        replace(whole, upto=half, end="rest", then=gone),
+    ]
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_a_cancel_in_the_middle_of_a_chunk_hurts_no_stream_beside_it(name: str) -> None:
+    """Both are over one pool; the neighbour gets the rest of its answer only when the server saw the other one go."""
+    script = ANSWERS[name]["text"]
+    both_begun = asyncio.Barrier(3)
+    async with ModelServer([]) as server:
+        server.script = [*beside(script.reply, both_begun, server), script.reply]
+        model = connect(server, name)
+        async with model.connected():
+            cancelled = asyncio.create_task(answer(model))
+            await asyncio.wait_for(server.was_asked(), 60)
+            neighbour = asyncio.create_task(answer(model))
+            await asyncio.wait_for(both_begun.wait(), 60)
+            assert server.open == 2
+            cancelled.cancel()
+            response, text = await asyncio.wait_for(neighbour, 60)
+            after, _ = await answer(model)
+
+        assert cancelled.cancelled()
+        assert server.open == 1, "the connection of the neighbour is used again"
+    assert (response, after) == (script.response, script.response)
+    assert text == "Grüße, Welt 😀"
+
+
+async def test_a_cancelled_turn_leaves_its_connection_at_once_and_the_turn_beside_it_alone() -> None:
+    both_begun = asyncio.Barrier(3)
+    async with ModelServer([]) as server:
+        server.script = beside(ANSWERS["anthropic"]["text"].reply, both_begun, server)
+        async with Runtime("memory", agents=[Agent(connect(server))]) as runtime:
+            session, other = await runtime.session("s"), await runtime.session("t")
+            cancelled = await session.send("one")
+            await asyncio.wait_for(server.was_asked(), 60)
+            neighbour = await other.send("two")
+            await asyncio.wait_for(both_begun.wait(), 60)
+            await session.cancel()
+            results = [await asyncio.wait_for(each.result(), 60) for each in (cancelled, neighbour)]
+
+        assert [result.text for result in results] == ["", "Grüße, Welt 😀"]
+        assert [result.usage.unknown for result in results] == [1, 0]
+        assert len(server.asked) == 2
 
 
 async def test_nobody_there_is_worth_another_attempt() -> None:

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
 
-End: TypeAlias = Literal["whole", "cut", "hang"]
-"""How a reply ends: as HTTP wants it, with the connection cut off, or not before the server is closed."""
+End: TypeAlias = Literal["whole", "rest", "cut", "hang"]
+"""How a reply ends: as HTTP wants it, with what is left of its body and then so, with the connection cut off, or not
+before the client goes or the server is closed."""
 
 
 class Asked(Struct, frozen=True):
@@ -37,7 +39,8 @@ class Asked(Struct, frozen=True):
 class Reply(Struct, frozen=True, kw_only=True):
     """What the server answers: `body` in pieces of `piece` bytes, the first `upto` bytes of it, then the `end`.
 
-    `then` is called when these bytes are sent, before the end: a crash test kills its client there.
+    `then` is called, and awaited where it can be, when these bytes are sent, before the end: a crash test kills its
+    client there.
     """
 
     body: bytes = b""
@@ -76,7 +79,7 @@ class ModelServer:
     """Answers one request after the other from a list, which must not run dry; or by a function of the request."""
 
     def __init__(self, script: Script) -> None:
-        self._script = script
+        self.script = script
         self.asked: list[Asked] = []
         self.open = 0
         self._asked, self._closed_by_client = asyncio.Event(), asyncio.Event()
@@ -106,11 +109,11 @@ class ModelServer:
     def _answer(self, asked: Asked) -> Reply:
         self.asked.append(asked)
         self._asked.set()
-        if not isinstance(self._script, Sequence):
-            return self._script(asked)
-        if len(self.asked) > len(self._script):
-            return Reply.error(500, {"error": {"message": f"the script has {len(self._script)} replies"}})
-        return self._script[len(self.asked) - 1]
+        if not isinstance(self.script, Sequence):
+            return self.script(asked)
+        if len(self.asked) > len(self.script):
+            return Reply.error(500, {"error": {"message": f"the script has {len(self.script)} replies"}})
+        return self.script[len(self.asked) - 1]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -121,7 +124,7 @@ class ModelServer:
             while (asked := await _read(reader)) is not None:
                 reply = self._answer(asked)
                 await self._send(reply, reader, writer)
-                if reply.end != "whole":
+                if reply.end not in ("whole", "rest"):
                     break
         except (ConnectionError, asyncio.IncompleteReadError):
             self._closed_by_client.set()
@@ -138,23 +141,30 @@ class ModelServer:
         lines = [f"HTTP/1.1 {reply.status} Scripted", "transfer-encoding: chunked"]
         lines += [f"{name}: {value}" for name, value in reply.headers.items()]
         writer.write("\r\n".join([*lines, "", ""]).encode())
-        body = reply.body[: reply.upto]
-        size = reply.piece or max(len(body), 1)
-        for start in range(0, len(body), size):
-            piece = body[start : start + size]
-            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-            await writer.drain()
-            if reply.piece:
-                await asyncio.sleep(0)  # the client reads a piece at a time
+        await _send_body(reply.body[: reply.upto], reply.piece, writer)
         if reply.then is not None:
             await writer.drain()
-            reply.then()
-        if reply.end == "whole":
+            following = reply.then()
+            if inspect.isawaitable(following):
+                await following
+        if reply.end == "rest" and reply.upto is not None:
+            await _send_body(reply.body[reply.upto :], reply.piece, writer)
+        if reply.end in ("whole", "rest"):
             writer.write(b"0\r\n\r\n")
             await writer.drain()
         elif reply.end == "hang":
             await reader.read()  # ends when the client goes
             self._closed_by_client.set()
+
+
+async def _send_body(body: bytes, piece: int, writer: asyncio.StreamWriter) -> None:
+    size = piece or max(len(body), 1)
+    for start in range(0, len(body), size):
+        data = body[start : start + size]
+        writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+        await writer.drain()
+        if piece:
+            await asyncio.sleep(0)  # the client reads a piece at a time
 
 
 async def _read(reader: asyncio.StreamReader) -> Asked | None:
