@@ -39,7 +39,7 @@ CONNECT, FIRST_BYTE, CHUNK = 10.0, 300.0, 120.0
 
 MAX_ERROR = 64 * 1024
 
-FILE_STEP = 3 * 256 * 1024
+FILE_STEP = 3 * 64 * 1024
 """Bytes of a file that are made base64 at once: a multiple of three, so that the pieces join without padding."""
 
 

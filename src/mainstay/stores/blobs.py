@@ -32,7 +32,7 @@ LEFTOVER_SECONDS = 3600
 MAX_FILE = 1024**3
 """Bytes of one file in a message. No model takes more, and what never ends must not fill the disk."""
 
-PIECE = 768 * 1024
+PIECE = 192 * 1024
 """Bytes that are read at once: a multiple of three, so that the base64 of pieces is that of the whole."""
 
 

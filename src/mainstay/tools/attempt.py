@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
+import os
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol, TypeAlias
 
@@ -284,7 +286,7 @@ async def _passed(file: File, outlet: Outlet) -> File | str:
     keeps = outlet.keeps
     if outlet.filter_file is not None and not isinstance(file, FileRef) and isinstance(file.source, Local | Inline):
         data = await asyncio.to_thread(_read, file.source.path) if isinstance(file.source, Local) else file.source.data
-        if len(data) > MAX_VALUE:
+        if data is None or len(data) > MAX_VALUE:
             return f"file {file.name!r} is withheld: plugins look at {MAX_VALUE:,} bytes at most, and it has more"
         if not data:
             raise _empty(file)
@@ -295,14 +297,18 @@ async def _passed(file: File, outlet: Outlet) -> File | str:
     return await saved(file, keeps.keep, keeps.keep_file)
 
 
-def _read(path: str) -> bytes:
-    """A file of the host, or so much of it that it is seen to be too large."""
-    found = bytearray()
+def _read(path: str) -> bytes | None:
+    """A file of the host; None where it is too large to be looked at."""
+    with contextlib.suppress(OSError, ValueError):  # what is wrong with it is said by `host_pieces`
+        if os.stat(path).st_size > MAX_VALUE:
+            return None
+    pieces, size = list[bytes](), 0
     for piece in host_pieces(path):
-        found += piece
-        if len(found) > MAX_VALUE:
-            break
-    return bytes(found)
+        pieces.append(piece)
+        size += len(piece)
+        if size > MAX_VALUE:  # it grows
+            return None
+    return b"".join(pieces)
 
 
 async def saved(
