@@ -63,7 +63,7 @@ from mainstay.sessions.subagents import TurnEngine
 from mainstay.sessions.switchboard import Switchboard, task_engine
 from mainstay.sessions.turns import Turns
 from mainstay.sessions.watch import Watch
-from mainstay.stores.choice import open_store
+from mainstay.stores.factory import open_store
 from mainstay.tools.dispatch import Dispatcher
 
 log = logging.getLogger("mainstay.runtime")

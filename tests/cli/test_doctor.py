@@ -13,8 +13,9 @@ from mainstay.model.message import Message
 from mainstay.model.record import Said
 from mainstay.model.session import WorkerRow
 from mainstay.model.write import Accept, Beat, Claim, Release, Retire, Scope
-from mainstay.stores.lockfile import LockFile
-from mainstay.stores.sqlite import CHECKPOINT_WRITES, SqliteStore
+from mainstay.stores.sqlite import SqliteStore
+from mainstay.stores.sqlite.database import CHECKPOINT_WRITES
+from mainstay.stores.sqlite.lockfile import LockFile
 from mainstay.testing import FunctionModel, ScriptedModel
 from tests.cli.shell import say, shell, shell_json
 

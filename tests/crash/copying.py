@@ -16,10 +16,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mainstay.stores import compaction, copies, lockfile, sqlite
 from mainstay.stores.blobs import FileBlobs
+from mainstay.stores.sqlite import backup as copies
+from mainstay.stores.sqlite import compaction, database, lockfile
 
-WATCHED = {module.__file__ for module in (compaction, copies, lockfile, sqlite)}
+WATCHED = {module.__file__ for module in (compaction, copies, lockfile, database)}
 
 
 class Killer:
@@ -49,7 +50,7 @@ def restore(folder: Path) -> None:
 
 def opening(folder: Path) -> None:
     path = folder / "copy.db"
-    sqlite.WriterFile(path, FileBlobs(Path(f"{path}-blobs"))).close()
+    database.WriterFile(path, FileBlobs(Path(f"{path}-blobs"))).close()
 
 
 def compact(folder: Path) -> None:

@@ -23,8 +23,7 @@ from mainstay.errors import AlreadyAnswered, ProcessConflict, ProcessFailed, Pro
 from mainstay.model import process as ends
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
 from mainstay.sessions.result import TurnResult
-from mainstay.stores import schema
-from mainstay.stores.sqlite import SqliteStore
+from mainstay.stores.sqlite import SqliteStore, schema
 from mainstay.testing import VirtualClock
 from tests.cli.shell import shell_json
 from tests.golden.definitions import LARGE, World, runtime

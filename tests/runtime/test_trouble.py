@@ -16,8 +16,8 @@ import pytest
 from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
 from mainstay.engine.lease import LeaseTerms
 from mainstay.errors import StoreUnavailable
-from mainstay.stores.lockfile import LockFile
 from mainstay.stores.memory import MemoryStore
+from mainstay.stores.sqlite.lockfile import LockFile
 from mainstay.testing import FunctionModel, ScriptedModel
 from tests.sessions.places import SOON, Place, TellingModel, texts, until
 

@@ -8,9 +8,9 @@ import pytest
 
 from mainstay import Agent, Runtime
 from mainstay.errors import InvalidDefinition, StoreUnavailable
-from mainstay.stores.choice import open_store
-from mainstay.stores.lockfile import LockFile
+from mainstay.stores.factory import open_store
 from mainstay.stores.sqlite import SqliteStore
+from mainstay.stores.sqlite.lockfile import LockFile
 from mainstay.tracing.jsonl import JsonlSink
 from tests.cli.shell import shell
 

@@ -12,8 +12,8 @@ import pytest
 from mainstay import Agent, Runtime
 from mainstay.errors import InvalidInput, StoreInUse
 from mainstay.model.write import Accept, Delete
-from mainstay.stores.compaction import SPARE_PAGES
 from mainstay.stores.sqlite import SqliteStore
+from mainstay.stores.sqlite.compaction import SPARE_PAGES
 from mainstay.testing import ScriptedModel
 from tests.sessions.places import texts, until
 

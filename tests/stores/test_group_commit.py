@@ -31,8 +31,9 @@ from mainstay.model.write import (
     Write,
 )
 from mainstay.stores.blobs import FileBlobs
-from mainstay.stores.sqlite import SqliteStore, WriterFile
-from mainstay.stores.writer import PATIENCE, GroupWriter
+from mainstay.stores.sqlite import SqliteStore
+from mainstay.stores.sqlite.database import WriterFile
+from mainstay.stores.sqlite.group_commit import PATIENCE, GroupWriter
 
 
 def record(scope: str, number: int) -> Append:

@@ -31,10 +31,10 @@ from mainstay.model.process_write import (
 )
 from mainstay.model.session import CancelRequest, Node, WorkerRow
 from mainstay.model.write import Accept, Beat, Write
-from mainstay.stores import schema
 from mainstay.stores.blobs import FileBlobs
-from mainstay.stores.sqlite import SqliteStore, WriterFile
-from mainstay.stores.writer import GroupWriter
+from mainstay.stores.sqlite import SqliteStore, schema
+from mainstay.stores.sqlite.database import WriterFile
+from mainstay.stores.sqlite.group_commit import GroupWriter
 from tests.stores.test_group_commit import LosesReplies
 from tests.stores.test_sqlite_file import child, integrity, lines, opened, refused
 

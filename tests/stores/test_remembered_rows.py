@@ -11,7 +11,8 @@ from mainstay.errors import Fenced
 from mainstay.model.session import CancelRequest, Node
 from mainstay.model.write import Accept, Append, Cancel, Claim, Commit, Committed, Scope
 from mainstay.stores.blobs import FileBlobs
-from mainstay.stores.sqlite import SqliteStore, WriterFile
+from mainstay.stores.sqlite import SqliteStore
+from mainstay.stores.sqlite.database import WriterFile
 
 
 @pytest.fixture

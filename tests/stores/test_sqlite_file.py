@@ -19,8 +19,9 @@ import pytest
 from mainstay.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
 from mainstay.model.session import Node, WorkerRow
 from mainstay.model.write import Accept, Append, Beat, Commit, Delete, Scope
-from mainstay.stores.connection import connect
-from mainstay.stores.sqlite import CHECKPOINT_WRITES, SqliteStore
+from mainstay.stores.sqlite import SqliteStore
+from mainstay.stores.sqlite.connection import connect
+from mainstay.stores.sqlite.database import CHECKPOINT_WRITES
 from tests.fuzzing import cases
 from tests.stores.child import turn
 from tests.stores.damage import DAMAGES, damage, healthy, image, served

@@ -18,8 +18,10 @@ from mainstay.model.write import Accept, Append, Commit, Delete, Scope, Write
 from mainstay.ports.store import Store
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.stores.sqlite import SWEEP_AT_ONCE, SqliteStore, Sweep, WriterFile
-from mainstay.stores.writer import GroupWriter
+from mainstay.stores.sqlite import SqliteStore
+from mainstay.stores.sqlite.database import Sweep, WriterFile
+from mainstay.stores.sqlite.group_commit import GroupWriter
+from mainstay.stores.sqlite.store import SWEEP_AT_ONCE
 from mainstay.testing import VirtualClock
 
 HOUR = 3600

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from mainstay.model.process_write import ProcessFilter
-from mainstay.stores import schema
-from mainstay.stores.sqlite import SqliteStore
+from mainstay.stores.sqlite import SqliteStore, schema
 
 SECRET = bytes(range(32))
 SECRET_CRC = b"\x8a\x7e\x26\x91"  # of that secret, little-endian

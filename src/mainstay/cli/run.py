@@ -36,7 +36,7 @@ from mainstay.processes.define import Process
 from mainstay.runtime import Runtime
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.session import Session
-from mainstay.stores.choice import open_store
+from mainstay.stores.factory import open_store
 
 EXIT_CODES = {
     "finished": 0,

@@ -43,7 +43,7 @@ from mainstay.sessions.news import News
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.turns import Turns
 from mainstay.sessions.wakes import Vet, Wakes
-from mainstay.stores import forks
+from mainstay.stores import fork_guard
 
 SETTLEMENTS = ("rerun", "done", "failed")
 
@@ -63,7 +63,7 @@ class Desk:
         self.clock: Clock = turns.clock
         self._random: Random = turns.random
         self._loop = asyncio.get_running_loop()
-        self._pid = forks.pid()
+        self._pid = fork_guard.pid()
         self.closed = False
         self.stirred, self.looked = asyncio.Event(), asyncio.Event()
 
@@ -96,8 +96,8 @@ class Desk:
         """Refuse use after the end, from another loop, or in a forked child."""
         if self.closed:
             raise RuntimeClosed
-        if self._pid != forks.pid():
-            raise StoreInherited(self._pid, forks.pid())
+        if self._pid != fork_guard.pid():
+            raise StoreInherited(self._pid, fork_guard.pid())
         if asyncio.get_running_loop() is not self._loop:
             raise WrongLoop
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mainstay.errors import BlobMissing, InvalidInput, StoreDamaged, StoreUnavailable
-from mainstay.stores.aside import aside
 from mainstay.stores.files import PRIVATE, access_of, check_folder, make_folder, open_file
+from mainstay.stores.threads import in_thread
 
 LEFTOVER_SECONDS = 3600
 
@@ -43,20 +43,20 @@ class FileBlobs:
         self.folder, self._database = folder, database
 
     async def put(self, data: bytes) -> str:
-        return await aside(self.write, data)
+        return await in_thread(self.write, data)
 
     async def put_file(self, path: str) -> tuple[str, int]:
-        return await aside(self.copy, path)
+        return await in_thread(self.copy, path)
 
     async def get(self, digest: str) -> bytes:
-        return await aside(self.read, digest)
+        return await in_thread(self.read, digest)
 
     async def pieces(self, digest: str) -> AsyncIterator[bytes]:
         """Checked like `get`: bytes that do not match their name raise before the last piece is handed out."""
-        file = await aside(self._open, digest)
+        file = await in_thread(self._open, digest)
         try:
             seen, held = hashlib.sha256(), b""
-            while piece := await aside(file.read, PIECE):
+            while piece := await in_thread(file.read, PIECE):
                 seen.update(piece)
                 if held:
                     yield held

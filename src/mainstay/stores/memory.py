@@ -19,10 +19,10 @@ from mainstay.model.session import Deaths, InboxRow, Node, SessionRow, WaitRow, 
 from mainstay.model.write import SessionFilter, StoreFacts, Write
 from mainstay.ports.host import Clock
 from mainstay.ports.store import SWEEP_GRACE
-from mainstay.stores import forks, identity, rules
+from mainstay.stores import fork_guard, identity, rules
 from mainstay.stores.blobs import host_pieces
 from mainstay.stores.memory_processes import MemoryProcessReads, MemoryProcessRows
-from mainstay.stores.rows import waits_of
+from mainstay.stores.rules.rows import waits_of
 
 R = TypeVar("R")
 
@@ -293,7 +293,7 @@ class MemoryLease:
     """A worker in this process lives while it says so."""
 
     def __init__(self, rows: MemoryRows, worker_id: str) -> None:
-        self._rows, self._id, self.process = rows, worker_id, forks.name()
+        self._rows, self._id, self.process = rows, worker_id, fork_guard.name()
 
     def hold(self) -> None:
         self._rows.alive.add(self._id)

@@ -21,9 +21,9 @@ from mainstay.model.process_write import Deliver, Dismiss, Prune, Share, Transfe
 from mainstay.model.record import InputKind
 from mainstay.model.session import SessionRow
 from mainstay.model.write import Accept, Accepted
-from mainstay.stores.process_log import appended
-from mainstay.stores.rows import Rows
-from mainstay.stores.session_rules import accept
+from mainstay.stores.rules.process_log import appended
+from mainstay.stores.rules.rows import Rows
+from mainstay.stores.rules.sessions import accept
 
 # ---------------------------------------------------------------------- grants
 

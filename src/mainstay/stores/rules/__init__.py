@@ -49,8 +49,8 @@ from mainstay.model.write import (
     Retire,
     Write,
 )
-from mainstay.stores import process_rules, session_rules, suspect_rules, wake_rules
-from mainstay.stores.rows import Rows
+from mainstay.stores.rules import processes, sessions, takeovers, wakes
+from mainstay.stores.rules.rows import Rows
 
 R = TypeVar("R")
 
@@ -75,21 +75,21 @@ def unclaimed(write: Write[R]) -> Write[R]:
 def beat(rows: Rows, write: Beat) -> bool:
     known = rows.worker(write.worker.id)
     # Which suspect it runs is decided by claims, not by the worker.
-    running = None if known is None else suspect_rules.running(rows, known)
+    running = None if known is None else takeovers.running(rows, known)
     rows.put_worker(replace(write.worker, suspect=running))
     return known is not None or write.worker.beat == 0
 
 
 def retire(rows: Rows, write: Retire) -> None:
-    sessions, processes = rows.owned_by(write.worker_id), rows.processes_of(write.worker_id)
-    if write.dead and (sessions or processes):
+    turns, work = rows.owned_by(write.worker_id), rows.processes_of(write.worker_id)
+    if write.dead and (turns or work):
         return  # what a dead worker owned is claimed first, each with its own fence
     if write.dead and _tells(rows, write):
         return
-    for row in sessions:
+    for row in turns:
         rows.put_session(replace(row, owner=None))
-    for process in processes:
-        process_rules.drained(rows, process, write.at)
+    for process in work:
+        processes.drained(rows, process, write.at)
     rows.drop_worker(write.worker_id)
 
 
@@ -106,34 +106,34 @@ CLAIMING = (Accept, Cancel, Resolve, Resume, Register, Deliver)
 """Writes that claim what they open, for the worker that they name."""
 
 RULES: dict[type, Callable[[Rows, Any], Any]] = {
-    Accept: session_rules.accept,
-    Claim: session_rules.claim,
-    Append: session_rules.append,
-    Commit: session_rules.commit,
-    Release: session_rules.release,
-    Cancel: session_rules.cancel,
-    Resolve: session_rules.resolve,
-    Resume: session_rules.resume,
-    Configure: session_rules.configure,
-    Branch: session_rules.branch,
-    Delete: session_rules.delete,
-    Register: process_rules.register,
-    Take: process_rules.take,
-    Advance: process_rules.advance,
-    LetGo: process_rules.let_go,
-    Tell: process_rules.tell,
-    Mark: process_rules.mark,
-    Stop: process_rules.stop,
-    Complete: process_rules.complete,
-    Revive: process_rules.revive,
-    Share: wake_rules.share,
-    Transfer: wake_rules.transfer,
-    Deliver: wake_rules.deliver,
-    Dismiss: wake_rules.dismiss,
-    Prune: wake_rules.prune,
+    Accept: sessions.accept,
+    Claim: sessions.claim,
+    Append: sessions.append,
+    Commit: sessions.commit,
+    Release: sessions.release,
+    Cancel: sessions.cancel,
+    Resolve: sessions.resolve,
+    Resume: sessions.resume,
+    Configure: sessions.configure,
+    Branch: sessions.branch,
+    Delete: sessions.delete,
+    Register: processes.register,
+    Take: processes.take,
+    Advance: processes.advance,
+    LetGo: processes.let_go,
+    Tell: processes.tell,
+    Mark: processes.mark,
+    Stop: processes.stop,
+    Complete: processes.complete,
+    Revive: processes.revive,
+    Share: wakes.share,
+    Transfer: wakes.transfer,
+    Deliver: wakes.deliver,
+    Dismiss: wakes.dismiss,
+    Prune: wakes.prune,
     Beat: beat,
     Retire: retire,
-    Outlived: suspect_rules.outlived,
+    Outlived: takeovers.outlived,
 }
 
 
@@ -146,7 +146,7 @@ def applied(rows: Rows, write: Write[R], held: bool = False) -> R | None:
     if held:
         write = unclaimed(write)
     if isinstance(write, Accept):
-        return cast("R | None", session_rules.accept_applied(rows, write))
+        return cast("R | None", sessions.accept_applied(rows, write))
     if isinstance(write, Register):
-        return cast("R | None", process_rules.register_applied(rows, write))
+        return cast("R | None", processes.register_applied(rows, write))
     return None

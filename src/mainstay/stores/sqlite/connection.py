@@ -14,13 +14,12 @@ from typing import Any
 
 from mainstay.errors import InvalidInput, MainstayError, NotAStore, StoreDamaged, StoreTooNew, StoreUnavailable
 from mainstay.model.ids import MAX_ORDINAL, MAX_TURN
-from mainstay.stores import schema, sql
-from mainstay.stores.aside import OUT_OF_MEMORY
 from mainstay.stores.files import LINK, open_file
 from mainstay.stores.identity import mint
-from mainstay.stores.process_sql import bad_rows
-from mainstay.stores.shared_lock import SharedLock, join
-from mainstay.stores.sql import node_crc
+from mainstay.stores.sqlite import schema
+from mainstay.stores.sqlite.records import NODES, bad_nodes, bad_rows, node_crc, node_place, node_position
+from mainstay.stores.sqlite.shared_lock import SharedLock, join
+from mainstay.stores.threads import OUT_OF_MEMORY
 
 PAGE_SIZE = 1024
 
@@ -158,7 +157,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 def put_mark(connection: sqlite3.Connection, key: str, value: bytes) -> None:
     """Write something that the store is to know of itself, with its checksum."""
-    marks = ((key, value), (f"{key}_crc", checksum(value)))
+    marks = ((key, value), (f"{key}_crc", mark_checksum(value)))
     connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", marks)
 
 
@@ -167,12 +166,12 @@ def marks(connection: sqlite3.Connection, path: Path) -> dict[str, bytes]:
     found = dict(connection.execute("SELECT key, value FROM meta").fetchall())
     for key in {key.removesuffix("_crc") for key in found}:
         value = found.get(key)
-        if type(value) is not bytes or found.pop(f"{key}_crc", None) != checksum(value):
+        if type(value) is not bytes or found.pop(f"{key}_crc", None) != mark_checksum(value):
             raise StoreDamaged(str(path), f"its {key} does not match its checksum")
     return found
 
 
-def checksum(data: bytes) -> bytes:
+def mark_checksum(data: bytes) -> bytes:
     return zlib.crc32(data).to_bytes(4, "little")
 
 
@@ -185,26 +184,18 @@ def read_nodes(
     path: Path, connection: sqlite3.Connection, sid: int, first: int, last: int
 ) -> list[tuple[int, int, bytes]]:
     with reading(path):
-        span = (sql.place(sid, first, 0), sql.place(sid, min(last, MAX_TURN), MAX_ORDINAL))
-        rows = connection.execute(sql.NODES, span).fetchall()
+        span = (node_place(sid, first, 0), node_place(sid, min(last, MAX_TURN), MAX_ORDINAL))
+        rows = connection.execute(NODES, span).fetchall()
     turns, ordinals = MAX_TURN, MAX_ORDINAL
     for place, crc, body in rows:
         if node_crc(place, body) != crc:
-            _, turn, ordinal = sql.placed(place)
+            _, turn, ordinal = node_position(place)
             raise StoreDamaged(str(path), f"record {ordinal} of turn {turn} does not match its checksum")
     return [((place >> 16) & turns, place & ordinals, body) for place, _, body in rows]
 
 
 def is_referred_to(connection: sqlite3.Connection, digest: str) -> bool:
     return connection.execute("SELECT 1 FROM blobs WHERE digest = ? LIMIT 1", (digest,)).fetchone() is not None
-
-
-def bad_nodes(connection: sqlite3.Connection) -> list[str]:
-    return [
-        "record {2} of turn {1} of session number {0} does not match its checksum".format(*sql.placed(place))
-        for place, crc, body in connection.execute("SELECT place, crc, body FROM nodes")
-        if node_crc(place, body) != crc
-    ]
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The bell is heard on its loop, also by what was rung just before it was taken down."""
+"""A wake-up is received on its loop, also what was sent just before it was closed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from mainstay.stores import bell
+from mainstay.stores.sqlite import wakeup
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no bell")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no eventfd")
 
 
 async def test_news_from_a_thread_are_heard_in_order_on_the_loop() -> None:
@@ -23,12 +23,12 @@ async def test_news_from_a_thread_are_heard_in_order_on_the_loop() -> None:
         if news == 99:
             enough.set()
 
-    hung = bell.Bell(asyncio.get_running_loop(), hear)
+    hung = wakeup.Wakeup(asyncio.get_running_loop(), hear)
 
     def ring_often() -> None:
         for number in range(100):
-            hung.ring(number)
-        hung.take_down()
+            hung.send(number)
+        hung.close()
 
     ringer = threading.Thread(target=ring_often)
     ringer.start()
@@ -40,10 +40,10 @@ async def test_news_from_a_thread_are_heard_in_order_on_the_loop() -> None:
 async def test_what_was_rung_before_the_end_is_heard_and_the_descriptor_goes() -> None:
     heard: list[str] = []
     before = len(os.listdir("/proc/self/fd"))
-    hung = bell.hung(asyncio.get_running_loop(), heard.append)
+    hung = wakeup.wakeup_of(asyncio.get_running_loop(), heard.append)
     assert hung is not None
-    hung.ring("last words")
-    hung.take_down()
+    hung.send("last words")
+    hung.close()
     await asyncio.sleep(0)
     assert heard == ["last words"]
     assert len(os.listdir("/proc/self/fd")) == before
@@ -52,11 +52,11 @@ async def test_what_was_rung_before_the_end_is_heard_and_the_descriptor_goes() -
 def test_a_loop_that_is_gone_leaves_no_descriptor_behind() -> None:
     loop = asyncio.new_event_loop()
     before = len(os.listdir("/proc/self/fd"))
-    hung = bell.hung(loop, print)
+    hung = wakeup.wakeup_of(loop, print)
     assert hung is not None
     loop.close()
-    hung.ring("to nobody")
-    hung.take_down()
+    hung.send("to nobody")
+    hung.close()
     assert len(os.listdir("/proc/self/fd")) < before
 
 
@@ -71,10 +71,10 @@ async def test_news_that_there_is_no_memory_for_are_heard_in_the_next_pass() -> 
         if news == 2:
             enough.set()
 
-    hung = bell.Bell(asyncio.get_running_loop(), hear)
+    hung = wakeup.Wakeup(asyncio.get_running_loop(), hear)
     for number in range(3):
-        hung.ring(number)
+        hung.send(number)
     await asyncio.wait_for(enough.wait(), 30)
-    hung.take_down()
+    hung.close()
     await asyncio.sleep(0)
     assert heard == [0, 1, 2]

@@ -14,7 +14,7 @@ OUT_OF_MEMORY = "this process is out of memory: end what holds it, or raise its 
 NO_THREAD = "this process can have no further thread ({}): end what holds them, or raise its limit of memory or threads"
 
 
-async def aside(work: Callable[..., R], *arguments: Any) -> R:
+async def in_thread(work: Callable[..., R], *arguments: Any) -> R:
     """Run it on a thread of the event loop's. Without a thread or memory it is the store that is not to be had."""
     try:
         working = asyncio.get_running_loop().run_in_executor(None, work, *arguments)

@@ -8,7 +8,7 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         # Counts transactions that write no record, so that the lock file can name each one's trace in here.
         "CREATE TABLE tip (one INTEGER PRIMARY KEY CHECK (one = 1), count INTEGER NOT NULL)",
         "INSERT INTO tip VALUES (1, 0)",
-        # `crc` here and below is `sql.seal` of the row: SQLite notices a damaged page only where its structure suffers.
+        # `crc` here and below is `records.row_checksum` of the row.
         """
         CREATE TABLE sessions (
             sid INTEGER PRIMARY KEY,
@@ -35,9 +35,9 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         # Small whatever the number of sessions: only those with an open turn are in it.
         "CREATE INDEX sessions_open ON sessions (sid) WHERE turn IS NOT NULL",
         "CREATE INDEX sessions_forks ON sessions (fork_sid) WHERE fork_sid IS NOT NULL",
-        # `place` is session, turn and ordinal in one integer (`sql.place`): a session's history is one stretch of this
-        # tree, a new record goes to the end of a stretch, and a row of up to a page stays in its leaf. A key of three
-        # columns would move every row above a quarter of a page to a page of its own.
+        # `place` is session, turn and ordinal in one integer (`records.node_place`): a session's history is one
+        # stretch of this tree, a new record goes to the end of a stretch, and a row of up to a page stays in its leaf.
+        # A key of three columns would move every row above a quarter of a page to a page of its own.
         """
         CREATE TABLE nodes (
             place INTEGER PRIMARY KEY,
@@ -96,7 +96,7 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         """,
     ),
     2: (
-        # Beside the sessions, because few have any. The body begins with its own checksum (`sql.sealed`).
+        # Beside the sessions, because few have any. The body begins with its own checksum (`records.with_checksum`).
         "CREATE TABLE settings (sid INTEGER PRIMARY KEY, body BLOB NOT NULL)",
     ),
     3: (
@@ -125,7 +125,7 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         "CREATE INDEX processes_due ON processes (due) WHERE due IS NOT NULL",
         "CREATE INDEX processes_children ON processes (parent, live) WHERE parent IS NOT NULL",
         "CREATE INDEX processes_over ON processes (updated) WHERE live = 0 AND pruned IS NULL",
-        # Beside the processes: it never changes, and a row that does is written whole. Sealed as settings are.
+        # Beside the processes: it never changes, and a row that does is written whole. It begins with its checksum.
         "CREATE TABLE registrations (pid INTEGER PRIMARY KEY, body BLOB NOT NULL)",
         # `place` grows with every event of any process: it is the cursor of the change feed.
         """
@@ -140,7 +140,7 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         """,
         "CREATE UNIQUE INDEX events_of_process ON events (pid, sequence)",
         "CREATE UNIQUE INDEX events_by_key ON events (pid, key) WHERE key IS NOT NULL",
-        # `place` is process and ordinal in one integer (`process_sql.step_place`), for the same reasons as in `nodes`.
+        # `place` is process and ordinal in one integer (`records.step_place`), for the same reasons as in `nodes`.
         "CREATE TABLE steps (place INTEGER PRIMARY KEY, crc INTEGER NOT NULL, body BLOB NOT NULL)",
         "CREATE TABLE awaits (target TEXT NOT NULL, pid INTEGER NOT NULL, PRIMARY KEY (target, pid)) WITHOUT ROWID",
         "CREATE INDEX awaits_of_process ON awaits (pid)",

@@ -44,9 +44,9 @@ from mainstay.model.write import (
     Resume,
     Scope,
 )
-from mainstay.stores import suspect_rules
-from mainstay.stores.process_log import asked_by, turn_ended, turn_goes_on
-from mainstay.stores.rows import Rows, check_blobs, waits_of
+from mainstay.stores.rules import takeovers
+from mainstay.stores.rules.process_log import asked_by, turn_ended, turn_goes_on
+from mainstay.stores.rules.rows import Rows, check_blobs, waits_of
 
 READ_BACK = 256
 """How many of a session's newest inputs are searched for an acceptance whose reply was lost."""
@@ -126,25 +126,25 @@ def claim(rows: Rows, write: Claim) -> Claimed:
         return Claimed(row, won=True, suspect=mark is not None and suspects.is_suspect(mark))
     if row.generation != write.generation or row.owner == write.worker:
         return Claimed(row, won=False)
-    ruling = suspect_rules.rule_on(rows, row.sid, row.owner, row.takeovers, (write.worker, write.death))
+    ruling = takeovers.rule_on(rows, row.sid, row.owner, row.takeovers, (write.worker, write.death))
     if ruling.fate == "held":
         return Claimed(row, won=False, suspect=True)
     _unparked(rows, row, write.at)
     # Counted on when a person resumes the turn: a takeover is a model call that may have been asked for nothing.
-    takeovers = row.takeovers + (row.owner is not None)
+    taken_over = row.takeovers + (row.owner is not None)
     if ruling.fate == "stuck" and ruling.deaths is not None:
         why = suspects.REASON.format("this turn")
-        row = replace(row, state="stuck", owner=None, generation=row.generation + 1, takeovers=takeovers, reason=why)
+        row = replace(row, state="stuck", owner=None, generation=row.generation + 1, takeovers=taken_over, reason=why)
         row = replace(row, updated=write.at)
         rows.put_session(row)
         rows.put_deaths(ruling.deaths)
         return Claimed(row, won=False)
-    suspect_rules.taken(rows, ruling, write.worker, write.lived)
+    takeovers.taken(rows, ruling, write.worker, write.lived)
     row = replace(
         row,
         owner=write.worker,
         generation=row.generation + 1,
-        takeovers=takeovers,
+        takeovers=taken_over,
         state="open",
         reason=None,
         updated=write.at,
@@ -173,10 +173,10 @@ def append(rows: Rows, write: Append) -> Appended:
             rows.add_blobs(scope.sid, write.blobs)
     park = bool(write.park) and row.cancel is None and _all_open(rows, write.park)
     if park:
-        suspect_rules.goes_on(rows, row.sid, row.takeovers)
+        takeovers.goes_on(rows, row.sid, row.takeovers)
         rows.put_session(replace(row, state="parked", owner=None, takeovers=0, updated=write.at))
     elif row.takeovers and write.nodes and not write.repeats:
-        suspect_rules.goes_on(rows, row.sid, row.takeovers)
+        takeovers.goes_on(rows, row.sid, row.takeovers)
         rows.put_session(replace(row, takeovers=0))
     return Appended(row.cancel, rows.has_mail(scope.sid), park)
 
@@ -199,7 +199,7 @@ def commit(rows: Rows, write: Commit) -> Committed | CancelWon:
         _take(rows, scope, write.take)
     if write.blobs:
         rows.add_blobs(scope.sid, write.blobs)
-    suspect_rules.goes_on(rows, row.sid, row.takeovers)
+    takeovers.goes_on(rows, row.sid, row.takeovers)
     rows.drop_waits(scope.sid)  # what became of them is in the records
     mail = rows.first_mail(scope.sid)
     if mail is None:
@@ -220,7 +220,7 @@ def release(rows: Rows, write: Release) -> None:
     if free is not None and (write.stuck is None or free.state == "stuck"):
         return
     row = _owned(rows.session_by_sid(write.scope.sid), write.scope)
-    suspect_rules.let_go(rows, row.sid, row.takeovers)
+    takeovers.let_go(rows, row.sid, row.takeovers)
     state = "stuck" if write.stuck is not None else row.state
     rows.put_session(replace(row, owner=None, state=state, reason=write.stuck, updated=write.at))
 
@@ -328,9 +328,9 @@ def resume(rows: Rows, write: Resume) -> SessionRow | None:
     row = _wake(rows, replace(row, updated=write.at), write.worker)
     rows.put_session(row)
     if write.worker is None:
-        suspect_rules.resumed(rows, row.sid, row.takeovers)
+        takeovers.resumed(rows, row.sid, row.takeovers)
     else:
-        suspect_rules.resumed_by(rows, row.sid, row.takeovers, write.worker, write.lived)
+        takeovers.resumed_by(rows, row.sid, row.takeovers, write.worker, write.lived)
     return row
 
 
@@ -432,7 +432,7 @@ def delete(rows: Rows, write: Delete) -> bool:
     if write.unused_since is not None and not _is_unused(rows, row, write.unused_since):
         return False
     rows.drop_waits(row.sid)
-    suspect_rules.goes_on(rows, row.sid, row.takeovers)
+    takeovers.goes_on(rows, row.sid, row.takeovers)
     if row.turn is not None:
         turn_ended(rows, turn_id(row.id, row.turn), write.at)
         _unparked(rows, row, write.at)

@@ -28,8 +28,8 @@ from typing import Any, Protocol
 from mainstay.errors import MainstayError, StoreUnavailable
 from mainstay.model.process_write import Advance, LetGo
 from mainstay.model.write import Append, Commit, Release, Write
-from mainstay.stores import bell
-from mainstay.stores.aside import NO_THREAD, OUT_OF_MEMORY
+from mainstay.stores.sqlite import wakeup
+from mainstay.stores.threads import NO_THREAD, OUT_OF_MEMORY
 
 log = logging.getLogger("mainstay.store")
 
@@ -87,7 +87,7 @@ class GroupWriter:
         self._backend = backend
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._bell: bell.Bell | None = None
+        self._wakeup: wakeup.Wakeup | None = None
         # Made beforehand: when it is needed there is no memory to make one.
         self._exhausted = StoreUnavailable(OUT_OF_MEMORY)
         self.batches = 0
@@ -95,12 +95,12 @@ class GroupWriter:
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """`loop` is where most writes come from: it is told of their end by the cheapest way there is."""
         if loop is not None:
-            self._bell = bell.hung(loop, _resolve)
+            self._wakeup = wakeup.wakeup_of(loop, _resolve)
         try:
             self._thread.start()
         except RuntimeError as error:
-            if self._bell is not None:
-                self._bell.take_down()
+            if self._wakeup is not None:
+                self._wakeup.close()
             raise StoreUnavailable(NO_THREAD.format(error)) from None
 
     def stop(self) -> None:
@@ -126,8 +126,8 @@ class GroupWriter:
             batch, going = self._gather(take())
             if batch:
                 self._serve(batch)
-        if self._bell is not None:
-            self._bell.take_down()
+        if self._wakeup is not None:
+            self._wakeup.close()
 
     def _serve(self, batch: list[Item]) -> None:
         """Write a batch and tell how it ended. Nothing ends the thread: whoever writes next would wait for ever."""
@@ -242,8 +242,8 @@ class GroupWriter:
             self._wake(loop, items)
 
     def _wake(self, loop: asyncio.AbstractEventLoop, items: list[Item]) -> None:
-        if self._bell is not None and self._bell.loop is loop:
-            self._bell.ring(items)
+        if self._wakeup is not None and self._wakeup.loop is loop:
+            self._wakeup.send(items)
             return
         try:
             loop.call_soon_threadsafe(_resolve, items)

@@ -31,10 +31,10 @@ from typing import TypeVar
 from mainstay.errors import BlobMissing, InvalidInput, StoreDamaged, StoreInUse, StoreUnavailable
 from mainstay.ports.store import Tell
 from mainstay.stores.blobs import FileBlobs
-from mainstay.stores.connection import connect, is_referred_to, marks, migrate, put_mark, reading
 from mainstay.stores.files import PRIVATE, access_of, make_parents, open_file, sync_folder
 from mainstay.stores.identity import mint
-from mainstay.stores.lockfile import LockFile, Noted, locked_files
+from mainstay.stores.sqlite.connection import connect, is_referred_to, marks, migrate, put_mark, reading
+from mainstay.stores.sqlite.lockfile import LockFile, Noted, locked_files
 
 R = TypeVar("R")
 

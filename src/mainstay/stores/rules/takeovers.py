@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from mainstay.lifecycle import suspects
 from mainstay.model.session import Death, Deaths, WorkerRow
 from mainstay.model.write import Outlived
-from mainstay.stores.rows import Rows
+from mainstay.stores.rules.rows import Rows
 
 Fate: TypeAlias = Literal["runs", "held", "stuck"]
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from mainstay.errors import InvalidInput
 from mainstay.ports.store import Tell
-from mainstay.stores.connection import connect, migrate, reading
-from mainstay.stores.copies import refuse_if_open
 from mainstay.stores.files import access_of
-from mainstay.stores.lockfile import LockFile
+from mainstay.stores.sqlite.backup import refuse_if_open
+from mainstay.stores.sqlite.connection import connect, migrate, reading
+from mainstay.stores.sqlite.lockfile import LockFile
 
 SPARE_PAGES = 256
 """Free pages that stay in the file: the next rows want them."""

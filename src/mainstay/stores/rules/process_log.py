@@ -11,8 +11,8 @@ from mainstay.lifecycle.fold import ending, fold
 from mainstay.lifecycle.wake import news
 from mainstay.model.process import TERMINAL, Cancelled, Event, ProcessOutcome, ProcessRow, WaitOn
 from mainstay.model.session import CancelRequest
-from mainstay.stores import suspect_rules
-from mainstay.stores.rows import Rows
+from mainstay.stores.rules import takeovers
+from mainstay.stores.rules.rows import Rows
 
 Woken = tuple[ProcessRow, ...]
 
@@ -54,7 +54,7 @@ def end(rows: Rows, row: ProcessRow, outcome: ProcessOutcome, at: int, payload: 
 def _ended(rows: Rows, row: ProcessRow, outcome: ProcessOutcome, at: int, payload: Any = None) -> ProcessRow:
     drop_awaits(rows, row)
     row = appended(rows, row, Event(ending(outcome), outcome if payload is None else payload, at))
-    suspect_rules.goes_on(rows, -row.pid, row.takeovers)
+    takeovers.goes_on(rows, -row.pid, row.takeovers)
     row = replace(row, owner=None, takeovers=0, stuck=None)
     rows.put_process(row)
     return row

@@ -75,10 +75,10 @@ from mainstay.model.process_write import (
     Told,
 )
 from mainstay.model.session import CancelRequest
-from mainstay.stores import suspect_rules
-from mainstay.stores.process_log import appended, asked_to_stop, awaited, end, follow, resumed
-from mainstay.stores.rows import Rows, check_blobs
-from mainstay.stores.wake_rules import check_name, retargeted
+from mainstay.stores.rules import takeovers
+from mainstay.stores.rules.process_log import appended, asked_to_stop, awaited, end, follow, resumed
+from mainstay.stores.rules.rows import Rows, check_blobs
+from mainstay.stores.rules.wakes import check_name, retargeted
 
 MARKS = frozenset(
     {
@@ -185,7 +185,7 @@ def _taken(rows: Rows, row: ProcessRow, write: Take) -> Taken:
         failure = Failure("attempts_exhausted", f"it was begun {row.attempts} times, and its owners died")
         row, woken = end(rows, row, failure, write.at)
         return Taken(row, won=False, woken=woken)
-    ruling = suspect_rules.rule_on(rows, -row.pid, row.owner, row.takeovers, (write.worker, write.death))
+    ruling = takeovers.rule_on(rows, -row.pid, row.owner, row.takeovers, (write.worker, write.death))
     if ruling.fate == "held":
         return Taken(row, won=False, suspect=True)
     # Counted on when a person resumes it: a takeover is a step that may have been made for nothing.
@@ -194,7 +194,7 @@ def _taken(rows: Rows, row: ProcessRow, write: Take) -> Taken:
         rows.put_deaths(ruling.deaths)
         row = _stuck(rows, row, suspects.REASON.format("it"), write.at)
         return Taken(row, won=False)
-    suspect_rules.taken(rows, ruling, write.worker, write.lived)
+    takeovers.taken(rows, ruling, write.worker, write.lived)
     row = replace(row, owner=write.worker, attempts=max(row.attempts + again, 1))
     if row.status == "waiting":
         row = resumed(rows, row, write.at)
@@ -219,13 +219,13 @@ def advance(rows: Rows, write: Advance) -> Advanced:
         return Advanced(row, woken=woken)
     if write.park and before.record.sequence <= write.seen and _all_ahead(rows, write):
         row = appended(rows, row, Event(events.WAITING, {"waits": write.park}, write.at))
-        suspect_rules.goes_on(rows, -row.pid, row.takeovers)
+        takeovers.goes_on(rows, -row.pid, row.takeovers)
         row = replace(row, owner=None, takeovers=0)
         rows.put_process(row)
         rows.put_awaits(row.pid, awaited(write.park))
         return Advanced(row, parked=True)
     if row.takeovers and write.records and not write.repeats:
-        suspect_rules.goes_on(rows, -row.pid, row.takeovers)
+        takeovers.goes_on(rows, -row.pid, row.takeovers)
         row = replace(row, takeovers=0)
     if row is not before:
         rows.put_process(row)
@@ -314,7 +314,7 @@ def let_go(rows: Rows, write: LetGo) -> Advanced:
     if row is not None and _was_let_go(row, write):
         return Advanced(row)  # sent again, because its reply was lost
     row = _owned(row, write.scope)
-    suspect_rules.let_go(rows, -row.pid, row.takeovers)
+    takeovers.let_go(rows, -row.pid, row.takeovers)
     if write.stuck is not None:
         return Advanced(_stuck(rows, row, write.stuck, write.at))
     return _freed(rows, row, write.at, "its owner let it go")
@@ -440,7 +440,7 @@ def revive(rows: Rows, write: Revive) -> ProcessRow | None:
     row = known(rows.process(write.process_id), write.process_id)
     if row.stuck is None:
         return None
-    suspect_rules.resumed(rows, -row.pid, row.takeovers)
+    takeovers.resumed(rows, -row.pid, row.takeovers)
     row = appended(rows, replace(row, stuck=None), Event(events.REVIVED, None, write.at))
     rows.put_process(row)
     return row

@@ -1,0 +1,361 @@
+"""The rows of a SQLite store as text and bytes: columns, statements that read them, checksums, and how a row becomes a
+struct. SQLite notices a damaged page only where its structure suffers, so a checksum is kept beside every row."""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from mainstay.model.ids import MAX_ORDINAL, MAX_TURN
+from mainstay.model.process import (
+    Event,
+    ProcessRecord,
+    ProcessRow,
+    ProcessStatus,
+    Registration,
+    Tombstone,
+    WakeRow,
+)
+from mainstay.model.process_write import ProcessFilter
+from mainstay.model.session import Deaths, Fork, InboxRow, Offers, SessionRow, WaitRow, WorkerRow
+
+
+def row_checksum(values: tuple[Any, ...]) -> int:
+    """A checksum of a row's values, kept beside them."""
+    return zlib.crc32(repr(values).encode())
+
+
+def checked(table: str, found: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values of a row; refused when they are not those that were written."""
+    if row_checksum(found[:-1]) != found[-1]:
+        raise sqlite3.DatabaseError(f"malformed row of {table}: it does not match its checksum")
+    return found[:-1]
+
+
+def with_checksum(number: int, body: bytes) -> bytes:
+    """A body as it is stored: after a checksum that belongs to the row of this number."""
+    return zlib.crc32(body, number & 0xFFFFFFFF).to_bytes(4, "big") + body
+
+
+def without_checksum(table: str, number: int, body: bytes) -> bytes:
+    """A body as it was before; refused when it is not what was written."""
+    if type(body) is not bytes or type(number) is not int or with_checksum(number, body[4:]) != body:
+        raise sqlite3.DatabaseError(f"malformed row of {table}: it does not match its checksum")
+    return body[4:]
+
+
+# ---------------------------------------------------------------------- sessions
+
+
+SESSION = (
+    "sid, id, agent, head, next, turn, state, owner, generation, takeovers, cancel, reason, "
+    "fork_sid, fork_turn, fork_ordinal, created, updated, deleted, crc"
+)
+WAIT = "id, sid, turn, call, kind, state, due, body, answer, crc"
+MAIL = "sid, input, kind, cancel, crc"
+WORKER = "id, host, boot, pid, started, beat, term_ms, offers, process, lived, suspect"
+DEATHS = "scope, counted, alone, life, worker, since, crc"
+
+SESSION_ROW = f"{SESSION}, (SELECT body FROM settings WHERE settings.sid = sessions.sid)"
+"""What `session_row` reads."""
+
+SESSION_BY_ID = f"SELECT {SESSION_ROW} FROM sessions WHERE id = ?"
+SESSION_BY_SID = f"SELECT {SESSION_ROW} FROM sessions WHERE sid = ?"
+OPEN_SESSIONS = f"SELECT {SESSION_ROW} FROM sessions INDEXED BY sessions_open WHERE turn IS NOT NULL"
+ADD_SESSION = f"INSERT INTO sessions ({SESSION}) VALUES (NULL{', ?' * 18})"
+PUT_SESSION = (
+    "UPDATE sessions SET head = ?, next = ?, turn = ?, state = ?, owner = ?, generation = ?, takeovers = ?, "
+    "cancel = ?, reason = ?, fork_sid = ?, fork_turn = ?, fork_ordinal = ?, updated = ?, deleted = ?, crc = ? "
+    "WHERE sid = ?"
+)
+FIRST_MAIL = f"SELECT {MAIL} FROM inbox WHERE sid = ? AND kind != 'note' ORDER BY input LIMIT 1"
+SOME_MAIL = (
+    "SELECT EXISTS (SELECT 1 FROM inbox WHERE sid = ?), EXISTS (SELECT 1 FROM inbox WHERE sid = ? AND kind != 'queue')"
+)
+ADD_NODE = "INSERT OR IGNORE INTO nodes (place, crc, body) VALUES (?, ?, ?)"
+NODES = "SELECT place, crc, body FROM nodes WHERE place BETWEEN ? AND ? ORDER BY place"
+
+encode_offers = msgspec.json.encode
+decode_offers = msgspec.json.Decoder(Offers | None).decode
+
+MAX_SID = 2**27 - 1
+
+
+def node_place(sid: int, turn: int, ordinal: int) -> int:
+    """A node's place in the tree of all nodes; ordered as (session, turn, ordinal).
+
+    Not a refusal of ours: rows may have been changed before, so the whole transaction must go.
+    """
+    if sid > MAX_SID or turn > MAX_TURN or ordinal > MAX_ORDINAL:
+        raise OverflowError(
+            f"a file holds {MAX_SID:,} sessions of {MAX_TURN:,} inputs with {MAX_ORDINAL:,} records each, "
+            f"and this is record {ordinal} of turn {turn} of session number {sid}: fork the session, or begin another"
+        )
+    return (sid << 36) | (turn << 16) | ordinal
+
+
+def node_position(place: int) -> tuple[int, int, int]:
+    """Session number, turn and ordinal of a place."""
+    return place >> 36, (place >> 16) & MAX_TURN, place & MAX_ORDINAL
+
+
+def node_crc(place: int, body: bytes) -> int:
+    """A checksum of a record at its place: one that turns up elsewhere does not match, nor one that became text."""
+    if type(body) is not bytes or type(place) is not int:
+        return -1
+    return zlib.crc32(body, (place ^ place >> 32) & 0xFFFFFFFF)
+
+
+def session_row(found: tuple[Any, ...]) -> SessionRow:
+    if row_checksum(found[1:-2]) != found[-2]:  # without the number, which SQLite chose after the row was sealed
+        raise sqlite3.DatabaseError("malformed row of sessions: it does not match its checksum")
+    (sid, id_, agent, head, next_, turn, state, owner, generation, takeovers, cancel, reason, *rest) = found
+    fork_sid, fork_turn, fork_ordinal, created, updated, deleted, _, settings = rest
+    fork = None if fork_sid is None else Fork(fork_sid, fork_turn, fork_ordinal)
+    return SessionRow(
+        sid, id_, agent, head, next_, turn, state, owner, generation, takeovers, cancel, reason, fork,
+        created, updated, bool(deleted), b"" if settings is None else without_checksum("settings", sid, settings),
+    )  # fmt: skip
+
+
+def wait_row(found: tuple[Any, ...]) -> WaitRow:
+    return WaitRow(*checked("waits", found))
+
+
+def mail_row(found: tuple[Any, ...]) -> InboxRow:
+    return InboxRow(*checked("inbox", found))
+
+
+def worker_row(found: tuple[Any, ...]) -> WorkerRow:
+    id_, host, boot, pid, started, beat, term_ms, offers, process, lived, suspect = found
+    types = [type(value) for value in (*found[:7], process, lived)]
+    if types != [str, str, str, int, int, int, int, str, int] or type(suspect) not in (int, type(None)):
+        raise sqlite3.DatabaseError(f"malformed row of workers: {found!r:.200} describes no worker")
+    try:
+        known = None if offers is None else decode_offers(offers)
+    except (msgspec.DecodeError, TypeError) as error:  # a column of another type is none of ours either
+        raise sqlite3.DatabaseError(f"malformed row of workers: {error}") from None
+    return WorkerRow(id_, host, boot, pid, started, beat, term_ms, known, process, lived, suspect)
+
+
+def deaths_row(found: tuple[Any, ...]) -> Deaths:
+    return Deaths(*checked("deaths", found))
+
+
+def session_values(row: SessionRow) -> tuple[Any, ...]:
+    """The columns of a session, but for its number and its checksum."""
+    fork = row.fork
+    return (
+        row.id, row.agent, row.head, row.next, row.turn, row.state, row.owner, row.generation, row.takeovers,
+        row.cancel, row.reason, fork and fork.sid, fork and fork.turn, fork and fork.ordinal, row.created,
+        row.updated, int(row.deleted),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- processes
+
+
+PROCESS = (
+    "pid, id, live, active, due, parent, updated, created, owner, generation, attempts, takeovers, stuck, pruned, crc, "
+    "record"
+)
+EVENT = "place, pid, sequence, key, crc, body"
+WAKE = "number, session_id, pid, sequence, policy, body, at, state, turn, reason, crc"
+
+REGISTRATION = "(SELECT body FROM registrations WHERE registrations.pid = processes.pid)"
+PROCESS_ROW = f"{', '.join(f'processes.{column}' for column in PROCESS.split(', '))}, {REGISTRATION}"
+"""What `process_row` reads."""
+
+TOMBSTONE = "id, pid, status, pruned, digest, place, crc"
+TOMBSTONE_BY_ID = f"SELECT {TOMBSTONE} FROM tombstones WHERE id = ?"
+PROCESS_BY_ID = (
+    f"SELECT 0, {PROCESS_ROW} FROM processes WHERE id = ?1 UNION ALL "
+    f"SELECT 1, {TOMBSTONE}{', NULL' * 10} FROM tombstones WHERE id = ?1"
+)
+"""What `process_or_tombstone` reads."""
+CHANGES = (
+    "WITH page AS MATERIALIZED (SELECT pid, place FROM events WHERE place > ?1 AND +pid > 0 "
+    "UNION ALL SELECT 0, place FROM tombstones WHERE place > ?1 ORDER BY place LIMIT ?2) "
+    f"SELECT latest.place, 0, {PROCESS_ROW} "
+    "FROM (SELECT pid, max(place) AS place FROM page WHERE pid > 0 GROUP BY pid) AS latest "
+    "CROSS JOIN processes ON processes.pid = latest.pid UNION ALL "
+    f"SELECT page.place, 1, {', '.join(f'tombstones.{column}' for column in TOMBSTONE.split(', '))}{', NULL' * 10} "
+    "FROM page CROSS JOIN tombstones ON tombstones.place = page.place WHERE page.pid = 0 ORDER BY 1"
+)
+"""The same, each after the place of its last change on a page of the feed."""
+STATUSES: tuple[ProcessStatus, ...] = ("completed", "failed", "cancelled", "abandoned", "caller_departed")
+"""How a process may have ended, by its number in `tombstones`: on disk, so it is only ever added to."""
+SPENT = "SELECT max(sequence) FROM events WHERE pid = 0"
+"""The highest number of a process that was pruned. One row of `events` belongs to no process: that of the last pruning.
+Its place and its sequence keep those numbers from being given out again."""
+PROCESS_BY_PID = f"SELECT {PROCESS_ROW} FROM processes WHERE pid = ?"
+NEXT_PID = f"max((SELECT coalesce(max(pid), 0) FROM processes), coalesce(({SPENT}), 0)) + 1"
+ADD_PROCESS = f"INSERT INTO processes ({PROCESS}) VALUES ({NEXT_PID}{', ?' * 15})"
+PUT_PROCESS = (
+    "UPDATE processes SET live = ?, active = ?, due = ?, updated = ?, owner = ?, generation = ?, attempts = ?, "
+    "takeovers = ?, stuck = ?, pruned = ?, crc = ?, record = ? WHERE pid = ?"
+)
+PUT_GOING_ON = PUT_PROCESS.replace("live = ?, active = ?, due = ?, ", "")
+"""The same for one that goes on as before: what is not named here costs its indexes nothing."""
+ACTIVE = f"SELECT {PROCESS_ROW} FROM processes INDEXED BY processes_live WHERE live = 1 AND active = 1"
+UNOWNED = f"{ACTIVE} AND owner IS NULL AND pid > ? ORDER BY pid LIMIT ?"
+DUE = (
+    f"SELECT {PROCESS_ROW} FROM processes INDEXED BY processes_due "
+    "WHERE due IS NOT NULL AND due <= ? ORDER BY due, pid LIMIT ? OFFSET ?"
+)
+CHILDREN = f"SELECT {PROCESS_ROW} FROM processes WHERE parent = ? AND live = 1 ORDER BY pid"
+ALL_CHILDREN = f"SELECT {PROCESS_ROW} FROM processes WHERE parent = ? AND pruned IS NULL ORDER BY pid"
+PRUNABLE = (
+    f"SELECT {PROCESS_ROW} FROM processes INDEXED BY processes_over "
+    "WHERE live = 0 AND pruned IS NULL AND updated < ? ORDER BY updated, pid"
+)
+STATE = (
+    "CASE WHEN stuck IS NOT NULL THEN 'stuck' WHEN active = 1 AND owner IS NULL THEN 'queued' "
+    "ELSE coalesce(json_extract(CAST(record AS TEXT), '$.status'), 'running') END"
+)
+"""`ProcessRow.state`."""
+ADD_EVENT = "INSERT INTO events (pid, sequence, key, crc, body) VALUES (?, ?, ?, ?, ?)"
+ADD_STEP = "INSERT INTO steps (place, crc, body) VALUES (?, ?, ?)"
+STEPS = "SELECT place, crc, body FROM steps WHERE place BETWEEN ? AND ? ORDER BY place"
+
+MAX_STEPS = 2**28 - 1
+MAX_PID = 2**35 - 1
+
+decode_registration = msgspec.json.Decoder(Registration).decode
+decode_record = msgspec.json.Decoder(ProcessRecord).decode
+decode_event = msgspec.json.Decoder(Event).decode
+
+
+def step_place(pid: int, ordinal: int) -> int:
+    """A record's place in the tree of all journals. Not a refusal of ours: the whole transaction must go."""
+    if pid > MAX_PID or ordinal > MAX_STEPS:
+        raise OverflowError(
+            f"a file holds {MAX_PID:,} processes with {MAX_STEPS:,} records each, and this is record {ordinal} of "
+            f"process number {pid}: use `ctx.checkpoint` in functions that never end"
+        )
+    return pid << 28 | ordinal
+
+
+def body_crc(body: bytes, *where: int) -> int:
+    """A checksum of a body at its place: one that turns up elsewhere does not match, nor does one that became text."""
+    return zlib.crc32(body, row_checksum(where)) if type(body) is bytes else -1
+
+
+def process_row(found: tuple[Any, ...]) -> ProcessRow:
+    pid, *values, crc, record, registration = found
+    if registration is None or row_crc(values, record) != crc:
+        raise sqlite3.DatabaseError("malformed row of processes: it does not match its checksum")
+    body = without_checksum("registrations", pid, registration)
+    return ProcessRow(pid, decode_registration(body), decode_record(record), *values[6:])
+
+
+def process_or_tombstone(found: tuple[Any, ...]) -> ProcessRow:
+    return tombstone_row(found[1:8]).row if found[0] else process_row(found[1:])
+
+
+def tombstone_row(found: tuple[Any, ...]) -> Tombstone:
+    process_id, pid, status, pruned, digest, _place = checked("tombstones", found)
+    return Tombstone(process_id, pid, STATUSES[status], pruned, digest)
+
+
+def row_crc(values: list[Any], record: bytes) -> int:
+    """A checksum of a process but for its number, which SQLite chooses after the row was sealed."""
+    return zlib.crc32(record, row_checksum(tuple(values))) if type(record) is bytes else -1
+
+
+def event_row(found: tuple[Any, ...]) -> tuple[int, int, int, Event]:
+    """Place, process number, sequence and event."""
+    place, pid, sequence, key, crc, body = found
+    if body_crc(body, pid, sequence) != crc or (event := decode_event(body)).key != key:
+        raise sqlite3.DatabaseError(f"malformed row of events: event {sequence} does not match its checksum")
+    return place, pid, sequence, event
+
+
+def step_row(found: tuple[int, int, bytes]) -> tuple[int, bytes]:
+    """Ordinal and body."""
+    place, crc, body = found
+    if body_crc(body, place) != crc:
+        raise sqlite3.DatabaseError(f"malformed row of steps: record {place & MAX_STEPS} does not match its checksum")
+    return place & MAX_STEPS, body
+
+
+def wake_row(found: tuple[Any, ...]) -> WakeRow:
+    return WakeRow(*checked("wakes", found))
+
+
+def bad_nodes(connection: sqlite3.Connection) -> list[str]:
+    """Records of turns that are not what was written."""
+    return [
+        "record {2} of turn {1} of session number {0} does not match its checksum".format(*node_position(place))
+        for place, crc, body in connection.execute("SELECT place, crc, body FROM nodes")
+        if node_crc(place, body) != crc
+    ]
+
+
+def bad_rows(connection: sqlite3.Connection) -> list[str]:
+    """What is kept of processes and is not what was written."""
+    problems: list[str] = []
+    for query, read in (
+        (f"SELECT {PROCESS_ROW} FROM processes", process_row),
+        (f"SELECT {EVENT} FROM events", event_row),
+        ("SELECT place, crc, body FROM steps", step_row),
+        (f"SELECT {WAKE} FROM wakes", wake_row),
+        (f"SELECT {TOMBSTONE} FROM tombstones", tombstone_row),
+    ):
+        try:
+            problems += [bad for found in connection.execute(query) if (bad := _problem(read, found))]
+        except sqlite3.Error as error:  # not even to be had: text that is none
+            problems.append(str(error))
+    return problems
+
+
+def _problem(read: Callable[[Any], object], found: tuple[Any, ...]) -> str:
+    try:
+        read(found)
+    except (sqlite3.DatabaseError, ValueError) as error:  # ValueError: a body that is no JSON
+        return f"{error} (number {found[0]})"
+    return ""
+
+
+def process_filter(wanted: ProcessFilter) -> tuple[str, list[Any]]:
+    """The rest of a SELECT from processes, and its arguments."""
+    clauses, args = ["pruned IS NULL"], list[Any]()
+    if wanted.status:
+        clauses.append(f"{STATE} IN ({', '.join('?' * len(wanted.status))})")
+        args += wanted.status
+    if wanted.live is not None:
+        clauses.append(f"live = {int(wanted.live)}")  # spelt out: only so is the index of live ones used
+    for clause, value in (
+        (f"{_asked('kind')} = ?", wanted.kind),
+        (f"{_asked('name')} = ?", wanted.name),
+        (f"{_asked('definition')} = ?", wanted.definition),
+        (f"{_asked('label')} = ?", wanted.label),
+        (f"{_asked('origin.session_id')} = ?", wanted.origin),
+        (f"{_asked('cause.id')} = ?", wanted.cause),
+        ("pid IN (SELECT pid FROM grants WHERE session_id = ?)", wanted.session_id),
+        ("parent = ?", wanted.parent),
+        ("created >= ?", wanted.since),
+        ("created < ?", wanted.until),
+        ("pid < ?", wanted.before),
+        ("(stuck IS NOT NULL) = ?", wanted.stuck),
+    ):
+        if value is not None:
+            clauses.append(clause)
+            args.append(value)
+    return f"processes WHERE {' AND '.join(clauses)} ORDER BY pid DESC LIMIT ?", [*args, max(0, wanted.limit)]
+
+
+def _asked(path: str) -> str:
+    return f"coalesce(json_extract(CAST(substr({REGISTRATION}, 5) AS TEXT), '$.{path}'), '')"
+
+
+def process_values(row: ProcessRow) -> list[Any]:
+    """The columns of a process, but for its number, its checksum and its record."""
+    return [
+        row.id, int(row.live), int(row.active), row.due, row.registration.parent, row.record.updated, row.created,
+        row.owner, row.generation, row.attempts, row.takeovers, row.stuck, row.pruned,
+    ]  # fmt: skip

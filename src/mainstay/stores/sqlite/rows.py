@@ -1,0 +1,511 @@
+"""A transaction of a SQLite connection, seen as rows: what the rules read and change."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mainstay.lifecycle.fold import PRUNED
+from mainstay.model.codec import encode
+from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow
+from mainstay.model.process_write import ProcessFilter
+from mainstay.model.session import Deaths, InboxRow, Node, SessionRow, WaitRow, WorkerRow
+from mainstay.stores.rules.rows import waits_of
+from mainstay.stores.sqlite.records import (
+    ACTIVE,
+    ADD_EVENT,
+    ADD_NODE,
+    ADD_PROCESS,
+    ADD_SESSION,
+    ADD_STEP,
+    ALL_CHILDREN,
+    CHILDREN,
+    DEATHS,
+    EVENT,
+    FIRST_MAIL,
+    MAIL,
+    MAX_STEPS,
+    OPEN_SESSIONS,
+    PROCESS_BY_ID,
+    PROCESS_BY_PID,
+    PROCESS_ROW,
+    PRUNABLE,
+    PUT_GOING_ON,
+    PUT_PROCESS,
+    PUT_SESSION,
+    SESSION_BY_ID,
+    SESSION_BY_SID,
+    SOME_MAIL,
+    SPENT,
+    STATUSES,
+    TOMBSTONE,
+    TOMBSTONE_BY_ID,
+    WAIT,
+    WAKE,
+    WORKER,
+    body_crc,
+    checked,
+    deaths_row,
+    encode_offers,
+    event_row,
+    mail_row,
+    node_crc,
+    node_place,
+    process_filter,
+    process_or_tombstone,
+    process_row,
+    process_values,
+    row_checksum,
+    row_crc,
+    session_row,
+    session_values,
+    step_place,
+    tombstone_row,
+    wait_row,
+    wake_row,
+    with_checksum,
+    worker_row,
+)
+
+REMEMBERED = 4096
+"""Sessions whose rows are remembered between transactions."""
+
+
+class Known(Struct):
+    """What is known of a session that somebody works on. `mail`, `waits`: whether it may have any."""
+
+    row: SessionRow
+    mail: bool = True
+    waits: bool = True
+
+
+class SqlProcessRows:
+    """The part of a transaction that is about processes.
+
+    What this connection has written is remembered, until anybody else commits or a transaction is undone: rows that
+    somebody owns, by number; how far their journals go; and the ids of new ones that nobody waits for or is a child of.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._do = connection.execute
+        self._processes: dict[int, ProcessRow] = {}
+        self._last_steps: dict[int, int] = {}
+        self._alone: set[str] = set()
+
+    @property
+    def remembered(self) -> int:
+        return max(len(self._processes), len(self._alone))
+
+    def forget_processes(self) -> None:
+        self._processes.clear()
+        self._last_steps.clear()
+        self._alone.clear()
+
+    def _remember_process(self, row: ProcessRow) -> None:
+        if row.owner is not None:
+            self._processes[row.pid] = row
+            return
+        self._processes.pop(row.pid, None)
+        self._last_steps.pop(row.pid, None)
+
+    def process(self, process_id: str) -> ProcessRow | None:
+        found = self._do(PROCESS_BY_ID, (process_id,)).fetchone()
+        return None if found is None else process_or_tombstone(found)
+
+    def tombstone(self, process_id: str) -> Tombstone | None:
+        found = self._do(TOMBSTONE_BY_ID, (process_id,)).fetchone()
+        return None if found is None else tombstone_row(found)
+
+    def process_by_pid(self, pid: int) -> ProcessRow | None:
+        known = self._processes.get(pid)
+        if known is not None:
+            return known
+        found = self._do(PROCESS_BY_PID, (pid,)).fetchone()
+        return None if found is None else process_row(found)
+
+    def add_process(self, row: ProcessRow) -> ProcessRow:
+        values, record = process_values(row), encode(row.record)
+        pid = self._do(ADD_PROCESS, (*values, row_crc(values, record), record)).lastrowid
+        assert pid is not None
+        self._do(
+            "INSERT INTO registrations (pid, body) VALUES (?, ?)", (pid, with_checksum(pid, encode(row.registration)))
+        )
+        row = replace(row, pid=pid)
+        self._remember_process(row)
+        if not row.id.rpartition(".")[2].isdecimal():  # a turn may be called so, and may have children
+            self._alone.add(row.id)
+        if row.registration.parent is not None:
+            self._alone.discard(row.registration.parent)
+        if row.owner is not None:
+            self._last_steps[pid] = -1
+        return row
+
+    def put_process(self, row: ProcessRow) -> None:
+        before = self._processes.get(row.pid)
+        self._remember_process(row)
+        values, record = process_values(row), encode(row.record)
+        # Neither its id nor its parent nor its birth ever changes while it is retained.
+        changing = (values[5], *values[7:], row_crc(values, record), record, row.pid)
+        if before is not None and values[1:4] == [before.live, before.active, before.due]:
+            self._do(PUT_GOING_ON, changing)
+        else:
+            self._do(PUT_PROCESS, (*values[1:4], *changing))
+
+    def entomb(self, tombstone: Tombstone) -> None:
+        pid = tombstone.pid
+        place = self._do("SELECT max(place) + 1 FROM events").fetchone()[0]
+        spent = max(self._do(SPENT).fetchone()[0] or 0, pid)
+        values = (tombstone.id, pid, STATUSES.index(tombstone.status), tombstone.pruned, tombstone.digest, place)
+        self._do(f"INSERT INTO tombstones ({TOMBSTONE}) VALUES (?{', ?' * 6})", (*values, row_checksum(values)))
+        self._processes.pop(pid, None)
+        self._last_steps.pop(pid, None)
+        self._do("DELETE FROM events WHERE pid IN (0, ?)", (pid,))
+        body = encode(Event(PRUNED, at=tombstone.pruned))
+        last = (place, 0, spent, None, body_crc(body, 0, spent), body)
+        self._do(f"INSERT INTO events ({EVENT}) VALUES (?{', ?' * 5})", last)
+        for table in ("processes", "registrations", "awaits", "grants", "wakes"):
+            self._do(f"DELETE FROM {table} WHERE pid = ?", (pid,))
+        self._do("DELETE FROM blobs WHERE sid = ?", (-pid,))
+        self.drop_steps(pid, MAX_STEPS)
+
+    def children(self, parent: str, over: bool = False) -> list[ProcessRow]:
+        query = ALL_CHILDREN if over else CHILDREN
+        return [] if parent in self._alone else [process_row(r) for r in self._do(query, (parent,))]
+
+    def processes_of(self, worker_id: str) -> list[ProcessRow]:
+        return [process_row(r) for r in self._do(f"{ACTIVE} AND owner = ? ORDER BY pid", (worker_id,))]
+
+    def has_live_processes(self, session_id: str) -> bool:
+        query = "SELECT 1 FROM grants JOIN processes USING (pid) WHERE session_id = ? AND live = 1 LIMIT 1"
+        return self._do(query, (session_id,)).fetchone() is not None
+
+    def prunable(self, before: int) -> Iterator[ProcessRow]:
+        """Those that are over since before then, the first to end first."""
+        return map(process_row, self._do(PRUNABLE, (before,)))
+
+    # ------------------------------------------------------------------ events and journals
+
+    def add_event(self, pid: int, sequence: int, event: Event) -> int:
+        body = encode(event)
+        place = self._do(ADD_EVENT, (pid, sequence, event.key, body_crc(body, pid, sequence), body)).lastrowid
+        assert place is not None
+        return place
+
+    def event_by_key(self, pid: int, key: str) -> tuple[int, Event] | None:
+        found = self._do(f"SELECT {EVENT} FROM events WHERE pid = ? AND key = ?", (pid, key)).fetchone()
+        return None if found is None else event_row(found)[2:]
+
+    def events_after(self, pid: int, sequence: int) -> list[Event]:
+        found = self._do(f"SELECT {EVENT} FROM events WHERE pid = ? AND sequence > ?", (pid, sequence))
+        return [event_row(r)[3] for r in found]
+
+    def last_event(self, pid: int) -> int:
+        query = "SELECT place FROM events WHERE pid = ? ORDER BY sequence DESC LIMIT 1"
+        return int(self._do(query, (pid,)).fetchone()[0])
+
+    def step(self, pid: int, ordinal: int) -> bytes | None:
+        found = self._do("SELECT body FROM steps WHERE place = ?", (step_place(pid, ordinal),)).fetchone()
+        return None if found is None else found[0]
+
+    def last_step(self, pid: int) -> int:
+        """The number of the last record of a journal, -1 where there is none."""
+        known = self._last_steps.get(pid)
+        if known is not None:
+            return known
+        span = (step_place(pid, 0), step_place(pid, MAX_STEPS))
+        found = self._do("SELECT max(place) FROM steps WHERE place BETWEEN ? AND ?", span).fetchone()[0]
+        return -1 if found is None else int(found) & MAX_STEPS
+
+    def add_step(self, pid: int, ordinal: int, body: bytes) -> None:
+        where = step_place(pid, ordinal)
+        self._do(ADD_STEP, (where, body_crc(body, where), body))
+        self._last_steps[pid] = ordinal
+
+    def drop_steps(self, pid: int, before: int) -> None:
+        self._do("DELETE FROM steps WHERE place >= ? AND place < ?", (step_place(pid, 0), step_place(pid, before)))
+
+    # ------------------------------------------------------------------ who waits, who sees, who is told
+
+    def awaiting(self, process_id: str) -> list[int]:
+        if process_id in self._alone:
+            return []
+        return [r[0] for r in self._do("SELECT pid FROM awaits WHERE target = ? ORDER BY pid", (process_id,))]
+
+    def put_awaits(self, pid: int, process_ids: tuple[str, ...]) -> None:
+        self._alone.difference_update(process_ids)
+        for process_id in process_ids:
+            self._do("INSERT OR IGNORE INTO awaits (target, pid) VALUES (?, ?)", (process_id, pid))
+
+    def drop_awaits(self, pid: int) -> None:
+        self._do("DELETE FROM awaits WHERE pid = ?", (pid,))
+
+    def granted(self, session_id: str, pid: int) -> bool:
+        query = "SELECT 1 FROM grants WHERE session_id = ? AND pid = ?"
+        return self._do(query, (session_id, pid)).fetchone() is not None
+
+    def put_grant(self, session_id: str, pid: int) -> None:
+        self._do("INSERT OR IGNORE INTO grants (session_id, pid) VALUES (?, ?)", (session_id, pid))
+
+    def drop_grant(self, session_id: str, pid: int) -> None:
+        self._do("DELETE FROM grants WHERE session_id = ? AND pid = ?", (session_id, pid))
+
+    def drop_grants(self, session_id: str) -> None:
+        self._do("DELETE FROM grants WHERE session_id = ?", (session_id,))
+
+    def live_named(self, session_id: str, name: str) -> list[ProcessRow]:
+        query, args = process_filter(ProcessFilter(name=name, session_id=session_id, live=True, limit=2**31))
+        return [process_row(found) for found in self._do(f"SELECT {PROCESS_ROW} FROM {query}", args)]
+
+    def add_wake(self, row: WakeRow) -> None:
+        values = msgspec.structs.astuple(row)
+        self._do(f"INSERT INTO wakes ({WAKE}) VALUES (?{', ?' * 10})", (*values, row_checksum(values)))
+
+    def wake(self, number: int) -> WakeRow | None:
+        found = self._do(f"SELECT {WAKE} FROM wakes WHERE number = ?", (number,)).fetchone()
+        return None if found is None else wake_row(found)
+
+    def put_wake(self, row: WakeRow) -> None:
+        self._do(
+            "UPDATE wakes SET session_id = ?, policy = ?, at = ?, state = ?, turn = ?, reason = ?, crc = ? "
+            "WHERE number = ?",
+            (
+                row.session_id, row.policy, row.at, row.state, row.turn, row.reason,
+                row_checksum(msgspec.structs.astuple(row)), row.number,
+            ),
+        )  # fmt: skip
+
+    def pending_wakes(self, pid: int) -> list[WakeRow]:
+        query = f"SELECT {WAKE} FROM wakes WHERE pid = ? AND state = 'pending' ORDER BY number"
+        return [wake_row(r) for r in self._do(query, (pid,))]
+
+    def pending_wakes_for(self, session_id: str) -> list[WakeRow]:
+        query = f"SELECT {WAKE} FROM wakes WHERE session_id = ? AND state = 'pending' ORDER BY number"
+        return [wake_row(r) for r in self._do(query, (session_id,))]
+
+
+class SqlRows(SqlProcessRows):
+    """A transaction of a SQLite connection, seen as rows.
+
+    The owner of a turn writes to it again and again, and every write begins with the session's row. What this
+    connection has written is therefore remembered, until anybody else commits anything or a transaction is undone.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, has_blob: Callable[[str], bool]) -> None:
+        super().__init__(connection)
+        self._known: dict[int, Known] = {}
+        self._version = -1
+        self._many = connection.executemany
+        self._has_blob = has_blob
+        # Identity of the last record written in this transaction; (0, 0) when records were deleted since. `rewrote`: a
+        # record that was there before this transaction is gone, or is another one now.
+        self.last: tuple[int, int] | None = None
+        self.rewrote = False
+
+    def begin(self) -> bool:
+        """In a new transaction: whether others have written since the last one, and what is remembered may not be so
+        any more."""
+        self.last, self.rewrote = None, False
+        version = self._do("PRAGMA data_version").fetchone()[0]
+        changed = bool(version != self._version)
+        if changed or max(len(self._known), self.remembered) > REMEMBERED:
+            self.forget()
+            self._version = version
+        return changed
+
+    def forget(self) -> None:
+        self._known.clear()
+        self.forget_processes()
+
+    def _remember(self, row: SessionRow, new: bool = False) -> None:
+        if row.owner is None:
+            self._known.pop(row.sid, None)
+        elif (known := self._known.get(row.sid)) is not None:
+            known.row = row
+        else:
+            self._known[row.sid] = Known(row, mail=not new, waits=not new)
+
+    def _one(self, sql: str, *args: Any) -> Any:
+        return self._do(sql, args).fetchone()
+
+    # ------------------------------------------------------------------ sessions
+
+    def session(self, session_id: str) -> SessionRow | None:
+        found = self._do(SESSION_BY_ID, (session_id,)).fetchone()
+        return None if found is None else session_row(found)
+
+    def session_by_sid(self, sid: int) -> SessionRow | None:
+        known = self._known.get(sid)
+        if known is not None:
+            return known.row
+        found = self._do(SESSION_BY_SID, (sid,)).fetchone()
+        if found is None:
+            return None
+        row = session_row(found)
+        self._remember(row)
+        return row
+
+    def add_session(self, row: SessionRow) -> SessionRow:
+        values = session_values(row)
+        cursor = self._do(ADD_SESSION, (*values, row_checksum(values)))
+        row = replace(row, sid=cursor.lastrowid)
+        self._remember(row, new=True)
+        return row
+
+    def put_session(self, row: SessionRow) -> None:
+        self._remember(row)
+        values = session_values(row)
+        # Neither the id nor the agent nor the birth of a session ever changes.
+        self._do(PUT_SESSION, (*values[2:14], *values[15:], row_checksum(values), row.sid))
+
+    def put_settings(self, sid: int, settings: bytes) -> None:
+        self._do("INSERT OR REPLACE INTO settings (sid, body) VALUES (?, ?)", (sid, with_checksum(sid, settings)))
+
+    def owned_by(self, worker_id: str) -> list[SessionRow]:
+        return [session_row(r) for r in self._do(f"{OPEN_SESSIONS} AND owner = ?", (worker_id,))]
+
+    def forks_of(self, sid: int) -> int:
+        return int(self._one("SELECT count(*) FROM sessions WHERE fork_sid = ?", sid)[0])
+
+    # ------------------------------------------------------------------ keys, nodes, blobs
+
+    def key(self, sid: int, key: str) -> tuple[int, bytes] | None:
+        found = self._one("SELECT sid, key, turn, digest, crc FROM keys WHERE sid = ? AND key = ?", sid, key)
+        if found is None:
+            return None
+        _, _, turn, digest = checked("keys", found)
+        return turn, digest
+
+    def put_key(self, sid: int, key: str, turn: int, digest: bytes) -> None:
+        values = (sid, key, turn, digest)
+        self._do(
+            "INSERT INTO keys (sid, key, turn, digest, crc) VALUES (?, ?, ?, ?, ?)", (*values, row_checksum(values))
+        )
+
+    def node(self, sid: int, turn: int, ordinal: int) -> bytes | None:
+        found = self._one("SELECT body FROM nodes WHERE place = ?", node_place(sid, turn, ordinal))
+        return None if found is None else found[0]
+
+    def add_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> bool:
+        where = node_place(sid, turn, ordinal)
+        crc = node_crc(where, body)
+        added = self._do(ADD_NODE, (where, crc, body)).rowcount == 1
+        if added:
+            self.last = (where, crc)
+        return added
+
+    def put_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> None:
+        where = node_place(sid, turn, ordinal)
+        crc = node_crc(where, body)
+        self._do("UPDATE nodes SET crc = ?, body = ? WHERE place = ?", (crc, body, where))
+        self.last, self.rewrote = (where, crc), True
+
+    def add_nodes(self, sid: int, turn: int, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self.add_node(sid, turn, node.ordinal, node.body)
+
+    def drop_session_data(self, sid: int) -> None:
+        self.last, self.rewrote = (0, 0), True
+        self._do("DELETE FROM nodes WHERE place BETWEEN ? AND ?", (sid << 36, ((sid + 1) << 36) - 1))
+        for table in ("inbox", "keys", "blobs", "settings"):
+            self._do(f"DELETE FROM {table} WHERE sid = ?", (sid,))
+
+    def add_blobs(self, sid: int, digests: Iterable[str]) -> None:
+        for digest in digests:
+            self._do("INSERT OR IGNORE INTO blobs (digest, sid) VALUES (?, ?)", (digest, sid))
+
+    def has_blob(self, digest: str) -> bool:
+        return self._has_blob(digest)
+
+    # ------------------------------------------------------------------ inbox
+
+    def first_mail(self, sid: int) -> InboxRow | None:
+        if (known := self._known.get(sid)) is not None and not known.mail:
+            return None
+        found = self._one(FIRST_MAIL, sid)
+        return None if found is None else mail_row(found)
+
+    def has_mail(self, sid: int) -> bool:
+        known = self._known.get(sid)
+        if known is not None and not known.mail:
+            return False
+        some, for_the_turn = self._one(SOME_MAIL, sid, sid)
+        if known is not None:
+            known.mail = bool(some)
+        return bool(for_the_turn)
+
+    def some_mail(self, sid: int) -> bool:
+        return self._one("SELECT 1 FROM inbox WHERE sid = ? LIMIT 1", sid) is not None
+
+    def mail(self, sid: int, number: int) -> InboxRow | None:
+        found = self._one(f"SELECT {MAIL} FROM inbox WHERE sid = ? AND input = ?", sid, number)
+        return None if found is None else mail_row(found)
+
+    def put_mail(self, row: InboxRow) -> None:
+        if (known := self._known.get(row.sid)) is not None:
+            known.mail = True
+        values = (row.sid, row.input, row.kind, row.cancel)
+        self._do(f"INSERT OR REPLACE INTO inbox ({MAIL}) VALUES (?, ?, ?, ?, ?)", (*values, row_checksum(values)))
+
+    def drop_mail(self, sid: int, number: int) -> None:
+        self._do("DELETE FROM inbox WHERE sid = ? AND input = ?", (sid, number))
+
+    # ------------------------------------------------------------------ waits
+
+    def wait(self, wait_id: str) -> WaitRow | None:
+        found = self._one(f"SELECT {WAIT} FROM waits WHERE id = ?", wait_id)
+        return None if found is None else wait_row(found)
+
+    def put_wait(self, row: WaitRow) -> None:
+        if (known := self._known.get(row.sid)) is not None:
+            known.waits = True
+        values = (row.id, row.sid, row.turn, row.call, row.kind, row.state, row.due, row.body, row.answer)
+        self._do(
+            f"INSERT OR REPLACE INTO waits ({WAIT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*values, row_checksum(values)),
+        )
+
+    def drop_waits(self, sid: int) -> None:
+        known = self._known.get(sid)
+        if (known is None or known.waits) and self._do("DELETE FROM waits WHERE sid = ?", (sid,)).rowcount:
+            self._do("DELETE FROM blobs WHERE sid = ?", (waits_of(sid),))
+        if known is not None:
+            known.waits = False
+
+    # ------------------------------------------------------------------ workers
+
+    def worker(self, worker_id: str) -> WorkerRow | None:
+        found = self._one(f"SELECT {WORKER} FROM workers WHERE id = ?", worker_id)
+        return None if found is None else worker_row(found)
+
+    def put_worker(self, row: WorkerRow) -> None:
+        self._do(
+            f"INSERT OR REPLACE INTO workers ({WORKER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                row.id, row.host, row.boot, row.pid, row.started, row.beat, row.term_ms, encode_offers(row.offers),
+                row.process, row.lived, row.suspect,
+            ),
+        )  # fmt: skip
+
+    def workers(self) -> list[WorkerRow]:
+        return [worker_row(r) for r in self._do(f"SELECT {WORKER} FROM workers ORDER BY id")]
+
+    def deaths(self, scope: int) -> Deaths | None:
+        found = self._one(f"SELECT {DEATHS} FROM deaths WHERE scope = ?", scope)
+        return None if found is None else deaths_row(found)
+
+    def put_deaths(self, row: Deaths) -> None:
+        values = (row.scope, row.counted, row.alone, row.life, row.worker, row.since)
+        self._do(
+            f"INSERT OR REPLACE INTO deaths ({DEATHS}) VALUES (?, ?, ?, ?, ?, ?, ?)", (*values, row_checksum(values))
+        )
+
+    def drop_deaths(self, scope: int) -> None:
+        self._do("DELETE FROM deaths WHERE scope = ?", (scope,))
+
+    def drop_worker(self, worker_id: str) -> None:
+        self._do("DELETE FROM workers WHERE id = ?", (worker_id,))
