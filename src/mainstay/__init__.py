@@ -13,8 +13,8 @@ from mainstay.model.media import Audio, Document, FileRef, Image
 from mainstay.model.message import Message, ToolCall, ToolResult
 from mainstay.plugins.hooks import Plugin
 from mainstay.ports.tool import ToolProvider
-from mainstay.processes.context import ProcessContext
-from mainstay.processes.define import Process, process
+from mainstay.processes.function.context import ProcessContext
+from mainstay.processes.function.definition import Process, process
 from mainstay.processes.handle import ProcessHandle
 from mainstay.runtime import Runtime
 from mainstay.sessions.result import TurnResult

@@ -38,8 +38,8 @@ from mainstay.ports.host import Clock, Random
 from mainstay.ports.provider import Connecting, candidates
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import OnDisk, Store
-from mainstay.processes.define import Process
-from mainstay.processes.function import FunctionEngine, by_definition
+from mainstay.processes.function.definition import Process
+from mainstay.processes.function.engine import FunctionEngine, by_definition
 from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.policy import CancelPolicy
 from mainstay.processes.recovery import ProcessWatch

@@ -39,7 +39,7 @@ from mainstay.engine.host import SystemClock
 from mainstay.engine.lease import LeaseTerms
 from mainstay.model.process import Registration, Success
 from mainstay.ports.process import EngineRun
-from mainstay.processes.define import Process
+from mainstay.processes.function.definition import Process
 from mainstay.testing.faults import Ledger, LedgerLine
 
 SHORT = LeaseTerms(term=3, renewal=0.5)

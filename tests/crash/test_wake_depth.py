@@ -9,8 +9,8 @@ import pytest
 
 from mainstay import Agent, ModelRequest, ToolCall, ToolContext, tool
 from mainstay.ports.store import Store
-from mainstay.processes.context import ProcessContext
-from mainstay.processes.define import process
+from mainstay.processes.function.context import ProcessContext
+from mainstay.processes.function.definition import process
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Lab, Report
 from tests.crash.reference import ATTENDED, SESSION, patiently

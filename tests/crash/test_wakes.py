@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from mainstay import Agent, ModelRequest, ToolCall, ToolContext, tool
 from mainstay.ports.store import Store
-from mainstay.processes.context import ProcessContext
-from mainstay.processes.define import process
+from mainstay.processes.function.context import ProcessContext
+from mainstay.processes.function.definition import process
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Crash, Lab, Played, StoreKind, play
 from mainstay.testing.faults import MODES, Mode

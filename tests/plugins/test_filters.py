@@ -21,8 +21,8 @@ from mainstay.model.plugin import ShortCircuit
 from mainstay.model.tool import Denied, Failed, Ok, PreparedCall, ToolOutcome, ToolSpec
 from mainstay.plugins import FilterContext, StreamContext, ToolCallContext, ToolEndContext
 from mainstay.plugins.registry import PluginSet
-from mainstay.processes.context import ProcessContext
-from mainstay.processes.define import process
+from mainstay.processes.function.context import ProcessContext
+from mainstay.processes.function.definition import process
 from mainstay.testing import FunctionModel, ScriptedModel
 from tests.plugins.made import having
 from tests.sessions.places import SOON, Place

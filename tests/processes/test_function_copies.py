@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from mainstay import ProcessContext, process
-from mainstay.processes.steps import copied
+from mainstay.processes.function.step import copied
 from tests.processes.functions import World, living, parked, result
 from tests.sessions.places import Place, file, place
 

@@ -11,7 +11,7 @@ import pytest
 from mainstay import Agent, ModelRequest, ProcessContext, Tool, ToolCall, process, tool
 from mainstay.errors import OutcomeUnknown
 from mainstay.model.process import Cancelled
-from mainstay.processes.waiting import LINGER
+from mainstay.processes.function.waits import PARK_DELAY
 from mainstay.testing import FunctionModel
 from tests.processes.functions import dying, journal_of, living, memory, result
 from tests.sessions.places import SOON, Place, file, place, until
@@ -263,7 +263,7 @@ async def test_other_branches_go_on_while_one_waits_for_a_slot(place: Place) -> 
         await press.has_begun(1)
         handle = await runtime.start(several)
         await until(lambda: heard == ["slept"])
-        await asyncio.sleep(2 * LINGER)  # after that it would be parked, and nobody would tell
+        await asyncio.sleep(2 * PARK_DELAY)  # after that it would be parked, and nobody would tell
         assert (await handle.record()).status == "running"
         await handle.signal("go", 1)
         await until(lambda: heard == ["slept", 1])

@@ -8,7 +8,7 @@ from mainstay.engine.host import SystemClock
 from mainstay.model.process import WaitOn
 from mainstay.model.process_write import Stop
 from mainstay.model.session import CancelRequest
-from mainstay.processes.waiting import Signal, Waiting
+from mainstay.processes.function.waits import Signal, Waits
 from tests.processes.test_process_journal import Held, begun, done
 
 END = WaitOn("1", "signal", "end")
@@ -21,12 +21,12 @@ async def test_who_is_told_before_the_parking_begins_goes_on() -> None:
         parked.append(waits)
         return True
 
-    waiting = Waiting(SystemClock(), lambda since, due: 0.0, park, lambda resting: None, lambda error: None)
+    waiting = Waits(SystemClock(), lambda since, due: 0.0, park, lambda resting: None, lambda error: None)
     waiting.working = 1
     branch = asyncio.create_task(waiting.wait(END))
     await asyncio.sleep(0)
-    waiting._lie_down()  # its linger is over
-    waiting.signalled("end", Signal(2, "now"))
+    waiting._begin_parking()  # its delay is over
+    waiting.add_signal("end", Signal(2, "now"))
 
     assert await branch == Signal(2, "now")
     assert parked == []

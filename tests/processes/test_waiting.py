@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from mainstay.model.process import WaitOn
-from mainstay.processes.waiting import Signal, Waiting
+from mainstay.processes.function.waits import Signal, Waits
 from mainstay.testing import VirtualClock
 
 
@@ -16,7 +16,7 @@ class Process:
 
     def __init__(self, branches: int) -> None:
         self.failures: list[Exception] = []
-        self.waits = Waiting(
+        self.waits = Waits(
             VirtualClock(), lambda since, due: 3600.0, self._park, lambda resting: None, self.failures.append
         )
         self.waits.working = branches
@@ -35,7 +35,7 @@ class Process:
 
 async def test_an_end_that_came_before_anybody_waited_for_it_is_no_wait() -> None:
     process = Process(1)
-    process.waits.ended("q")
+    process.waits.process_ended("q")
 
     assert await asyncio.wait_for(process.waits.wait(WaitOn("1", "process", "q")), 60) is True
     assert process.waits.working == 1
@@ -46,17 +46,17 @@ async def test_a_signal_that_is_given_back_keeps_its_place() -> None:
     process = Process(1)
     one, two, three = (Signal(number, f"payload {number}") for number in (1, 2, 3))
     for signal in (one, two, three):
-        process.waits.signalled("go", signal)
+        process.waits.add_signal("go", signal)
     assert (process.waits.take_signal("go"), process.waits.take_signal("go")) == (one, two)
-    process.waits.give_back("go", two)
-    process.waits.give_back("go", one)
+    process.waits.return_signal("go", two)
+    process.waits.return_signal("go", one)
 
-    assert process.waits.waiting_signals() == [1, 2, 3]
+    assert process.waits.kept_signals() == [1, 2, 3]
     assert [process.waits.take_signal("go") for _ in range(4)] == [one, two, three, None]
     await process.waits.close()
 
 
-@pytest.mark.parametrize("how", ["signalled", "give_back"])
+@pytest.mark.parametrize("how", ["add_signal", "return_signal"])
 async def test_a_signal_goes_to_who_has_waited_longest_also_when_it_is_given_back(how: str) -> None:
     process, signal = Process(3), Signal(1, "payload")
     first = await process.listens("1", "go")
@@ -65,7 +65,7 @@ async def test_a_signal_goes_to_who_has_waited_longest_also_when_it_is_given_bac
 
     assert await asyncio.wait_for(first, 60) == signal
     assert (second.done(), process.waits.take_signal("go")) == (False, None)
-    process.waits.tell("2", "enough")
+    process.waits.resolve("2", "enough")
     assert await asyncio.wait_for(second, 60) == "enough"
     assert (process.waits.working, process.failures) == (3, [])
     await process.waits.close()

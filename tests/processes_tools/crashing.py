@@ -12,8 +12,8 @@ from mainstay.model.plugin import ShortCircuit
 from mainstay.model.tool import Ok, Recovery
 from mainstay.plugins.hooks import ToolEndContext
 from mainstay.ports.store import Store
-from mainstay.processes.context import ProcessContext
-from mainstay.processes.define import process
+from mainstay.processes.function.context import ProcessContext
+from mainstay.processes.function.definition import process
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Lab
 from tests.crash.reference import patiently

@@ -16,8 +16,8 @@ from mainstay.model.plugin import EmitEvents, EnqueueMessages, ShortCircuit
 from mainstay.model.process import EventType, Failure, Success, WakeRule, WakeTarget
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, ToolOutcome
 from mainstay.plugins.hooks import CatalogContext, SessionContext, ToolEndContext
-from mainstay.processes.context import ProcessContext
-from mainstay.processes.define import process
+from mainstay.processes.function.context import ProcessContext
+from mainstay.processes.function.definition import process
 from mainstay.sessions.telling import IN_FULL
 from mainstay.testing import FunctionModel
 from tests.sessions.places import SOON, Place, crash, until

@@ -12,8 +12,8 @@ from mainstay.errors import UnknownProcess
 from mainstay.model.process import Cancelled, Cause, Registration
 from mainstay.model.process_write import Register
 from mainstay.model.tool import Ok
-from mainstay.processes.context import ProcessContext
-from mainstay.processes.define import process
+from mainstay.processes.function.context import ProcessContext
+from mainstay.processes.function.definition import process
 from mainstay.testing import ScriptedModel
 from tests.sessions.places import SOON, Place, TellingModel, crash, until
 from tests.sessions.test_wakes import FUNCTIONS, when_told

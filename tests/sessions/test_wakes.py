@@ -11,8 +11,8 @@ from mainstay import Agent, Runtime, ToolCall, tool
 from mainstay.model.llm import ModelRequest
 from mainstay.model.process import EventType, WakeRule, WakeTarget
 from mainstay.model.record import Said
-from mainstay.processes.context import ProcessContext
-from mainstay.processes.define import process
+from mainstay.processes.function.context import ProcessContext
+from mainstay.processes.function.definition import process
 from mainstay.processes.service import Start
 from mainstay.testing import FunctionModel, ScriptedModel
 from tests.sessions.places import SOON, Place, TellingModel, crash, texts, until

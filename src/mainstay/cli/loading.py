@@ -11,7 +11,7 @@ from typing import Any
 
 from mainstay.agent import Agent
 from mainstay.cli.host import Refused
-from mainstay.processes.define import Process
+from mainstay.processes.function.definition import Process
 
 
 def load_agent(name: str) -> Agent[object]:

@@ -33,9 +33,8 @@ from mainstay.model.tool import Cancelled as ToolCancelled
 from mainstay.plugins.filters import Filters
 from mainstay.ports.services import ToolHost
 from mainstay.ports.tool import Handles
-from mainstay.processes.branch import PutAway
 from mainstay.processes.host import Host
-from mainstay.processes.run import ProcessRun
+from mainstay.processes.run import ProcessRun, Unloaded
 from mainstay.tools.attempt import Again, Attempted, Interrupted, Look, Outlet, attempt, needs_of
 from mainstay.tools.context import ToolContext
 from mainstay.tools.prepare import Ready
@@ -295,7 +294,7 @@ class ToolWork:
             wait = WaitOn(KEY, "time", due=due, since=self._clock.now())
             run.parked = not run.journal.news and await run.journal.park((wait,))
             if run.parked:
-                raise PutAway
+                raise Unloaded
             await run.catch_up()
         await run.journal.flush()
 

@@ -1,4 +1,4 @@
-"""A process that this worker works on: what its engine sees of it, and how news reach it."""
+"""A process that this worker works on: what its engine sees of it, and how what others write reaches it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,30 @@ EVENTS = 1000
 """Events that are read at a time."""
 
 
+class Unloaded(BaseException):
+    """The process leaves this worker's memory: it is parked, or another worker goes on with it."""
+
+
 class Listener(Protocol):
-    """What hears of what happens to a process while it runs here."""
+    """Given what happens to a process while it runs here."""
 
     def cancel(self, request: CancelRequest) -> None: ...
 
-    def leave(self) -> None: ...
+    def leave(self) -> None:
+        """The Runtime is left, or another worker owns the process."""
+        ...
 
-    def heard(self, sequence: int, kind: str, payload: Any) -> None: ...
+    def on_event(self, sequence: int, kind: str, payload: Any) -> None:
+        """Another writer has added an event to the process."""
+        ...
 
-    def ended(self, process_id: str) -> None: ...
+    def process_ended(self, process_id: str) -> None:
+        """A process has ended that this one waits for."""
+        ...
+
+    def awaited_signals(self) -> tuple[str, ...] | None:
+        """The signals that it waits for in memory; None where that is not known."""
+        ...
 
 
 class GateListener:
@@ -47,11 +61,14 @@ class GateListener:
     def leave(self) -> None:
         self.gate.leave()
 
-    def heard(self, sequence: int, kind: str, payload: Any) -> None:
+    def on_event(self, sequence: int, kind: str, payload: Any) -> None:
         """Nothing to do: it takes no signals."""
 
-    def ended(self, process_id: str) -> None:
-        """Nothing to do: it waits for nobody."""
+    def process_ended(self, process_id: str) -> None:
+        """Nothing to do: it waits for no process."""
+
+    def awaited_signals(self) -> tuple[str, ...] | None:
+        return None
 
 
 class ProcessRun:
@@ -70,7 +87,7 @@ class ProcessRun:
         self.leaving = False
         self.heeded = False
         self.listens: set[str] = set()
-        self._looking = asyncio.Lock()
+        self._reading = asyncio.Lock()
         self._wanted = False
 
     # ------------------------------------------------------------------ for engines
@@ -107,31 +124,31 @@ class ProcessRun:
 
     # ------------------------------------------------------------------ news
 
-    async def look_again(self, floor: int) -> None:
-        """Tell the listener, which is a new one, of everything after event `floor`."""
-        async with self._looking:
+    async def read_events_after(self, floor: int) -> None:
+        """Give the listener, which is a new one, every event after number `floor`."""
+        async with self._reading:
             self.journal.looked = floor
-            await self._look()
+            await self._read_events()
 
-    async def _look(self) -> None:
+    async def _read_events(self) -> None:
         more = True
         while more:
             found = await self._store.events(self.row.pid, self.journal.looked, EVENTS)
             for _, sequence, event in found:
                 if sequence > self.journal.looked:  # a write of ours may have moved it meanwhile
                     self.journal.looked = sequence
-                    self.listener.heard(sequence, event.type, event.payload)
+                    self.listener.on_event(sequence, event.type, event.payload)
             more = len(found) == EVENTS
 
     async def catch_up(self) -> None:
-        """Look at what others wrote since the last look. Of many who want that at once, one does."""
+        """Read what others wrote since the last time. Of many tasks that want that at once, one reads."""
         if self._wanted:
-            async with self._looking:
+            async with self._reading:
                 return
         self._wanted = True
-        async with self._looking:
+        async with self._reading:
             self._wanted = False
-            await self._look()
+            await self._read_events()
             row = await self._store.process(self.row.id)
         if row is None or row.owner != self.scope.owner or row.generation != self.scope.generation:
             self.leave()  # taken over, or over: whatever is written from here is refused

@@ -39,10 +39,8 @@ from mainstay.model.process_write import LetGo, ProcessScope, Register, Register
 from mainstay.model.session import CancelRequest, Offers
 from mainstay.ports.process import Engine
 from mainstay.processes.awaiting import Awaiting
-from mainstay.processes.branch import PutAway
-from mainstay.processes.branches import Branches
 from mainstay.processes.host import ChildOptions
-from mainstay.processes.run import GateListener, ProcessRun
+from mainstay.processes.run import GateListener, ProcessRun, Unloaded
 from mainstay.tools.workshop import Workshop
 
 log = logging.getLogger("mainstay.processes")
@@ -348,7 +346,7 @@ class ProcessWorker:
         work = Work(self.id, (run.row.id, None), depth=run.registration.depth).begin()
         try:
             await self._to_its_end(run)
-        except (PutAway, Leaving):
+        except (Unloaded, Leaving):
             if not run.parked:
                 await self._let_go(run)
         except Fenced as error:
@@ -387,7 +385,7 @@ class ProcessWorker:
             assert request is not None
             outcome = Cancelled(request.by, request.reason)
         except BaseException as error:  # an engine of somebody's own may raise anything, and is not run again for it
-            if isinstance(error, Exception | asyncio.CancelledError | PutAway):
+            if isinstance(error, Exception | asyncio.CancelledError | Unloaded):
                 raise
             raise InvalidDefinition(f"its engine raised {type(error).__name__}: {error_text(error)}") from error
         advanced = await run.journal.settle(outcome)
@@ -463,7 +461,7 @@ class ProcessWorker:
         self.awaiting.answer(row)
         for process_id in self.awaiting.listening_to(row.id):
             if (run := self.runs.get(process_id)) is not None:
-                run.listener.ended(row.id)
+                run.listener.process_ended(row.id)
         self._tell_news(row)
 
     def _tell_news(self, row: ProcessRow) -> None:
@@ -508,7 +506,7 @@ class ProcessWorker:
         started: str = await self.begin_child(parent, key, what, args, options)
         return started
 
-    async def tell(self, process_id: str, name: str, payload: Any, key: str) -> int:
+    async def signal(self, process_id: str, name: str, payload: Any, key: str) -> int:
         return (await self.send(process_id, name, payload, key)).sequence
 
     async def send(self, process_id: str, name: str, payload: Any, key: str) -> Told:
@@ -520,9 +518,9 @@ class ProcessWorker:
     def signals_awaited(self, process_id: str) -> tuple[str, ...] | None:
         """The signals that a process waits for in our memory; None when it is not there."""
         run = self.runs.get(process_id)
-        return run.listener.waiting.signals if run is not None and isinstance(run.listener, Branches) else None
+        return None if run is None else run.listener.awaited_signals()
 
-    async def stop(self, process_id: str, request: CancelRequest) -> None:
+    async def cancel(self, process_id: str, request: CancelRequest) -> None:
         stopped = await self.store.write(Stop(process_id, request, self.clock.now()))
         self.heed(stopped.row)
         self.woken(stopped.woken)

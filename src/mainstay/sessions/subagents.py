@@ -62,9 +62,8 @@ from mainstay.model.tool import Cancelled as TurnCancelled
 from mainstay.model.write import Configure
 from mainstay.plugins.directives import sound_child
 from mainstay.ports.process import EngineRun
-from mainstay.processes.branch import PutAway
 from mainstay.processes.journal import load_steps
-from mainstay.processes.run import ProcessRun
+from mainstay.processes.run import ProcessRun, Unloaded
 from mainstay.processes.worker import ProcessWorker
 from mainstay.sessions.desk import Desk
 from mainstay.sessions.result import TurnResult
@@ -166,13 +165,16 @@ class Attention:
         self.leaving = True
         self._stir()
 
-    def heard(self, sequence: int, kind: str, payload: Any) -> None:
+    def on_event(self, sequence: int, kind: str, payload: Any) -> None:
         if kind == MESSAGE:
             self.messages.append((sequence, payload))
             self._stir()
 
-    def ended(self, process_id: str) -> None:
+    def process_ended(self, process_id: str) -> None:
         """Nothing to do: it waits for a turn."""
+
+    def awaited_signals(self) -> tuple[str, ...] | None:
+        return None
 
     def _stir(self) -> None:
         if not self.stirred.done():
@@ -243,7 +245,8 @@ class TurnEngine:
         if run.leaving:
             attention.leave()
         if run.record.sequence > 1:
-            await run.look_again(0)  # messages that came before; one that was passed on already is known by its key
+            # Messages that came before. One that was passed on already is known by its key.
+            await run.read_events_after(0)
         if attention.request is not None and not await self._is_begun(run, child):
             return Cancelled(attention.request.by, attention.request.reason)
         if not run.resumed:
@@ -360,7 +363,7 @@ class TurnEngine:
         if not run.journal.news:
             run.parked = await run.journal.park((WaitOn("turn", "turn", turn), WaitOn("message", "signal", "message")))
             if run.parked:
-                raise PutAway
+                raise Unloaded
         await run.catch_up()
 
     def _resumed(self) -> None:
@@ -383,7 +386,7 @@ class TurnEngine:
         before: int | None = None
         while page := await self._store.processes(ProcessFilter(origin=child.session_id, live=True, before=before)):
             for row in page:
-                await self._work.stop(row.id, request)
+                await self._work.cancel(row.id, request)
             before = page[-1].pid
 
 

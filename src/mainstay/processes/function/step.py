@@ -1,4 +1,9 @@
-"""Steps: what a durable function does outside, once."""
+"""The attempts of one `ctx.step`: what a durable function does outside, once.
+
+The start of an attempt is on disk before its body runs, so a crash finds it either certainly not started or possibly
+started. A step that may be repeated (`recovery="rerun"`) needs no such record: the row counts the workers that died
+since the newest one.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +29,10 @@ from mainstay.model.codec import MAX_VALUE, clean, clean_text, encode, error_tex
 from mainstay.model.process import WaitOn
 from mainstay.model.step import Begun, Done, Fault, StepFaltered
 from mainstay.model.tool import ToolSpec
-from mainstay.processes.branch import Branch, Cut, PutAway
-from mainstay.processes.caller import Caller, answered, call
-from mainstay.processes.replay import Open, shape
+from mainstay.processes.function.calls import Calls, answered
+from mainstay.processes.function.replay import Open, shape
+from mainstay.processes.function.scheduler import Branch
+from mainstay.processes.run import Unloaded
 from mainstay.processes.tracebacks import log_raised, traceback_text
 from mainstay.tools.attempt import needs_of
 from mainstay.tools.context import ToolContext
@@ -46,8 +52,8 @@ ATOMS: frozenset[type] = frozenset(
 """Types whose objects cannot change."""
 
 
-class Options(Struct, frozen=True):
-    """How one step is made. What is None is the tool's to say, or has its default."""
+class StepOptions(Struct, frozen=True):
+    """What a call says of its step. What is None is taken from its tool, or has its default."""
 
     name: str | None = None
     recovery: str | None = None
@@ -87,12 +93,13 @@ class StepCall(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """How one attempt ended. `again`: another one may be made, after so many seconds if it said so."""
+    """How one attempt ended. `again`: another one may be made, after so many seconds if it said so. `stopped`: its
+    branch was asked to stop."""
 
     value: Any = None
     fault: Fault | None = None
     unknown: str | None = None
-    cut: bool = False
+    stopped: bool = False
     dropped: bool = False
     again: bool = False
     after: float | None = None
@@ -115,132 +122,132 @@ class Attempt(Struct, frozen=True):
         return Attempt(self.number + 1, self.repeated, self.store)
 
 
-class Steps(Caller):
-    """`ctx.step`."""
+class StepRun:
+    """One step that no record answers, from its first attempt in this run to its result."""
 
-    @call
-    async def step(
-        self,
-        branch: Branch,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        options: Options,
-    ) -> Any:
-        step = _called(branch.next_key(), fn, args, kwargs, options)
-        done = await self._answer(branch, step.key, "step", step.name, step.asked)
-        if done is not None:
-            return answered(done)
-        before = self._replay.left_open(step.key, "step", step.name, step.asked)
-        attempt = self._first_attempt(branch, step, before)
-        # Before anything is awaited: another branch may change them while this one waits for its start.
-        step = step.with_copies(self.deps)
+    __slots__ = ("_branch", "_calls", "_clock", "_host", "_progress", "_step")
+
+    def __init__(self, calls: Calls, branch: Branch, step: StepCall, progress: Callable[[Any], None]) -> None:
+        self._calls, self._branch, self._progress = calls, branch, progress
+        self._host, self._clock = calls.host, calls.clock
+        # Copied before anything is awaited: another branch may change the arguments while this one waits.
+        self._step = step.with_copies(calls.host.deps)
+
+    async def run(self) -> Any:
+        calls, branch, step, host = self._calls, self._branch, self._step, self._host
+        before = None if calls.replay.over else calls.replay.left_open(step.key, "step", step.name, step.asked)
+        attempt = self._first_attempt(before)
         if attempt is None:
             assert before is not None
             assert before.begun is not None
-            return await self._end(branch, step.done(unknown=DIED, attempts=before.begun.attempt))
+            return await self._end(step.done(unknown=DIED, attempts=before.begun.attempt))
         if before is not None and before.faltered is not None:
-            await self._pause(branch, step, before.faltered.due, before.faltered.at)
+            await self._pause(before.faltered.due, before.faltered.at)
         while True:
-            if not self._host.placed(self.process_id):
-                await self._host.place(self.process_id)
-            if branch.owes and attempt.repeated:  # what a dead worker did of it may have had its effect
-                cut = step.done(unknown=DIED, cut=True, dropped=branch.pay(), attempts=attempt.number - 1)
-                return await self._end(branch, cut)
-            await self._check_cut(branch, step.key, "step", step.name, step.asked)
-            if step.tool is not None and not await self._take_slot(branch, step.tool):
-                continue  # asked to end meanwhile
-            ended = await self._attempt(branch, step, attempt)
+            if not host.placed(calls.process_id):
+                await host.place(calls.process_id)
+            if branch.pending:
+                if attempt.repeated:  # what a dead worker did of it may have had its effect
+                    dropped = branch.deliver_stop()
+                    stopped = step.done(unknown=DIED, cut=True, dropped=dropped, attempts=attempt.number - 1)
+                    return await self._end(stopped)
+                await calls.check_stop(branch, step.key, "step", step.name, step.asked)
+            if step.tool is not None and not await self._take_slot(step.tool):
+                continue  # asked to stop meanwhile
+            ended = await self._attempt(attempt)
             if isinstance(ended, Done):
-                return await self._end(branch, ended)
-            await self._pause(branch, step, ended, self._clock.now())
+                return await self._end(ended)
+            await self._pause(ended, self._clock.now())
             attempt = attempt.after_failure()
 
-    def _first_attempt(self, branch: Branch, step: StepCall, before: Open | None) -> Attempt | None:
-        """The attempt that is due, after those that are known of; None when the last one may not be made again."""
-        # A step that may be repeated often leaves no record when it begins: if it is the first call that no record
-        # answers, every worker that died since may have made it.
-        lost = self._interrupted if step.reruns and branch.unrecorded == 1 else 0
+    def _first_attempt(self, before: Open | None) -> Attempt | None:
+        """The attempt that is due, after those that are recorded; None when the last one may not be made again."""
+        calls, reruns = self._calls, self._step.reruns
+        # A step that may be repeated leaves no record when it begins: if it is the first call that no record answers,
+        # every worker that died since may have made it.
+        lost = calls.interrupted if reruns and self._branch.unrecorded == 1 else 0
         if before is None:
             return Attempt(1 + lost, lost, self._host.store.identity())
         repeated, store = (0, "") if before.begun is None else (before.begun.repeated, before.begun.store)
         if before.faltered is not None:
             return Attempt(before.faltered.attempt + 1, repeated, store)
         assert before.begun is not None
-        lost = max(self.attempt - before.begun.life if before.begun.life else lost, 1)
-        return Attempt(before.begun.attempt + lost, repeated + lost, store) if step.reruns else None
+        lost = max(calls.row.attempts - before.begun.life if before.begun.life else lost, 1)
+        return Attempt(before.begun.attempt + lost, repeated + lost, store) if reruns else None
 
-    async def _pause(self, branch: Branch, step: StepCall, due: int, since: int) -> None:
+    async def _pause(self, due: int, since: int) -> None:
+        step = self._step
         on = WaitOn(step.key, "time", due=due, since=since)
-        await self._wait(branch, "step", step.asked, on, step.name)
+        await self._calls.wait(self._branch, "step", step.asked, on, step.name)
 
-    async def _end(self, branch: Branch, done: Done) -> Any:
-        await self._order.hand_out(branch, done)
+    async def _end(self, done: Done) -> Any:
+        await self._calls.scheduler.deliver(self._branch, done)
         if done.cut:
-            self._cut_unknown = self._cut_unknown or (done.unknown is not None and not done.dropped)
-            raise Cut(f"process {self.process_id} was asked to end")
+            self._calls.raise_stopped(done)
         return answered(done)
 
-    async def _take_slot(self, branch: Branch, tool: ToolSpec) -> bool:
-        """Wait until the tool's limits leave room; False when the branch is asked to end before.
+    async def _take_slot(self, tool: ToolSpec) -> bool:
+        """Wait until the tool's limits leave room; False when the branch is asked to stop before.
 
-        Who waits needs no place of the worker, and does not wait for one once it has a slot: so nobody holds the one
-        and waits for the other.
+        A branch gives up the worker's place while it waits for a slot, and does not wait for a place once it has a
+        slot: holding one while waiting for the other could deadlock.
         """
-        admission = self._host.admission
-        if admission.try_take(needs_of(tool)):
+        admission, needs, scheduler = self._host.admission, needs_of(tool), self._calls.scheduler
+        if admission.try_take(needs):
             return True
         try:
-            turn = functools.partial(admission.take, needs_of(tool))
-            await branch.gate.guard(self._branches.waiting.stand_in_line(turn))
+            await self._branch.gate.guard(scheduler.waits.queue(functools.partial(admission.take, needs)))
         except TurnCancelled:
             return False
         except Leaving:
-            raise PutAway from None
-        if self._branches.away:
-            admission.release(needs_of(tool))
-            raise PutAway
+            raise Unloaded from None
+        if scheduler.unloaded:
+            admission.release(needs)
+            raise Unloaded
         return True
 
-    async def _attempt(self, branch: Branch, step: StepCall, attempt: Attempt) -> Done | int:
-        """One attempt, with the slot of its tool. A thread gives that back itself, when it has really ended."""
-        # An attempt that may be followed by another must not leave its changes to it.
-        own = step.with_copies(self.deps) if step.retries else step
-        body = Body(self._host.threads, own, self._tool_context(step, attempt))
-        tool = step.tool
+    async def _attempt(self, attempt: Attempt) -> Done | int:
+        """One attempt: how the step ended, or when the next one is due.
+
+        It holds a slot of its tool. A body on a thread gives that back itself, when it has really ended.
+        """
+        step, host, tool = self._step, self._host, self._step.tool
+        # An attempt that may be followed by another must not leave its changes of the arguments to it.
+        own = step.with_copies(host.deps) if step.retries else step
+        context = self._tool_context(attempt) if step.sees_key else None
+        ended = None
         if tool is not None:
-            body.ended = functools.partial(
-                self._host.admission.release_from_thread, asyncio.get_running_loop(), needs_of(tool)
-            )
+            ended = functools.partial(host.admission.release_from_thread, asyncio.get_running_loop(), needs_of(tool))
+        body = Body(host.threads, own, context, ended)
         try:
-            return await self._try(branch, step, attempt, body)
+            return await self._try(attempt, body)
         finally:
             if tool is not None and not body.on_thread:
-                self._host.admission.release(needs_of(tool))
+                host.admission.release(needs_of(tool))
 
-    async def _try(self, branch: Branch, step: StepCall, attempt: Attempt, body: Body) -> Done | int:
-        """Run the body once: how the step ended, or when it is tried again."""
-        recorded = self._records_begun(step, attempt)
+    async def _try(self, attempt: Attempt, body: Body) -> Done | int:
+        calls, step = self._calls, self._step
+        recorded = self._records_begun(attempt)
         if recorded:
-            self._record_begun(step, attempt, repeats=attempt.repeated > 0)
-        await self._journal.flush()
-        if not await self._host.still_ours(self._row):
-            raise Fenced(f"process {self.process_id}", self._journal.scope.generation)
+            self._record_begun(attempt, repeats=attempt.repeated > 0)
+        await calls.journal.flush()
+        if not await self._host.still_ours(calls.row):
+            raise Fenced(f"process {calls.process_id}", calls.journal.scope.generation)
         began = self._clock.monotonic()
         try:
-            ended = await self._ended(branch, step, body)
+            ended = await self._run_body(body)
         except Leaving:
-            self._leave(step, attempt, body.began, recorded)
-            raise PutAway from None
+            self._leave(attempt, body.began, recorded)
+            raise Unloaded from None
         if ended.fault is not None and ended.again and attempt.failures <= step.retries:
             if not recorded:
-                self._record_begun(step, attempt)  # who it was that faltered
-            return self._falter(step, ended, attempt)
+                self._record_begun(attempt)  # the attempt that `_retry_at` says has failed
+            return self._retry_at(ended, attempt)
         return step.done(
             value=ended.value,
             fault=ended.fault if ended.unknown is None else None,
-            unknown=ended.unknown or (DIED if ended.cut and attempt.repeated else None),
-            cut=ended.cut,
+            unknown=ended.unknown or (DIED if ended.stopped and attempt.repeated else None),
+            cut=ended.stopped,
             dropped=ended.dropped,
             attempts=attempt.number,
             repeated=attempt.repeated,
@@ -248,32 +255,34 @@ class Steps(Caller):
             at=self._clock.now(),
         )
 
-    def _records_begun(self, step: StepCall, attempt: Attempt) -> bool:
+    def _records_begun(self, attempt: Attempt) -> bool:
         """Whether the start of an attempt is written before it: always, if it may not be repeated, or sees its
         idempotency key, which every attempt must find as the first one had it.
 
         Otherwise the row tells how many workers died without a new record. Beside other branches, whose records hide
         that, and after a failure, whose record is there anyway, it is written too.
         """
-        if not step.reruns or step.sees_key:
+        if not self._step.reruns or self._step.sees_key:
             return True
-        return attempt.failures > 1 or (attempt.repeated > 0 and not self._branches.alone)
+        return attempt.failures > 1 or (attempt.repeated > 0 and not self._calls.scheduler.has_one_branch)
 
-    def _record_begun(self, step: StepCall, attempt: Attempt, repeats: bool = False) -> None:
-        now, life = self._clock.now(), self.attempt if step.reruns else 0
+    def _record_begun(self, attempt: Attempt, repeats: bool = False) -> None:
+        step, now = self._step, self._clock.now()
+        life = self._calls.row.attempts if step.reruns else 0
         begun = Begun(
             step.key, "step", step.name, step.asked, None, attempt.number, attempt.repeated, now, life, attempt.store
         )
-        self._order.record(begun, repeats)
+        self._calls.scheduler.record(begun, repeats=repeats)
 
-    async def _ended(self, branch: Branch, step: StepCall, body: Body) -> Ended:
+    async def _run_body(self, body: Body) -> Ended:
+        branch, step = self._branch, self._step
         branch.in_step = True
         try:
             return Ended(checked(await branch.gate.guard(body.run(), step.timeout), "the result"))
         except TurnCancelled:
             body.stop()
             unknown = "it was cancelled while it ran" if body.began else None
-            return Ended(unknown=unknown, cut=True, dropped=branch.pay())
+            return Ended(unknown=unknown, stopped=True, dropped=branch.deliver_stop())
         except OutOfTime:
             body.stop()
             late = f"it did not end within {step.timeout:g} s"
@@ -281,80 +290,81 @@ class Steps(Caller):
         except SelfCancelled:
             return Ended(fault=Fault("raised", "CancelledError: the step cancelled itself"))
         except Retry as retry:
-            return Ended(fault=self._fault(step, retry), again=True, after=retry.after)
+            return Ended(fault=self._fault(retry), again=True, after=retry.after)
         except ToolError as error:
-            return Ended(fault=self._fault(step, error))
+            return Ended(fault=self._fault(error))
         except Leaving:
             body.stop()
             raise
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
             raise  # not by the step: its task is ended, or everything is
         except BaseException as error:  # a step may raise anything, and its function decides what it means
-            return Ended(fault=self._fault(step, error), again=True)
+            return Ended(fault=self._fault(error), again=True)
         finally:
             branch.in_step = False
 
-    def _fault(self, step: StepCall, error: BaseException) -> Fault:
-        """What a step raised, as far as it can be stored; the log has it too."""
-        log_raised(f"step {step.name} of process {self.process_id} raised {told(error)}", error)
+    def _fault(self, error: BaseException) -> Fault:
+        """What a step raised, as far as it can be stored; it is logged too."""
+        log_raised(f"step {self._step.name} of process {self._calls.process_id} raised {described(error)}", error)
         where = traceback_text(error)
         if not isinstance(error, ToolError):
-            return Fault("raised", told(error), traceback=where)
+            return Fault("raised", described(error), traceback=where)
         try:
             data = clean(error.data)
         except InvalidInput:
             data = None
         return Fault(clean_text(error.code), clean_text(error.message)[:MAX_TEXT], data, where)
 
-    def _falter(self, step: StepCall, ended: Ended, attempt: Attempt) -> int:
+    def _retry_at(self, ended: Ended, attempt: Attempt) -> int:
+        """Record a failed attempt and when the next one is due."""
         now, fault = self._clock.now(), ended.fault
         assert fault is not None
         due = now + round(STEP_RETRIES.delay(attempt.failures, ended.after, self._host.random) * 1000)
-        faltered = StepFaltered(step.key, fault.code, fault.message, due, attempt.number, now, fault.traceback)
-        self._order.record(faltered)
+        failed = StepFaltered(self._step.key, fault.code, fault.message, due, attempt.number, now, fault.traceback)
+        self._calls.scheduler.record(failed)
         return due
 
-    def _leave(self, step: StepCall, attempt: Attempt, began: bool, recorded: bool) -> None:
+    def _leave(self, attempt: Attempt, began: bool, recorded: bool) -> None:
         """The Runtime is left while a step runs, or just before: the next worker must know which."""
-        now = self._clock.now()
+        step, scheduler, now = self._step, self._calls.scheduler, self._clock.now()
         if not began:
             if recorded:
                 waits = StepFaltered(step.key, "interrupted", "it had not begun", now, attempt.number - 1, now)
-                self._order.record(waits)
+                scheduler.record(waits)
         elif not step.reruns:
             unknown = "the runtime was left while it ran"
-            self._order.record(step.done(unknown=unknown, attempts=attempt.number, at=now))
+            scheduler.record(step.done(unknown=unknown, attempts=attempt.number, at=now))
         elif not recorded:
-            self._record_begun(step, attempt)
+            self._record_begun(attempt)
 
-    def _tool_context(self, step: StepCall, attempt: Attempt) -> ToolContext[Any] | None:
-        if not step.sees_key:
-            return None
+    def _tool_context(self, attempt: Attempt) -> ToolContext[Any]:
+        calls = self._calls
         return ToolContext(
-            session_id=self.session_id or "",
-            call_id=f"{self.process_id}.{self._place(step.key)}",
-            tool=step.name,
+            session_id=calls.session_id or "",
+            call_id=f"{calls.process_id}.{calls.unique(self._step.key)}",
+            tool=self._step.name,
             attempt=attempt.number,
-            generation=self._journal.scope.generation,
-            deps=self.deps,
-            progress=self.progress,
+            generation=calls.journal.scope.generation,
+            deps=self._host.deps,
+            progress=self._progress,
             store=attempt.store,
         )
 
 
 class Body:
     """One attempt of a step's function. `began`: it may have had an effect. `on_thread`: it runs, or ran, on one, which
-    calls `ended` at its end, however long after everybody has gone."""
+    calls `ended` at its end, however long after its step was left."""
 
-    __slots__ = ("_call", "_ctx", "_threads", "began", "ended", "on_thread")
+    __slots__ = ("_call", "_ctx", "_ended", "_threads", "began", "on_thread")
 
-    def __init__(self, threads: Threads, call: StepCall, ctx: ToolContext[Any] | None) -> None:
-        self._threads, self._call, self._ctx = threads, call, ctx
+    def __init__(
+        self, threads: Threads, call: StepCall, ctx: ToolContext[Any] | None, ended: Callable[[], None] | None
+    ) -> None:
+        self._threads, self._call, self._ctx, self._ended = threads, call, ctx, ended
         self.began = self.on_thread = False
-        self.ended: Callable[[], None] | None = None
 
     def stop(self) -> None:
-        """Tell a body on a thread that nobody waits for it any more."""
+        """Let a body on a thread see, in its context, that its step was left."""
         if self._ctx is not None:
             self._ctx.mark_cancelled()
 
@@ -367,23 +377,23 @@ class Body:
             fn = fn.fn
         if inspect.iscoroutinefunction(fn):
             return await fn(*args, **kwargs)
-        running = self._threads.run(functools.partial(self._to_its_end, fn, args, kwargs))
+        running = self._threads.run(functools.partial(self._run_on_thread, fn, args, kwargs))
         self.on_thread = True
         found = await running
         return await found if inspect.isawaitable(found) else found
 
-    def _to_its_end(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _run_on_thread(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         try:
             return fn(*args, **kwargs)
         finally:
-            if self.ended is not None:
-                self.ended()
+            if self._ended is not None:
+                self._ended()
 
 
-def _called(
-    key: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
+def read_step(
+    key: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: StepOptions
 ) -> StepCall:
-    """A step with everything that was said of it: by the call, then by its tool."""
+    """A step with its options: those of the call, then those of its tool, then the defaults."""
     if not callable(fn):
         raise InvalidInput(f"a step is a function and its arguments, not {fn!r}")
     spec = fn.spec if isinstance(fn, Tool) else None
@@ -403,8 +413,8 @@ def _called(
 
 
 def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
-    """A copy of the same type, if `value` is data: containers, dataclasses, structs and models of JSON, and what says
-    itself how it is copied. Anything else is alive, and is returned as it is, also inside of a container.
+    """A copy of the same type, if `value` is data: containers, dataclasses, structs and models of JSON, and objects
+    with a `__deepcopy__`. Anything else is a live object, and is returned as it is, also inside of a container.
 
     `copy.deepcopy` alone would copy a client with its connections, as long as nothing in it objects.
     """
@@ -435,7 +445,7 @@ def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
 
 def _copied_data(value: Any, memo: dict[int, Any]) -> Any:
-    """A copy of an object that is all data, or says itself how it is copied; otherwise the object."""
+    """A copy of an object that is all data, or has a `__deepcopy__`; otherwise the object."""
     if not hasattr(type(value), "__deepcopy__"):
         try:
             encode(value)
@@ -460,7 +470,7 @@ def checked(value: Any, what: str) -> Any:
     return plain
 
 
-def told(error: BaseException) -> str:
-    """What an exception says, as far as a record has room for it."""
+def described(error: BaseException) -> str:
+    """The type and text of an exception, as far as a record has room for it."""
     text = f"{type(error).__name__}: {error_text(error)}"
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text):,} characters)"

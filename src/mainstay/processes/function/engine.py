@@ -1,4 +1,4 @@
-"""The engine of durable functions: runs the code from its beginning, answered from its journal as far as that goes."""
+"""The engine of durable functions: runs the code from its first line, answered from its journal as far as that goes."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ from mainstay.errors import (
     quoted,
 )
 from mainstay.model.codec import clean_text, decode, encode, error_text
-from mainstay.model.process import Cancelled, Failure, ProcessOutcome, ProcessRow, Registration, Success, WaitOn
+from mainstay.model.process import Cancelled, Failure, ProcessOutcome, Registration, Success, WaitOn
 from mainstay.model.session import Offers
 from mainstay.model.step import StepRecord
 from mainstay.ports.process import EngineRun
-from mainstay.processes.branch import CANCEL, PutAway
-from mainstay.processes.branches import Branches, Line
-from mainstay.processes.calls import BeginAnew, Calls
-from mainstay.processes.context import ProcessContext
-from mainstay.processes.define import Process, is_name
+from mainstay.processes.function.calls import Calls
+from mainstay.processes.function.context import BeginAnew, ProcessContext, begin_anew
+from mainstay.processes.function.definition import Process, is_name
+from mainstay.processes.function.replay import Replay
+from mainstay.processes.function.scheduler import Scheduler
+from mainstay.processes.function.step import MAX_TEXT, checked, described
 from mainstay.processes.host import Host
 from mainstay.processes.journal import load_steps
-from mainstay.processes.replay import Replay
-from mainstay.processes.run import ProcessRun
-from mainstay.processes.steps import MAX_TEXT, checked, told
+from mainstay.processes.run import ProcessRun, Unloaded
 from mainstay.processes.tracebacks import log_raised, traceback_text
 
 KIND = "function"
@@ -54,7 +53,7 @@ class FunctionEngine:
         return self._named(registration.definition) is not None
 
     def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | None:
-        """How a function is registered that somebody wants to start: the object itself, or its name or definition."""
+        """The registration of a function, given itself, or by its name or definition; None when it is none."""
         function = what if isinstance(what, Process) else self._named(what)
         if function is None:
             return None
@@ -70,7 +69,7 @@ class FunctionEngine:
         )  # fmt: skip
 
     def draft_for_others(self, name: str, args: Mapping[str, Any], offered: Offers) -> Registration | None:
-        """How a function is registered that only others have, by its name or definition.
+        """The registration of a function that only other workers have, by its name or definition.
 
         A definition that is a name alone is taken up by any worker that has a function of that name. What the function
         declares is known to that worker: here every signal is taken.
@@ -99,106 +98,101 @@ class FunctionEngine:
             records, ordinal = await load_steps(self._host.store, run.row.pid, run.row.id)
             run.journal.begin_at(ordinal)
         replay = Replay(run.row.id, records)
+        row = run.row
+        if not row.registration.events and row.registration.open_signals:
+            # Started by its name alone, where what the function declares was not known.
+            declares = replace(row.registration, events=function.events, open_signals=function.open_signals)
+            row = replace(row, registration=declares)
         while True:
-            branches = await self._begin(run, replay)
-            calls = Calls(_declaring(run.row, function), run.journal, replay, branches, self._host, function.bind)
+            scheduler = await self._scheduler(run, replay)
+            calls = Calls(row, run.journal, replay, scheduler, self._host)
+            context: ProcessContext[Any] = ProcessContext(calls, function.bind)
             try:
-                return await self._once(function, calls, branches, replay, run)
+                return await self._run_code(function, context, calls, run)
             except BeginAnew as anew:
-                replay = Replay(run.row.id, [await calls.begin_anew(anew)])
+                replay = Replay(run.row.id, [await begin_anew(context, anew)])
             finally:
-                branches.order.close()
-                await branches.waiting.close()
+                await scheduler.close()
 
-    async def _begin(self, run: ProcessRun, replay: Replay) -> Branches:
-        """The branches of one run, with the signals that wait and the request to end that there is."""
+    async def _scheduler(self, run: ProcessRun, replay: Replay) -> Scheduler:
+        """The branches of one run, with the signals that were kept and the cancel request if there is one."""
         host, segment = self._host, replay.segment
         park = functools.partial(self._park, run)
-        branches = Branches(run.journal, replay, host.clock, host.jumps.seconds_until, park, run.rest)
-        branches.taken = replay.taken
-        if segment.cut:
-            branches.root.paid.add(CANCEL)
-        run.listener = branches
+        scheduler = Scheduler(run.journal, replay, host.clock, host.jumps.seconds_until, park, run.rest)
+        run.listener = scheduler
         if run.leaving:
-            branches.leave()
+            scheduler.leave()
         if run.resumed or segment.number or run.row.record.sequence > 1:
-            await run.look_again(segment.floor)
+            await run.read_events_after(segment.floor)
         if run.journal.row.record.cancel is not None:
-            branches.cancel(run.journal.row.record.cancel)
-        return branches
+            scheduler.cancel(run.journal.row.record.cancel)
+        return scheduler
 
     async def _park(self, run: ProcessRun, waits: tuple[WaitOn, ...]) -> bool:
-        """Leave it on disk, unless something has happened meanwhile: then that is told."""
+        """Leave it on disk, unless something has happened meanwhile: then its branches are told.
+
+        Another process may have ended after its branch looked and before this worker listened for that, so its row is
+        read again.
+        """
         run.parked = not run.journal.news and await run.journal.park(waits)
         if run.parked:
             return True
-        await run.journal.patiently(self._catch_up, run)
+        await run.journal.patiently(ProcessRun.catch_up, run)
         for wait in waits:
             if wait.kind == "process":
                 target = await run.journal.patiently(self._host.store.process, wait.name)
                 if target is None or not target.live:
-                    run.listener.ended(wait.name)
+                    run.listener.process_ended(wait.name)
         return False
 
-    async def _catch_up(self, run: ProcessRun) -> None:
-        await run.catch_up()
-
-    async def _once(
-        self, function: Process[..., Any], calls: Calls, branches: Branches, replay: Replay, run: ProcessRun
+    async def _run_code(
+        self, function: Process[..., Any], context: ProcessContext[Any], calls: Calls, run: ProcessRun
     ) -> ProcessOutcome:
-        """Run the code once, from its first line: how it ended, unless it was put away."""
-        args = run.registration.input if replay.segment.args is None else replay.segment.args
+        """Run the code once, from its first line: how it ended, unless it was unloaded."""
+        scheduler, segment = calls.scheduler, calls.segment
+        args = run.registration.input if segment.args is None else segment.args
         # A copy: what it changes of its arguments is its own affair. If they do not fit, its code has changed.
-        work = function.begin(decode(encode(args)), ProcessContext(calls))
+        work = function.begin(decode(encode(args)), context)
         try:
-            value = await Line(work, branches.root, branches.order)
+            value = await scheduler.drive(work, scheduler.root)
             outcome: ProcessOutcome = Success(checked(value, "the result"))
-        except PutAway:
-            raise await self._why(branches, run) from None
+        except Unloaded:
+            raise await self._why_unloaded(scheduler, run) from None
         except BeginAnew:
-            if branches.away:
-                raise await self._why(branches, run) from None
+            if scheduler.unloaded:
+                raise await self._why_unloaded(scheduler, run) from None
             raise
         except asyncio.CancelledError as error:
-            outcome = self._cancelled(error, calls, branches)
+            outcome = self._cancelled(error, calls)
         except (GeneratorExit, KeyboardInterrupt):
             raise  # not by the function: everything ends
         except BaseException as error:  # a function may raise anything; it ends the process, and says how
             outcome = failure(error)
-            if not branches.away:
+            if not scheduler.unloaded:
                 log_raised(f"process {run.row.id} raised {outcome.message}", error)
-        if branches.away:  # its code has swallowed that
-            raise await self._why(branches, run)
-        replay.check_over(f"its end, as {type(outcome).__name__}")
+        if scheduler.unloaded:  # its code has swallowed that
+            raise await self._why_unloaded(scheduler, run)
+        calls.replay.check_over(f"its end, as {type(outcome).__name__}")
         return outcome
 
-    def _cancelled(self, error: asyncio.CancelledError, calls: Calls, branches: Branches) -> ProcessOutcome:
+    def _cancelled(self, error: asyncio.CancelledError, calls: Calls) -> ProcessOutcome:
         task = asyncio.current_task()
-        if task is not None and task.cancelling() and not branches.away:
-            raise error  # nobody's request: the task itself is cancelled
-        request = branches.request
+        if task is not None and task.cancelling() and not calls.scheduler.unloaded:
+            raise error  # no request of ours: the task itself is cancelled
+        request = calls.scheduler.request
         if request is None:
             return Failure("raised", f"CancelledError: {error_text(error) or 'the function cancelled itself'}")
-        return Cancelled(request.by, request.reason, unknown=calls.cut_unknown)
+        return Cancelled(request.by, request.reason, unknown=calls.stopped_unknown)
 
-    async def _why(self, branches: Branches, run: ProcessRun) -> BaseException:
-        """Why a function was put away."""
-        fault, task = branches.fault, asyncio.current_task()
+    async def _why_unloaded(self, scheduler: Scheduler, run: ProcessRun) -> BaseException:
+        fault, task = scheduler.fault, asyncio.current_task()
         if fault is None:
-            return PutAway()
+            return Unloaded()
         if task is not None and task.cancelling():
             return asyncio.CancelledError()
         if isinstance(fault, Diverged | InvalidProcess):
             await run.journal.flush()  # what other branches have done meanwhile has happened all the same
         return fault
-
-
-def _declaring(row: ProcessRow, function: Process[..., Any]) -> ProcessRow:
-    """The process with what its function declares: who started it by name alone could not know that."""
-    if row.registration.events or not row.registration.open_signals:
-        return row
-    asked = replace(row.registration, events=function.events, open_signals=function.open_signals)
-    return replace(row, registration=asked)
 
 
 def failure(error: BaseException) -> Failure:
@@ -216,11 +210,11 @@ def failure(error: BaseException) -> Failure:
         case MainstayError():
             return Failure(error.code, error_text(error), traceback=where)
         case _:
-            return Failure("raised", told(error), traceback=where)
+            return Failure("raised", described(error), traceback=where)
 
 
 def _short(data: Any) -> Any:
-    """What goes with an error, unless it is too long for the row that tells of it."""
+    """The data of an error, unless it is too long for the row of the process."""
     return data if len(encode(data)) <= SPILL_BYTES else None
 
 

@@ -4,8 +4,8 @@ They work by cancelling a task after a time, and on replay that has not happened
 answered from its record at once. So a call inside of one is refused, before it does anything.
 
 A context manager that was entered is on the stack of the coroutine that entered it, and nowhere else. The garbage
-collector may look there, while the coroutine is suspended; so the call asks whoever drives it (`Line`), which looks
-and lets it go on without a pass through the event loop.
+collector can read that stack only while the coroutine is suspended; so the call yields a `QUESTION` to what drives it
+(`Scheduler.drive`), which reads the stack and resumes it at once, without a pass through the event loop.
 """
 
 from __future__ import annotations
@@ -21,33 +21,28 @@ from typing import Any
 LIBRARIES = frozenset({"asyncio", "anyio", "async_timeout"})
 EXITS = frozenset({"__exit__", "__aexit__"})
 METHODS = (types.MethodType, types.FunctionType, types.BuiltinMethodType)
-OURS = str(Path(__file__).parent)
+OUR_FILES = str(Path(__file__).parent)
 DEPTH = 100
-"""Coroutines that are looked through, from the outermost on."""
+"""Coroutines that are searched, from the outermost on."""
 
 OWN_CANCEL = "a cancel of its own task before this call"
 
-LOOK = object()
-"""What a call hands to who drives its branch, to hear of a limit around it."""
+QUESTION = object()
+"""What a call yields to what drives its branch, to be sent the name of a time limit around it."""
 
 
-class AroundMe:
-    """Await it: the name of a time limit around the coroutine that does, or None."""
-
-    def __await__(self) -> Generator[object, str | None, str | None]:
-        found = yield LOOK
-        return found
-
-
-AROUND_ME = AroundMe()
+@types.coroutine
+def limit_around_caller() -> Generator[object, str | None, str | None]:
+    """The name of a time limit around the coroutine that awaits this, or None."""
+    return (yield QUESTION)
 
 
 def limit_around(work: Any) -> str | None:
     """The name of a time limit that a suspended coroutine is in, or one that it waits for."""
     waits: Any = work
     for _ in range(DEPTH):
-        if type(waits) is types.CoroutineType and waits.cr_code.co_filename.startswith(OURS):
-            return None  # the call itself: there is no code of the function further in
+        if type(waits) is types.CoroutineType and waits.cr_code.co_filename.startswith(OUR_FILES):
+            return None  # the call itself: no code of the function is further in
         found = _entered(waits)
         if found is not None:
             return found
@@ -68,7 +63,7 @@ def _entered(frame: Any) -> str | None:
     """The name of a time limit that one coroutine or generator has entered and not left."""
     held = gc.get_referents(frame)
     for each in held:
-        # Only what is a method is asked for its name: any other object of the function may answer by code of its own.
+        # Only methods are asked for their name: any other object of the function may run code of its own to answer.
         if not isinstance(each, METHODS) or getattr(each, "__name__", None) not in EXITS:
             continue
         if isinstance(each, types.FunctionType):  # Python 3.14 has the function and its object side by side

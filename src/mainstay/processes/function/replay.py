@@ -1,4 +1,4 @@
-"""What the journal of a durable function tells of calls that were made before, and whether they are the same calls."""
+"""The recorded calls of a durable function, by key, and whether its code still makes the same ones."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from mainstay.model.codec import encode
 from mainstay.model.step import Begun, Done, Segment, StepFaltered, StepKind, StepRecord
 
 SHOWN = 200
-"""Characters of what was asked that a journal keeps; what is longer is told apart by its digest."""
+"""Characters of a call's arguments that a journal keeps; longer ones are compared by their digest."""
 
 FORKS: frozenset[str] = frozenset({"gather", "any", "all"})
 
 
 class Open(Struct):
-    """A call that did not end: how it began last, and if it has faltered since, how."""
+    """A call that did not end: its last start, and its last failed attempt since then."""
 
     begun: Begun | None = None
     faltered: StepFaltered | None = None
 
 
 class Replay:
-    """The records of a segment, by key. What has been answered is forgotten.
+    """The records of a segment, by key. A record that was used is dropped.
 
     `_last` has the number of the last recorded call of every branch, `_widths` how many branches of a call have any.
-    `_results` are the keys of what is recorded as done, in that order, where the journal keeps to one.
+    `_results` are the keys of calls that are done, in the order of delivery, if the journal is `ordered`. `over`: every
+    record was used, so that no call needs to be compared any more. `taken` are the signals that records have used.
     """
 
     def __init__(self, process_id: str, records: Iterable[StepRecord]) -> None:
@@ -47,7 +48,7 @@ class Replay:
             if self.is_new:
                 self.is_new, self.ordered = False, getattr(record, "ordered", False)
             self._read(record)
-        self._over = not self._done and not self._open
+        self.over = not self._done and not self._open
         self._results = deque(self._done if self.ordered else ())
 
     def _read(self, record: StepRecord) -> None:
@@ -79,7 +80,7 @@ class Replay:
     # ------------------------------------------------------------------ in order
 
     def next_result(self) -> Done | None:
-        """What is recorded next of all that was not used, in a journal that keeps to an order."""
+        """The next recorded result that was not used, if the journal is ordered."""
         while self._results:
             done = self._done.get(self._results[0])
             if done is not None:
@@ -88,7 +89,7 @@ class Replay:
         return None
 
     def peek(self, key: str, kind: StepKind, name: str, asked: str) -> Done | None:
-        """How this call ended before, if it did; it is not used by this. Raises Diverged as `answer` does."""
+        """How this call ended before, if it did, without using the record. Raises Diverged as `answer` does."""
         done = self._done.get(key)
         if done is not None:
             self._check(key, done, kind, name, asked)
@@ -97,41 +98,41 @@ class Replay:
         return done
 
     def take(self, key: str) -> Done | None:
-        """Use what is recorded of this call."""
+        """Use the record of this call."""
         return self._done.pop(key, None)
 
     # ------------------------------------------------------------------ answers
 
     def answer(self, key: str, kind: StepKind, name: str, asked: str) -> Done | None:
         """How this call ended before, if it did. Raises Diverged when another call was made here, or after it."""
-        if self._over:
+        if self.over:
             return None
         done = self._done.pop(key, None)
         if done is not None:
             self._check(key, done, kind, name, asked)
         elif not self._done and not self._open:
-            self._over = True
+            self.over = True
         elif key not in self._open:
             self._check_none(key, kind, name, asked)
         return done
 
     def left_open(self, key: str, kind: StepKind, name: str, asked: str) -> Open | None:
-        """What is known of a call that did not end, if anything is."""
-        before = None if self._over else self._open.pop(key, None)
+        """The start of a call that did not end, if there is one."""
+        before = None if self.over else self._open.pop(key, None)
         if before is not None and before.begun is not None:
             self._check(key, before.begun, kind, name, asked)
         return before
 
     def was_forked(self, key: str, kind: StepKind, size: int) -> bool:
         """Whether branches of this call have made calls before."""
-        width = 0 if self._over else self._widths.get(key, 0)
+        width = 0 if self.over else self._widths.get(key, 0)
         if width > size:
             raise Diverged(self._process_id, key, f"{width} branches or more", shown(kind, "", str(size)))
         return width > 0
 
     def is_ahead(self, branch: str, calls: int) -> bool:
         """Whether calls are recorded that this branch has yet to make again."""
-        return not self._over and calls < self._last.get(branch, 0)
+        return not self.over and calls < self._last.get(branch, 0)
 
     def _check(self, key: str, recorded: Begun | Done, kind: StepKind, name: str, asked: str) -> None:
         if (recorded.kind, recorded.name, recorded.asked) != (kind, name, asked):
@@ -163,14 +164,14 @@ def shown(kind: str, name: str, asked: str) -> str:
 
 
 def shape(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """What a call was asked for, for people and for telling it from another."""
+    """The arguments of a call, shortened: for people, and to compare it with another call."""
     if not args and not kwargs:
         return ""
     given: list[Any] = [*args, dict(kwargs)] if kwargs else list(args)
     try:
         body = encode(given)
     except (TypeError, ValueError, msgspec.EncodeError, RecursionError):
-        # Live objects may be passed on too; what they are is all that can be told of them.
+        # Live objects may be arguments too; only their types can be compared.
         body = encode([_stand_in(each) for each in args] + [{k: _stand_in(v) for k, v in kwargs.items()}])
     text = body.decode()[1:-1]
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 24]}… {hashlib.sha256(body).hexdigest()[:16]}"

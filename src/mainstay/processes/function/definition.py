@@ -16,7 +16,7 @@ from mainstay.errors import InvalidDefinition, InvalidProcess
 from mainstay.lifecycle.fold import RESERVED, SIGNAL
 from mainstay.model.codec import clean_text
 from mainstay.model.process import EventType, ProcessRecovery
-from mainstay.processes.context import ProcessContext
+from mainstay.processes.function.context import ProcessContext
 from mainstay.tools.answer import output_codec
 from mainstay.tools.arguments import Arguments
 from mainstay.tools.define import read_signature

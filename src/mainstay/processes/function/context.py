@@ -1,0 +1,584 @@
+"""`ProcessContext`: the calls of a durable function. Each is recorded, and never made twice.
+
+A call's key is its number within its branch, so the function must make the same calls in the same order when it runs
+again: what differs from run to run (time, randomness, the outside) has to come through here. How a call is answered
+from the journal is in `calls`, how branches take turns in `scheduler`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+import hmac
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
+from uuid import UUID
+
+import msgspec
+from msgspec.structs import replace
+
+from mainstay.errors import (
+    Conflict,
+    Diverged,
+    InvalidInput,
+    InvalidProcess,
+    NotFound,
+    TimedOut,
+    UnknownProcess,
+)
+from mainstay.lifecycle.decide import check_args, check_signal, declared
+from mainstay.lifecycle.fold import CONTINUED, PROGRESS, SIGNAL
+from mainstay.model.codec import clean, clean_text, decode, encode, encode_checked
+from mainstay.model.process import (
+    Event,
+    Failure,
+    NoLongerRetained,
+    ParentEnd,
+    ProcessRow,
+    Success,
+    WaitOn,
+    WakePolicy,
+)
+from mainstay.model.session import CancelRequest
+from mainstay.model.step import Done, Segment, StepKind
+from mainstay.processes.function.calls import FIRST, Calls, answered, call
+from mainstay.processes.function.replay import shape
+from mainstay.processes.function.scheduler import CANCEL, Branch, Group, Works
+from mainstay.processes.function.step import StepOptions, StepRun, read_step
+from mainstay.processes.handle import handle_id, value_of
+from mainstay.processes.host import ChildOptions
+from mainstay.tools.answer import output_codec
+from mainstay.tools.check import check
+from mainstay.tools.context import Deps
+
+if TYPE_CHECKING:
+    from mainstay.processes.function.seeded_random import SeededRandom
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_codec = functools.lru_cache(256)(output_codec)
+
+MAX_SLEEP = 100 * 366 * 86_400
+"""Seconds: what is longer than a hundred years is a mistake."""
+
+DECIDES: dict[StepKind, Callable[[BaseException | None], bool]] = {
+    "gather": lambda _: False,
+    "all": lambda error: error is not None,
+    "any": lambda error: error is None,
+}
+"""Whether the end of one branch makes all others needless."""
+
+
+class BeginAnew(BaseException):
+    """The function begins again, with this state, or with other arguments if there are any."""
+
+    def __init__(self, state: Any = None, args: Mapping[str, Any] | None = None) -> None:
+        self.state, self.new_args = state, args
+
+
+class ProcessContext(Generic[Deps]):
+    """Given to a durable function as its parameter of this type.
+
+    Use it from the function itself, and from what runs in `gather`, `any` and `all`; a task of asyncio's own is
+    refused, and so is a call from inside a step, or of an `asyncio.timeout`: calls have their own limits.
+    """
+
+    def __init__(self, calls: Calls, check_args: Callable[[Mapping[str, Any]], object]) -> None:
+        """One per run of the process. `check_args` refuses arguments that the function would not take."""
+        self._calls, self._check_args = calls, check_args
+        self._randoms: dict[str, SeededRandom] = {}
+
+    # ------------------------------------------------------------------ who it is
+
+    @property
+    def process_id(self) -> str:
+        return self._calls.process_id
+
+    @property
+    def session_id(self) -> str | None:
+        """The session that asked for it, if one did."""
+        return self._calls.session_id
+
+    @property
+    def attempt(self) -> int:
+        """1, and one more for every worker that died on it."""
+        return self._calls.row.attempts
+
+    @property
+    def deps(self) -> Deps:
+        """Live objects of the host, never stored."""
+        found: Deps = self._calls.host.deps
+        return found
+
+    # ------------------------------------------------------------------ doing
+
+    @overload
+    async def step(
+        self,
+        fn: Callable[..., Awaitable[R]],
+        /,
+        *args: Any,
+        name: str | None = None,
+        recovery: Literal["once", "rerun"] | None = None,
+        retries: int | None = None,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> R: ...
+    @overload
+    async def step(
+        self,
+        fn: Callable[..., R],
+        /,
+        *args: Any,
+        name: str | None = None,
+        recovery: Literal["once", "rerun"] | None = None,
+        retries: int | None = None,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> R: ...
+    @call
+    async def step(
+        self,
+        branch: Branch,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        name: str | None = None,
+        recovery: Literal["once", "rerun"] | None = None,
+        retries: int | None = None,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Do something outside, once, and keep what it returned (as JSON). Sync functions run in a thread.
+
+        A step that a crash interrupted raises `OutcomeUnknown` here, unless `recovery="rerun"` says that doing it again
+        is fine. `retries` more attempts are made when it raises. A tool brings its own recovery, retries and time
+        limit.
+        """
+        step = read_step(branch.next_key(), fn, args, kwargs, StepOptions(name, recovery, retries, timeout))
+        done = await self._calls.answer(branch, step.key, "step", step.name, step.asked)
+        if done is not None:
+            return answered(done)
+        return await StepRun(self._calls, branch, step, self.progress).run()
+
+    @call
+    async def sleep(self, branch: Branch, seconds: float) -> None:
+        """Wait. A long sleep costs nothing: the process is on disk, and comes back when it is over."""
+        _check_seconds(seconds, "sleep for")
+        key, asked = branch.next_key(), f"{seconds:g}"
+        calls = self._calls
+        done = await calls.answer(branch, key, "sleep", "", asked)
+        if done is None:
+            on = calls.begin_wait(WaitOn(key, "time"), "sleep", asked, seconds)
+            await calls.wait(branch, "sleep", asked, on)
+            done = Done(key, "sleep", "", asked, at=calls.clock.now())
+            await calls.scheduler.deliver(branch, done)
+        answered(done)
+
+    @overload
+    async def wait_signal(self, name: str, kind: type[T], /, *, timeout: float | None = None) -> T: ...
+    @overload
+    async def wait_signal(self, name: str, /, *, timeout: float | None = None) -> Any: ...
+    @call
+    async def wait_signal(self, branch: Branch, name: str, kind: Any = None, /, *, timeout: float | None = None) -> Any:
+        """The payload of the next signal of this name, also of one that came before. `kind` is what it becomes.
+
+        Raises `TimedOut` when none came in time.
+        """
+        check_signal(name)
+        _check_timeout(timeout)
+        declared(self._calls.row.registration, f"{SIGNAL}{name}")
+        read = None if kind is None else _codec(kind).from_json
+        key, asked = branch.next_key(), _limit(timeout)
+        done = await self._calls.answer(branch, key, "signal", name, asked)
+        if done is None:
+            done = await self._next_signal(branch, key, name, asked, timeout)
+        if done.late:
+            raise TimedOut(f"no signal {name!r} came", timeout)
+        value = answered(done)
+        if read is None:
+            return value
+        try:
+            return read(value)
+        except ValueError as error:
+            raise InvalidInput(f"signal {name!r} came with a payload that does not fit: {error}") from None
+
+    async def _next_signal(self, branch: Branch, key: str, name: str, asked: str, timeout: float | None) -> Done:
+        calls, scheduler = self._calls, self._calls.scheduler
+        on = calls.begin_wait(WaitOn(key, "signal", name), "signal", asked, timeout)
+        await calls.check_stop(branch, key, "signal", name, asked)
+        signal = scheduler.waits.take_signal(name)
+        if signal is None:
+            signal = await calls.wait(branch, "signal", asked, on)
+        if signal is None:
+            done = Done(key, "signal", name, asked, late=True, at=calls.clock.now())
+        else:
+            done = Done(key, "signal", name, asked, signal.payload, event=signal.sequence, at=calls.clock.now())
+            scheduler.taken.add(signal.sequence)
+        if not await scheduler.deliver(branch, done):
+            scheduler.taken.discard(signal.sequence)
+            scheduler.waits.return_signal(name, signal)
+            await calls.check_stop(branch, key, "signal", name, asked)
+        return done
+
+    @call
+    async def emit(self, branch: Branch, event: str, payload: Any = None) -> None:
+        """Add an event, declared with `@process(events=[…])`, to the process's own log."""
+        calls = self._calls
+        schema, plain = declared(calls.row.registration, event).schema, clean(payload)
+        problem = None if schema is None else check(schema, plain)
+        if problem is not None:
+            raise InvalidProcess(f"the payload of {event!r} does not fit: {problem}")
+        if event.startswith(SIGNAL):
+            raise InvalidProcess(f"{event!r} is a signal: it is for others to send")
+        key, asked = branch.next_key(), shape((plain,), {})
+        done = await calls.answer(branch, key, "emit", event, asked)
+        if done is None:
+            await calls.check_stop(branch, key, "emit", event, asked)
+            now = calls.clock.now()
+            done = Done(key, "emit", event, asked, at=now)
+            await calls.scheduler.deliver(branch, done, Event(event, plain, now))
+            await calls.journal.flush()
+        answered(done)
+
+    def progress(self, value: Any) -> None:
+        """Say how far it is. Kept with the next record; a later one replaces it."""
+        # Steps call it from threads too. Progress that lies before recorded calls was kept when they were made.
+        calls, branch = self._calls, self._calls.scheduler.running_branch()
+        if branch is None or not calls.replay.is_ahead(branch.key, branch.calls):
+            calls.journal.event(Event(PROGRESS, clean(value), calls.clock.now()))
+
+    # ------------------------------------------------------------------ other processes
+
+    async def start(
+        self,
+        what: Any,
+        args: Mapping[str, Any] | None = None,
+        *,
+        parent_end: ParentEnd = "cancel",
+        label: str = "",
+        wake: WakePolicy = "none",
+    ) -> Child:
+        """Start a process of its own: a durable function, a tool or an agent. Asked for twice, it is started once.
+
+        `parent_end` says what becomes of it when this process ends first.
+        """
+        return Child(self, await self._start(what, args, ChildOptions(parent_end, label, wake)))
+
+    @call
+    async def _start(self, branch: Branch, what: Any, args: Mapping[str, Any] | None, options: ChildOptions) -> str:
+        plain, calls = clean(check_args(args)), self._calls
+        name = getattr(what, "name", None) or getattr(getattr(what, "spec", None), "name", None) or str(what)
+        key = branch.next_key()
+
+        async def begin(_: object) -> str:
+            return await calls.host.start_child(calls.row, calls.unique(key), what, plain, options)
+
+        return str(await self._act(branch, key, "start", name, shape((plain,), {}), begin))
+
+    @call
+    async def result(self, branch: Branch, process: Any, *, timeout: float | None = None) -> Any:
+        """How another process ended, by its handle or id: its value, or `ProcessFailed`."""
+        process_id = handle_id(process)
+        if process_id == self.process_id:
+            raise InvalidInput(f"process {process_id!r} would wait for its own end")
+        _check_timeout(timeout)
+        key, asked = branch.next_key(), _limit(timeout)
+        done = await self._calls.answer(branch, key, "result", process_id, asked)
+        if done is None:
+            done = await self._end_of(branch, key, process_id, asked, timeout)
+            await self._calls.scheduler.deliver(branch, done)
+        if done.late:
+            raise TimedOut(f"process {process_id!r} did not end", timeout)
+        return value_of(process_id, answered(done))
+
+    async def _end_of(self, branch: Branch, key: str, process_id: str, asked: str, timeout: float | None) -> Done:
+        calls = self._calls
+        on = calls.begin_wait(WaitOn(key, "process", process_id), "result", asked, timeout)
+        while True:
+            await calls.check_stop(branch, key, "result", process_id, asked)
+            calls.host.listen(self.process_id, process_id)  # before the row is read: it may end meanwhile
+            row = await calls.journal.patiently(calls.host.store.process, process_id)
+            if row is None:
+                return calls.refused(key, "result", process_id, asked, UnknownProcess(process_id))
+            if not row.live:
+                return Done(key, "result", process_id, asked, await self._outcome_of(row), at=calls.clock.now())
+            if await calls.wait(branch, "result", asked, on) is None:
+                return Done(key, "result", process_id, asked, late=True, at=calls.clock.now())
+
+    async def _outcome_of(self, row: ProcessRow) -> Any:
+        """How another process ended, as JSON."""
+        outcome, calls = row.record.outcome, self._calls
+        if row.pruned is not None:
+            return msgspec.to_builtins(NoLongerRetained(row.status, row.pruned))
+        if outcome is None:
+            return msgspec.to_builtins(Failure(row.status, "its caller has departed: nobody will say how it ended"))
+        if isinstance(outcome, Success) and outcome.blob is not None:
+            outcome = Success(decode(await calls.journal.patiently(calls.host.store.blobs.get, outcome.blob.digest)))
+        if isinstance(outcome, Failure):
+            outcome = replace(outcome, traceback="")  # it is in the other's record
+        return msgspec.to_builtins(outcome)
+
+    @call
+    async def _signal(self, branch: Branch, process_id: str, name: str, payload: Any) -> None:
+        plain, calls = clean(payload), self._calls
+        key = branch.next_key()
+
+        async def send(_: object) -> None:
+            row = await calls.host.store.process(process_id)
+            schema = None if row is None or not row.live else declared(row.registration, f"{SIGNAL}{name}").schema
+            problem = None if schema is None else check(schema, plain)
+            if problem is not None:
+                raise InvalidProcess(f"the payload of signal {name!r} does not fit: {problem}")
+            await calls.host.signal(process_id, name, plain, f"{self.process_id}.{calls.unique(key)}")
+
+        await self._act(branch, key, "tell", name, shape((process_id, plain), {}), send)
+
+    @call
+    async def _cancel(self, branch: Branch, process_id: str, reason: str) -> None:
+        request = CancelRequest(f"process {self.process_id}", clean_text(reason))
+
+        async def ask(_: object) -> None:
+            await self._calls.host.cancel(process_id, request)
+
+        await self._act(branch, branch.next_key(), "stop", process_id, shape((reason,), {}), ask)
+
+    async def _act(
+        self, branch: Branch, key: str, kind: StepKind, name: str, asked: str, act: Callable[[object], Awaitable[Any]]
+    ) -> Any:
+        """Write to another process. `act` may run several times, also after a crash: what it writes carries a key that
+        is the same every time, so it counts once."""
+        calls = self._calls
+        done = await calls.answer(branch, key, kind, name, asked)
+        if done is None:
+            await calls.check_stop(branch, key, kind, name, asked)
+            await calls.journal.flush()
+            try:
+                done = Done(key, kind, name, asked, await calls.journal.patiently(act, key), at=calls.clock.now())
+            except (InvalidInput, Conflict, NotFound) as error:
+                done = calls.refused(key, kind, name, asked, error)
+            await calls.scheduler.deliver(branch, done)
+        return answered(done)
+
+    # ------------------------------------------------------------------ branches
+
+    async def gather(self, *branches: Coroutine[Any, Any, Any], return_exceptions: bool = False) -> list[Any]:
+        """Run branches at once and wait for all of them: their results, in order. The first error is raised last."""
+        group = await self._run_all("gather", branches)
+        if return_exceptions:
+            return [value if error is None else error for value, error in zip(group.values, group.errors, strict=True)]
+        if group.error is not None:
+            raise group.error
+        return group.values
+
+    async def any(self, *branches: Coroutine[Any, Any, Any]) -> tuple[int, Any]:
+        """Run branches at once: which one succeeded first, and its result. The others are dropped.
+
+        A dropped branch is stopped at the call where it is, as by a cancel request. It may clean up; this waits for it.
+        """
+        if not branches:
+            raise InvalidInput("ctx.any needs at least one branch")
+        group = await self._run_all("any", branches)
+        if group.chosen is None:
+            assert group.error is not None
+            raise group.error
+        return group.chosen, group.values[group.chosen]
+
+    async def all(self, *branches: Coroutine[Any, Any, Any]) -> list[Any]:
+        """Run branches at once: all results, in order. The first error drops the others, and is raised then."""
+        group = await self._run_all("all", branches)
+        error = None if group.chosen is None else group.errors[group.chosen]
+        if error is not None:
+            raise error
+        return group.values
+
+    async def _run_all(self, kind: StepKind, works: Works) -> Group:
+        try:
+            return await self._fork(kind, works)
+        finally:
+            for work in works:  # those that were never begun would warn that they were not awaited
+                if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                    work.close()
+
+    @call
+    async def _fork(self, branch: Branch, kind: StepKind, works: Works) -> Group:
+        """Run branches to their ends. Which one was chosen is recorded before the others are asked to stop."""
+        for work in works:
+            if not inspect.iscoroutine(work):
+                raise InvalidInput(f"ctx.{kind} runs coroutines such as ctx.sleep(1) or your own, not {work!r}")
+        if len(set(map(id, works))) != len(works):
+            raise InvalidInput(f"ctx.{kind} was given the same coroutine twice: call the function once for each branch")
+        calls, scheduler = self._calls, self._calls.scheduler
+        unrecorded, key, asked = branch.unrecorded, branch.next_key(), str(len(works))
+        before = await calls.answer(branch, key, kind, "", asked)
+        branch.unrecorded = unrecorded  # what counts are the calls of its branches
+        if before is not None:
+            answered(before)
+        if before is None and not calls.replay.was_forked(key, kind, len(works)) and not scheduler.replaying:
+            await calls.check_stop(branch, key, kind, "", asked)
+        # Known beforehand only in a journal without order: otherwise its branches are replayed until one decides.
+        chosen: int | None = None if before is None else before.value
+        group = Group(branch, works, DECIDES[kind], functools.partial(self._choose, key, kind, asked))
+        await scheduler.fork(branch, key, group, chosen)
+        if chosen is not None and not DECIDES[kind](group.errors[chosen]):
+            raise Diverged(self.process_id, f"{key}.{chosen}", f"that it decided {kind}", "another end of that branch")
+        return group
+
+    def _choose(self, key: str, kind: StepKind, asked: str, index: int) -> None:
+        calls = self._calls
+        before = calls.replay.take(key)
+        if before is None:
+            calls.scheduler.record(Done(key, kind, "", asked, index, at=calls.clock.now()))
+        elif before.value != index:
+            there = f"that it decided {kind}"
+            calls.scheduler.fail(Diverged(self.process_id, f"{key}.{before.value}", there, f"branch {index} before it"))
+        else:
+            calls.scheduler.recorded_used()
+
+    # ------------------------------------------------------------------ what differs from run to run
+
+    def now(self) -> datetime.datetime:
+        """The time when this line was first reached."""
+        calls, scheduler = self._calls, self._calls.scheduler
+        branch = scheduler.current()
+        key = branch.next_key()
+        if key == FIRST:
+            calls.check_first(branch, "now", "")
+        try:
+            done = calls.replay.answer(key, "now", "", "")
+        except Diverged as error:
+            raise scheduler.fail(error) from error
+        if done is None:
+            branch.unrecorded += 1
+            done = Done(key, "now", "", "", calls.clock.now())
+            scheduler.record(done)
+        else:
+            scheduler.recorded_used()
+        return datetime.datetime.fromtimestamp(done.value / 1000, datetime.UTC)
+
+    @property
+    def random(self) -> SeededRandom:
+        """Randomness that is this branch's own, and the same on every replay."""
+        calls, branch = self._calls, self._calls.scheduler.current()
+        found = self._randoms.get(branch.key)
+        if found is None:
+            first = calls.row.record.first_started
+            # A restored copy has the secret of its original, and must not draw the same for what begins in it.
+            store = calls.host.store.identity() if first is None else first.store
+            place = f"{store and store + '#'}{self.process_id}#{calls.segment.number}#{branch.key}".encode()
+            seed = hmac.new(calls.host.store.secret(), place, hashlib.sha256).digest()
+            from mainstay.processes.function.seeded_random import SeededRandom  # noqa: PLC0415  # few draw anything
+
+            found = self._randoms[branch.key] = SeededRandom(int.from_bytes(seed, "big"))
+        return found
+
+    def uuid(self) -> UUID:
+        """An id that is the same on every replay."""
+        return UUID(int=self.random.getrandbits(128), version=4)
+
+    # ------------------------------------------------------------------ work that never ends
+
+    @property
+    def state(self) -> Any:
+        """What the last checkpoint kept, a copy each time; None before the first."""
+        self._calls.scheduler.current()
+        return decode(encode(self._calls.segment.state))
+
+    @call
+    async def checkpoint(self, branch: Branch, state: Any, *, restart: bool = False) -> None:
+        """Keep `state` and forget what was recorded so far: after a crash the function begins again with it.
+
+        Write a loop that never ends as one that goes on from `ctx.state`, with the checkpoint as the last call of a
+        round: a replay begins with the first line, so the next call must be the one that the function begins with.
+        Where that depends on the state, say `restart=True`: it begins again at once, and this does not return.
+        """
+        plain = clean(state)
+        encode_checked(plain, "the state of a process")
+        await self._end_segment(branch, "checkpoint")
+        if restart:
+            raise BeginAnew(state=plain)
+        await self._begin_segment(plain, None)
+        branch.calls = 0
+        self._randoms.clear()
+
+    @call
+    async def continue_as_new(self, branch: Branch, args: Mapping[str, Any] | None = None) -> NoReturn:
+        """Begin again, as the same process, with other arguments and nothing to replay."""
+        plain = clean(check_args(args))
+        self._check_args(plain)
+        encode_checked(plain, "the arguments of a process")
+        await self._end_segment(branch, "continue_as_new")
+        raise BeginAnew(args=plain)
+
+    async def _end_segment(self, branch: Branch, what: str) -> None:
+        """Refuse unless nothing is left to replay and no other branch runs."""
+        calls = self._calls
+        if branch is not calls.scheduler.root or not calls.scheduler.has_one_branch:
+            raise InvalidInput(f"{what} is for the function itself, while none of its branches runs")
+        key = branch.next_key()
+        before = await calls.answer(branch, key, "checkpoint", what, "")
+        if before is not None:
+            answered(before)  # refused; if it was stopped, that was raised
+        calls.replay.check_over(what)
+        await calls.check_stop(branch, key, "checkpoint", what, "")
+
+    async def _begin_segment(self, state: Any, args: dict[str, Any] | None) -> None:
+        calls, scheduler = self._calls, self._calls.scheduler
+        kept, taken = scheduler.waits.kept_signals(), scheduler.taken
+        floor = kept[0] - 1 if kept else calls.journal.looked
+        still = tuple(sorted(each for each in taken if each > floor))
+        if args is None:
+            args = calls.segment.args
+        number, now, stopped = calls.segment.number + 1, calls.clock.now(), CANCEL in scheduler.root.delivered
+        segment = Segment(number, state, args, floor, still, stopped, now, ordered=True)
+        await calls.journal.cut(segment, Event(CONTINUED, {"segment": number}, now))
+        calls.segment = segment
+        taken.intersection_update(still)
+
+
+async def begin_anew(context: ProcessContext[Any], anew: BeginAnew) -> Segment:
+    """The rest of `continue_as_new`, or of a checkpoint that begins again, once the function has unwound."""
+    await context._begin_segment(anew.state, None if anew.new_args is None else dict(anew.new_args))
+    return context._calls.segment
+
+
+class Child:
+    """A process that a durable function has started: its calls are the function's own."""
+
+    def __init__(self, context: ProcessContext[Any], process_id: str) -> None:
+        self._context, self.id = context, process_id
+
+    def __repr__(self) -> str:
+        return f"<Child {self.id}>"
+
+    def to_json(self) -> dict[str, str]:
+        return {"__handle__": "process", "id": self.id}
+
+    async def result(self, *, timeout: float | None = None) -> Any:
+        """Its value, or `ProcessFailed`."""
+        return await self._context.result(self.id, timeout=timeout)
+
+    async def signal(self, name: str, payload: Any = None) -> None:
+        await self._context._signal(self.id, name, payload)
+
+    async def cancel(self, reason: str = "") -> None:
+        """Ask it to end; `result` tells how it did."""
+        await self._context._cancel(self.id, reason)
+
+
+def _limit(timeout: float | None) -> str:
+    return "" if timeout is None else f"{timeout:g}"
+
+
+def _check_timeout(timeout: float | None) -> None:
+    if timeout is not None:
+        _check_seconds(timeout, "wait without a limit, or for")
+
+
+def _check_seconds(seconds: object, what: str) -> None:
+    fine = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds <= MAX_SLEEP
+    if not fine:
+        raise InvalidInput(f"{what} 0 to {MAX_SLEEP:,} seconds, not {seconds!r}")

@@ -1,0 +1,776 @@
+"""The branches of one run of a durable function: which of them goes on next, and how each is stopped.
+
+    branch      a task with a key space of its own; the function itself is the first, the root
+    group       branches that were forked together; their parent waits until all of them have ended
+
+*The order of results.* Branches share memory: a list, a counter, an `asyncio.Lock`. What they make of it depends on
+which one goes on first, so results are delivered in the order of the records, live and on replay:
+
+    one at a time   A result (of a step, a wait, a child, a stopped call) is recorded in the moment in which it is
+                    delivered, and the next one is delivered only when no branch can run. Live, results queue up in the
+                    order in which they come; on replay, the next one is the next record.
+    can run         A branch can run unless it is in a call of its context that has no result yet, or waits for a future
+                    that is not done: of a lock, a queue, whatever. Between two results, code runs as asyncio runs it,
+                    which is the same every time: what one branch releases, another takes before anything else happens.
+    held            A call that no record answers does nothing until all recorded results are delivered: a replay that
+                    diverges has done nothing.
+
+Nothing here waits for time to pass. Every suspension of a branch's code passes `drive`, and that is the only moment in
+which the last branch can stop running.
+
+What a future belongs to cannot be seen. While a branch waits for one that is not ours, a few passes through the event
+loop tell whether it is about to be done: asyncio's own wrappers need some between what they wait for and who waits for
+them. On replay, it may also be work outside of the context that takes its time again; see `_no_branch_asks`.
+
+A journal that older code began carries no mark. It is answered at once, in whatever order its branches ask.
+
+*Stopping.* A branch that was asked to stop (by a cancel request, or because its group chose another one) is stopped at
+its next call that is not recorded: the call is recorded as stopped and raises `BranchStopped`. A request stops a branch
+once; what the branch calls afterwards, in its `finally` blocks, is made. A parent that waits for its group is stopped
+through its branches. Replay stops at the same calls, because they are recorded.
+
+*Unloading.* A process leaves memory by raising `Unloaded` in all its branches, whose calls all raise it from then on:
+it is parked, the Runtime is left, another worker has claimed it, or something is broken (`fault`). Code that swallows
+that over and over is not resumed any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.locks
+import asyncio.queues
+import contextlib
+import inspect
+import logging
+import types
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+from msgspec import Struct, ValidationError, convert
+from msgspec.structs import replace
+
+from mainstay.engine.gate import Gate
+from mainstay.errors import Diverged, ForeignTask, InvalidProcess
+from mainstay.lifecycle.fold import CANCEL_REQUESTED, SIGNAL
+from mainstay.model.process import Event, WaitOn
+from mainstay.model.session import CancelRequest
+from mainstay.model.step import Done, StepKind, StepRecord
+from mainstay.ports.host import Clock
+from mainstay.processes.function.replay import FORKS, Replay, shown
+from mainstay.processes.function.timeouts import OWN_CANCEL, QUESTION, limit_around
+from mainstay.processes.function.waits import STOP, UNLOAD, Signal, Waits
+from mainstay.processes.journal import ProcessJournal
+from mainstay.processes.run import Unloaded
+
+R = TypeVar("R")
+Works: TypeAlias = Sequence[Coroutine[Any, Any, Any]]
+
+log = logging.getLogger("mainstay.processes")
+
+CANCEL, DROP = "cancel", "drop"
+"""Why a branch is stopped: a cancel request of the process, or another branch of its group was chosen."""
+
+PASSES = 8
+"""Passes through the event loop in which nothing happens to a branch before it counts as unable to run."""
+MAX_SPINS = 10_000
+"""So often branches may go on without a result before the next one is delivered all the same: code that polls
+(`while not found: await asyncio.sleep(0)`) waits for just that."""
+DEADLOCK_SECONDS = 2.0
+"""How long a replay may rest while branches wait for each other's locks or queues, and none asks for what is next."""
+DROP_SECONDS = 1.0
+"""How long a dropped branch may wait for something that is not a call of its context, until it is cancelled."""
+MAX_REFUSALS = 100
+"""So often a branch may swallow `Unloaded`: more than any code that unwinds would."""
+
+LOCK_FILES = frozenset({asyncio.locks.__file__, asyncio.queues.__file__})
+
+NOT_CHOSEN = CancelRequest("its group", "another branch was chosen")
+
+
+class BranchStopped(asyncio.CancelledError):
+    """A branch is asked to end, at the call where that finds it."""
+
+
+class Branch:
+    """One line of execution. Its task and the scheduler change it, both on the event loop.
+
+    `pending` are the causes for which it is to be stopped, `delivered` those for which it was; `inherited` are those
+    that its parent has passed on to it. `gate` carries a request to a step that runs. `unrecorded` counts its calls
+    that no record answered. `in_call` and `in_step` say where it is, `refused` how often it was told `Unloaded`.
+    `children` are the branches that it waits for, `work` is its coroutine. `can_run`: see the top of this file;
+    `outside` is a future that it waits for and that is not ours.
+    """
+
+    __slots__ = (
+        "calls",
+        "can_run",
+        "children",
+        "delivered",
+        "gate",
+        "in_call",
+        "in_step",
+        "inherited",
+        "key",
+        "outside",
+        "pending",
+        "refused",
+        "unrecorded",
+        "work",
+    )
+
+    def __init__(self, key: str, parent: Branch | None = None) -> None:
+        self.key, self.calls = key, 0
+        self.work: Coroutine[Any, Any, Any] | None = None
+        self.can_run = False
+        self.outside: asyncio.Future[Any] | None = None
+        self.gate = Gate()
+        self.children: list[Branch] = []
+        self.pending: set[str] = set() if parent is None else set(parent.pending)
+        self.inherited: set[str] = set(self.pending)
+        self.delivered: set[str] = set() if parent is None else set(parent.delivered)
+        self.unrecorded: int = 0 if parent is None else parent.unrecorded
+        self.in_call = self.in_step = False
+        self.refused = 0
+
+    def next_key(self) -> str:
+        self.calls += 1
+        return f"{self.key}.{self.calls}" if self.key else str(self.calls)
+
+    def deliver_stop(self) -> bool:
+        """The call that it makes is stopped. Whether that is because another branch was chosen."""
+        dropped = DROP in self.pending
+        self.delivered |= self.pending
+        self.pending.clear()
+        self.gate.request = None
+        return dropped
+
+    def replay_stop(self, dropped: bool) -> None:
+        """The same on replay, where a record says so."""
+        self.delivered.add(DROP if dropped else CANCEL)
+        if dropped:
+            self.delivered |= self.pending
+        self.pending -= self.delivered
+        if not self.pending:
+            self.gate.request = None
+
+    def stopped_through(self, children: Sequence[Branch]) -> bool:
+        """A cause that was passed on to its branches and stopped one of these has stopped it. Whether there was one."""
+        due = {cause for each in children for cause in each.delivered & each.inherited & self.pending}
+        self.delivered |= due
+        self.pending -= due
+        if not self.pending:
+            self.gate.request = None
+        return bool(due)
+
+
+class Group:
+    """Branches that were forked together. `chosen` is the one that made all others needless, if one did.
+
+    `decides` says whether the end of one of them does that; then `choose` is called, before the others are dropped.
+    """
+
+    def __init__(
+        self,
+        parent: Branch,
+        works: Works,
+        decides: Callable[[BaseException | None], bool],
+        choose: Callable[[int], None],
+    ) -> None:
+        self.parent, self.works, self.decides, self.choose = parent, works, decides, choose
+        self.branches: list[Branch] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.values: list[Any] = [None] * len(works)
+        self.errors: list[BaseException | None] = [None] * len(works)
+        self.left = len(works)
+        self.chosen: int | None = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def ended_by_stop(self) -> list[Branch]:
+        """Those of its branches that let the exception of their stop through."""
+        ends = zip(self.branches, self.errors, strict=True)
+        return [branch for branch, error in ends if isinstance(error, asyncio.CancelledError)]
+
+    @property
+    def error(self) -> BaseException | None:
+        """What its parent raises when no single one was chosen: that it was stopped, or else the first error."""
+        found = [error for error in self.errors if error is not None]
+        return next((error for error in found if isinstance(error, BranchStopped)), found[0] if found else None)
+
+
+class Result(Struct, eq=False):
+    """What a call came to, queued until its branch may go on. `event` is written with it; `taken`: it is delivered."""
+
+    branch: Branch
+    done: Done
+    event: Event | None
+    turn: asyncio.Future[None]
+    taken: bool = True
+
+
+class Asking(Struct, eq=False):
+    """A branch that waits for its recorded result."""
+
+    branch: Branch
+    what: str
+    turn: asyncio.Future[None]
+
+
+class Scheduler:
+    """All branches of one run of one process, and the order in which they go on. It lives on the event loop.
+
+    `_tasks` are the branches by their tasks; `taken` the signals that records have used; `request` is the cancel
+    request; `unloaded` and `fault`: see the top of this file.
+
+    `_running` counts the branches that can run; `_outside` are those that wait for a future that is not ours.
+    `_results` have come and are not delivered, `_asking` wait for theirs by key, `_held` for the end of the replay.
+    `_moves` counts what would make a look at all branches stale. `_dropping`: branches were dropped, and those that
+    wait for something outside are cancelled there once no branch can run.
+    """
+
+    def __init__(
+        self,
+        journal: ProcessJournal,
+        replay: Replay,
+        clock: Clock,
+        seconds_until: Callable[[int, int], float],
+        park: Callable[[tuple[WaitOn, ...]], Awaitable[bool]],
+        rest: Callable[[bool], None],
+    ) -> None:
+        self._process_id, self._journal, self._park, self._replay = journal.scope.id, journal, park, replay
+        self.waits = Waits(clock, seconds_until, self._try_to_park, rest, self.fail)
+        self._tasks: dict[asyncio.Task[Any], Branch] = {}
+        self.request: CancelRequest | None = None
+        self.taken: set[int] = replay.taken
+        self.unloaded = False
+        self.fault: Exception | None = None
+        self._running = self._moves = self._spins = 0
+        self._outside: set[Branch] = set()
+        self._results: deque[Result] = deque()
+        self._asking: dict[str, Asking] = {}
+        self._held: list[asyncio.Future[None]] = []
+        self._passing = self._dropping = False
+        self._unmarked = replay.is_new
+        self._timer: asyncio.TimerHandle | None = None
+        self.replaying = replay.next_result() is not None
+        self.root = Branch("")
+        if replay.segment.cut:
+            self.root.delivered.add(CANCEL)
+        self._add(asyncio.current_task(), self.root)
+
+    def _add(self, task: asyncio.Task[Any] | None, branch: Branch) -> None:
+        assert task is not None
+        self._tasks[task] = branch
+        self.waits.working += 1
+        branch.can_run = True
+        self._running += 1
+
+    # ------------------------------------------------------------------ calls
+
+    def enter_call(self) -> Branch | None:
+        """The running task begins a call: its branch, which cannot run until that has a result. None: it may not.
+
+        A call of any other task could not be told apart on replay.
+        """
+        branch = self._tasks.get(asyncio.current_task())  # type: ignore[arg-type]  # no task is no branch
+        if branch is None or branch.in_step or self.unloaded:
+            return None
+        branch.in_call, branch.can_run = True, False
+        self._running -= 1
+        return branch
+
+    def leave_call(self, branch: Branch) -> None:
+        branch.in_call = False
+        self.wake(branch)
+
+    async def refuse_call(self) -> NoReturn:
+        """Raise why the running task may make no call.
+
+        It awaits something where the code may be calling in a loop that swallows every refusal: that is where `drive`
+        can stop resuming it.
+        """
+        branch = self.running_branch()
+        if branch is None or branch.in_step:
+            await asyncio.sleep(0)
+            raise ForeignTask(self._process_id)
+        branch.refused += 1
+        if branch.refused > MAX_REFUSALS:
+            await asyncio.sleep(0)
+        raise Unloaded
+
+    def current(self) -> Branch:
+        """The branch of the running task, for a call that does not wait. Raises like `refuse_call`."""
+        branch = self.running_branch()
+        if branch is None or branch.in_step:
+            raise ForeignTask(self._process_id)
+        if self.unloaded:
+            branch.refused += 1
+            raise Unloaded
+        return branch
+
+    def running_branch(self) -> Branch | None:
+        """The branch of the running task, if it is one."""
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # a thread: no loop runs there
+            return None
+        return None if task is None else self._tasks.get(task)
+
+    @property
+    def has_one_branch(self) -> bool:
+        return len(self._tasks) == 1
+
+    # ------------------------------------------------------------------ running the code of a branch
+
+    @types.coroutine
+    def drive(self, work: Coroutine[Any, Any, R], branch: Branch) -> Generator[Any, Any, R]:
+        """Run the coroutine of a branch to its end, passing on every suspension. That is where the scheduler sees
+        whether the branch can run, and where code that swallows `Unloaded` too often is not resumed any more."""
+        branch.work = work
+        task = asyncio.current_task()
+        assert task is not None
+        cancels = task.cancelling()
+        try:
+            step = work.send(None)
+            while branch.refused <= MAX_REFUSALS:
+                if step is QUESTION:  # a call asks whether a time limit is around it
+                    found = limit_around(work)
+                    if found is None and task.cancelling() > cancels:  # cancelled by the code that ran just now
+                        found = OWN_CANCEL
+                        with contextlib.suppress(asyncio.CancelledError):
+                            yield
+                        while task.cancelling() > cancels:
+                            task.uncancel()
+                    step = work.send(found)
+                    continue
+                if not branch.in_call or self._results or self.replaying or self._dropping:
+                    self._suspended(branch, step)
+                try:
+                    yield step
+                except BaseException as error:  # it is the code's to handle, as in any `await`
+                    cancels = task.cancelling()
+                    if branch.outside is not None:
+                        self._resumed(branch)
+                    step = work.throw(error)
+                else:
+                    cancels = task.cancelling()
+                    if branch.outside is not None:
+                        self._resumed(branch)
+                    step = work.send(None)
+        except StopIteration as end:
+            result: R = end.value
+            return result
+        finally:
+            branch.work = None  # it leads back here, through its context
+        log.error("a durable function swallows that it is unloaded, and is left: let BaseException through")
+        try:
+            work.close()
+        except RuntimeError:
+            log.error("it ignores its end too")
+        raise Unloaded
+
+    def wake(self, branch: Branch) -> None:
+        """Its call has a result, or all of its branches have ended: it counts as running from now on, not from its
+        next pass through the event loop, so that nothing else is delivered in between."""
+        if not branch.can_run:
+            branch.can_run = True
+            self._running += 1
+
+    def _suspended(self, branch: Branch, waits_for: Any) -> None:
+        """The code of a branch waits for a future, or for its next pass through the event loop (None)."""
+        if not branch.in_call:
+            if waits_for is None:
+                self._moves += 1
+                self._spins += 1
+            else:
+                branch.outside, branch.can_run = waits_for, False
+                self._running -= 1
+                self._outside.add(branch)
+        self._deliver_when_idle()
+
+    def _resumed(self, branch: Branch) -> None:
+        """It goes on after it has waited for a future that is not ours."""
+        branch.outside = None
+        self._outside.discard(branch)
+        self._moves += 1
+        self.wake(branch)
+
+    # ------------------------------------------------------------------ groups
+
+    async def fork(self, parent: Branch, key: str, group: Group, chosen: int | None = None) -> None:
+        """Run a group to its end. `chosen` is known on replay."""
+        loop = asyncio.get_running_loop()
+        parent.children = group.branches
+        for index, work in enumerate(group.works):
+            branch = Branch(f"{key}.{index}", parent)
+            if chosen is not None and index != chosen:
+                branch.pending.add(DROP)
+            task = loop.create_task(self._run_branch(group, index, branch, work), name=f"process {self._process_id}")
+            self._add(task, branch)
+            group.branches.append(branch)
+            group.tasks.append(task)
+        group.chosen = chosen
+        try:
+            if group.left:
+                self.waits.working -= 1  # the last of its branches gives it back
+                await group.done
+        except asyncio.CancelledError:
+            fault = self.interrupted()
+            await self._cancel_group(group)
+            raise fault from None
+        finally:
+            parent.children = []
+        if self.unloaded:
+            raise Unloaded
+        parent.unrecorded = max((each.unrecorded for each in group.branches), default=parent.unrecorded)
+        if not self._replay.ordered:  # begun when a join kept the stops of its branches to itself
+            parent.stopped_through(group.branches)
+        elif parent.stopped_through(group.ended_by_stop()):
+            raise BranchStopped(f"process {self._process_id} was asked to end")
+
+    async def _run_branch(self, group: Group, index: int, branch: Branch, work: Coroutine[Any, Any, Any]) -> None:
+        """One branch. Its end counts at once, before any other branch is resumed."""
+        try:
+            group.values[index] = await self.drive(work, branch)
+        except BaseException as error:  # its parent raises it
+            group.errors[index] = error
+        task = asyncio.current_task()
+        assert task is not None
+        if self._tasks.pop(task, None) is None:
+            return  # left behind by `_cancel_group`
+        group.left -= 1
+        if group.chosen is None and not self.unloaded and group.decides(group.errors[index]):
+            group.chosen = index
+            group.choose(index)
+            for each in group.branches:
+                self._request_stop(each, DROP, NOT_CHOSEN)
+            self._dropping = True
+        if group.left:
+            if group.chosen == index:
+                asyncio.get_running_loop().call_later(DROP_SECONDS, self._cancel_dropped, group)
+            self.waits.working -= 1
+            self.waits.check_idle()
+        elif not group.done.done():
+            group.done.set_result(None)
+            self.wake(group.parent)  # it works from now on, in place of its last branch
+        if branch.can_run:
+            branch.can_run = False
+            self._running -= 1
+        self._deliver_when_idle()
+
+    def _cancel_outside(self) -> bool:
+        """Cancel dropped branches that wait for something that is not a call of their context. Whether there was any.
+
+        In a journal without order marks the records do not say where that happened, so it must not happen.
+        """
+        found = False
+        for branch in tuple(self._outside):
+            if DROP not in branch.pending or not self._replay.ordered:
+                continue
+            found = True
+            branch.deliver_stop()
+            for task, each in self._tasks.items():
+                if each is branch:
+                    task.cancel()
+        return found
+
+    def _cancel_dropped(self, group: Group) -> None:
+        """The same for dropped branches that wait for such a thing again, or work on, after they were stopped."""
+        for task, branch in zip(group.tasks, group.branches, strict=True):
+            if not task.done() and not branch.in_call:
+                branch.deliver_stop()
+                task.cancel()
+        if group.left:
+            asyncio.get_running_loop().call_later(DROP_SECONDS, self._cancel_dropped, group)
+
+    async def _cancel_group(self, group: Group) -> None:
+        late = {task for task in group.tasks if not task.done()}
+        for task in late:
+            task.cancel()
+        if late:
+            _, late = await asyncio.wait(late, timeout=DROP_SECONDS)
+        for task in late:
+            log.error("a branch of process %s does not end when it is cancelled; it is left behind", self._process_id)
+            self._tasks.pop(task, None)
+
+    # ------------------------------------------------------------------ results
+
+    async def replayed(self, branch: Branch, key: str, kind: StepKind, name: str, asked: str) -> Done | None:
+        """While replaying: how this call ended before, once that is next; None when it has to be made.
+
+        Raises Diverged when the code makes another call than the recorded one.
+        """
+        done = self._replay.peek(key, kind, name, asked)
+        if kind in FORKS and (done is None or not (done.cut or done.fault is not None)):
+            return None  # it makes no result of its own, and its branches have theirs
+        if done is None:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._held.append(turn)
+            await turn
+            self._check_loaded()
+            return self._replay.answer(key, kind, name, asked)
+        if not self._running and not self._outside and self._replay.next_result() is done:
+            self._take_recorded(branch, done)
+            return done
+        asking = Asking(branch, shown(kind, name, asked), asyncio.get_running_loop().create_future())
+        self._asking[key] = asking
+        await asking.turn
+        self._check_loaded()
+        return done
+
+    async def deliver(self, branch: Branch, done: Done, event: Event | None = None) -> bool:
+        """Record what a call came to, in the moment in which its branch may go on with it.
+
+        False when it is a signal, and the branch was asked to stop before its turn: nothing is recorded then, and
+        another branch may take the signal.
+        """
+        if self.unloaded:
+            self.record(done, event)
+            raise Unloaded
+        if not (self._running or self._outside or self._results or self._dropping):
+            self.record(done, event)
+            self.wake(branch)
+            return True
+        result = Result(branch, done, event, asyncio.get_running_loop().create_future())
+        self._results.append(result)
+        await result.turn
+        self._check_loaded()
+        return result.taken
+
+    def record(self, record: StepRecord, event: Event | None = None, repeats: bool = False) -> None:
+        """Add a record to the journal. The first one is marked: those after it are in the order of delivery."""
+        if self._unmarked:
+            self._unmarked = False
+            record = replace(record, ordered=True)
+        self._journal.record(record, repeats)
+        if event is not None:
+            self._journal.event(event)
+
+    def recorded_used(self) -> None:
+        """A record was used. After the last one, calls that were held are made."""
+        if self.replaying and self._replay.next_result() is None:
+            self.replaying = False
+            for turn in self._held:
+                _release(turn)
+            self._held.clear()
+
+    def _take_recorded(self, branch: Branch, done: Done) -> None:
+        self._replay.take(done.key)
+        self.wake(branch)
+        self.recorded_used()
+
+    def _deliver_when_idle(self) -> None:
+        """Deliver the next result, if there is one and no branch can run."""
+        if self.unloaded or self._passing or not (self._results or self.replaying or self._dropping):
+            return
+        if self._spins > MAX_SPINS and (self._results or self._next_asking() is not None):
+            self._deliver_next()
+        elif self._running or any(branch.outside is None or branch.outside.done() for branch in self._outside):
+            return  # such a branch is suspended again before it could wait for ever: then this is called again
+        elif self._outside:
+            self._passing = True
+            asyncio.get_running_loop().call_soon(self._pass, self._moves, PASSES)
+        else:
+            self._deliver_next()
+
+    def _pass(self, moves: int, left: int) -> None:
+        """One of the passes after which a branch that waits outside counts as unable to run."""
+        if moves == self._moves and left and not self._running:
+            asyncio.get_running_loop().call_soon(self._pass, moves, left - 1)
+            return
+        self._passing = False
+        if self.unloaded:
+            return
+        if moves != self._moves or self._running:
+            self._deliver_when_idle()
+        elif not (self._dropping and self._cancel_outside()):
+            self._deliver_next()
+
+    def _deliver_next(self) -> None:
+        self._spins, self._dropping = 0, False
+        if not self.replaying:
+            if self._results:
+                result = self._results.popleft()
+                self.record(result.done, result.event)
+                self.wake(result.branch)
+                _release(result.turn)
+            return
+        asking = self._next_asking()
+        if asking is None:
+            self._no_branch_asks()
+            return
+        done = self._replay.next_result()
+        assert done is not None
+        del self._asking[done.key]
+        self._take_recorded(asking.branch, done)
+        _release(asking.turn)
+
+    def _next_asking(self) -> Asking | None:
+        done = self._replay.next_result()
+        return None if done is None else self._asking.get(done.key)
+
+    def _no_branch_asks(self) -> None:
+        """No branch asks for what is recorded next.
+
+        Where all of them are in calls, none ever will. One that waits for something outside of the context may, when
+        that has come: it is waited for as on the first run. But branches that wait for each other's locks or queues,
+        beside one whose own result comes later, may wait for ever, and cannot be told from those that wait for a lock
+        of the host: they have some seconds.
+        """
+        if not self._outside:
+            self._diverge()
+        elif self._timer is None and (self._asking or self._held) and all(map(_waits_for_a_lock, self._outside)):
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(DEADLOCK_SECONDS, self._check_deadlock, self._moves)
+
+    def _check_deadlock(self, moves: int) -> None:
+        self._timer = None
+        if moves != self._moves or self._running:
+            self._deliver_when_idle()
+        elif self.replaying and self._next_asking() is None:
+            self._diverge()
+
+    def _diverge(self) -> None:
+        done = self._replay.next_result()
+        assert done is not None
+        others = [f"{key}: {each.what}" for key, each in self._asking.items()]
+        others += ["calls that are not recorded"] if self._held else []
+        others += ["what is none of its context's calls"] if self._outside else []
+        there = shown(done.kind, done.name, done.asked)
+        self.fail(Diverged(self._process_id, done.key, there, f"nothing there; it waits for {', '.join(others)}"))
+
+    def _check_loaded(self) -> None:
+        if self.unloaded:
+            raise Unloaded
+
+    # ------------------------------------------------------------------ waiting and parking
+
+    async def wait(self, on: WaitOn) -> Any:
+        """Wait for one thing: what it brought, None when its time was up, STOP when the branch is asked to stop."""
+        found = await self.waits.wait(on)
+        if self.unloaded or found is UNLOAD:
+            if isinstance(found, Signal):
+                self.waits.return_signal(on.name, found)
+            raise Unloaded
+        return found
+
+    async def _try_to_park(self, waits: tuple[WaitOn, ...]) -> bool:
+        parked = not self.unloaded and await self._park(waits)
+        if parked:
+            self._unload()
+        return parked
+
+    # ------------------------------------------------------------------ what others write (`Listener`)
+
+    def on_event(self, sequence: int, kind: str, payload: Any) -> None:
+        """An event that another writer has added to the process."""
+        if kind == CANCEL_REQUESTED:
+            try:
+                self.cancel(payload if isinstance(payload, CancelRequest) else convert(payload, CancelRequest))
+            except ValidationError:
+                log.error("a cancel request of process %s cannot be read", self._process_id)
+        elif kind.startswith(SIGNAL) and sequence not in self.taken:
+            self.waits.add_signal(kind.removeprefix(SIGNAL), Signal(sequence, payload))
+
+    def process_ended(self, process_id: str) -> None:
+        self.waits.process_ended(process_id)
+
+    def awaited_signals(self) -> tuple[str, ...]:
+        return self.waits.signal_names
+
+    def cancel(self, request: CancelRequest) -> None:
+        """A cancel request: it stops every branch once, where it waits or runs a step, or at its next call."""
+        if self.request is None:
+            self.request = request
+            self._request_stop(self.root, CANCEL, request)
+
+    def _request_stop(self, branch: Branch, cause: str, request: CancelRequest, inherited: bool = False) -> None:
+        if cause in branch.pending or cause in branch.delivered:
+            return
+        branch.pending.add(cause)
+        if inherited:
+            branch.inherited.add(cause)
+        if branch.children:
+            for each in branch.children:
+                self._request_stop(each, cause, request, inherited=True)
+            return
+        branch.gate.cancel(request)
+        for result in self._results:
+            # A signal that has come for it and is not delivered stays for other branches.
+            if result.branch is branch and result.done.event is not None:
+                result.taken = False
+                self._results.remove(result)
+                _release(result.turn)
+                break
+        self.waits.resolve(f"{branch.key}.{branch.calls}" if branch.key else str(branch.calls), STOP)
+
+    # ------------------------------------------------------------------ unloading
+
+    def leave(self) -> None:
+        """The Runtime is left: steps that run are cancelled through their gates, every other call raises."""
+        for branch in self._tasks.values():
+            branch.gate.leave()
+        self._unload()
+        # Later, because a task that is cancelled before its first step never gets to record its end.
+        asyncio.get_running_loop().call_soon(self._cancel_code)
+
+    def _cancel_code(self) -> None:
+        """Cancel branches whose code waits for something that is not a call: nothing else would end them."""
+        for task, branch in list(self._tasks.items()):
+            if branch is not self.root and not branch.in_call:
+                task.cancel()
+
+    def _unload(self) -> None:
+        """Every waiting call raises. Results that were not delivered have happened all the same: they are recorded, in
+        the order in which they came."""
+        self.unloaded, self.replaying = True, False
+        self.waits.resolve_all(UNLOAD)
+        for result in self._results:
+            self.record(result.done, result.event)
+        turns = [*(each.turn for each in self._results), *(each.turn for each in self._asking.values()), *self._held]
+        self._results.clear()
+        self._asking.clear()
+        self._held.clear()
+        for turn in turns:
+            _release(turn)
+        self._stop_timer()
+
+    def fail(self, error: Exception) -> Unloaded:
+        """Something is broken that the function cannot handle: unload it, and let the engine raise the error."""
+        if not self.unloaded:
+            self.fault = error
+            self.leave()
+        return Unloaded()
+
+    def interrupted(self) -> Unloaded:
+        """A call was cancelled by something that is not this scheduler."""
+        return self.fail(
+            InvalidProcess(
+                f"a call of the context of process {self._process_id!r} was cancelled from outside, which no replay "
+                "could repeat: use the `timeout` of the call, or `ctx.any`, instead of asyncio's own"
+            )
+        )
+
+    async def close(self) -> None:
+        """The run is over."""
+        self.unloaded = True
+        self._stop_timer()
+        await self.waits.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _release(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
+
+
+def _waits_for_a_lock(branch: Branch) -> bool:
+    """Whether a branch waits for what another one may hold: a lock, an event, a queue of asyncio's."""
+    inner: Any = branch.work
+    while inspect.iscoroutine(following := inner.cr_await):
+        inner = following
+    return inner.cr_code.co_filename in LOCK_FILES
