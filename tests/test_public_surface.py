@@ -27,6 +27,7 @@ PUBLIC = [
     "Process",
     "ProcessContext",
     "ProcessHandle",
+    "ProviderTool",
     "RateLimit",
     "Receipt",
     "Retention",

@@ -11,6 +11,7 @@ from mainstay.model.agent import Budget
 from mainstay.model.llm import ModelRequest, ModelResponse, ModelSettings, RateLimit, Usage
 from mainstay.model.media import Audio, Document, FileRef, Image
 from mainstay.model.message import Message, ToolCall, ToolResult
+from mainstay.model.tool import ProviderTool
 from mainstay.plugins.hooks import Plugin
 from mainstay.ports.tool import ToolProvider
 from mainstay.processes.function.context import ProcessContext
@@ -41,6 +42,7 @@ __all__ = [
     "Process",
     "ProcessContext",
     "ProcessHandle",
+    "ProviderTool",
     "RateLimit",
     "Receipt",
     "Retention",

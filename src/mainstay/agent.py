@@ -16,7 +16,7 @@ from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
 from mainstay.model.codec import clean_text, error_text
 from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
 from mainstay.model.message import InputContent
-from mainstay.model.tool import OutputBudget
+from mainstay.model.tool import OutputBudget, ProviderTool
 from mainstay.plugins.engines import engines_of
 from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.registry import PluginSet, overrides
@@ -110,7 +110,10 @@ class Agent(Generic[T]):
         self.wake_depth = wake_depth
         self._plugins = PluginSet(plugins)
         check_slots(self._plugins)
-        self._catalog = catalog_of(self.tools, self._plugins)
+        self._provider_tools = tuple([each for each in self.tools if isinstance(each, ProviderTool)])
+        own = [each for each in self.tools if not isinstance(each, ProviderTool)]
+        self._catalog = catalog_of(own, self._plugins)
+        check_provider_tools(self._provider_tools, self._catalog)
         self._operations = OperationTable(self._plugins.plugins)
         self._codec = None if output in (None, str) else output_codec(output)
         if settings is not None and not isinstance(settings, ModelSettings):
@@ -155,6 +158,7 @@ class Agent(Generic[T]):
             self._operations,
             self.wake_depth,
             self.settings,
+            self._provider_tools,
         )
 
     @property
@@ -276,6 +280,17 @@ def catalog_of(tools: Iterable[Any], plugins: PluginSet) -> Catalog:
     from mainstay.builtin.processes import with_process_tools  # noqa: PLC0415  # most agents need none of these
 
     return with_process_tools(catalog)
+
+
+def check_provider_tools(tools: tuple[ProviderTool, ...], catalog: Catalog) -> None:
+    """Refuse a kind that is there twice, or whose name is that of a tool of ours: models tell tools by their names."""
+    for index, tool in enumerate(tools):
+        if any(tool.kind == other.kind for other in tools[:index]):
+            raise InvalidDefinition(f"ProviderTool({tool.kind!r}) is there twice: leave one out")
+        if catalog.get(tool.kind) is not None:
+            raise InvalidDefinition(
+                f"a tool and a ProviderTool are named {tool.kind!r}: rename the tool with @tool(name=…)"
+            )
 
 
 def _starts_agents(tools: Iterable[Any], plugins: PluginSet) -> bool:

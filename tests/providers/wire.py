@@ -90,6 +90,31 @@ A_USAGE = Usage(12, 7, 100, 5)
 THINKING = '{"type":"thinking","thinking":"First, look.","signature":"c2ln"}'
 REDACTED = '{"type":"redacted_thinking","data":"b3BhcXVl"}'
 
+FOUND = {
+    "type": "web_search_tool_result",
+    "tool_use_id": "srvtoolu_1",
+    "content": [
+        {
+            "type": "web_search_result",
+            "title": "Paris today",
+            "url": "https://w.example/paris",
+            "encrypted_content": "Z2VoZWlt",
+            "page_age": None,
+        }
+    ],
+}
+RAN = {
+    "type": "bash_code_execution_tool_result",
+    "tool_use_id": "srvtoolu_2",
+    "content": {
+        "type": "bash_code_execution_result",
+        "stdout": "42\n",
+        "stderr": "",
+        "return_code": 0,
+        "content": [],
+    },
+}
+
 ANTHROPIC_ANSWERS = {
     "text": Answer(_anthropic(_text("Grüße, ", "Welt 😀")), said("Grüße, Welt 😀", A_USAGE)),
     "tool": Answer(
@@ -149,10 +174,68 @@ ANTHROPIC_ANSWERS = {
                     MODEL,
                     "server_tool_use",
                     '{"type":"server_tool_use","id":"srvtoolu_1","name":"web_search","input":{"query":"x"}}',
+                    'web_search: {"query":"x"}',
                 ),
             ),
             usage=A_USAGE,
             stop="paused",
+            model=MODEL,
+        ),
+    ),
+    "web search": Answer(
+        _anthropic(
+            (
+                {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}},
+                [{"type": "input_json_delta", "partial_json": '{"query":"Paris"}'}],
+            ),
+            (FOUND, []),
+            _text("It rains."),
+        ),
+        ModelResponse(
+            parts=(
+                ProviderPart(
+                    "anthropic",
+                    MODEL,
+                    "server_tool_use",
+                    '{"type":"server_tool_use","id":"srvtoolu_1","name":"web_search","input":{"query":"Paris"}}',
+                    'web_search: {"query":"Paris"}',
+                ),
+                ProviderPart(
+                    "anthropic",
+                    MODEL,
+                    "web_search_tool_result",
+                    msgspec.json.encode(FOUND).decode(),
+                    "web_search found:\nParis today https://w.example/paris",
+                ),
+                Text("It rains."),
+            ),
+            usage=A_USAGE,
+            model=MODEL,
+        ),
+    ),
+    "code execution": Answer(
+        _anthropic((RAN, []), _text("42")),
+        ModelResponse(
+            parts=(
+                ProviderPart(
+                    "anthropic",
+                    MODEL,
+                    "bash_code_execution_tool_result",
+                    msgspec.json.encode(RAN).decode(),
+                    "bash_code_execution returned:\n42\n",
+                ),
+                Text("42"),
+            ),
+            usage=A_USAGE,
+            model=MODEL,
+        ),
+    ),
+    "answer by tool": Answer(
+        _anthropic(_text("Here it is."), _tool("toolu_9", "final_answer", '{"name": ', '"Ada"}'), stop="tool_use"),
+        ModelResponse(
+            parts=(Text("Here it is."), ToolCall("toolu_9", "final_answer", {"name": "Ada"})),
+            usage=A_USAGE,
+            stop="tool_calls",
             model=MODEL,
         ),
     ),
@@ -250,6 +333,21 @@ R_ITEM = {
 }
 R_BODY = msgspec.json.encode(R_ITEM).decode()
 
+SEARCHED = {
+    "type": "web_search_call",
+    "id": "ws_1",
+    "status": "completed",
+    "action": {"type": "search", "query": "Paris", "sources": [{"type": "url", "url": "https://w.example/paris"}]},
+}
+COMPUTED = {
+    "type": "code_interpreter_call",
+    "id": "ci_1",
+    "status": "completed",
+    "container_id": "cntr_1",
+    "code": "print(6 * 7)",
+    "outputs": [{"type": "logs", "logs": "42\n"}],
+}
+
 OPENAI_ANSWERS = {
     "text": Answer(_responses(_words("Grüße, Welt 😀")), said("Grüße, Welt 😀", O_USAGE)),
     "tool": Answer(
@@ -269,6 +367,46 @@ OPENAI_ANSWERS = {
         "First, look.",
     ),
     "structured": Answer(_responses(_words('{"name":"Ada"}')), said('{"name":"Ada"}', O_USAGE)),
+    "web search": Answer(
+        _responses(R_ITEM, SEARCHED, _words("It rains.")),
+        ModelResponse(
+            parts=(
+                ProviderPart("openai", MODEL, "reasoning", R_BODY, "First, look."),
+                ProviderPart(
+                    "openai",
+                    MODEL,
+                    "web_search_call",
+                    msgspec.json.encode(SEARCHED).decode(),
+                    "web_search: Paris\nhttps://w.example/paris",
+                ),
+                Text("It rains."),
+            ),
+            usage=O_USAGE,
+            model=MODEL,
+        ),
+        "First, look.",
+    ),
+    "code execution": Answer(
+        _responses(COMPUTED, _words("42")),
+        ModelResponse(
+            parts=(
+                ProviderPart(
+                    "openai",
+                    MODEL,
+                    "code_interpreter_call",
+                    msgspec.json.encode(COMPUTED).decode(),
+                    "code_execution:\nprint(6 * 7)\n42\n",
+                ),
+                Text("42"),
+            ),
+            usage=O_USAGE,
+            model=MODEL,
+        ),
+    ),
+    "answer by tool": Answer(
+        _responses(_call("call_9", "final_answer", '{"name":"Ada"}')),
+        called(O_USAGE, ("call_9", "final_answer", {"name": "Ada"})),
+    ),
     "refusal": Answer(
         _responses(_message({"type": "refusal", "refusal": "I can't."})), said("I can't.", O_USAGE, stop="filtered")
     ),
@@ -391,6 +529,12 @@ CHAT_ANSWERS = {
         "First, look.",
     ),
     "structured": Answer(_chat({"content": '{"name":'}, {"content": '"Ada"}'}), said('{"name":"Ada"}', C_USAGE)),
+    "answer by tool": Answer(
+        _chat(
+            _calls((0, "call_9", "final_answer", '{"name":')), _calls((0, None, None, '"Ada"}')), finish="tool_calls"
+        ),
+        called(C_USAGE, ("call_9", "final_answer", {"name": "Ada"})),
+    ),
     "refusal": Answer(_chat({"refusal": "I can't."}), said("I can't.", C_USAGE, stop="filtered")),
     "filtered": Answer(_chat({"content": "And"}, finish="content_filter"), said("And", C_USAGE, stop="filtered")),
     "length": Answer(_chat({"content": "And then"}, finish="length"), said("And then", C_USAGE, stop="length")),
@@ -460,6 +604,38 @@ GOOGLE_ANSWERS = {
         "First, look.",
     ),
     "structured": Answer(_google([{"text": '{"name":'}], [{"text": '"Ada"}'}]), said('{"name":"Ada"}', G_USAGE)),
+    "code execution": Answer(
+        _google(
+            [{"executableCode": {"language": "PYTHON", "code": "print(6 * 7)"}}],
+            [{"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "42\n"}}],
+            [{"text": "42"}],
+        ),
+        ModelResponse(
+            parts=(
+                ProviderPart(
+                    "google",
+                    MODEL,
+                    "executableCode",
+                    '{"executableCode":{"language":"PYTHON","code":"print(6 * 7)"}}',
+                    "code_execution:\nprint(6 * 7)",
+                ),
+                ProviderPart(
+                    "google",
+                    MODEL,
+                    "codeExecutionResult",
+                    '{"codeExecutionResult":{"outcome":"OUTCOME_OK","output":"42\\n"}}',
+                    "code_execution returned:\n42\n",
+                ),
+                Text("42"),
+            ),
+            usage=G_USAGE,
+            model=MODEL,
+        ),
+    ),
+    "answer by tool": Answer(
+        _google([{"functionCall": {"name": "final_answer", "args": {"name": "Ada"}}}]),
+        called(G_USAGE, ("", "final_answer", {"name": "Ada"})),
+    ),
     "refusal": Answer(_google([{"text": "I"}], finish="SAFETY"), said("I", G_USAGE, stop="filtered")),
     "length": Answer(_google([{"text": "And then"}], finish="MAX_TOKENS"), said("And then", G_USAGE, stop="length")),
     "empty": Answer(_google(), said("", G_USAGE)),
@@ -558,6 +734,10 @@ BEDROCK_ANSWERS = {
         "First, look.",
     ),
     "structured": Answer(_bedrock((None, [{"text": '{"name":'}, {"text": '"Ada"}'}])), said('{"name":"Ada"}', B_USAGE)),
+    "answer by tool": Answer(
+        _bedrock(_use("tooluse_9", "final_answer", '{"name":', '"Ada"}'), stop="tool_use"),
+        called(B_USAGE, ("tooluse_9", "final_answer", {"name": "Ada"})),
+    ),
     "refusal": Answer(
         _bedrock((None, [{"text": "I"}]), stop="guardrail_intervened"), said("I", B_USAGE, stop="filtered")
     ),

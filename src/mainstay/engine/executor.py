@@ -173,6 +173,7 @@ class ModelCaller:
             agent.settings,
             "turn",
             self._open_file,
+            provider_tools=() if effect.last else agent.provider_tools,
         )
 
     def _open_file(self, stored: Stored) -> AsyncIterator[bytes]:

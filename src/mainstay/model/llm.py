@@ -12,7 +12,7 @@ from msgspec.structs import force_setattr, replace
 from mainstay.errors import InvalidDefinition, InvalidInput, quoted
 from mainstay.model.media import OpenFile
 from mainstay.model.message import Message, Part, Reasoning, Text, ToolCall
-from mainstay.model.tool import ToolSpec
+from mainstay.model.tool import ProviderTool, ToolSpec
 
 Stop: TypeAlias = Literal["end", "tool_calls", "length", "filtered", "paused"]
 """Why an answer ended. `paused`: the provider's own tools are at work, and it goes on when it is asked again."""
@@ -93,6 +93,10 @@ Effort: TypeAlias = Literal["off", "minimal", "low", "medium", "high", "max"]
 """How much a model should think before it answers."""
 
 
+OutputMode: TypeAlias = Literal["schema", "tool", "prompt"]
+"""How a typed answer is asked for: by the API's own schema, by a tool that the model calls, or in the instructions."""
+
+
 def _whole(least: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and value >= least
 
@@ -117,6 +121,7 @@ _SETTINGS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ("timeout", "seconds above 0", lambda value: _within(0, 1e9)(value) and value > 0),
     ("cache", "True, False, '5m' or '1h'", lambda value: isinstance(value, bool) or value in ("5m", "1h")),
     ("extra", "a dict of JSON", lambda value: isinstance(value, dict)),
+    ("output_mode", "'schema', 'tool' or 'prompt'", lambda value: value in get_args(OutputMode)),
 )
 """Name, what fits in words, and whether a value does."""
 
@@ -127,6 +132,7 @@ class ModelSettings(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=T
     `reasoning` is an effort, or a number of tokens. `tool_choice` is "auto", "none", "required" or a tool's name.
     `timeout` bounds one attempt, in seconds; waiting for a rate limit does not count. `cache` False turns prompt
     caching off, "1h" keeps entries for longer where the provider can. `extra` goes into the request as it is.
+    `output_mode` is how an agent with an output type is asked for its answer; None chooses what suits the model.
     """
 
     max_tokens: int | None = None
@@ -140,6 +146,7 @@ class ModelSettings(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=T
     timeout: float | None = None
     cache: bool | Literal["5m", "1h"] | None = None
     extra: dict[str, Any] | None = None
+    output_mode: OutputMode | None = None
 
     def __post_init__(self) -> None:
         for name, wanted, fits in _SETTINGS:
@@ -215,7 +222,8 @@ class ModelRequest(Struct, frozen=True, gc=False):
     """One question to a model. `call_id` names the model call and `attempt` counts from 1.
 
     `label` says what it is asked for: "turn", or the label of a direct completion. `open_file` reads the blobs that its
-    messages refer to. A provider that is told its rate limits passes them on to `report`.
+    messages refer to. A provider that is told its rate limits passes them on to `report`. `provider_tools` are what the
+    provider may run itself while it answers.
     """
 
     messages: Sequence[Message]
@@ -230,6 +238,7 @@ class ModelRequest(Struct, frozen=True, gc=False):
     label: str = "turn"
     open_file: OpenFile | None = None
     report: Callable[[RateReport], None] | None = None
+    provider_tools: Sequence[ProviderTool] = ()
 
 
 class ModelResponse(Struct, frozen=True, gc=False, omit_defaults=True):

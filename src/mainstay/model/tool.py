@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from msgspec import Struct, field
 
@@ -57,6 +57,27 @@ class ToolSpec(Struct, frozen=True, gc=False, omit_defaults=True):
     @property
     def tool_id(self) -> str:
         return self.id or f"tool:{self.name}"
+
+
+class ProviderTool(Struct, frozen=True, gc=False, omit_defaults=True):
+    """A tool of the provider's own, which it runs while it answers: `Agent(tools=[ProviderTool("web_search")])`.
+
+    `kind` is "web_search", "code_execution" or "web_fetch"; a provider that has none of that kind refuses it by name.
+    `options` go into the provider's description of the tool as they are.
+
+    It is part of a model call. No record is written before it runs and no plugin or approval sees it, and a call that a
+    crash or a failed attempt cuts off is made again: what the tool did then is done again.
+    """
+
+    kind: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kind, options = cast("object", self.kind), cast("object", self.options)
+        if not isinstance(kind, str) or not kind:
+            raise InvalidDefinition(f"ProviderTool({quoted(kind)}) is not usable: give a kind such as 'web_search'")
+        if not isinstance(options, dict):
+            raise InvalidDefinition(f"ProviderTool(options={quoted(options)}) is not usable: give a dict of JSON")
 
 
 class PreparedCall(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -27,6 +27,7 @@ from mainstay.providers.dialect import (
     Encoded,
     Piece,
     Spoken,
+    Structured,
     Wire,
     broken,
     call_args,
@@ -37,16 +38,28 @@ from mainstay.providers.dialect import (
     json_block,
     merged,
     nonsense,
+    own_tools,
     parsed_args,
     result_text,
     status_error,
+    told_in_words,
     unsupported,
     wire_id,
     with_file,
 )
+from mainstay.providers.schemas import (
+    ANTHROPIC_NATIVE,
+    ANY,
+    Remembered,
+    output_for,
+    parameters,
+    tool_schema,
+    translated,
+)
 from mainstay.providers.sse import SseReader
 
 VERSION = "2023-06-01"
+WHO = "Anthropic's API"
 
 MAX_TOKENS = 8192
 """The API wants a limit. Set `ModelSettings(max_tokens=…)` for longer answers."""
@@ -64,6 +77,22 @@ STOPS: dict[str, Stop] = {
     "pause_turn": "paused",
 }
 
+OLD = (
+    "claude-2", "claude-3", "claude-instant", "claude-4-", "claude-opus-4-0", "claude-opus-4-2025",
+    "claude-sonnet-4-0", "claude-sonnet-4-2025",
+)  # fmt: skip
+"""Models without structured output of their own."""
+
+TOOLS: dict[str, dict[str, str]] = {
+    "web_search": {"type": "web_search_20250305", "name": "web_search"},
+    "web_fetch": {"type": "web_fetch_20250910", "name": "web_fetch"},
+    "code_execution": {"type": "code_execution_20250825", "name": "code_execution"},
+}
+"""Tools that run at the provider. A newer version is chosen by the option `type`."""
+
+BETAS = {"web_fetch_20250910": "web-fetch-2025-09-10", "code_execution_20250825": "code-execution-2025-08-25"}
+"""Tools that are there only for requests with this header."""
+
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "max": "max"}
 
 
@@ -74,8 +103,18 @@ class AnthropicMessages:
 
     def __init__(self) -> None:
         self._encoded = Encoded(_spoken)
+        self._output = Remembered(lambda schema: translated(schema, ANTHROPIC_NATIVE))
+        self._parameters = Remembered(lambda schema: tool_schema(schema, ANY))
 
     # ------------------------------------------------------------------ the request
+
+    def structured(self, request: ModelRequest, model: str) -> Structured:
+        """A model that thinks cannot be made to call a tool, and answers with citations cannot be held to a schema."""
+        schema = request.output_schema or {}
+        native = not model.startswith(OLD) and not request.provider_tools and self._output.takes(schema)
+        thinks = request.settings.reasoning not in (None, "off")
+        forced = not thinks and not request.provider_tools
+        return Structured("schema" if native else "tool", object_root=False, forced=forced)
 
     def build(self, request: ModelRequest, model: str) -> Wire:
         settings = request.settings
@@ -87,13 +126,15 @@ class AnthropicMessages:
             "model": model,
             "max_tokens": settings.max_tokens or MAX_TOKENS,
             "stream": True,
-            **_tuning(request),
+            **self._tuning(request),
             **(settings.extra or {}),
         }
-        if request.tools:
-            head["tools"] = [
-                {"name": tool.name, "description": tool.description, "input_schema": tool.input_schema}
-                for tool in request.tools
+        own: list[dict[str, Any]] = [{**base, **options} for base, options in own_tools(request, TOOLS, WHO)]
+        if request.tools or own:
+            declared = parameters(self._parameters, request, WHO)
+            head["tools"] = own + [
+                {"name": tool.name, "description": tool.description, "input_schema": schema}
+                for tool, schema in declared
             ]
         pieces: list[Piece] = [encode(head)[:-1]]
         if system:
@@ -107,7 +148,41 @@ class AnthropicMessages:
                 blocks = (*blocks[:-1], _marked(blocks[-1], marker))
             pieces += [*joined(blocks), b"]}"]
         pieces.append(b"]}")
-        return Wire("/v1/messages", compact(pieces), {"anthropic-version": VERSION})
+        headers = {"anthropic-version": VERSION}
+        if betas := [BETAS[tool["type"]] for tool in own if tool["type"] in BETAS]:
+            headers["anthropic-beta"] = ",".join(betas)
+        return Wire("/v1/messages", compact(pieces), headers)
+
+    def _tuning(self, request: ModelRequest) -> dict[str, Any]:
+        """Everything of the settings that has a field of its own."""
+        settings, out = request.settings, dict[str, Any]()
+        for name in ("temperature", "top_p"):
+            if (value := getattr(settings, name)) is not None:
+                out[name] = value
+        if settings.seed is not None:
+            raise ProviderError(
+                "Anthropic's API takes no seed: leave ModelSettings(seed=…) out", code="invalid_settings"
+            )
+        if settings.stop:
+            out["stop_sequences"] = settings.stop
+        output: dict[str, Any] = {}
+        if request.output_schema:
+            schema = output_for(self._output, request.output_schema, WHO)
+            output["format"] = {"type": "json_schema", "schema": schema}
+        match settings.reasoning:
+            case None:
+                pass
+            case int(tokens):
+                out["thinking"] = {"type": "enabled", "budget_tokens": tokens}
+            case "off":
+                out["thinking"] = {"type": "disabled"}
+            case effort:
+                out["thinking"], output["effort"] = {"type": "adaptive"}, EFFORTS[effort]
+        if output:
+            out["output_config"] = output
+        if request.tools:
+            out["tool_choice"] = _tool_choice(request)
+        return out
 
     # ------------------------------------------------------------------ the answer
 
@@ -122,35 +197,6 @@ class AnthropicMessages:
         return status_error(status, headers, error.message, error.type)
 
 
-def _tuning(request: ModelRequest) -> dict[str, Any]:
-    """Everything of the settings that has a field of its own."""
-    settings, out = request.settings, dict[str, Any]()
-    for name in ("temperature", "top_p"):
-        if (value := getattr(settings, name)) is not None:
-            out[name] = value
-    if settings.seed is not None:
-        raise ProviderError("Anthropic's API takes no seed: leave ModelSettings(seed=…) out", code="invalid_settings")
-    if settings.stop:
-        out["stop_sequences"] = settings.stop
-    output: dict[str, Any] = {}
-    if request.output_schema is not None:
-        output["format"] = {"type": "json_schema", "schema": closed_schema(request.output_schema)}
-    match settings.reasoning:
-        case None:
-            pass
-        case int(tokens):
-            out["thinking"] = {"type": "enabled", "budget_tokens": tokens}
-        case "off":
-            out["thinking"] = {"type": "disabled"}
-        case effort:
-            out["thinking"], output["effort"] = {"type": "adaptive"}, EFFORTS[effort]
-    if output:
-        out["output_config"] = output
-    if request.tools:
-        out["tool_choice"] = _tool_choice(request)
-    return out
-
-
 def _tool_choice(request: ModelRequest) -> dict[str, Any]:
     wanted = "none" if request.tool_choice == "none" else request.settings.tool_choice or "auto"
     kind = {"auto": "auto", "none": "none", "required": "any"}.get(wanted)
@@ -158,16 +204,6 @@ def _tool_choice(request: ModelRequest) -> dict[str, Any]:
     if request.settings.parallel_tool_calls is False and kind != "none":
         choice["disable_parallel_tool_use"] = True
     return choice
-
-
-def closed_schema(schema: Any) -> Any:
-    """A schema whose objects take no other properties, which the API insists on."""
-    if isinstance(schema, dict):
-        out = {key: closed_schema(value) for key, value in schema.items() if key != "title"}
-        if out.get("type") == "object" and "properties" in out:
-            out.setdefault("additionalProperties", False)
-        return out
-    return [closed_schema(each) for each in schema] if isinstance(schema, list) else schema
 
 
 def _marker(settings: ModelSettings) -> bytes:
@@ -237,7 +273,7 @@ def _file(part: File) -> Block:
         case FileRef("anthropic", id, _, name):
             return json_block(_document({"type": "file", "file_id": id}, name))
         case Audio() | _:
-            unsupported(part, "Anthropic's API", takes)
+            unsupported(part, WHO, takes)
 
 
 def _document(source: dict[str, Any], name: str) -> dict[str, Any]:
@@ -447,9 +483,9 @@ class AnthropicReader:
                 return ProviderPart(self.name, self._model, "thinking", encode(body).decode(), text)
             case kind if block.json:  # a server tool's call: its input was streamed
                 body = {**block.start, "input": parsed_args("".join(block.json))[0]}
-                return ProviderPart(self.name, self._model, kind, encode(body).decode())
+                return ProviderPart(self.name, self._model, kind, encode(body).decode(), _did(body))
             case kind:
-                return ProviderPart(self.name, self._model, kind, block.raw.decode())
+                return ProviderPart(self.name, self._model, kind, block.raw.decode(), _did(block.start))
 
     name = AnthropicMessages.name
 
@@ -479,3 +515,18 @@ class AnthropicReader:
         return ModelResponse(
             parts=tuple(self._parts), usage=Usage(**self._usage) if self._usage else None, stop=stop, model=self._model
         )
+
+
+def _did(block: dict[str, Any]) -> str:
+    """What a tool of the provider's was asked, or what it gave, in words for another provider."""
+    kind, content = str(block.get("type", "")), block.get("content")
+    if kind == "server_tool_use":
+        return told_in_words(f"{block.get('name')}: {encode(block.get('input')).decode()}")
+    if not kind.endswith("_tool_result"):
+        return ""
+    if isinstance(content, list):  # what a search found; the text of it is encrypted
+        found = [f"{each.get('title', '')} {each.get('url', '')}" for each in content if isinstance(each, dict)]
+        return told_in_words(f"{kind.removesuffix('_tool_result')} found:", *found)
+    content = content if isinstance(content, dict) else {}
+    shown = [str(content.get(name) or "") for name in ("error_code", "url", "stdout", "stderr")]
+    return told_in_words(f"{kind.removesuffix('_tool_result')} returned:", *shown)

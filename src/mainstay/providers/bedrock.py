@@ -35,6 +35,7 @@ from mainstay.providers.dialect import (
     Encoded,
     Piece,
     Spoken,
+    Structured,
     Wire,
     broken,
     call_args,
@@ -45,6 +46,7 @@ from mainstay.providers.dialect import (
     json_block,
     merged,
     nonsense,
+    own_tools,
     parsed_args,
     result_text,
     status_error,
@@ -53,8 +55,21 @@ from mainstay.providers.dialect import (
     with_file,
 )
 from mainstay.providers.http import Authorise, HttpProvider, KeyHeader
+from mainstay.providers.schemas import (
+    ANTHROPIC_NATIVE,
+    ANY,
+    Remembered,
+    output_for,
+    parameters,
+    tool_schema,
+    translated,
+)
 
 NAME = "bedrock"
+WHO = "Bedrock"
+
+OLD = ("claude-3", "claude-v2", "claude-2", "claude-instant", "claude-opus-4-2025", "claude-sonnet-4-2025")
+"""Claude models without structured output of their own."""
 CALL_ID = re.compile(r"[a-zA-Z0-9_.:-]+")
 DOCUMENT_NAME = re.compile(r"[^a-zA-Z0-9\-()\[\] ]+")
 
@@ -91,6 +106,17 @@ class BedrockConverse:
 
     def __init__(self) -> None:
         self._encoded = Encoded(_spoken)
+        self._output = Remembered(lambda schema: translated(schema, ANTHROPIC_NATIVE))
+        self._parameters = Remembered(lambda schema: tool_schema(schema, ANY))
+
+    def structured(self, request: ModelRequest, model: str) -> Structured:
+        """Of the models there, newer ones of Anthropic are known to take a schema; some cannot be made to call a tool,
+        and none while it thinks."""
+        native = "claude" in model and not any(old in model for old in OLD)
+        native = native and self._output.takes(request.output_schema or {})
+        forced = any(name in model for name in ("claude", "nova", "mistral-large"))
+        forced = forced and request.settings.reasoning in (None, "off")
+        return Structured("schema" if native else "tool", object_root=False, forced=forced)
 
     def build(self, request: ModelRequest, model: str) -> Wire:
         settings = request.settings
@@ -98,7 +124,11 @@ class BedrockConverse:
         said = self._encoded(request.messages)
         system = [block for role, blocks in said if role == "system" for block in blocks]
         messages = merged(each for each in said if each.role != "system")
-        head: dict[str, Any] = {"inferenceConfig": _inference(settings), **_tuning(request), **(settings.extra or {})}
+        head: dict[str, Any] = {
+            "inferenceConfig": _inference(settings),
+            **self._tuning(request),
+            **(settings.extra or {}),
+        }
         pieces: list[Piece] = [encode(head)[:-1]]
         if system:
             pieces += [b',"system":[', *joined([*system, *point]), b"]"]
@@ -126,6 +156,34 @@ class BedrockConverse:
             message = ""
         return status_error(status, headers, message or body[:500].decode("utf-8", "replace"), kind)
 
+    def _tuning(self, request: ModelRequest) -> dict[str, Any]:
+        settings, out = request.settings, dict[str, Any]()
+        if settings.seed is not None:
+            raise ProviderError("Bedrock's Converse API takes no seed: leave it out", code="invalid_settings")
+        own_tools(request, {}, WHO)
+        if request.output_schema:
+            output = output_for(self._output, request.output_schema, WHO)
+            schema = {"name": "answer", "schema": encode(output).decode()}
+            out["outputConfig"] = {"textFormat": {"type": "json_schema", "structure": {"jsonSchema": schema}}}
+        match settings.reasoning:
+            case None | "off":
+                pass
+            case int(tokens):
+                thinking = {"thinking": {"type": "enabled", "budget_tokens": tokens}}
+                out["additionalModelRequestFields"] = thinking
+            case effort:
+                out.setdefault("outputConfig", {})["effort"] = effort
+        if request.tools:
+            tools = [
+                {"toolSpec": {"name": t.name, "description": t.description or t.name, "inputSchema": {"json": schema}}}
+                for t, schema in parameters(self._parameters, request, WHO)
+            ]
+            wanted = "none" if request.tool_choice == "none" else settings.tool_choice or "auto"
+            # There is no way to say "none", and a conversation with calls in it must come with tools.
+            choice: Any = {"auto": {"auto": {}}, "none": {"auto": {}}, "required": {"any": {}}}.get(wanted)
+            out["toolConfig"] = {"tools": tools, "toolChoice": choice or {"tool": {"name": wanted}}}
+        return out
+
 
 def _cache_point(settings: ModelSettings, model: str) -> tuple[Block, ...]:
     """Models that know no cache refuse the marker: it is set by itself for those that are known to have one."""
@@ -138,39 +196,6 @@ def _cache_point(settings: ModelSettings, model: str) -> tuple[Block, ...]:
 def _inference(settings: ModelSettings) -> dict[str, Any]:
     names = (("max_tokens", "maxTokens"), ("temperature", "temperature"), ("top_p", "topP"), ("stop", "stopSequences"))
     return {theirs: value for ours, theirs in names if (value := getattr(settings, ours)) not in (None, ())}
-
-
-def _tuning(request: ModelRequest) -> dict[str, Any]:
-    settings, out = request.settings, dict[str, Any]()
-    if settings.seed is not None:
-        raise ProviderError("Bedrock's Converse API takes no seed: leave it out", code="invalid_settings")
-    if request.output_schema is not None:
-        schema = {"name": "answer", "schema": encode(request.output_schema).decode()}
-        out["outputConfig"] = {"textFormat": {"type": "json_schema", "structure": {"jsonSchema": schema}}}
-    match settings.reasoning:
-        case None | "off":
-            pass
-        case int(tokens):
-            thinking = {"thinking": {"type": "enabled", "budget_tokens": tokens}}
-            out["additionalModelRequestFields"] = thinking
-        case effort:
-            out.setdefault("outputConfig", {})["effort"] = effort
-    if request.tools:
-        tools = [
-            {
-                "toolSpec": {
-                    "name": t.name,
-                    "description": t.description or t.name,
-                    "inputSchema": {"json": t.input_schema},
-                }
-            }
-            for t in request.tools
-        ]
-        wanted = "none" if request.tool_choice == "none" else settings.tool_choice or "auto"
-        # There is no way to say "none", and a conversation with calls in it must come with tools.
-        choice: Any = {"auto": {"auto": {}}, "none": {"auto": {}}, "required": {"any": {}}}.get(wanted)
-        out["toolConfig"] = {"tools": tools, "toolChoice": choice or {"tool": {"name": wanted}}}
-    return out
 
 
 def _spoken(message: Message) -> Spoken:
@@ -215,7 +240,7 @@ def _file(part: File) -> Block:
             form = SOUND[kind]
             return with_file(stored, lambda data: {"audio": {"format": form, "source": {"bytes": data}}})
         case _:
-            unsupported(part, "Bedrock", "pictures, documents and sound whose bytes it is sent, no addresses")
+            unsupported(part, WHO, "pictures, documents and sound whose bytes it is sent, no addresses")
 
 
 # ---------------------------------------------------------------------- what comes back

@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.errors import ProviderError
-from mainstay.model.llm import Delta, ModelRequest, ModelResponse, RateReport, Remaining
+from mainstay.model.llm import Delta, ModelRequest, ModelResponse, OutputMode, RateReport, Remaining
 from mainstay.model.media import FILES, File, FileRef, Stored
 from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 
@@ -65,11 +65,24 @@ class AnswerReader(Protocol):
         ...
 
 
+class Structured(Struct, frozen=True):
+    """How an API is best asked for a typed answer. `object_root`: its own parameter takes objects only. `forced`: the
+    model can be made to call a tool."""
+
+    mode: OutputMode = "schema"
+    object_root: bool = True
+    forced: bool = True
+
+
 class Dialect(Protocol):
     """One wire format."""
 
     @property
     def name(self) -> str: ...
+
+    def structured(self, request: ModelRequest, model: str) -> Structured:
+        """How to ask this model, for this request, where the settings leave it open."""
+        ...
 
     def build(self, request: ModelRequest, model: str) -> Wire: ...
 
@@ -205,10 +218,29 @@ def result_text(content: Any) -> str:
     return content if isinstance(content, str) else encode(content).decode()
 
 
+REASONING = frozenset(
+    {"thinking", "redacted_thinking", "reasoning", "reasoning_details", "thought", "signature", "redacted"}
+)
+"""Kinds of provider parts that are reasoning. All others tell what a tool of the provider's did."""
+
+
 def foreign_text(part: ProviderPart | Reasoning) -> str:
-    """What another provider's part says in words. Reasoning is marked, so that a model does not take it for an
-    answer."""
-    return f"<thinking>\n{part.text}\n</thinking>" if part.text.strip() else ""
+    """What another provider's part says in words. Reasoning and what tools did are marked, so that a model does not
+    take them for an answer."""
+    if not part.text.strip():
+        return ""
+    word = "thinking" if isinstance(part, Reasoning) or part.kind in REASONING else "tool_use"
+    return f"<{word}>\n{part.text}\n</{word}>"
+
+
+TOLD = 2_000
+"""Characters of what a provider's tool returned that another provider is shown."""
+
+
+def told_in_words(what: str, *shown: str) -> str:
+    """What a tool of the provider's did, for another provider: a line, and the beginning of what it gave."""
+    rest = "\n".join(filter(None, shown))
+    return f"{what}\n{rest[:TOLD]}{' …' if len(rest) > TOLD else ''}" if rest else what
 
 
 def call_args(call: ToolCall) -> dict[str, Any]:
@@ -222,6 +254,19 @@ def wire_id(given: str, pattern: re.Pattern[str], length: int = 64) -> str:
         return given
     digest = hashlib.sha256(given.encode()).hexdigest()[:24]
     return f"call_{digest}"[:length]
+
+
+def own_tools(request: ModelRequest, known: Mapping[str, Any], who: str) -> list[tuple[Any, dict[str, Any]]]:
+    """The tools of the provider that a request allows: what `known` says of each, and its options."""
+    for tool in request.provider_tools:
+        if tool.kind not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise ProviderError(
+                f"{who} has no tool {tool.kind!r} of its own: {has}. Leave ProviderTool({tool.kind!r}) out of "
+                "Agent(tools=[…]), or ask another model",
+                code="invalid_settings",
+            )
+    return [(known[tool.kind], tool.options) for tool in request.provider_tools]
 
 
 def unsupported(part: File, who: str, takes: str) -> NoReturn:

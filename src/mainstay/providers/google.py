@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from mainstay.errors import ProviderError
-from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, Stop, Usage
+from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, OutputMode, Stop, Usage
 from mainstay.model.media import File, FileRef, Stored, Url
 from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 from mainstay.providers.dialect import (
@@ -25,6 +25,7 @@ from mainstay.providers.dialect import (
     Encoded,
     Piece,
     Spoken,
+    Structured,
     Wire,
     broken,
     call_args,
@@ -35,14 +36,21 @@ from mainstay.providers.dialect import (
     json_block,
     merged,
     nonsense,
+    own_tools,
     result_text,
     status_error,
+    told_in_words,
     unsupported,
     with_file,
 )
+from mainstay.providers.schemas import GOOGLE, Remembered, output_for, parameters, tool_schema, translated
 from mainstay.providers.sse import SseReader
 
 NAME = "google"
+WHO = "Google's API"
+
+TOOLS = {"web_search": "googleSearch", "code_execution": "codeExecution", "web_fetch": "urlContext"}
+"""Tools that run at the provider."""
 
 STOPS: dict[str, Stop] = {
     "STOP": "end",
@@ -71,14 +79,23 @@ class GoogleGenerate:
     def __init__(self, prefix: str = "/v1beta") -> None:
         self._prefix = prefix
         self._encoded = Encoded(_spoken)
+        self._output = Remembered(lambda schema: translated(schema, GOOGLE))
+        self._parameters = Remembered(lambda schema: tool_schema(schema, GOOGLE))
+
+    def structured(self, request: ModelRequest, model: str) -> Structured:
+        """Gemini 2 cannot be held to a schema where it has tools, nor be given functions beside Google's own tools."""
+        mode: OutputMode = "schema"
+        if model.removeprefix("models/").startswith(("gemini-1", "gemini-2")):
+            mode = "prompt" if request.provider_tools else "tool" if request.tools else "schema"
+        if mode == "schema" and not self._output.takes(request.output_schema or {}):
+            mode = "tool"
+        return Structured(mode, object_root=False, forced=not request.provider_tools)
 
     def build(self, request: ModelRequest, model: str) -> Wire:
         said = self._encoded(request.messages)
         system = [block for role, blocks in said if role == "system" for block in blocks]
         contents = merged(each for each in said if each.role != "system")
-        head: dict[str, Any] = {"generationConfig": _generation(request, model)}
-        if request.tools:
-            head |= _tools(request)
+        head: dict[str, Any] = {"generationConfig": self._generation(request, model), **self._tools(request)}
         head |= request.settings.extra or {}
         pieces: list[Piece] = [encode(head)[:-1]]
         if system:
@@ -96,41 +113,46 @@ class GoogleGenerate:
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         return _failure(status, headers, body)
 
+    def _generation(self, request: ModelRequest, model: str) -> dict[str, Any]:
+        settings, out = request.settings, dict[str, Any]()
+        for ours, theirs in (
+            ("max_tokens", "maxOutputTokens"),
+            ("temperature", "temperature"),
+            ("top_p", "topP"),
+            ("seed", "seed"),
+            ("stop", "stopSequences"),
+        ):
+            if (value := getattr(settings, ours)) not in (None, ()):
+                out[theirs] = value
+        if request.output_schema:
+            schema = output_for(self._output, request.output_schema, WHO)
+            out["responseMimeType"], out["responseJsonSchema"] = "application/json", schema
+        wanted = settings.reasoning
+        if wanted is not None:
+            if isinstance(wanted, int):
+                thinking: dict[str, Any] = {"thinkingBudget": wanted}
+            elif model.startswith(("gemini-2", "models/gemini-2")):
+                thinking = {"thinkingBudget": BUDGETS[wanted]}
+            else:
+                thinking = {"thinkingLevel": LEVELS[wanted]}
+            out["thinkingConfig"] = {**thinking, "includeThoughts": wanted not in ("off", 0)}
+        return out
 
-def _generation(request: ModelRequest, model: str) -> dict[str, Any]:
-    settings, out = request.settings, dict[str, Any]()
-    for ours, theirs in (
-        ("max_tokens", "maxOutputTokens"),
-        ("temperature", "temperature"),
-        ("top_p", "topP"),
-        ("seed", "seed"),
-        ("stop", "stopSequences"),
-    ):
-        if (value := getattr(settings, ours)) not in (None, ()):
-            out[theirs] = value
-    if request.output_schema is not None:
-        out["responseMimeType"], out["responseJsonSchema"] = "application/json", request.output_schema
-    wanted = settings.reasoning
-    if wanted is not None:
-        if isinstance(wanted, int):
-            thinking: dict[str, Any] = {"thinkingBudget": wanted}
-        elif model.startswith(("gemini-2", "models/gemini-2")):
-            thinking = {"thinkingBudget": BUDGETS[wanted]}
-        else:
-            thinking = {"thinkingLevel": LEVELS[wanted]}
-        out["thinkingConfig"] = {**thinking, "includeThoughts": wanted not in ("off", 0)}
-    return out
-
-
-def _tools(request: ModelRequest) -> dict[str, Any]:
-    wanted = "none" if request.tool_choice == "none" else request.settings.tool_choice or "auto"
-    mode = {"auto": "AUTO", "none": "NONE", "required": "ANY"}.get(wanted)
-    choice = {"mode": "ANY", "allowedFunctionNames": [wanted]} if mode is None else {"mode": mode}
-    declared = [
-        {"name": tool.name, "description": tool.description, "parametersJsonSchema": tool.input_schema}
-        for tool in request.tools
-    ]
-    return {"tools": [{"functionDeclarations": declared}], "toolConfig": {"functionCallingConfig": choice}}
+    def _tools(self, request: ModelRequest) -> dict[str, Any]:
+        tools: list[dict[str, Any]] = [{name: options} for name, options in own_tools(request, TOOLS, WHO)]
+        if not request.tools:
+            return {"tools": tools} if tools else {}
+        declared = [
+            {"name": tool.name, "description": tool.description, "parametersJsonSchema": schema}
+            for tool, schema in parameters(self._parameters, request, WHO)
+        ]
+        wanted = "none" if request.tool_choice == "none" else request.settings.tool_choice or "auto"
+        mode = {"auto": "AUTO", "none": "NONE", "required": "ANY"}.get(wanted)
+        choice = {"mode": "ANY", "allowedFunctionNames": [wanted]} if mode is None else {"mode": mode}
+        return {
+            "tools": [*tools, {"functionDeclarations": declared}],
+            "toolConfig": {"functionCallingConfig": choice},
+        }
 
 
 def _spoken(message: Message) -> Spoken:
@@ -174,7 +196,7 @@ def _result(part: ToolResult) -> Block:
 def _file(part: File) -> Block:
     if isinstance(part, FileRef):
         if part.provider != NAME:
-            unsupported(part, "Google's API", "its own files")
+            unsupported(part, WHO, "its own files")
         return json_block({"fileData": {"mimeType": part.media_type, "fileUri": part.id}})
     kind = part.media_type
     match part.source:
@@ -183,7 +205,7 @@ def _file(part: File) -> Block:
         case Url(url):
             return json_block({"fileData": {"fileUri": url, **({"mimeType": kind} if kind else {})}})
         case _:
-            unsupported(part, "Google's API", "files whose media type is said")
+            unsupported(part, WHO, "files whose media type is said")
 
 
 # ---------------------------------------------------------------------- what comes back
@@ -286,8 +308,9 @@ class GoogleReader:
                 self._called(part.function_call, part.thought_signature, out)
             elif part.text is None:  # executed code, its result, and what else the provider did by itself
                 self._settle()
-                kind = next(iter(msgspec.json.decode(raw)), "part")
-                self._parts.append(ProviderPart(NAME, self._model, kind, bytes(raw).decode()))
+                body = msgspec.json.decode(raw)
+                kind = next(iter(body), "part")
+                self._parts.append(ProviderPart(NAME, self._model, kind, bytes(raw).decode(), _did(body)))
             elif part.thought:
                 self._thought.append(part.text)
                 out.append(Reasoning(part.text))
@@ -334,6 +357,15 @@ class GoogleReader:
         if stop == "end" and self._calls:
             stop = "tool_calls"
         return ModelResponse(parts=tuple(self._parts), usage=_usage(self._counts), stop=stop, model=self._model)
+
+
+def _did(part: dict[str, Any]) -> str:
+    """What a tool of the provider's did, in words for another provider."""
+    if isinstance(code := part.get("executableCode"), dict):
+        return told_in_words("code_execution:", str(code.get("code", "")))
+    if isinstance(result := part.get("codeExecutionResult"), dict):
+        return told_in_words("code_execution returned:", str(result.get("output", "")))
+    return ""
 
 
 def _usage(counts: _Counts | None) -> Usage | None:

@@ -24,7 +24,8 @@ from typing import Protocol, TypeAlias
 from mainstay.errors import InternalError, MissingExtra, ProviderError
 from mainstay.model.llm import Delta, ModelRequest
 from mainstay.model.media import OpenFile, Stored
-from mainstay.providers.dialect import Dialect, Piece, Wire, nonsense, rate_report
+from mainstay.providers.dialect import AnswerReader, Dialect, Piece, Wire, nonsense, rate_report
+from mainstay.providers.structured import asking
 
 try:
     import httpx2
@@ -168,7 +169,8 @@ class HttpProvider:
     # ------------------------------------------------------------------ one request
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[Delta]:
-        wire = self.dialect.build(request, self.model)
+        shaped, reading = asking(self.dialect, request, self.model)
+        wire, reader = self.dialect.build(shaped, self.model), reading(self.dialect.reader(self.model))
         # Outside of a Runtime nothing holds the connections: they live as long as the answer then.
         async with self.connected():
             client = await self._client()
@@ -176,14 +178,20 @@ class HttpProvider:
             try:
                 with _mapped(self.name):
                     self._check_network()
-                    async with contextlib.aclosing(self._answer(client, wire, request, secrets)) as deltas:
+                    answer = self._answer(client, wire, reader, request, secrets)
+                    async with contextlib.aclosing(answer) as deltas:
                         async for delta in deltas:
                             yield delta
             except ProviderError as error:  # servers quote what they were sent
                 raise _without(secrets, error) from None
 
     async def _answer(
-        self, client: httpx2.AsyncClient, wire: Wire, request: ModelRequest, secrets: list[str]
+        self,
+        client: httpx2.AsyncClient,
+        wire: Wire,
+        reader: AnswerReader,
+        request: ModelRequest,
+        secrets: list[str],
     ) -> AsyncGenerator[Delta, None]:
         sending = await self._request(client, wire, request.open_file, secrets)
         response = await client.send(sending, stream=True)
@@ -197,7 +205,6 @@ class HttpProvider:
                 raise nonsense(f"{kind} in place of a stream", await _start_of(response))
             # Read once, when the body is begun.
             sending.extensions["timeout"]["read"] = CHUNK
-            reader = self.dialect.reader(self.model)
             async for chunk in response.aiter_raw():
                 for delta in reader.feed(chunk):
                     yield delta

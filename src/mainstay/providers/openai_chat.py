@@ -18,13 +18,14 @@ import msgspec
 from msgspec import Struct
 
 from mainstay.errors import ProviderError
-from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, Stop, Usage
+from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, OutputMode, Stop, Usage
 from mainstay.model.media import Audio, Document, File, FileRef, Image, Stored, Url
 from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 from mainstay.providers.dialect import (
     Block,
     Encoded,
     Piece,
+    Structured,
     Wire,
     broken,
     compact,
@@ -33,6 +34,7 @@ from mainstay.providers.dialect import (
     joined,
     json_block,
     nonsense,
+    own_tools,
     parsed_args,
     result_text,
     status_error,
@@ -41,23 +43,39 @@ from mainstay.providers.dialect import (
     with_file,
     with_file_url,
 )
+from mainstay.providers.schemas import (
+    ANY,
+    OPENAI_STRICT,
+    Remembered,
+    Untranslatable,
+    output_for,
+    parameters,
+    tool_schema,
+    translated,
+)
 from mainstay.providers.sse import SseReader
 
 EFFORTS = {"off": "none", "minimal": "minimal", "low": "low", "medium": "medium", "high": "high", "max": "xhigh"}
 SOUND = {"audio/wav": "wav", "audio/mpeg": "mp3"}
+OLD = ("gpt-3.5", "gpt-4-", "gpt-4:", "o1-mini", "o1-preview")
+"""OpenAI's models that take no schema for their answers."""
 
 
 class Quirks(Struct, frozen=True, kw_only=True):
     """How a server differs from OpenAI's own.
 
     `call_id` is what ids of calls must look like. `reasoning_back`: the field in which it wants its reasoning to be
-    sent back, if it wants that. `schema`: whether it takes a JSON schema for the answer, or only the wish for JSON.
+    sent back, if it wants that. `output`: how it is best asked for a typed answer, and `output_with_tools` where there
+    are tools as well. `json_object`: it knows the wish for JSON of any form. `forced`: it can be made to call a tool.
     """
 
     max_tokens: Literal["max_completion_tokens", "max_tokens"] = "max_tokens"
     usage_option: bool = True
     call_id: re.Pattern[str] = re.compile(r"[\x21-\x7e]{1,64}")
-    schema: Literal["json_schema", "json_object"] = "json_schema"
+    output: OutputMode = "schema"
+    output_with_tools: OutputMode | None = None
+    json_object: bool = False
+    forced: bool = True
     strict: bool = False
     reasoning: Literal["reasoning_effort", "reasoning", "none"] = "reasoning_effort"
     reasoning_back: Literal["", "reasoning_content", "reasoning_details"] = ""
@@ -71,17 +89,21 @@ class ChatCompletions:
 
     def __init__(self, name: str = "openai-chat", quirks: Quirks | None = None) -> None:
         self.name, self._quirks = name, quirks or Quirks()
+        self._who = f"the API of {name!r}"
         self._encoded = Encoded(self._messages)
+        self._output = Remembered(strict_schema if self._quirks.strict else loose_schema)
+        self._parameters = Remembered(lambda schema: tool_schema(schema, ANY))
+
+    def structured(self, request: ModelRequest, model: str) -> Structured:
+        quirks = self._quirks
+        mode = quirks.output if not request.tools else quirks.output_with_tools or quirks.output
+        return Structured("tool" if model.startswith(OLD) else mode, forced=quirks.forced)
 
     def build(self, request: ModelRequest, model: str) -> Wire:
         head: dict[str, Any] = {"model": model, "stream": True, **self._tuning(request)}
         head |= request.settings.extra or {}
         pieces: list[Piece] = [encode(head)[:-1]]
         messages = [block for blocks in self._encoded(request.messages) for block in blocks]
-        if request.output_schema is not None and self._quirks.schema == "json_object":
-            schema = encode(request.output_schema).decode()
-            wish = f"Answer with one JSON object that fits this schema, and nothing else: {schema}"
-            messages.insert(0, json_block({"role": "system", "content": wish}))
         # Last, so that one request begins as the one before it did.
         pieces += [b',"messages":[', *joined(messages), b"]}"]
         return Wire("/chat/completions", compact(pieces))
@@ -94,6 +116,7 @@ class ChatCompletions:
 
     def _tuning(self, request: ModelRequest) -> dict[str, Any]:
         settings, quirks, out = request.settings, self._quirks, dict[str, Any]()
+        own_tools(request, {}, self._who)
         if quirks.usage_option:
             out["stream_options"] = {"include_usage": True}
         if quirks.cache_key and settings.cache is not False and request.session_id:
@@ -107,15 +130,19 @@ class ChatCompletions:
             if value not in (None, ()) and (ours != "parallel_tool_calls" or request.tools):
                 out[theirs] = value
         out |= self._reasoning(settings.reasoning)
-        if request.output_schema is not None:
-            out["response_format"] = self._format(request.output_schema)
+        if request.output_schema:
+            schema, strict = output_for(self._output, request.output_schema, self._who)
+            form = {"name": "answer", "schema": schema, "strict": strict}
+            out["response_format"] = {"type": "json_schema", "json_schema": form}
+        elif request.output_schema is not None and quirks.json_object:
+            out["response_format"] = {"type": "json_object"}
         if request.tools:
             out["tools"] = [
                 {
                     "type": "function",
-                    "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
+                    "function": {"name": tool.name, "description": tool.description, "parameters": schema},
                 }
-                for tool in request.tools
+                for tool, schema in parameters(self._parameters, request, self._who)
             ]
             wanted = "none" if request.tool_choice == "none" else settings.tool_choice or "auto"
             plain = wanted in ("auto", "none", "required")
@@ -135,14 +162,6 @@ class ChatCompletions:
                 code="invalid_settings",
             )
         return {"reasoning_effort": EFFORTS[wanted]}
-
-    def _format(self, schema: dict[str, Any]) -> dict[str, Any]:
-        if self._quirks.schema == "json_object":
-            return {"type": "json_object"}
-        strict = False
-        if self._quirks.strict:
-            schema, strict = strict_schema(schema)
-        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": strict}}
 
     # ------------------------------------------------------------------ messages
 
@@ -231,7 +250,7 @@ class ChatCompletions:
                 return json_block({"type": "file", "file": {"file_id": id}})
             case _:
                 takes = "pictures, WAV and MP3" + (", and documents" if self._quirks.documents else "")
-                unsupported(part, f"the API of {self.name!r}", takes)
+                unsupported(part, self._who, takes)
 
 
 def _joined_reasoning(bodies: list[str]) -> Any:
@@ -241,37 +260,20 @@ def _joined_reasoning(bodies: list[str]) -> Any:
     return [each for value in values for each in (value if isinstance(value, list) else [value])]
 
 
-STRICT_LIMITS = ("patternProperties", "allOf", "not", "if", "dependentRequired", "dependentSchemas")
-
-
 def strict_schema(schema: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     """A schema in OpenAI's strict form, and whether it could be brought into it.
 
     Strict means that every property is required and no other is allowed. One that has a default, or a map of any keys,
     cannot be said that way: it is sent as it is, as advice.
     """
-
-    def walk(node: Any) -> Any:
-        if isinstance(node, list):
-            return [walk(each) for each in node]
-        if not isinstance(node, dict):
-            return node
-        if any(word in node for word in STRICT_LIMITS):
-            raise ValueError
-        out = {key: walk(value) for key, value in node.items() if key not in ("title", "default")}
-        if out.get("type") == "object":
-            properties = out.get("properties")
-            if not isinstance(properties, dict) or out.get("additionalProperties") not in (None, False):
-                raise ValueError
-            if set(out.get("required", ())) != set(properties):
-                raise ValueError
-            out["additionalProperties"] = False
-        return out
-
     try:
-        return walk(schema), True
-    except ValueError:
-        return schema, False
+        return translated(schema, OPENAI_STRICT), True
+    except Untranslatable:
+        return loose_schema(schema)
+
+
+def loose_schema(schema: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    return translated(schema, ANY), False
 
 
 # ---------------------------------------------------------------------- what comes back

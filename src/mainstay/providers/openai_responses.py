@@ -26,6 +26,7 @@ from mainstay.providers.dialect import (
     Block,
     Encoded,
     Piece,
+    Structured,
     Wire,
     broken,
     compact,
@@ -34,20 +35,33 @@ from mainstay.providers.dialect import (
     joined,
     json_block,
     nonsense,
+    own_tools,
     parsed_args,
     result_text,
     status_error,
+    told_in_words,
     unsupported,
     wire_id,
     with_file,
     with_file_url,
 )
-from mainstay.providers.openai_chat import openai_failure, strict_schema
+from mainstay.providers.openai_chat import OLD, openai_failure, strict_schema
+from mainstay.providers.schemas import ANY, Remembered, output_for, parameters, tool_schema
 from mainstay.providers.sse import SseReader
 
 CALL_ID = re.compile(r"[\x21-\x7e]+")
 EFFORTS = {"off": "none", "minimal": "minimal", "low": "low", "medium": "medium", "high": "high", "max": "xhigh"}
 SOUND = {"audio/wav": "wav", "audio/mpeg": "mp3"}
+WHO = "OpenAI's Responses API"
+
+TOOLS: dict[str, dict[str, Any]] = {
+    "web_search": {"type": "web_search"},
+    "code_execution": {"type": "code_interpreter", "container": {"type": "auto"}},
+}
+"""Tools that run at the provider."""
+
+INCLUDE = {"web_search": "web_search_call.action.sources", "code_interpreter": "code_interpreter_call.outputs"}
+"""What they did, which is left out of answers unless it is asked for."""
 
 
 class OpenAIResponses:
@@ -57,10 +71,15 @@ class OpenAIResponses:
 
     def __init__(self) -> None:
         self._encoded = Encoded(_items)
+        self._output = Remembered(strict_schema)
+        self._parameters = Remembered(lambda schema: tool_schema(schema, ANY))
+
+    def structured(self, request: ModelRequest, model: str) -> Structured:
+        return Structured("tool" if model.startswith(OLD) else "schema", forced=not request.provider_tools)
 
     def build(self, request: ModelRequest, model: str) -> Wire:
         settings = request.settings
-        head: dict[str, Any] = {"model": model, "stream": True, "store": False, **_tuning(request)}
+        head: dict[str, Any] = {"model": model, "stream": True, "store": False, **self._tuning(request)}
         if settings.cache is not False and request.session_id:
             head["prompt_cache_key"] = request.session_id[:64]
         head |= settings.extra or {}
@@ -76,48 +95,53 @@ class OpenAIResponses:
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         return openai_failure(status, headers, body)
 
-
-def _tuning(request: ModelRequest) -> dict[str, Any]:
-    settings, out = request.settings, dict[str, Any]()
-    if settings.seed is not None or settings.stop:
-        raise ProviderError(
-            "OpenAI's Responses API takes neither seed nor stop: leave them out, or use 'openai-chat:'",
-            code="invalid_settings",
-        )
-    for ours, theirs in (("temperature", "temperature"), ("top_p", "top_p"), ("max_tokens", "max_output_tokens")):
-        if (value := getattr(settings, ours)) is not None:
-            out[theirs] = value
-    match settings.reasoning:
-        case None:
-            pass
-        case int():
+    def _tuning(self, request: ModelRequest) -> dict[str, Any]:
+        settings, out = request.settings, dict[str, Any]()
+        if settings.seed is not None or settings.stop:
             raise ProviderError(
-                "OpenAI's API takes an effort, not a number of tokens: use ModelSettings(reasoning='high')",
+                "OpenAI's Responses API takes neither seed nor stop: leave them out, or use 'openai-chat:'",
                 code="invalid_settings",
             )
-        case effort:
-            out["reasoning"] = {"effort": EFFORTS[effort], "summary": "auto"} if effort != "off" else {"effort": "none"}
-    out["include"] = ["reasoning.encrypted_content"]
-    if request.output_schema is not None:
-        schema, strict = strict_schema(request.output_schema)
-        out["text"] = {"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": strict}}
-    if request.tools:
-        out["tools"] = [
-            {
-                "type": "function",
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": tool.input_schema,
-                "strict": False,
-            }
-            for tool in request.tools
+        for ours, theirs in (("temperature", "temperature"), ("top_p", "top_p"), ("max_tokens", "max_output_tokens")):
+            if (value := getattr(settings, ours)) is not None:
+                out[theirs] = value
+        match settings.reasoning:
+            case None:
+                pass
+            case int():
+                raise ProviderError(
+                    "OpenAI's API takes an effort, not a number of tokens: use ModelSettings(reasoning='high')",
+                    code="invalid_settings",
+                )
+            case effort:
+                out["reasoning"] = (
+                    {"effort": EFFORTS[effort], "summary": "auto"} if effort != "off" else {"effort": "none"}
+                )
+        own: list[dict[str, Any]] = [{**base, **options} for base, options in own_tools(request, TOOLS, WHO)]
+        out["include"] = [
+            "reasoning.encrypted_content",
+            *[INCLUDE[tool["type"]] for tool in own if tool["type"] in INCLUDE],
         ]
-        wanted = "none" if request.tool_choice == "none" else settings.tool_choice or "auto"
-        plain = wanted in ("auto", "none", "required")
-        out["tool_choice"] = wanted if plain else {"type": "function", "name": wanted}
-        if settings.parallel_tool_calls is not None:
-            out["parallel_tool_calls"] = settings.parallel_tool_calls
-    return out
+        if request.output_schema:
+            schema, strict = output_for(self._output, request.output_schema, WHO)
+            out["text"] = {"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": strict}}
+        if request.tools or own:
+            out["tools"] = own + [
+                {
+                    "type": "function",
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": schema,
+                    "strict": False,
+                }
+                for tool, schema in parameters(self._parameters, request, WHO)
+            ]
+            wanted = "none" if request.tool_choice == "none" else settings.tool_choice or "auto"
+            plain = wanted in ("auto", "none", "required")
+            out["tool_choice"] = wanted if plain else {"type": "function", "name": wanted}
+            if settings.parallel_tool_calls is not None:
+                out["parallel_tool_calls"] = settings.parallel_tool_calls
+        return out
 
 
 def _items(message: Message) -> tuple[Block, ...]:
@@ -186,7 +210,7 @@ def _file(part: File) -> Block:
         case FileRef("openai", id):
             return json_block({"type": "input_file", "file_id": id})
         case _:
-            unsupported(part, "OpenAI's Responses API", "pictures, documents, WAV and MP3")
+            unsupported(part, WHO, "pictures, documents, WAV and MP3")
 
 
 # ---------------------------------------------------------------------- events
@@ -367,8 +391,22 @@ def _read_item(raw: bytes, model: str, parts: list[Part]) -> bool:
             said = [str(each.get("text", "")) for each in (item.get("summary") or item.get("content") or [])]
             parts.append(ProviderPart("openai", model, "reasoning", raw.decode(), "\n\n".join(said)))
         case kind:
-            parts.append(ProviderPart("openai", model, str(kind), raw.decode()))
+            parts.append(ProviderPart("openai", model, str(kind), raw.decode(), _did(item)))
     return False
+
+
+def _did(item: dict[str, Any]) -> str:
+    """What a tool of the provider's did, in words for another provider."""
+    match item.get("type"):
+        case "web_search_call":
+            action = item.get("action") or {}
+            found = [str(each.get("url", "")) for each in action.get("sources") or () if isinstance(each, dict)]
+            return told_in_words(f"web_search: {action.get('query') or action.get('url') or ''}", *found)
+        case "code_interpreter_call":
+            logs = [str(each.get("logs", "")) for each in item.get("outputs") or () if isinstance(each, dict)]
+            return told_in_words("code_execution:", str(item.get("code") or ""), *logs)
+        case _:
+            return ""
 
 
 def _usage(usage: _Usage | None) -> Usage | None:

@@ -43,7 +43,8 @@ class Service(Struct, frozen=True, kw_only=True):
     local: bool = False
 
 
-LOCAL: dict[str, Any] = {"dialect": "chat", "local": True}
+LOCAL: dict[str, Any] = {"dialect": "chat", "local": True, "quirks": {"output_with_tools": "tool", "forced": False}}
+"""Servers on this machine hold a model to a schema by a grammar, which leaves no room for a call of a tool."""
 
 SERVICES: dict[str, Service] = {
     "anthropic": Service(
@@ -108,14 +109,20 @@ SERVICES: dict[str, Service] = {
         base_url="https://api.groq.com/openai/v1",
         base_url_variable="GROQ_BASE_URL",
         key_variables=("GROQ_API_KEY",),
-        quirks={"max_tokens": "max_completion_tokens"},
+        quirks={"max_tokens": "max_completion_tokens", "output_with_tools": "tool"},
     ),
     "deepseek": Service(
         dialect="chat",
         base_url="https://api.deepseek.com",
         base_url_variable="DEEPSEEK_BASE_URL",
         key_variables=("DEEPSEEK_API_KEY",),
-        quirks={"schema": "json_object", "reasoning": "none", "reasoning_back": "reasoning_content"},
+        quirks={
+            "output": "prompt",
+            "json_object": True,
+            "forced": False,
+            "reasoning": "none",
+            "reasoning_back": "reasoning_content",
+        },
     ),
     "xai": Service(
         dialect="chat",
@@ -141,7 +148,7 @@ SERVICES: dict[str, Service] = {
         base_url="https://api.cerebras.ai/v1",
         base_url_variable="CEREBRAS_BASE_URL",
         key_variables=("CEREBRAS_API_KEY",),
-        quirks={"max_tokens": "max_completion_tokens"},
+        quirks={"max_tokens": "max_completion_tokens", "output_with_tools": "tool"},
     ),
     "ollama": Service(**LOCAL, base_url="http://localhost:11434/v1", base_url_variable="OLLAMA_BASE_URL"),
     "vllm": Service(**LOCAL, base_url="http://localhost:8000/v1", base_url_variable="VLLM_BASE_URL"),

@@ -12,7 +12,7 @@ from mainstay.errors import InvalidDefinition
 from mainstay.model import given
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
 from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
-from mainstay.model.tool import OutputBudget, ToolSpec
+from mainstay.model.tool import OutputBudget, ProviderTool, ToolSpec
 from mainstay.plugins.registry import PluginSet
 from mainstay.ports.provider import Provider
 from mainstay.sessions.operations import OperationTable
@@ -37,6 +37,7 @@ class Definition(Struct):
     operations: OperationTable = field(default_factory=OperationTable)
     wake_depth: int | None = WAKE_DEPTH
     settings: ModelSettings = DEFAULT_SETTINGS
+    provider_tools: tuple[ProviderTool, ...] = ()
 
     def tool_specs(self) -> Sequence[ToolSpec]:
         return self.catalog.specs()

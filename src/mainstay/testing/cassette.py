@@ -23,7 +23,7 @@ from msgspec import Struct
 from mainstay.errors import InvalidDefinition, ProviderError
 from mainstay.model.llm import Delta, ModelRequest, ModelResponse
 from mainstay.model.message import Message
-from mainstay.model.tool import ToolSpec
+from mainstay.model.tool import ProviderTool, ToolSpec
 from mainstay.ports.provider import Connecting, Provider
 from mainstay.providers.registry import provider
 
@@ -150,6 +150,7 @@ class _Asked(Struct, omit_defaults=True):
     tool_choice: str = "auto"
     settings: Any = None
     label: str = "turn"
+    provider_tools: list[ProviderTool] = []
 
 
 def _asked(request: ModelRequest) -> dict[str, Any]:
@@ -160,6 +161,7 @@ def _asked(request: ModelRequest) -> dict[str, Any]:
         request.tool_choice,
         msgspec.to_builtins(request.settings) or None,
         request.label,
+        list(request.provider_tools),
     )
     written: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(asked))  # as it will be read again
     return written

@@ -29,6 +29,7 @@ class OutputCodec(NamedTuple):
 
 
 _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(.*?)\n?\s*```\s*", re.DOTALL | re.IGNORECASE)
+_BRACKETED = re.compile(r"\{.*\}|\[.*\]", re.DOTALL)
 
 
 def output_codec(kind: Any) -> OutputCodec:
@@ -96,8 +97,23 @@ def _read_text(answer: str, read: Callable[[Any], Any], is_text: bool) -> Any:
         try:
             return read(answer)
         except msgspec.ValidationError:
-            raise ValueError(f"the answer is not JSON ({error}): answer with one JSON value and nothing else") from None
+            found = _inside(answer)
+            if found is None:
+                raise ValueError(
+                    f"the answer is not JSON ({error}): answer with one JSON value and nothing else"
+                ) from None
+            value = found
     return read(value)
+
+
+def _inside(answer: str) -> Any:
+    """The JSON in an answer that has words around it: in its last fence, else from its first bracket to its last."""
+    for text in (*[fenced[1] for fenced in reversed([*_FENCED.finditer(answer)])], *_BRACKETED.findall(answer)):
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            continue
+    return None
 
 
 def _output_json(value: Any) -> Any:
