@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mainstay.testing.ending import CallEnding
-from mainstay.testing.lab import Played
+from mainstay.testing.crash import CallEnding, Played
 
 
 def within_store(key: str) -> str:

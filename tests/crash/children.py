@@ -16,7 +16,7 @@ import pytest
 from mainstay import Runtime
 from mainstay.model.process import ProcessRow
 from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing.lab import scratch
+from mainstay.testing.crash import scratch
 from tests.crash.process_worker import PATIENCE, Outside
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from mainstay.model.write import SessionFilter
 from mainstay.ports.store import Store
 from mainstay.processes.handle import ProcessHandle
 from mainstay.testing import FunctionModel
-from mainstay.testing.lab import Lab
+from mainstay.testing.crash import Lab
 
 
 def results(request: ModelRequest) -> list[ToolResult]:

@@ -40,7 +40,7 @@ from mainstay.engine.lease import LeaseTerms
 from mainstay.model.process import Registration, Success
 from mainstay.ports.process import EngineRun
 from mainstay.processes.function.definition import Process
-from mainstay.testing.faults import Ledger, LedgerLine
+from mainstay.testing.crash import Ledger, LedgerLine
 
 SHORT = LeaseTerms(term=3, renewal=0.5)
 """Short for a test that waits for its end, and long enough for a thread that a busy machine holds up."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
 from mainstay.testing import FunctionModel
-from mainstay.testing.faults import Ledger, LedgerLine
+from mainstay.testing.crash import Ledger, LedgerLine
 
 INPUTS = 25
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from mainstay import Agent, ModelRequest, Process, ProcessContext, Runtime, ToolCall, process, tool
 from mainstay.testing import FunctionModel
-from mainstay.testing.faults import Ledger, LedgerLine
+from mainstay.testing.crash import Ledger, LedgerLine
 
 SHORTLY = 0.15
 A_WHILE = 0.6

@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mainstay.testing.crash import Crash, Played, plans, play
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import Crash, ForkServer, Played, plans, play
 from tests.crash.outcomes import RULINGS
 from tests.crash.reference import SESSION, scenario
 from tests.keys import happened
@@ -73,7 +72,7 @@ def test_second_real_kill_during_recovery_comes_to_the_same_end(record_property:
     rng = random.Random(SEED)
     wrong, missed = [], 0
     chosen = FIRST if FULL else rng.sample(FIRST, 20)
-    with Forks(scenario) as forks:
+    with ForkServer(scenario) as forks:
         for crash in chosen:
             second = rng.choice(list(plans(play(scenario, [crash], store="sqlite").traces[1], ("before", "lost"))))
             found = faults(forks.play([crash, second]), 2)

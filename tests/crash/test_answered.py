@@ -7,9 +7,7 @@ from collections.abc import Generator
 import pytest
 from msgspec import Struct
 
-from mainstay.testing.crash import Crash, Played, StoreKind, play
-from mainstay.testing.faults import MODES, Mode
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import MODES, Crash, ForkServer, Mode, Played, StoreKind, play
 from tests.crash.answered import answered
 from tests.crash.reference import SESSION
 
@@ -103,12 +101,12 @@ def test_kill_has_its_ruled_fate(crash: Crash, fate: Fate, store: StoreKind) -> 
 
 
 @pytest.fixture(scope="module")
-def forks() -> Generator[Forks, None, None]:
-    with Forks(answered, timeout=60) as ready:
+def forks() -> Generator[ForkServer, None, None]:
+    with ForkServer(answered, timeout=60) as ready:
         yield ready
 
 
 @pytest.mark.kill
 @pytest.mark.parametrize(("crash", "fate"), KILLS)
-def test_real_kill_has_its_ruled_fate(forks: Forks, crash: Crash, fate: Fate) -> None:
+def test_real_kill_has_its_ruled_fate(forks: ForkServer, crash: Crash, fate: Fate) -> None:
     check(forks.play([crash], answered), fate)

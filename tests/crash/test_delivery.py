@@ -17,9 +17,7 @@ import pytest
 from mainstay import Agent, ModelRequest, Runtime
 from mainstay.model.event import AnyEvent, Gap, TurnCommitted
 from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Crash, Lab, Played, StoreKind, plans, play
-from mainstay.testing.faults import Ledger, LedgerLine
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import Crash, ForkServer, Lab, Ledger, LedgerLine, Played, StoreKind, plans, play
 from tests.crash.children import Child, folder
 from tests.crash.watcher import told
 from tests.sessions.places import until
@@ -101,14 +99,14 @@ def test_killed_at_an_event_it_goes_on_after_it(crash: Crash, store: StoreKind) 
 
 
 @pytest.fixture(scope="module")
-def forks() -> Generator[Forks, None, None]:
-    with Forks(shown, timeout=15) as ready:
+def forks() -> Generator[ForkServer, None, None]:
+    with ForkServer(shown, timeout=15) as ready:
         yield ready
 
 
 @pytest.mark.kill
 @pytest.mark.parametrize("crash", CRASHES, ids=str)
-def test_really_killed_at_an_event_it_goes_on_after_it(forks: Forks, crash: Crash) -> None:
+def test_really_killed_at_an_event_it_goes_on_after_it(forks: ForkServer, crash: Crash) -> None:
     check(forks.play([crash]))
 
 

@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 
 from mainstay.model.tool import Recovery
-from mainstay.testing.crash import Crash
-from mainstay.testing.faults import Mode
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import Crash, ForkServer, Mode
 from tests.crash.experiment import SCENARIOS, SESSION
 
 
 @pytest.fixture(scope="module")
-def forks() -> Generator[Forks, None, None]:
-    with Forks(*SCENARIOS["once", False]) as ready:
+def forks() -> Generator[ForkServer, None, None]:
+    with ForkServer(*SCENARIOS["once", False]) as ready:
         yield ready
 
 
@@ -36,7 +34,7 @@ EXPECTED: dict[tuple[str, str], tuple[int, str, int]] = {
 @pytest.mark.parametrize("mode", ["before", "lost"], ids=["before effect two", "after effect two"])
 @pytest.mark.parametrize("recovery", ["once", "rerun", "ask"])
 def test_turn_goes_on_when_a_runtime_is_entered(
-    forks: Forks, recovery: Recovery, mode: Mode, parallel: bool, record_property: Any
+    forks: ForkServer, recovery: Recovery, mode: Mode, parallel: bool, record_property: Any
 ) -> None:
     scenario, resume = SCENARIOS[recovery, parallel]
 

@@ -6,9 +6,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from mainstay.testing.crash import Crash, Played, Report, play
-from mainstay.testing.faults import Mode
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import Crash, ForkServer, Mode, Played, Report, play
 from tests.crash.full import asked_too_much, filled_up
 from tests.crash.reference import SESSION
 
@@ -50,12 +48,12 @@ def test_a_full_turn_is_cancelled_whatever_is_killed(point: str, mode: Mode) -> 
 
 
 @pytest.fixture(scope="module")
-def forks() -> Generator[Forks, None, None]:
-    with Forks(filled_up, timeout=60) as ready:
+def forks() -> Generator[ForkServer, None, None]:
+    with ForkServer(filled_up, timeout=60) as ready:
         yield ready
 
 
 @pytest.mark.kill
 @pytest.mark.parametrize("mode", ["before", "lost"])
-def test_real_kill_around_the_commit_of_a_full_turn(forks: Forks, mode: Mode) -> None:
+def test_real_kill_around_the_commit_of_a_full_turn(forks: ForkServer, mode: Mode) -> None:
     check(forks.play([Crash("commit 1", mode)]))

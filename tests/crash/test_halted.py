@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from mainstay.testing.crash import Crash, Played, StoreKind, play
-from mainstay.testing.faults import MODES, Mode
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import MODES, Crash, ForkServer, Mode, Played, StoreKind, play
 from tests.crash.halted import called_off, left
 from tests.crash.reference import SESSION
 
@@ -150,12 +148,12 @@ def test_kill_has_its_ruled_fate(scenario: Any, crash: Crash, fate: Fate, store:
 
 
 @pytest.fixture(scope="module")
-def forks() -> Generator[Forks, None, None]:
-    with Forks(called_off, timeout=60) as ready:
+def forks() -> Generator[ForkServer, None, None]:
+    with ForkServer(called_off, timeout=60) as ready:
         yield ready
 
 
 @pytest.mark.kill
 @pytest.mark.parametrize(("scenario", "crash", "fate"), KILLS)
-def test_real_kill_has_its_ruled_fate(forks: Forks, scenario: Any, crash: Crash, fate: Fate) -> None:
+def test_real_kill_has_its_ruled_fate(forks: ForkServer, scenario: Any, crash: Crash, fate: Fate) -> None:
     check(forks.play([crash], scenario), fate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -144,10 +145,10 @@ def test_dead_incarnation_changes_nothing_more() -> None:
 
 def test_plugin_itself_brings_in_nothing_but_pytest() -> None:
     """The package around it is imported with it; the plugin adds neither the crash kit nor a store to that."""
-    code = "import mainstay.testing.plugin, sys; print([m for m in sys.modules if m.startswith('mainstay')])"
+    code = "import mainstay.testing.pytest_plugin, sys; print([m for m in sys.modules if m.startswith('mainstay')])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    heavy = ("mainstay.testing.crash", "mainstay.testing.forks", "mainstay.stores.sqlite", "mainstay.cli")
+    heavy = ("mainstay.testing.crash", "mainstay.testing.crash.forked", "mainstay.stores.sqlite", "mainstay.cli")
     assert not [name for name in heavy if repr(name) in ran.stdout]
 
 
@@ -172,3 +173,26 @@ def test_figures_are_printed_at_the_end_of_the_run(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout
     assert "mainstay crash kit" in ran.stdout
     assert "0 lost, 0 repeated, 0 unknown, 0 problems" in ran.stdout
+
+
+def test_a_point_that_a_run_never_passes_is_counted_apart_from_problems() -> None:
+    """What runs at once may take another order: a kill that did not happen shows nothing, and breaks nothing."""
+    runs = itertools.count()
+
+    async def wandering(lab: Lab) -> None:
+        await lab.mark("always")
+        if next(runs) == 0:
+            await lab.mark("only undisturbed")
+
+    report = kill_everywhere(wandering)
+
+    assert (report.problems, report.unreached, report.kills) == ([], ["before only undisturbed"], 1)
+    assert str(report).endswith("0 problems, 1 not reached")
+    assert "! point not reached" in report.table()
+
+
+def test_a_point_that_a_test_names_itself_must_be_reached() -> None:
+    played = play(scenario, [Crash("no such point")])
+
+    assert played.unreached == ["no such point"]
+    assert played.problems == ["it ended without passing 'no such point'"]

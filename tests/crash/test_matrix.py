@@ -7,9 +7,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from mainstay.testing.crash import Crash, Played, StoreKind, play
-from mainstay.testing.faults import MODES, Mode
-from mainstay.testing.forks import Forks, Statement
+from mainstay.testing.crash import MODES, Crash, ForkServer, Mode, Played, Statement, StoreKind, play
 from tests.crash.outcomes import CLEAN, ELSEWHERE, OWED, RULINGS, Fate
 from tests.crash.reference import SESSION, attended, scenario
 
@@ -86,13 +84,13 @@ def test_lost_reply_costs_nothing_while_the_process_lives(point: str, store: Sto
 
 
 @pytest.fixture(scope="module")
-def forks() -> Generator[Forks, None, None]:
-    with Forks(scenario, timeout=60) as ready:
+def forks() -> Generator[ForkServer, None, None]:
+    with ForkServer(scenario, timeout=60) as ready:
         yield ready
 
 
 @pytest.mark.kill
-def test_real_trace_is_the_ruled_one(forks: Forks) -> None:
+def test_real_trace_is_the_ruled_one(forks: ForkServer) -> None:
     played = forks.play()
 
     assert [point.name for point in played.traces[0]] == [ruling.point for ruling in RULINGS]
@@ -101,7 +99,7 @@ def test_real_trace_is_the_ruled_one(forks: Forks) -> None:
 
 @pytest.mark.kill
 @pytest.mark.parametrize(("crash", "fate"), KILLS)
-def test_real_kill_has_its_ruled_fate(forks: Forks, crash: Crash, fate: Fate) -> None:
+def test_real_kill_has_its_ruled_fate(forks: ForkServer, crash: Crash, fate: Fate) -> None:
     check(forks.play([crash]), fate)
 
 
@@ -115,7 +113,7 @@ def ruled(statement: Statement) -> Fate:
 @pytest.mark.slow
 @pytest.mark.parametrize("slow", [False, True], ids=["at once", "after a slow disk"])
 def test_kill_inside_any_transaction_leaves_nothing_of_it(
-    forks: Forks, slow: bool, record_property: Callable[[str, object], None]
+    forks: ForkServer, slow: bool, record_property: Callable[[str, object], None]
 ) -> None:
     """At each statement that writes; with a slow disk at each COMMIT, while the rest of the process goes on."""
     assert forks.play().problems == []

@@ -21,10 +21,7 @@ from mainstay.model.outcome import Finished
 from mainstay.model.session import SessionRow
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.testing import VirtualClock
-from mainstay.testing.crash import Crash, Lab, play
-from mainstay.testing.ending import Ending, capture
-from mainstay.testing.faults import Ledger
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import Crash, Ending, ForkServer, Lab, Ledger, capture, play
 from tests.crash.worker import SESSIONS, SHORT, agent_for, stepping
 from tests.keys import within_store
 
@@ -225,7 +222,7 @@ def test_turn_that_killed_five_workers_is_stuck_with_its_reason() -> None:
 
 
 def test_turn_that_really_killed_five_workers_is_stuck_with_its_reason() -> None:
-    with Forks(say_hello) as forks:
+    with ForkServer(say_hello) as forks:
         played = forks.play(POISON)
     session = played.ending.session("s")
 

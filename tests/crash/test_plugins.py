@@ -11,9 +11,7 @@ import pytest
 from mainstay.engine.journal import load
 from mainstay.model.record import slots
 from mainstay.ports.store import Store
-from mainstay.testing.crash import Crash, Lab, Played, Report, Row, StoreKind, plans, play
-from mainstay.testing.faults import Mode
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import Crash, ForkServer, Lab, Mode, Played, Report, Row, StoreKind, plans, play
 from tests.crash.hooked import hooked, remembering
 
 # Call -> the hook that decides about it.
@@ -143,7 +141,7 @@ COUNTED = ["user: 3", "assistant:  [bump]", "tool: bump ok", "assistant: counted
 def test_state_of_a_plugin_is_as_its_own_tool_left_it_wherever_it_is_killed(crash_kit: Callable[..., Report]) -> None:
     report = crash_kit(remembering)
 
-    assert (report.lost, report.problems) == (0, [])
+    assert (report.lost, report.problems, report.unreached) == (0, [], [])
     for row in report.rows:
         session = row.played.ending.session("s")
         assert session is not None
@@ -153,7 +151,7 @@ def test_state_of_a_plugin_is_as_its_own_tool_left_it_wherever_it_is_killed(cras
 @pytest.mark.kill
 @pytest.mark.parametrize("mode", ["before", "lost"])
 def test_really_killed_when_a_plugins_own_tool_was_recorded_its_state_is_there(mode: Mode) -> None:
-    with Forks(remembering, timeout=60) as forks:
+    with ForkServer(remembering, timeout=60) as forks:
         played = forks.play([Crash("append 1: ended 1.0", mode)])
 
     assert played.problems == []

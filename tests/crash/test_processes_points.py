@@ -11,8 +11,7 @@ from msgspec import Struct
 from mainstay import ProcessContext, process
 from mainstay.model.process import ProcessRecovery, Registration, Success
 from mainstay.ports.process import EngineRun
-from mainstay.testing.crash import Crash, Lab, Played, StoreKind, play
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import Crash, ForkServer, Lab, Played, StoreKind, play
 
 STORES: tuple[StoreKind, ...] = ("memory", "sqlite")
 
@@ -125,15 +124,15 @@ def test_a_reply_that_is_lost_changes_nothing(contract: str, point: str, store: 
 
 
 @pytest.fixture(scope="module")
-def forks() -> Generator[Forks, None, None]:
-    with Forks(pay_bound) as helper:
+def forks() -> Generator[ForkServer, None, None]:
+    with ForkServer(pay_bound) as helper:
         yield helper
 
 
 @pytest.mark.kill
 @pytest.mark.parametrize(("contract", "crash", "fate"), CASES)
 def test_a_process_really_killed_here_ends_as_its_contract_says(
-    forks: Forks, contract: str, crash: Crash, fate: Fate
+    forks: ForkServer, contract: str, crash: Crash, fate: Fate
 ) -> None:
     check(forks.play([crash], SCENARIOS[contract]), fate)
 

@@ -15,8 +15,7 @@ from msgspec import Struct
 from mainstay.errors import ProcessStuck
 from mainstay.model.process import Registration, Success, WakeTarget
 from mainstay.ports.process import EngineRun
-from mainstay.testing.crash import Crash, Lab, Played, StoreKind, play
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import Crash, ForkServer, Lab, Played, StoreKind, play
 from tests.crash.test_processes_points import idle
 
 STORES: tuple[StoreKind, ...] = ("memory", "sqlite")
@@ -102,15 +101,15 @@ def test_a_host_killed_here_has_said_all_of_it_or_nothing(crash: Crash, there: T
 
 
 @pytest.fixture(scope="module")
-def forks() -> Generator[Forks, None, None]:
-    with Forks(speak) as helper:
+def forks() -> Generator[ForkServer, None, None]:
+    with ForkServer(speak) as helper:
         yield helper
 
 
 @pytest.mark.kill
 @pytest.mark.parametrize(("crash", "there"), CASES)
 def test_a_host_really_killed_here_has_said_all_of_it_or_nothing(
-    forks: Forks, crash: Crash, there: There | None
+    forks: ForkServer, crash: Crash, there: There | None
 ) -> None:
     check(forks.play([crash], speak, resume=look), there)
 
@@ -149,7 +148,7 @@ def test_a_host_killed_while_it_hands_on_has_handed_on_all_or_nothing(
 @pytest.mark.kill
 @pytest.mark.parametrize(("crash", "events"), MOVED.items(), ids=map(str, MOVED))
 def test_a_host_really_killed_while_it_hands_on_has_handed_on_all_or_nothing(crash: Crash, events: list[str]) -> None:
-    with Forks(hand_on) as helper:
+    with ForkServer(hand_on) as helper:
         check_moved(helper.play([crash], hand_on, resume=look), events)
 
 

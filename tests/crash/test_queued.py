@@ -13,9 +13,7 @@ from mainstay import Agent, ModelRequest, ModelResponse, Session, ToolCall, Tool
 from mainstay.errors import AlreadyAnswered
 from mainstay.model.outcome import Queued
 from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Crash, Lab, Played, StoreKind, play
-from mainstay.testing.faults import MODES, Mode
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import MODES, Crash, ForkServer, Lab, Mode, Played, StoreKind, play
 from tests.crash.reference import ATTENDED, patiently
 
 STORES: tuple[StoreKind, ...] = ("memory", "sqlite")
@@ -141,12 +139,12 @@ def test_lost_reply_costs_a_queued_input_nothing(point: str, store: StoreKind) -
 
 
 @pytest.fixture(scope="module")
-def forks() -> Generator[Forks, None, None]:
-    with Forks(queue_up, timeout=60) as ready:
+def forks() -> Generator[ForkServer, None, None]:
+    with ForkServer(queue_up, timeout=60) as ready:
         yield ready
 
 
 @pytest.mark.kill
 @pytest.mark.parametrize(("crash", "fate"), KILLS)
-def test_real_kill_while_an_input_is_queued_has_its_ruled_fate(forks: Forks, crash: Crash, fate: Fate) -> None:
+def test_real_kill_while_an_input_is_queued_has_its_ruled_fate(forks: ForkServer, crash: Crash, fate: Fate) -> None:
     check(forks.play([crash]), fate)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing.ending import capture
-from mainstay.testing.faults import Ledger
+from mainstay.testing.crash import Ledger, capture
 from tests.crash.speaker import INPUTS
 from tests.keys import within_store
 

@@ -22,8 +22,7 @@ from mainstay.model.record import Ended, Faltered
 from mainstay.model.tool import OutcomeUnknown
 from mainstay.testing import FunctionModel, VirtualClock
 from mainstay.testing.clock import EPOCH_MS
-from mainstay.testing.crash import Crash, play
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import Crash, ForkServer, play
 from tests.crash.children import child, count, folder, rows
 from tests.crash.outcomes import Fate
 from tests.crash.process_worker import HOUR, Outside
@@ -60,14 +59,14 @@ def test_kill_on_a_machine_behind_has_its_ruled_fate(death: Crash, fate: Fate) -
 
 
 @pytest.fixture(scope="module")
-def forks() -> Generator[Forks, None, None]:
-    with Forks(ahead, timeout=15) as ready:
+def forks() -> Generator[ForkServer, None, None]:
+    with ForkServer(ahead, timeout=15) as ready:
         yield ready
 
 
 @pytest.mark.kill
 @pytest.mark.parametrize(("death", "fate"), WRITES)
-def test_real_kill_on_a_machine_ahead_has_its_ruled_fate(forks: Forks, death: Crash, fate: Fate) -> None:
+def test_real_kill_on_a_machine_ahead_has_its_ruled_fate(forks: ForkServer, death: Crash, fate: Fate) -> None:
     check(forks.play([death]), fate)
 
 

@@ -12,9 +12,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.testing.crash import Crash, Played, StoreKind, play
-from mainstay.testing.faults import MODES, Mode
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import MODES, Crash, ForkServer, Mode, Played, StoreKind, play
 from tests.crash.reference import SESSION
 from tests.crash.spilled import spilled
 
@@ -161,14 +159,14 @@ def test_lost_reply_to_what_refers_to_a_blob_costs_nothing(point: str, store: St
 
 
 @pytest.fixture(scope="module")
-def forks() -> Generator[Forks, None, None]:
-    with Forks(spilled, timeout=15) as ready:
+def forks() -> Generator[ForkServer, None, None]:
+    with ForkServer(spilled, timeout=15) as ready:
         yield ready
 
 
 @pytest.mark.kill
 @pytest.mark.parametrize(("crash", "fate"), KILLS)
-def test_real_kill_has_its_ruled_fate(forks: Forks, crash: Crash, fate: Fate) -> None:
+def test_real_kill_has_its_ruled_fate(forks: ForkServer, crash: Crash, fate: Fate) -> None:
     check(forks.play([crash]), fate)
 
 

@@ -15,9 +15,7 @@ from msgspec import Struct
 from mainstay import Agent, ModelRequest, ModelResponse, Usage
 from mainstay.ports.store import Store
 from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Crash, Lab, Played, StoreKind, play
-from mainstay.testing.faults import MODES, Mode
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import MODES, Crash, ForkServer, Lab, Mode, Played, StoreKind, play
 from tests.crash.reference import ATTENDED, patiently
 
 STORES: tuple[StoreKind, ...] = ("memory", "sqlite")
@@ -118,8 +116,8 @@ def test_lost_reply_costs_a_resumption_nothing(point: str, store: StoreKind) -> 
 
 
 @pytest.fixture(scope="module")
-def forks() -> Generator[Forks, None, None]:
-    with Forks(resume_it, timeout=60) as ready:
+def forks() -> Generator[ForkServer, None, None]:
+    with ForkServer(resume_it, timeout=60) as ready:
         yield ready
 
 
@@ -127,5 +125,7 @@ def forks() -> Generator[Forks, None, None]:
 @pytest.mark.parametrize(
     ("crash", "fate"), [death for death in DEATHS if str(death.id).split()[0] in ("before", "lost")]
 )
-def test_real_kill_while_a_stuck_turn_is_resumed_has_its_ruled_fate(forks: Forks, crash: Crash, fate: Fate) -> None:
+def test_real_kill_while_a_stuck_turn_is_resumed_has_its_ruled_fate(
+    forks: ForkServer, crash: Crash, fate: Fate
+) -> None:
     check(forks.play([*POISON, crash]), fate)

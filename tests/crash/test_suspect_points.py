@@ -17,9 +17,7 @@ from msgspec import Struct
 from mainstay import Agent, ModelRequest, ModelResponse, Usage
 from mainstay.ports.store import Store
 from mainstay.testing import FunctionModel, VirtualClock
-from mainstay.testing.crash import Crash, Lab, Played, StoreKind, play
-from mainstay.testing.faults import MODES, Mode
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import MODES, Crash, ForkServer, Lab, Mode, Played, StoreKind, play
 from tests.crash.reference import patiently
 
 STORES: tuple[StoreKind, ...] = ("memory", "sqlite")
@@ -134,12 +132,12 @@ def test_lost_reply_costs_a_suspect_nothing(point: str, store: StoreKind) -> Non
 
 
 @pytest.fixture(scope="module")
-def forks() -> Generator[Forks, None, None]:
-    with Forks(say_both, timeout=60) as ready:
+def forks() -> Generator[ForkServer, None, None]:
+    with ForkServer(say_both, timeout=60) as ready:
         yield ready
 
 
 @pytest.mark.kill
 @pytest.mark.parametrize(("crash", "fate"), KILLS)
-def test_real_kill_while_a_suspect_runs_has_its_ruled_fate(forks: Forks, crash: Crash, fate: Fate) -> None:
+def test_real_kill_while_a_suspect_runs_has_its_ruled_fate(forks: ForkServer, crash: Crash, fate: Fate) -> None:
     check(forks.play([*TWICE, crash]), fate)

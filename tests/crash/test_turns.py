@@ -12,9 +12,17 @@ from mainstay import Agent, Budget, ModelRequest, ToolCall, ToolContext, tool
 from mainstay.errors import SessionDeleted
 from mainstay.model.event import Gap, TextDelta, TurnCommitted
 from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Crash, Lab, Played, StoreKind, kill_everywhere, play
-from mainstay.testing.ending import SessionEnding
-from mainstay.testing.forks import Forks, Statement
+from mainstay.testing.crash import (
+    Crash,
+    ForkServer,
+    Lab,
+    Played,
+    SessionEnding,
+    Statement,
+    StoreKind,
+    kill_everywhere,
+    play,
+)
 
 STORES: tuple[StoreKind, ...] = ("memory", "sqlite")
 
@@ -44,7 +52,7 @@ async def only_enter(lab: Lab) -> None:
 @pytest.mark.kill
 def test_nothing_is_acknowledged_before_it_is_on_disk() -> None:
     """The process dies in a COMMIT, a while after it came to it: of the schema, the worker, the input, the turn."""
-    with Forks(say_once, only_enter, timeout=60) as forks:
+    with ForkServer(say_once, only_enter, timeout=60) as forks:
         forks.play()
         commits = [Statement(s.number, slow=True) for s in forks.statements if s.text == "COMMIT"][:4]
         played = [forks.play([commit]) for commit in commits]
@@ -55,7 +63,7 @@ def test_nothing_is_acknowledged_before_it_is_on_disk() -> None:
 
 @pytest.mark.kill
 def test_what_was_acknowledged_runs_without_being_said_again() -> None:
-    with Forks(say_once, only_enter, timeout=60) as forks:
+    with ForkServer(say_once, only_enter, timeout=60) as forks:
         played = forks.play([Crash("effect acknowledged", "lost")])
 
     assert only(played).said == ["user: hello", "assistant: You said: hello"]
@@ -82,7 +90,7 @@ async def fork_and_delete(lab: Lab) -> None:
 def test_fork_and_delete_survive_every_crash(store: StoreKind) -> None:
     report = kill_everywhere(fork_and_delete, store=store)
 
-    assert (report.lost, report.repeated, report.problems) == (0, 0, [])
+    assert (report.lost, report.repeated, report.problems, report.unreached) == (0, 0, [], [])
     assert [s.id for s in report.plain.ending.sessions] == ["branch"]
     assert {"branch", "delete"} <= {row.crash.point for row in report.rows}
 
@@ -92,7 +100,7 @@ def test_fork_and_delete_survive_every_crash(store: StoreKind) -> None:
 def test_fork_and_delete_survive_every_real_kill(record_property: Callable[[str, object], None]) -> None:
     report = kill_everywhere(fork_and_delete, real=True)
 
-    assert (report.lost, report.repeated, report.problems) == (0, 0, [])
+    assert (report.lost, report.repeated, report.problems, report.unreached) == (0, 0, [], [])
     record_property("mainstay", f"crash: {report}")
 
 

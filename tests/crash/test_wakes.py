@@ -13,10 +13,8 @@ from mainstay.ports.store import Store
 from mainstay.processes.function.context import ProcessContext
 from mainstay.processes.function.definition import process
 from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Crash, Lab, Played, StoreKind, play
-from mainstay.testing.faults import MODES, Mode
-from mainstay.testing.forks import Forks
-from mainstay.testing.lab import Scenario
+from mainstay.testing.crash import MODES, Crash, ForkServer, Lab, Mode, Played, StoreKind, play
+from mainstay.testing.crash.scenario import Scenario
 from tests.crash.reference import ATTENDED, patiently
 
 STORES: tuple[StoreKind, ...] = ("memory", "sqlite")
@@ -183,8 +181,8 @@ def test_killed_at_every_delivery_in_a_row_it_is_told_once(mode: Mode, store: St
 
 
 @pytest.fixture(scope="module")
-def forks() -> Generator[Forks, None, None]:
-    with Forks(idle_session, timeout=60) as ready:
+def forks() -> Generator[ForkServer, None, None]:
+    with ForkServer(idle_session, timeout=60) as ready:
         yield ready
 
 
@@ -199,5 +197,5 @@ def kills() -> Generator[Any, None, None]:
 
 @pytest.mark.kill
 @pytest.mark.parametrize(("scenario", "crash"), list(kills()))
-def test_really_killed_it_is_told_once_and_in_order(forks: Forks, scenario: Scenario, crash: Crash) -> None:
+def test_really_killed_it_is_told_once_and_in_order(forks: ForkServer, scenario: Scenario, crash: Crash) -> None:
     check(forks.play([crash], scenario), ENDS[scenario], asked_again(crash))

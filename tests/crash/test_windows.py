@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from mainstay.testing.crash import Crash, Played, play
-from mainstay.testing.ending import CallEnding
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import CallEnding, Crash, ForkServer, Played, play
 from tests.crash import windows
 from tests.keys import happened, within_store
 
@@ -57,8 +55,8 @@ def deaths() -> Generator[Any, None, None]:
 
 
 @pytest.fixture(scope="module")
-def forks() -> Generator[Forks, None, None]:
-    with Forks(getattr(windows, "plain_once")) as ready:  # noqa: B009  # made at import, unknown to type checkers
+def forks() -> Generator[ForkServer, None, None]:
+    with ForkServer(getattr(windows, "plain_once")) as ready:  # noqa: B009  # made at import, unknown to type checkers
         yield ready
 
 
@@ -77,7 +75,7 @@ def seen(played: Played) -> tuple[int, str, int]:
 
 @pytest.mark.kill
 @pytest.mark.parametrize(("scenario", "crash", "fate"), list(deaths()))
-def test_real_kill_in_a_window(forks: Forks, scenario: str, crash: Crash, fate: tuple[int, str, int]) -> None:
+def test_real_kill_in_a_window(forks: ForkServer, scenario: str, crash: Crash, fate: tuple[int, str, int]) -> None:
     assert seen(forks.play([crash], getattr(windows, scenario))) == fate
 
 
@@ -88,7 +86,7 @@ def test_crash_in_a_window_in_process(scenario: str, crash: Crash, fate: tuple[i
 
 @pytest.mark.kill
 @pytest.mark.parametrize("recovery", windows.RECOVERIES)
-def test_recorded_failed_attempt_is_followed_by_the_next_one(forks: Forks, recovery: str) -> None:
+def test_recorded_failed_attempt_is_followed_by_the_next_one(forks: ForkServer, recovery: str) -> None:
     played = forks.play([Crash("append 1: faltered 1.0", "lost")], getattr(windows, f"retried_{recovery}"))
 
     assert seen(played) == (1, "ok", 0)
@@ -100,7 +98,7 @@ def test_recorded_failed_attempt_is_followed_by_the_next_one(forks: Forks, recov
     ("recovery", "fate"), [("once", (0, "outcome_unknown", 0)), ("rerun", (1, "ok", 1)), ("ask", (1, "ok", 1))]
 )
 def test_failed_attempt_that_was_not_recorded_is_one_nobody_saw_end(
-    forks: Forks, recovery: str, fate: tuple[int, str, int]
+    forks: ForkServer, recovery: str, fate: tuple[int, str, int]
 ) -> None:
     played = forks.play([Crash("append 1: faltered 1.0", "before")], getattr(windows, f"retried_{recovery}"))
 
@@ -108,7 +106,7 @@ def test_failed_attempt_that_was_not_recorded_is_one_nobody_saw_end(
 
 
 @pytest.mark.kill
-def test_every_attempt_has_the_same_idempotency_key(forks: Forks) -> None:
+def test_every_attempt_has_the_same_idempotency_key(forks: ForkServer) -> None:
     played = forks.play([Crash("end work 1.1.0")], getattr(windows, "plain_rerun"))  # noqa: B009
 
     assert [(within_store(line.key), line.incarnation) for line in played.ledger if line.name == "work"] == [

@@ -18,8 +18,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.testing.crash import Crash, Played, plans
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import Crash, ForkServer, Played, plans
 from mainstay.testing.model_server import Asked, ModelServer, Reply
 from tests.crash.wired import PID, SCENARIOS, URL
 from tests.fuzzing import cases
@@ -107,10 +106,10 @@ def server() -> Generator[Server, None, None]:
 
 
 @pytest.fixture(scope="module")
-def forks(server: Server) -> Generator[Forks, None, None]:
+def forks(server: Server) -> Generator[ForkServer, None, None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(URL, server.url)
-        with Forks(SCENARIOS["anthropic"]) as ready:
+        with ForkServer(SCENARIOS["anthropic"]) as ready:
             yield ready
 
 
@@ -145,7 +144,7 @@ def effects(played: Played) -> tuple[int, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_an_answer_cut_off_by_a_kill_is_asked_for_once_more_and_a_recorded_one_never(
-    dialect: str, server: Server, forks: Forks, record_property: Callable[[str, object], None]
+    dialect: str, server: Server, forks: ForkServer, record_property: Callable[[str, object], None]
 ) -> None:
     server.expect(dialect)
     said, calls, unknown = told(forks.play(scenario=SCENARIOS[dialect]))
@@ -217,7 +216,7 @@ def ruling(crash: Crash) -> Fate:
 @pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_every_kill_around_a_request_over_http_has_its_ruled_fate(
-    dialect: str, server: Server, forks: Forks, record_property: Callable[[str, object], None]
+    dialect: str, server: Server, forks: ForkServer, record_property: Callable[[str, object], None]
 ) -> None:
     server.expect(dialect)
     plain = forks.play(scenario=SCENARIOS[dialect])

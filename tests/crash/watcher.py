@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mainstay import Runtime
 from mainstay.model.event import AnyEvent, Gap, TextDelta
-from mainstay.testing.faults import Ledger, LedgerLine
+from mainstay.testing.crash import Ledger, LedgerLine
 from tests.crash.process_worker import say, until
 
 

@@ -20,7 +20,7 @@ from mainstay import Agent, ModelRequest, ProcessContext, ToolCall, ToolContext,
 from mainstay.engine.lease import LeaseTerms
 from mainstay.runtime import Runtime
 from mainstay.testing import FunctionModel
-from mainstay.testing.faults import Ledger, LedgerLine
+from mainstay.testing.crash import Ledger, LedgerLine
 
 SHORT = LeaseTerms(term=3, renewal=0.5)
 SESSIONS = 50

@@ -11,7 +11,7 @@ import pytest
 
 from mainstay import Plugin
 from mainstay.plugins import CheckpointContext, PromptContext
-from mainstay.testing.faults import Crash, Point
+from mainstay.testing.crash import Crash, Point
 from mainstay.testing.plugin_contract import Report, check_plugin, plugin_contract
 from mainstay.testing.plugin_probe import Call
 from mainstay.testing.plugin_replay import called_again

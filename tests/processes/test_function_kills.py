@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from mainstay.testing.crash import Crash, Played, plans, play
-from mainstay.testing.faults import Mode
-from mainstay.testing.forks import Forks
+from mainstay.testing.crash import Crash, ForkServer, Mode, Played, plans, play
 from tests.processes import killed
 from tests.processes.killed import ended
 
@@ -191,8 +189,8 @@ KEY_POINTS: list[tuple[Callable[..., Any], str, Mode]] = [
 
 
 @pytest.fixture(scope="module")
-def forks() -> Generator[Forks, None, None]:
-    with Forks(killed.play_plain) as ready:
+def forks() -> Generator[ForkServer, None, None]:
+    with ForkServer(killed.play_plain) as ready:
         yield ready
 
 
@@ -209,21 +207,21 @@ def test_crash_in_a_window_in_process(point: str, mode: Mode, effects: tuple[int
 @pytest.mark.kill
 @pytest.mark.parametrize(("point", "mode", "effects", "value"), WINDOWS)
 def test_real_kill_in_a_window(
-    forks: Forks, point: str, mode: Mode, effects: tuple[int, int, int], value: list[str]
+    forks: ForkServer, point: str, mode: Mode, effects: tuple[int, int, int], value: list[str]
 ) -> None:
     assert seen(forks.play([Crash(point, mode)])) == (effects, value)
 
 
 @pytest.mark.kill
 @pytest.mark.parametrize(("scenario", "point", "mode"), KEY_POINTS)
-def test_real_kill_around_a_write(forks: Forks, scenario: Callable[..., Any], point: str, mode: Mode) -> None:
+def test_real_kill_around_a_write(forks: ForkServer, scenario: Callable[..., Any], point: str, mode: Mode) -> None:
     played = forks.play([Crash(point, mode)], scenario)
 
     assert faults(played, scenario, kills=1) == []
 
 
 @pytest.mark.kill
-def test_real_kill_of_two_branches_at_every_effect(forks: Forks) -> None:
+def test_real_kill_of_two_branches_at_every_effect(forks: ForkServer) -> None:
     found = {}
     for name, mode in itertools.product([f"effect {kind}{n}" for kind, n in EFFECT_NAMES], ("before", "lost")):
         played = forks.play([Crash(name, mode)], killed.play_branching)  # type: ignore[arg-type]
@@ -237,7 +235,7 @@ EFFECT_NAMES = [("pay", ""), ("pay", " #2"), ("pay", " #3"), ("pay", " #4"), ("n
 
 
 @pytest.mark.kill
-def test_real_kill_inside_every_transaction(forks: Forks) -> None:
+def test_real_kill_inside_every_transaction(forks: ForkServer) -> None:
     """Between any two statements of its writes: a half of a write is never seen."""
     assert forks.play().problems == []
     statements = [each for each in forks.statements if each.within.startswith(("register", "advance"))]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from mainstay import Process, ProcessContext, process
 from mainstay.errors import OutcomeUnknown
-from mainstay.testing.crash import Crash, Lab, Played, play
-from mainstay.testing.faults import Mode, Point
+from mainstay.testing.crash import Crash, Lab, Mode, Played, Point, play
 from tests.fuzzing import cases
 from tests.processes.killed import OFTEN
 

@@ -9,10 +9,8 @@ from typing import TypeAlias
 
 import pytest
 
-from mainstay.testing.crash import Played, Report, StoreKind, kill_everywhere, play
-from mainstay.testing.faults import Crash, Mode
-from mainstay.testing.forks import Forks
-from mainstay.testing.lab import Scenario
+from mainstay.testing.crash import Crash, ForkServer, Mode, Played, Report, StoreKind, kill_everywhere, play
+from mainstay.testing.crash.scenario import Scenario
 from tests.processes_tools.crashing import (
     PROCESS,
     SESSION,
@@ -94,7 +92,7 @@ def fate_of(played: Played) -> tuple[int, str]:
 
 
 def check(report: Report, ruled: dict[str, dict[Mode, Fate]]) -> None:
-    assert report.problems == []
+    assert (report.problems, report.unreached) == ([], [])
     for row in report.rows:
         crash = row.crash
         assert fate_of(row.played) in ruled.get(crash.point, {}).get(crash.mode, CLEAN), crash
@@ -203,7 +201,7 @@ KILLS = [
     ids=["once", "rerun"],
 )
 def test_killed_for_real_it_is_the_same(scenario: Scenario, ruled: dict[str, dict[Mode, Fate]], started: str) -> None:
-    with Forks(scenario, timeout=60) as forks:
+    with ForkServer(scenario, timeout=60) as forks:
         for crash in [*KILLS, Crash(started, "before"), Crash(started, "lost")]:
             played = forks.play([crash])
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import pytest
 
-from mainstay.testing.lab import scratch
+from mainstay.testing.crash import scratch
 from mainstay.testing.model_server import Reply
 from tests.fuzzing import FULL
 from tests.providers.wire import ANSWERS

@@ -475,7 +475,7 @@ async def family(lab: Lab) -> None:
 def test_children_are_begun_once_and_whole_wherever_their_parent_is_killed() -> None:
     report = kill_everywhere(family)
 
-    assert (report.lost, report.problems) == (0, [])
+    assert (report.lost, report.problems, report.unreached) == (0, [], [])
     names = {str(row.crash) for row in report.rows}
     assert {"lost branch", "before configure", "lost configure", "lost accept queue"} <= names
     for row in report.rows:

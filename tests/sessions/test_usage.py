@@ -524,7 +524,7 @@ def test_nothing_is_counted_twice_wherever_it_is_killed_and_what_was_in_flight_i
     """One more than was asked may be unknown: killed just before, nobody can tell that it was not asked."""
     report = kill_everywhere(spending)
 
-    assert (report.lost, report.problems) == (0, [])
+    assert (report.lost, report.problems, report.unreached) == (0, [], [])
     for row in report.rows:
         asked = sum(1 for line in row.played.ledger if line.name == "model")
         calls, unknown = next(line.data for line in reversed(row.played.ledger) if line.name == "counted")

@@ -80,7 +80,7 @@ async def tell_the_session(store: Store) -> None:
 def test_killed_at_every_write_a_process_ends_once_and_is_told_of_once(store: Any) -> None:
     report = kill_everywhere(scenario, store=store, modes=("before", "lost", "hang", "late", "unheard"))
 
-    assert report.problems == []
+    assert (report.problems, report.unreached) == ([], [])
     assert (report.lost, report.unknown) == (0, 0)
     again = {str(row.crash) for row in report.rows if row.repeated}
     assert again == {"lost effect pay", "before advance pay: record", "hang advance pay: record"} | {
@@ -100,7 +100,7 @@ def test_killed_at_every_write_a_process_ends_once_and_is_told_of_once(store: An
 def test_really_killed_at_every_write_it_is_the_same() -> None:
     report = kill_everywhere(scenario, real=True)
 
-    assert (report.problems, report.lost, report.unknown) == ([], 0, 0)
+    assert (report.problems, report.unreached, report.lost, report.unknown) == ([], [], 0, 0)
 
 
 async def bound(lab: Lab) -> None:
@@ -120,7 +120,7 @@ async def bound(lab: Lab) -> None:
 def test_what_only_its_owner_could_do_is_never_done_twice(store: Any) -> None:
     report = kill_everywhere(bound, store=store, modes=("before", "lost", "hang", "unheard"))
 
-    assert (report.problems, report.lost, report.repeated) == ([], 0, 0)
+    assert (report.problems, report.unreached, report.lost, report.repeated) == ([], [], 0, 0)
     for row in report.rows:
         process = row.played.ending.process("bound")
         assert process is not None

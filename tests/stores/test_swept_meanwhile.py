@@ -22,8 +22,8 @@ from mainstay.ports.store import Store
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.testing import ScriptedModel
-from mainstay.testing.faults import Seams
-from mainstay.testing.seams import SeamStore, name_of
+from mainstay.testing.crash.injection import FaultInjector
+from mainstay.testing.crash.instrumented import InstrumentedStore, name_of
 
 ROOT = Path(__file__).parents[2]
 R = TypeVar("R")
@@ -34,11 +34,11 @@ INPUT, OUTPUT, ANSWER = "question " * 10_000, "figures\n" * 9_000, "answer " * 1
 """Each too large for a row."""
 
 
-class SweptFirst(SeamStore):
+class SweptFirst(InstrumentedStore):
     """Has somebody sweep just before each write that refers to blobs, or so many `times` before `only` this one."""
 
     def __init__(self, inner: Store, sweep: Callable[[], Awaitable[int]], only: str = "", times: int = 1) -> None:
-        super().__init__(inner, Seams())
+        super().__init__(inner, FaultInjector())
         self._sweep, self._only, self._times = sweep, only, times
         self._met: Counter[str] = Counter()
         self.swept = 0

@@ -15,8 +15,8 @@ from mainstay.model.tool import Denied, Ok, OutputBudget
 from mainstay.model.write import Append, Resolve, Write
 from mainstay.ports.store import Store
 from mainstay.testing import ScriptedModel, VirtualClock
-from mainstay.testing.faults import Seams
-from mainstay.testing.seams import SeamStore
+from mainstay.testing.crash.injection import FaultInjector
+from mainstay.testing.crash.instrumented import InstrumentedStore
 from tests.sessions.places import SOON, Place, until
 
 CALL = "chat.1.1.0"
@@ -171,11 +171,11 @@ async def test_small_ones_stay_in_their_row(place: Place) -> None:
         assert await blobs(runtime) == 0
 
 
-class SweptFirst(SeamStore):
+class SweptFirst(InstrumentedStore):
     """Somebody sweeps just before each write about a wait, once."""
 
     def __init__(self, inner: Store) -> None:
-        super().__init__(inner, Seams())
+        super().__init__(inner, FaultInjector())
         self.refused = 0
         self._last: object = None
 

@@ -42,7 +42,7 @@ from mainstay.plugins import state
 from mainstay.plugins.hooks import HOOKS, Plugin, SessionContext, SnapshotReader
 from mainstay.plugins.registry import PluginSet, overrides
 from mainstay.testing import plugin_replay
-from mainstay.testing.lab import must_run_alone, on_a_thread
+from mainstay.testing.crash.scenario import must_run_alone, on_a_thread
 from mainstay.testing.plugin_drill import SESSION, UNENDED, Drilled, Trial, agent_for, drill, quiet
 from mainstay.testing.plugin_probe import QUIET, WAYS, Finding, Probe, Way, remembered
 

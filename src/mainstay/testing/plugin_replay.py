@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from mainstay.testing.crash import judge, play
-from mainstay.testing.faults import Crash, Point
-from mainstay.testing.lab import Lab, Played
+from mainstay.testing.crash.injection import Crash, Point
+from mainstay.testing.crash.scenario import Lab, Played
 from mainstay.testing.plugin_drill import SESSION, Trial, agent_for, instance, opened, turn
 from mainstay.testing.plugin_probe import Call, Probe, remembered
 

@@ -1,31 +1,9 @@
-"""Kill an agent at every boundary, resume it, and compare with the run that nobody killed.
-
-A scenario is an async function that takes a `Lab` and does what your program does:
-
-    async def scenario(lab: Lab) -> None:
-        async with lab.runtime(agents=[agent]) as runtime:
-            session = await runtime.session("order-7")
-            await session.run("pay the invoice", key="pay-7")
-
-    def test_survives_every_kill() -> None:
-        report = crash.kill_everywhere(scenario)
-        assert report.lost == 0
-
-It runs once undisturbed, and every call that leaves the engine becomes a point: writes, blobs, requests to the model
-and each piece of its answer, tool bodies, effects. Then it runs again for every point, dies there, and is started a
-second time, as your program would be. Inputs should carry a `key`, so that the second start says the same thing again
-instead of a second thing. With `real=True` each run is a process of its own on a SQLite file, killed with SIGKILL;
-then the scenario must be a function at the top level of a file.
-
-In process, a dead incarnation is frozen: its ports never answer again. What a tool changes outside without
-`Lab.effect` cannot be frozen there; `real=True` has no such gap.
-"""
+"""Run a scenario with kills, in this process or in forks, and compare with the run without one."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import sys
 import time
@@ -39,22 +17,20 @@ from msgspec.structs import replace
 from mainstay.ports.store import Store
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing.ending import Ending, ProcessEnding, capture
-from mainstay.testing.faults import MODES, Crash, Ledger, Mode, Point, Seams
-from mainstay.testing.forks import Forks
-from mainstay.testing.lab import Lab, Played, Scenario, must_run_alone, on_a_thread, scratch
-
-__all__ = [
-    "Crash",
-    "Lab",
-    "Played",
-    "Report",
-    "Row",
-    "kill_everywhere",
-    "kill_everywhere_async",
-    "play",
-    "play_async",
-]
+from mainstay.testing.crash.forked import ForkServer
+from mainstay.testing.crash.injection import MODES, Crash, FaultInjector, Ledger, Mode, Point
+from mainstay.testing.crash.scenario import (
+    Ending,
+    Lab,
+    Played,
+    ProcessEnding,
+    Scenario,
+    capture,
+    must_run_alone,
+    on_a_thread,
+    scratch,
+    without_logging,
+)
 
 StoreKind: TypeAlias = Literal["memory", "sqlite"]
 
@@ -75,14 +51,14 @@ def play(
 ) -> Played:
     """Run a scenario in this process, with one kill for each of `crashes`, each in the incarnation after the last."""
     must_run_alone("play")
-    with scratch() as folder, _quiet():
-        world = _World(store, Path(folder))
-        lives: list[_Life] = []
+    with scratch() as folder, without_logging():
+        durable = _Durable(store, Path(folder))
+        incarnations: list[_Incarnation] = []
         try:
-            return _play(world, lives, scenario, crashes, resume or scenario, timeout)
+            return _play(durable, incarnations, scenario, crashes, resume or scenario, timeout)
         finally:
-            for life in lives:
-                life.dispose()
+            for incarnation in incarnations:
+                incarnation.dispose()
 
 
 async def play_async(scenario: Scenario, crashes: Sequence[Crash] = (), **options: Any) -> Played:
@@ -91,47 +67,47 @@ async def play_async(scenario: Scenario, crashes: Sequence[Crash] = (), **option
 
 
 def _play(
-    world: _World,
-    lives: list[_Life],
+    durable: _Durable,
+    incarnations: list[_Incarnation],
     scenario: Scenario,
     crashes: Sequence[Crash],
     resume: Scenario,
     timeout: float,
 ) -> Played:
-    problems: list[str] = []
+    broken, unreached = list[str](), list[str]()
     for number in range(1, len(crashes) + 2):
         crash = crashes[number - 1] if number <= len(crashes) else None
-        life = _Life(world, crash, number)
-        lives.append(life)
-        end = life.live(scenario if number == 1 else resume, timeout)
-        if crash is not None and crash.mode == "unheard" and life.passed and end.startswith("raised StoreUnavailable"):
-            continue  # the host was told that nobody knows, and starts again
-        if end == "ended":
-            if crash is not None and not life.passed:
-                problems.append(f"incarnation {number} ended without passing {crash.point!r}")
-            break
+        incarnation = _Incarnation(durable, crash, number)
+        incarnations.append(incarnation)
+        end = incarnation.run(scenario if number == 1 else resume, timeout)
+        if crash is not None and crash.mode == "unheard" and incarnation.passed:
+            if end.startswith("raised StoreUnavailable"):
+                continue  # the host got the error that says so, and starts again
+        elif crash is not None and end == "ended":
+            unreached.append(crash.point)
         if end != "died":
-            problems.append(f"incarnation {number} {end}")
+            broken += [] if end == "ended" else [f"incarnation {number} {end}"]
             break
-    ending = world.capture()
-    problems += _arrive_late(world, lives, ending)
-    return Played(ending, world.ledger.lines(), [life.trace for life in lives], [*problems, *ending.problems])
+    ending = durable.capture()
+    broken += _release_late(durable, incarnations, ending)
+    traces = [incarnation.trace for incarnation in incarnations]
+    return Played(ending, durable.ledger.lines(), traces, [*broken, *ending.problems], unreached)
 
 
-def _arrive_late(world: _World, lives: Sequence[_Life], before: Ending) -> list[str]:
-    """Wake those that were only thought dead: they must find themselves relieved and change nothing.
+def _release_late(durable: _Durable, incarnations: Sequence[_Incarnation], before: Ending) -> list[str]:
+    """Let the calls of incarnations that were only presumed dead arrive: they must be fenced and change nothing.
 
-    A blob that one of them still puts is no change: nothing refers to it, and the sweep takes it.
+    A blob that one of them still puts is no change: no row refers to it, and the sweep deletes it.
     """
-    late = [life for life in lives if life.crash is not None and life.crash.mode == "late"]
-    for life in late:
-        life.wake()
-    if late and replace(world.capture(), orphans=before.orphans) != before:
+    late = [each for each in incarnations if each.crash is not None and each.crash.mode == "late"]
+    for incarnation in late:
+        incarnation.release()
+    if late and replace(durable.capture(), orphans=before.orphans) != before:
         return ["a relieved owner changed the store"]
     return []
 
 
-class _World:
+class _Durable:
     """What outlives an incarnation: the rows or the file, and the ledger."""
 
     def __init__(self, kind: StoreKind, folder: Path) -> None:
@@ -154,53 +130,52 @@ class _World:
         return asyncio.run(read())
 
 
-class _Life:
-    """One incarnation, on an event loop of its own that is simply not run any more once it has died."""
+class _Incarnation:
+    """One incarnation, on an event loop of its own. Once it has died the loop is not run again until `dispose`."""
 
-    def __init__(self, world: _World, crash: Crash | None, number: int) -> None:
-        self.crash, self._world, self._number = crash, world, number
+    def __init__(self, durable: _Durable, crash: Crash | None, number: int) -> None:
+        self.crash, self._durable, self._number = crash, durable, number
         self._loop = asyncio.new_event_loop()
-        self._seams: Seams | None = None
+        self._faults: FaultInjector | None = None
         self._store: Store | None = None
         self._task: asyncio.Future[None] | None = None
 
     @property
     def trace(self) -> list[Point]:
-        return [] if self._seams is None else list(self._seams.trace)
+        return [] if self._faults is None else list(self._faults.trace)
 
     @property
     def passed(self) -> bool:
-        """Whether it came to the point where it was to die."""
+        """Whether it passed the point where it was to die."""
         return self.crash is not None and any(point.name == self.crash.point for point in self.trace)
 
-    def live(self, scenario: Scenario, timeout: float) -> str:
-        return self._loop.run_until_complete(self._live(scenario, timeout))
+    def run(self, scenario: Scenario, timeout: float) -> str:
+        return self._loop.run_until_complete(self._run(scenario, timeout))
 
-    async def _live(self, scenario: Scenario, timeout: float) -> str:
-        seams = self._seams = Seams(self.crash, incarnation=self._number)
-        seams.crashed = self._loop.create_future()
-        self._store = self._world.store()
-        task = self._task = asyncio.ensure_future(scenario(Lab(self._store, seams, self._world.ledger)))
-        done, _ = await asyncio.wait({task, seams.crashed}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if seams.crashed in done:
+    async def _run(self, scenario: Scenario, timeout: float) -> str:
+        faults = self._faults = FaultInjector(self.crash, incarnation=self._number)
+        self._store = self._durable.store()
+        task = self._task = asyncio.ensure_future(scenario(Lab(self._store, faults, self._durable.ledger)))
+        done, _ = await asyncio.wait({task, faults.crashed}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if faults.crashed in done:
             return "died"
         if task not in done:
-            return f"did not end within {timeout:g} s; it last passed {[p.name for p in seams.trace[-3:]]}"
+            return f"did not end within {timeout:g} s; it last passed {[p.name for p in faults.trace[-3:]]}"
         error = task.exception()
         return "ended" if error is None else f"raised {type(error).__name__}: {error}"
 
-    def wake(self) -> None:
-        """Let the call that was held up arrive, and whatever it leads to."""
-        seams = self._seams
-        if seams is None or seams.released is None:
+    def release(self) -> None:
+        """Let the call that was held up arrive, and run until the incarnation is idle again."""
+        faults = self._faults
+        if faults is None or faults.released is None:
             return
-        seams.released.set()
-        self._loop.run_until_complete(seams.quiet())
+        faults.released.set()
+        self._loop.run_until_complete(faults.wait_idle())
 
     def dispose(self) -> None:
-        """Unwind what is left, with ports that refuse everything: the case has been judged."""
-        if self._seams is not None:
-            self._seams.dispose()
+        """Unwind the tasks, with ports that refuse every call. Only after the case has been judged."""
+        if self._faults is not None:
+            self._faults.dispose()
         self._loop.set_exception_handler(lambda *_: None)
         try:
             self._loop.run_until_complete(self._unwind())
@@ -223,22 +198,15 @@ class _Life:
             await self._store.close()
 
 
-@contextlib.contextmanager
-def _quiet() -> Generator[None, None, None]:
-    """Dying and being relieved is loud; here it is the plan."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
 # ---------------------------------------------------------------------- everywhere
 
 
 class Row(Struct, frozen=True):
-    """One kill: what it cost. `lost` counts turns and effects that should be there and are not."""
+    """One kill and what it cost.
+
+    `lost` counts turns and effects that should be there and are not; `unreached` is the point if the run never passed
+    it, so that there was no kill at all. That is no broken promise: tasks that run at once may take another order.
+    """
 
     crash: Crash
     model_calls: int
@@ -248,10 +216,11 @@ class Row(Struct, frozen=True):
     lost: int
     problems: list[str]
     played: Played
+    unreached: str = ""
 
 
 class Report(Struct, frozen=True):
-    """All kills of a scenario beside the run that nobody killed (`plain`)."""
+    """All kills of a scenario beside the undisturbed run (`plain`)."""
 
     name: str
     plain: Played
@@ -260,7 +229,7 @@ class Report(Struct, frozen=True):
 
     @property
     def kills(self) -> int:
-        return len(self.rows)
+        return len(self.rows) - len(self.unreached)
 
     @property
     def lost(self) -> int:
@@ -275,6 +244,11 @@ class Report(Struct, frozen=True):
         return sum(row.unknown for row in self.rows)
 
     @property
+    def unreached(self) -> list[str]:
+        """Points of the undisturbed run at which no kill happened, because the run for it never passed them."""
+        return [str(row.crash) for row in self.rows if row.unreached]
+
+    @property
     def problems(self) -> list[str]:
         return [f"{row.crash}: {problem}" for row in self.rows for problem in row.problems]
 
@@ -283,6 +257,7 @@ class Report(Struct, frozen=True):
         return (
             f"{self.name}: {points} points, {self.kills} kills in {self.seconds:.1f} s; {self.lost} lost, "
             f"{self.repeated} repeated, {self.unknown} unknown, {len(self.problems)} problems"
+            + (f", {len(self.unreached)} not reached" if self.unreached else "")
         )
 
     def table(self) -> str:
@@ -293,7 +268,8 @@ class Report(Struct, frozen=True):
         for row in self.rows:
             figures = (row.model_calls, row.effects, row.repeated, row.unknown, row.lost)
             cells = "  ".join(f"{n:>{w}}" for n, w in zip(figures, (5, 7, 8, 7, 4), strict=True))
-            lines.append(f"{row.crash!s:<{width}}  {cells}" + "".join(f"\n    ! {p}" for p in row.problems))
+            notes = [*(["point not reached"] if row.unreached else []), *row.problems]
+            lines.append(f"{row.crash!s:<{width}}  {cells}" + "".join(f"\n    ! {note}" for note in notes))
         return "\n".join([*lines, str(self)])
 
 
@@ -317,20 +293,20 @@ def kill_everywhere(
     began, name = time.monotonic(), getattr(scenario, "__name__", "scenario")
     with contextlib.ExitStack() as stack:
         if real:
-            stage: Callable[[Sequence[Crash]], Played] = stack.enter_context(Forks(scenario, resume, timeout)).play
+            run: Callable[[Sequence[Crash]], Played] = stack.enter_context(ForkServer(scenario, resume, timeout)).play
         else:
 
-            def stage(crashes: Sequence[Crash]) -> Played:
+            def run(crashes: Sequence[Crash]) -> Played:
                 return play(scenario, crashes, store=store, resume=resume, timeout=timeout)
 
-        plain = stage(())
+        plain = run(())
         if plain.problems:
             raise AssertionError(f"{name} fails without any kill: {'; '.join(plain.problems)}")
         wanted = list(plans(plain.traces[0], modes or (REAL if real else USUAL)))
         rows = []
         for count, crash in enumerate(wanted, 1):
             _progress(f"{name}: killed {count} of {len(wanted)} times", last=count == len(wanted))
-            rows.append(judge(crash, stage([crash]), plain))
+            rows.append(judge(crash, run([crash]), plain))
     return Report(name, plain, rows, time.monotonic() - began)
 
 
@@ -348,7 +324,7 @@ def plans(trace: Iterable[Point], modes: Sequence[Mode]) -> Generator[Crash, Non
 
 
 def judge(crash: Crash, played: Played, plain: Played) -> Row:
-    """Compare a killed run with the one that nobody killed."""
+    """Compare a killed run with the undisturbed one."""
     return Row(
         crash,
         played.model_calls,
@@ -356,14 +332,15 @@ def judge(crash: Crash, played: Played, plain: Played) -> Row:
         played.repeated,
         played.unknown,
         _lost(played, plain),
-        [*played.problems, *_differences(played, plain)],
+        [*played.broken, *_differences(played, plain)],
         played,
+        ", ".join(played.unreached),
     )
 
 
 def _lost(played: Played, plain: Played) -> int:
-    """Turns that are not committed, processes that have not ended, and effects that their call's outcome claims but
-    the world does not know."""
+    """Count turns that are not committed, processes that have not ended, and effects that a call's outcome claims but
+    the ledger does not have."""
     lost = 0
     for wanted in plain.ending.sessions:
         found = played.ending.session(wanted.id)

@@ -1,9 +1,9 @@
-"""Real kills. A small helper process imports everything once and forks for each run; the run kills itself.
+"""Real kills: a fork server imports everything once and forks for each run, which kills itself with SIGKILL.
 
-    this process  ──job──▶  helper: no thread, no event loop  ──fork──▶  a run: ends, or dies by SIGKILL at its point
+    this process  ──job──▶  server: no thread, no event loop  ──fork──▶  a run: ends, or dies by SIGKILL at its point
                   ◀─how it ended──────────────────────────────waitpid──
 
-A fork costs milliseconds where an interpreter costs hundreds. Besides the points of `faults`, a run can die at any SQL
+A fork costs milliseconds, a new interpreter hundreds. Besides the points of `injection`, a run can die at any SQL
 statement that its SQLite writer is about to execute, so also inside a transaction.
 """
 
@@ -30,16 +30,15 @@ from msgspec import Struct
 
 from mainstay.errors import InvalidDefinition
 from mainstay.stores.sqlite import SqliteStore
-from mainstay.testing.ending import Ending, capture
-from mainstay.testing.faults import Crash, Ledger, Point, Seams
-from mainstay.testing.lab import Lab, Played, scratch
+from mainstay.testing.crash.injection import Crash, FaultInjector, Ledger, Point
+from mainstay.testing.crash.scenario import Ending, Lab, Played, capture, scratch
 
 SLOW_DISK = 0.08
 """Seconds a statement takes before the process dies in it, when a slow disk is asked for."""
 
 
 class Reference(Struct, frozen=True):
-    """Where a function is found again in another process."""
+    """The address of a function, by which another process imports it."""
 
     module: str
     file: str
@@ -66,8 +65,8 @@ class Job(Struct, frozen=True):
     timeout: float = 30.0
 
 
-class Result(Struct, frozen=True):
-    """What a run that was not killed has to say."""
+class RunResult(Struct, frozen=True):
+    """What a run reports that was not killed."""
 
     trace: list[Point]
     statements: list[Statement]
@@ -75,8 +74,8 @@ class Result(Struct, frozen=True):
     error: str = ""
 
 
-class Ended(Struct, frozen=True):
-    """How a run's process ended: `signal` is that of its death, if any."""
+class ExitStatus(Struct, frozen=True):
+    """How a run's process ended: `signal` is the one that killed it, 0 if none."""
 
     signal: int = 0
     timed_out: bool = False
@@ -85,32 +84,33 @@ class Ended(Struct, frozen=True):
 # ---------------------------------------------------------------------- this side
 
 
-class Forks:
-    """The helper process, and the scenario it runs unless `play` is given another. Use it with `with`."""
+class ForkServer:
+    """The server process, and the scenario it runs unless `play` is given another. Use it with `with`."""
 
     def __init__(
         self, scenario: Callable[[Lab], Any], resume: Callable[[Lab], Any] | None = None, timeout: float = 30.0
     ) -> None:
         self._scenario, self._resume, self._timeout = scenario, resume, timeout
         refer_to(scenario)
-        self._helper: subprocess.Popen[bytes] | None = None
+        self._server: subprocess.Popen[bytes] | None = None
         self.statements: list[Statement] = []
 
-    def __enter__(self) -> Forks:
-        code = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import mainstay.testing.forks as f; f.serve()"
-        self._helper = subprocess.Popen(
+    def __enter__(self) -> ForkServer:
+        module = "mainstay.testing.crash.forked"
+        code = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); import {module} as forked; forked.serve()"
+        self._server = subprocess.Popen(
             [sys.executable, "-c", code, json.dumps(sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         return self
 
     def __exit__(self, *_: object) -> None:
-        helper = self._helper
-        if helper is not None:
-            assert helper.stdin is not None
-            assert helper.stdout is not None
-            helper.stdin.close()
-            helper.wait(10)
-            helper.stdout.close()
+        server = self._server
+        if server is not None:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            server.stdin.close()
+            server.wait(10)
+            server.stdout.close()
 
     def play(
         self,
@@ -121,32 +121,34 @@ class Forks:
         """Run a scenario on a new file with one kill for each of `crashes`, each in the incarnation after the last."""
         first = scenario or self._scenario
         later = resume or scenario or self._resume or first
+        broken, unreached, result = list[str](), list[str](), None
         with scratch() as folder:
-            problems, result = list[str](), None
             for number in range(1, len(crashes) + 2):
                 crash = crashes[number - 1] if number <= len(crashes) else None
                 ended, result = self._run(folder, number, crash, first if number == 1 else later)
                 if ended.timed_out:
-                    problems.append(f"incarnation {number} did not end within {self._timeout:g} s\n{_log(folder)}")
+                    broken.append(f"incarnation {number} did not end within {self._timeout:g} s\n{_log(folder)}")
                 elif result is None and ended.signal != signal.SIGKILL:
-                    problems.append(f"incarnation {number} died by signal {ended.signal}\n{_log(folder)}")
-                elif result is not None and (result.error or crash is not None):
-                    problems.append(result.error or f"incarnation {number} ended without passing {crash}")
+                    broken.append(f"incarnation {number} died by signal {ended.signal}\n{_log(folder)}")
+                elif result is not None and result.error:
+                    broken.append(result.error)
+                elif result is not None and crash is not None:
+                    unreached.append(crash.point if isinstance(crash, Crash) else str(crash))
                 if ended.timed_out or result is not None:
                     break
             ledger = Ledger(Path(folder, "ledger")).lines()
         if result is None or result.ending is None:
-            return Played(Ending(), ledger, [], problems or ["nothing was left to read"])
+            return Played(Ending(), ledger, [], broken or ["nothing was left to read"], unreached)
         if not crashes:
             self.statements = result.statements
-        return Played(result.ending, ledger, [result.trace], [*problems, *result.ending.problems])
+        return Played(result.ending, ledger, [result.trace], [*broken, *result.ending.problems], unreached)
 
     def _run(
         self, folder: str, number: int, crash: Crash | Statement | None, scenario: Callable[[Lab], Any]
-    ) -> tuple[Ended, Result | None]:
-        assert self._helper is not None
-        assert self._helper.stdin is not None
-        assert self._helper.stdout is not None
+    ) -> tuple[ExitStatus, RunResult | None]:
+        assert self._server is not None
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
         job = Job(
             refer_to(scenario),
             folder,
@@ -155,14 +157,14 @@ class Forks:
             crash if isinstance(crash, Statement) else None,
             self._timeout,
         )
-        self._helper.stdin.write(msgspec.json.encode(job) + b"\n")
-        self._helper.stdin.flush()
-        line = self._helper.stdout.readline()
+        self._server.stdin.write(msgspec.json.encode(job) + b"\n")
+        self._server.stdin.flush()
+        line = self._server.stdout.readline()
         if not line:
-            raise RuntimeError("the helper process of the crash kit has died")
+            raise RuntimeError("the server process of the crash kit has died")
         file = Path(folder, f"result-{number}")
-        result = msgspec.json.decode(file.read_bytes(), type=Result) if file.exists() else None
-        return msgspec.json.decode(line, type=Ended), result
+        result = msgspec.json.decode(file.read_bytes(), type=RunResult) if file.exists() else None
+        return msgspec.json.decode(line, type=ExitStatus), result
 
 
 def _log(folder: str) -> str:
@@ -179,7 +181,7 @@ def refer_to(fn: Callable[..., Any]) -> Reference:
     return Reference(fn.__module__, file, name)
 
 
-# ---------------------------------------------------------------------- the helper
+# ---------------------------------------------------------------------- the server
 
 
 def serve() -> None:
@@ -194,16 +196,16 @@ def serve() -> None:
         sys.stdout.buffer.flush()
 
 
-def _await_end(child: int, timeout: float) -> Ended:
+def _await_end(child: int, timeout: float) -> ExitStatus:
     until = time.monotonic() + timeout
     while time.monotonic() < until:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
-            return Ended(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
+            return ExitStatus(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
         time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return Ended(timed_out=True)
+    return ExitStatus(timed_out=True)
 
 
 def find(reference: Reference) -> Callable[[Lab], Any]:
@@ -238,7 +240,7 @@ def _module(reference: Reference) -> ModuleType:
 
 
 def _become(job: Job, scenario: Callable[[Lab], Any]) -> None:
-    """The fork's whole life. It never returns into the helper's code."""
+    """Run the job in the fork and exit. Never returns into the server's loop."""
     status = 1
     try:
         log = os.open(Path(job.folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -249,25 +251,25 @@ def _become(job: Job, scenario: Callable[[Lab], Any]) -> None:
         partial.write_bytes(msgspec.json.encode(result))
         partial.rename(Path(job.folder, f"result-{job.incarnation}"))
         status = 0
-    except BaseException:  # whatever it was, it must not unwind into the helper
+    except BaseException:  # whatever it was, it must not unwind into the server
         traceback.print_exc()
     finally:
         os._exit(status)
 
 
-async def _live(job: Job, scenario: Callable[[Lab], Any]) -> Result:
-    seams = Seams(job.crash, real=True, incarnation=job.incarnation)
-    statements = _Statements(seams, job.statement)
+async def _live(job: Job, scenario: Callable[[Lab], Any]) -> RunResult:
+    faults = FaultInjector(job.crash, real=True, incarnation=job.incarnation)
+    statements = _Statements(faults, job.statement)
     path = Path(job.folder, "crash.db")
     try:
-        await scenario(Lab(SqliteStore(path), seams, Ledger(Path(job.folder, "ledger"))))
+        await scenario(Lab(SqliteStore(path), faults, Ledger(Path(job.folder, "ledger"))))
     except Exception as error:  # a scenario may raise anything: the process that judges it wants to know
-        return Result(seams.trace, statements.seen, None, "".join(traceback.format_exception(error)))
+        return RunResult(faults.trace, statements.seen, None, "".join(traceback.format_exception(error)))
     statements.enough = True
     store = SqliteStore(path)
     await store.open()
     try:
-        return Result(seams.trace, statements.seen, await capture(store))
+        return RunResult(faults.trace, statements.seen, await capture(store))
     finally:
         await store.close()
 
@@ -275,8 +277,8 @@ async def _live(job: Job, scenario: Callable[[Lab], Any]) -> Result:
 class _Statements:
     """Counts the statements that write, on every connection of this process, and dies at one of them."""
 
-    def __init__(self, seams: Seams, target: Statement | None) -> None:
-        self._seams, self._target = seams, target
+    def __init__(self, faults: FaultInjector, target: Statement | None) -> None:
+        self._faults, self._target = faults, target
         self.seen: list[Statement] = []
         self.enough = False
         self._connect: Callable[..., sqlite3.Connection] = sqlite3.connect
@@ -291,7 +293,7 @@ class _Statements:
         words = text.split(None, 3)[:3] or ["--"]
         if self.enough or words[0].upper() in ("SELECT", "PRAGMA", "--"):
             return
-        within = self._seams.current[0] if self._seams.current else ""
+        within = self._faults.current[0] if self._faults.current else ""
         self.seen.append(Statement(len(self.seen) + 1, " ".join(words), within))
         target = self._target
         if target is not None and target.number == len(self.seen):

@@ -1,4 +1,4 @@
-"""Points: every call that leaves the engine passes one, and at one of them the process dies.
+"""Fault injection: every call that leaves the engine passes a named point, and at one of them the process dies.
 
     kind     what passes                               ways to die there
     record   a write of an owner: turn or process      before, lost, hang, late, unheard
@@ -10,12 +10,13 @@
     effect   something outside is changed              before, lost, hang
     mark     a point that a scenario names itself      before
 
-`before`: the call never applied. `lost`: it applied and nobody heard of it. `hang`: it never came back, everything else
-went on until nothing moved, then the process died. `late`: as `hang`, but the process was only thought dead; its call
-arrives after another has taken over. `unheard`: no crash at all, the reply was lost and the caller told so.
+`before`: the call was never applied. `lost`: it was applied and the process died before the reply arrived. `hang`: the
+call never returned, all other tasks ran until the incarnation was idle, then the process died. `late`: as `hang`, but
+the process is only presumed dead; its call arrives after another incarnation has taken over. `unheard`: no crash, the
+reply was lost and the caller got StoreUnavailable.
 
-A dead incarnation is frozen. Its ports never answer again, so no `finally` of it can reach the store: cancelling it
-would be kinder than a kill is.
+The tasks of a dead incarnation wait for ever: its ports never answer again, so no `finally` of it can reach the store.
+Cancelling the tasks would run those blocks, which a real kill never does.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ MODES: dict[Kind, tuple[Mode, ...]] = {
     "mark": ("before",),
 }
 
-QUIET_PASSES = 60
-"""So many passes of the event loop without a call at any port: nothing moves any more."""
+IDLE_PASSES = 60
+"""Passes of the event loop without a call at any port after which an incarnation counts as idle."""
 
 
 class Point(Struct, frozen=True):
-    """A seam that a run passed. `name` is unique in its run: what is called, and how often it was before."""
+    """A point that a run passed. `name` is unique in its run: the call, and its number if it was made before."""
 
     name: str
     kind: Kind
@@ -71,7 +72,7 @@ class Crash(Struct, frozen=True):
 
 
 class LedgerLine(Struct, frozen=True, omit_defaults=True):
-    """Something that happened outside: `name` under `key`, done by that incarnation."""
+    """An effect outside the store: `name` under `key`, caused by that incarnation."""
 
     name: str
     key: str
@@ -80,7 +81,7 @@ class LedgerLine(Struct, frozen=True, omit_defaults=True):
 
 
 class Ledger:
-    """The world outside, which no crash undoes: one line for each effect, synced before the effect's caller goes on."""
+    """A log of effects outside the store, which no crash undoes: one line each, synced before the caller continues."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -106,11 +107,11 @@ class Ledger:
         return [LedgerLine(*json.loads(line)) for line in self._path.read_text().splitlines()]
 
 
-class Seams:
-    """The points of one incarnation, and what is to happen at one of them.
+class FaultInjector:
+    """Records the points that one incarnation passes, and injects the fault at the point named by `crash`.
 
-    `dead` is set for good by the crash. `late` holds the call that will arrive after the takeover. All of it belongs to
-    the incarnation's event loop, except that sync tools pass from their threads under `_lock`.
+    `dead` is set by the crash and never cleared; `released` is set when a call in mode `late` may arrive. All state
+    belongs to the incarnation's event loop; sync tools pass points from their threads, under `_lock`.
     """
 
     def __init__(self, crash: Crash | None = None, *, real: bool = False, incarnation: int = 1) -> None:
@@ -119,24 +120,24 @@ class Seams:
         self.current: list[str] = []
         self.dead = False
         self.disposing = False
-        self.crashed: asyncio.Future[None] | None = None
         self.released: asyncio.Event | None = None
         self.on_death: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
+        self.crashed: asyncio.Future[None] = self._loop.create_future()
         self._counts: dict[str, int] = {}
         self._busy = 0
-        self._moves = 0
-        self._wrote = asyncio.Event()
+        self._calls = 0
+        self._returned = asyncio.Event()
         self._lock = threading.Lock()
-        self._thaw = threading.Event()
-        # An event loop refers to tasks weakly: without this, what is frozen would be collected, and unwind.
-        self._frozen: list[asyncio.Future[None]] = []
+        self._disposed = threading.Event()
+        # An event loop refers to tasks weakly: without these futures, waiting tasks would be collected, and unwind.
+        self._waiting: list[asyncio.Future[None]] = []
 
     # ------------------------------------------------------------------ passing
 
     async def call(self, kind: Kind, label: str, work: Callable[[], Awaitable[R]]) -> R:
-        """Do `work` at a point."""
-        await self.alive()
+        """Pass a point and do `work` there."""
+        await self.check_alive()
         point, mode = self._pass(kind, label)
         if mode == "before":
             await self.die()
@@ -151,129 +152,129 @@ class Seams:
         finally:
             self._busy -= 1
             self.current.remove(point.name)
-        await self.alive()
+        await self.check_alive()
         if mode == "lost":
             await self.die()
         if mode == "unheard":
             raise StoreUnavailable(f"the reply of {point.name} was lost")
-        self._moved()
+        self._note_return()
         return result
 
     async def reach(self, kind: Kind, label: str) -> None:
         """Pass a point where nothing is done but arriving there."""
-        await self.alive()
+        await self.check_alive()
         _, mode = self._pass(kind, label)
         if mode is not None:
             await self.die()
 
-    async def quietly(self, work: Awaitable[R]) -> R:
-        """Do something that is no point, such as reading."""
+    async def uncounted(self, work: Awaitable[R]) -> R:
+        """Do `work` without a point, for reads."""
         if self.dead and isinstance(work, Coroutine):
             work.close()
-        await self.alive()
+        await self.check_alive()
         self._busy += 1
         try:
             return await work
         finally:
             self._busy -= 1
 
-    def reach_now(self, kind: Kind, label: str) -> None:
-        """The same as `reach` from a thread."""
-        self.alive_now()
+    def reach_in_thread(self, kind: Kind, label: str) -> None:
+        """`reach` for a sync tool, called on its thread."""
+        self.check_alive_in_thread()
         with self._lock:
             _, mode = self._pass(kind, label)
         if mode is not None:
-            self.die_now()
+            self.die_in_thread()
 
-    def call_now(self, kind: Kind, label: str, work: Callable[[], R]) -> R:
-        """The same as `call` from a thread; a hang there is a death."""
-        self.alive_now()
+    def call_in_thread(self, kind: Kind, label: str, work: Callable[[], R]) -> R:
+        """`call` for a sync tool, called on its thread; `hang` dies at once."""
+        self.check_alive_in_thread()
         with self._lock:
             _, mode = self._pass(kind, label)
         if mode in ("before", "hang"):
-            self.die_now()
+            self.die_in_thread()
         result = work()
         if mode == "lost":
-            self.die_now()
+            self.die_in_thread()
         return result
 
     def _pass(self, kind: Kind, label: str) -> tuple[Point, Mode | None]:
         count = self._counts[label] = self._counts.get(label, 0) + 1
         point = Point(label if count == 1 else f"{label} #{count}", kind)
         self.trace.append(point)
-        self._moves += 1
+        self._calls += 1
         mode = self.crash.mode if self.crash is not None and self.crash.point == point.name else None
         return point, mode
 
-    def _moved(self) -> None:
-        self._moves += 1
-        self._wrote.set()
+    def _note_return(self) -> None:
+        self._calls += 1
+        self._returned.set()
 
-    async def next_move(self) -> None:
+    async def wait_returned(self) -> None:
         """Wait until a call of this incarnation came back."""
-        await self.alive()
-        self._wrote.clear()
-        await self._wrote.wait()
+        await self.check_alive()
+        self._returned.clear()
+        await self._returned.wait()
 
     # ------------------------------------------------------------------ dying
 
     async def die(self) -> None:
-        """The end of this incarnation. Does not return."""
+        """End this incarnation. Does not return."""
         self._kill()
-        await self.alive()
+        await self.check_alive()
 
-    def die_now(self) -> None:
+    def die_in_thread(self) -> None:
         self._kill()
-        self.alive_now()
+        self.check_alive_in_thread()
 
     def _kill(self) -> None:
         if self.real:
             os.kill(os.getpid(), signal.SIGKILL)
         self.dead = True
-        for tell in self.on_death:
-            tell()
-        self._loop.call_soon_threadsafe(self._announce)
+        for callback in self.on_death:
+            callback()
+        self._loop.call_soon_threadsafe(self._set_crashed)
 
-    def _announce(self) -> None:
-        if self.crashed is not None and not self.crashed.done():
+    def _set_crashed(self) -> None:
+        if not self.crashed.done():
             self.crashed.set_result(None)
 
-    async def alive(self) -> None:
-        """Pass while the incarnation lives; wait for ever when it is dead."""
+    async def check_alive(self) -> None:
+        """Return while the incarnation lives; wait for ever once it is dead."""
         while self.dead:
             if self.disposing:
                 raise asyncio.CancelledError
-            self._frozen.append(self._loop.create_future())
-            await self._frozen[-1]
+            self._waiting.append(self._loop.create_future())
+            await self._waiting[-1]
 
-    def alive_now(self) -> None:
+    def check_alive_in_thread(self) -> None:
         if self.dead:
-            self._thaw.wait()
+            self._disposed.wait()
             raise SystemExit  # ends the body on its thread, long after its incarnation
 
     def dispose(self) -> None:
-        """The case is over and judged: what is frozen may unwind now, with ports that refuse everything."""
+        """Let the tasks of a dead incarnation unwind, once its case has been judged; its ports refuse every call."""
         self.disposing = self.dead = True
-        self._thaw.set()
+        self._disposed.set()
 
     async def _hang(self) -> None:
-        await self.quiet()
+        await self.wait_idle()
         await self.die()
 
     async def _wait_for_takeover(self) -> None:
         self.released = asyncio.Event()
-        await self.quiet()
-        for tell in self.on_death:
-            tell()
-        self._announce()
+        await self.wait_idle()
+        for callback in self.on_death:
+            callback()
+        self._set_crashed()
         await self.released.wait()
 
-    async def quiet(self) -> None:
-        """Wait until nothing moves but this."""
-        passes, seen = 0, self._moves
-        while passes < QUIET_PASSES:
+    async def wait_idle(self) -> None:
+        """Wait until no other task of this incarnation makes a call."""
+        passes, seen = 0, self._calls
+        while passes < IDLE_PASSES:
             await asyncio.sleep(0 if not self._busy else 0.001)
-            if self._busy or self._moves != seen:
-                passes, seen = 0, self._moves
+            if self._busy or self._calls != seen:
+                passes, seen = 0, self._calls
             else:
                 passes += 1
