@@ -61,10 +61,19 @@ def test_calls_beyond_the_concurrency_wait_and_go_in_their_order() -> None:
     first, _, third, fourth = [world.join() for _ in range(4)]
 
     assert world.going() == [1, 2]
+    assert world.due is None, "time changes nothing"
     assert world.limiter.why(third, 0.0).reason == "concurrency"
     world.leave(first)
     assert world.going() == [1, 2, 3]
     assert not fourth.going
+
+
+def test_a_call_that_goes_at_once_leaves_nothing_to_look_for() -> None:
+    world = World()
+    world.join()
+
+    assert world.going() == [1]
+    assert world.due is None
 
 
 def test_calls_beyond_the_requests_of_a_window_go_when_the_oldest_leaves_it() -> None:

@@ -249,15 +249,16 @@ class Limiter:
         while heads:
             _, lane = heapq.heappop(heads)
             head = lane.waiting[0]
-            if head.expires is not None:
-                dues.append(head.expires)
-            if not short.isdisjoint(lane.limits):
-                continue  # an earlier call waits for something that this one needs too
-            lacking = lane.lacking(head, now)
-            if not lacking:
+            blocked = not short.isdisjoint(lane.limits)  # an earlier call waits for something that this one needs too
+            lacking = {} if blocked else lane.lacking(head, now)
+            if not blocked and not lacking:
                 moved.append(self._started(lane.waiting.popleft(), now))
                 if lane.waiting:
                     heapq.heappush(heads, (lane.waiting[0].number, lane))
+                continue
+            if head.expires is not None:
+                dues.append(head.expires)
+            if blocked:
                 continue
             short.update(lacking)
             untils = [until for _, until in lacking.values()]
@@ -397,6 +398,9 @@ class RateLimits:
         self._limiter.leave(ticket, spent)
         if self._limiter.waiting:
             self._advance()
+        elif self._timer is not None:
+            self._timer.cancel()
+            self._due = self._timer = None
 
     def _advance(self) -> None:
         """Wake who may go, and see to it that somebody looks again when time lets the next one go."""
