@@ -367,3 +367,54 @@ def test_headers_of_every_kind_are_read_and_nonsense_is_none(
 def test_rate_limits_that_mean_nothing_are_refused(wrong: Any) -> None:
     with pytest.raises(InvalidDefinition, match=r"rate_limits|name of a model"):
         Runtime("memory", rate_limits=wrong)
+
+
+# ---------------------------------------------------------------------- the history of attempts
+
+
+async def test_a_result_tells_every_attempt_of_every_model_call_also_after_a_restart(tmp_path: Path) -> None:
+    clock, answers = VirtualClock(auto=True), iter(["busy", "slow", "ok"])
+
+    def first(request: ModelRequest) -> str:
+        if (said := next(answers)) == "ok":
+            return said
+        raise ProviderError(said, retryable=True, after=3, code="overloaded" if said == "busy" else "rate_limited")
+
+    def second(request: ModelRequest) -> str:
+        raise ProviderError("wrong key", code="authentication")
+
+    agent = Agent(Fallback(FunctionModel(first, name="a"), FunctionModel(second, name="b")))
+    async with Runtime(tmp_path / "s.db", agents=[agent], clock=clock) as runtime:
+        result = await (await runtime.session("s")).run("hi")
+    async with Runtime(tmp_path / "s.db") as runtime:
+        again = await (await runtime.session("s")).result(result.turn_id)
+
+    [call] = result.model_calls
+    assert [(each.number, each.model, each.code, each.message) for each in call.attempts] == [
+        (1, "a", "overloaded", "busy"),
+        (2, "b", "authentication", "wrong key"),
+        (3, "a", "rate_limited", "slow"),
+        (4, "", "", ""),  # a FunctionModel does not say which model it is
+    ]
+    delays = [each.delay_ms for each in call.attempts]
+    assert (delays[0], 375 <= delays[1] <= 500, delays[2:]) == (0, True, [3_000, 0])
+    assert (call.step, call.stop, call.label) == (1, "end", "turn")
+    assert sorted(each.at for each in call.attempts) == [each.at for each in call.attempts]
+    assert again.model_calls == result.model_calls
+
+
+async def test_the_last_attempt_of_a_turn_that_failed_is_told_too() -> None:
+    def down(request: ModelRequest) -> str:
+        raise ProviderError("wrong key", code="authentication")
+
+    agent = Agent(Fallback(FunctionModel(down, name="a"), FunctionModel(down, name="b")))
+    async with Runtime("memory", agents=[agent]) as runtime:
+        result = await (await runtime.session("s")).run("hi")
+
+    [call] = result.model_calls
+    assert [(each.number, each.model, each.code) for each in call.attempts] == [
+        (1, "a", "authentication"),
+        (2, "b", "authentication"),
+    ]
+    assert (call.stop, call.usage) == (None, None)
+    assert result.outcome == ProviderFailed("authentication", "wrong key", 2, "b")

@@ -89,11 +89,11 @@ async def test_four_attempts_and_then_it_is_given_up(place: Place) -> None:
         session = await runtime.session("chat")
         result = await asyncio.wait_for(session.run("go"), SOON)
 
-        assert result.outcome == ProviderFailed("overloaded", "overloaded", 4)
+        assert result.outcome == ProviderFailed("overloaded", "overloaded", 4, "scripted")
         assert texts(await session.history()) == ["go"]
     async with place.runtime(Agent(ScriptedModel(["fine"]))) as runtime:
         session = await runtime.session("chat")
-        assert (await session.result("chat.1")).outcome == ProviderFailed("overloaded", "overloaded", 4)
+        assert (await session.result("chat.1")).outcome == ProviderFailed("overloaded", "overloaded", 4, "scripted")
         assert (await session.run("again")).text == "fine"
 
 

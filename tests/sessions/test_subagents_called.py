@@ -126,7 +126,7 @@ async def test_a_failed_child_is_an_error_for_the_model_and_keeps_its_session(pl
     assert outcome.code == "provider_failed"
     assert "no brain" in outcome.message
     assert outcome.data["handle"] == {"__handle__": "process", "id": "s.1.1.0"}
-    assert kept.outcome == ProviderFailed("provider_raised", "RuntimeError: no brain")
+    assert kept.outcome == ProviderFailed("provider_raised", "RuntimeError: no brain", 1, "function")
 
 
 async def test_a_child_that_somebody_cancelled_is_told_to_the_model(place: Place) -> None:

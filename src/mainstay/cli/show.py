@@ -30,6 +30,7 @@ from mainstay.cli.sessions import SessionArgument
 from mainstay.cli.wire import (
     call_json,
     message_json,
+    model_json,
     outcome_json,
     outcome_kind,
     outcome_words,
@@ -40,7 +41,7 @@ from mainstay.engine.journal import load_turns
 from mainstay.engine.waits import asked
 from mainstay.errors import StoreDamaged
 from mainstay.graph.tree import Turn, forkable, stretches
-from mainstay.graph.view import TurnView, turn_view
+from mainstay.graph.view import TurnView, model_calls, turn_view
 from mainstay.model.ids import node_id, turn_id
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message
@@ -172,6 +173,7 @@ def _turn_json(told_: Told) -> dict[str, Any]:
         "usage": usage_json(view.usage),
         "messages": [message_json(m) for m in messages],
         "tool_calls": [call_json(c) for c in view.tool_calls if closed is not None or c.call_id in ended],
+        "model_calls": [model_json(call) for call in model_calls(told_.turn.records)],
     }
 
 
@@ -240,6 +242,9 @@ def _print_turn(out: Console, told_: Told, shared: bool = False, state: str = ""
             what = whole_call(call.tool, call.args) if unknown else call_text(call.tool, call.args, 66)
             text_line(out, f"  {MARKS[kind]} {what}{again}", STYLES[kind])
             text_line(out, f"      {kind}: {brief(outcome_words(call.outcome), 64)}", "dim")
+    for failed in [each for call in model_calls(told_.turn.records) for each in call.attempts if each.code]:
+        who = failed.model or "the model"
+        text_line(out, f"  ! {who}, attempt {failed.number}: {failed.code}: {brief(failed.message, 60)}", "dim")
     if closed is None:
         text_line(out, f"  {state or 'cut here by the fork'} · {_usage(view.usage)}", STYLES.get(state, "dim"))
     else:

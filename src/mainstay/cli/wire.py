@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from mainstay.model.llm import Usage
+from mainstay.model.llm import ModelRecord, Usage
 from mainstay.model.message import Message, Part
 from mainstay.model.outcome import Finished, Outcome, PendingCall, Waiting
 from mainstay.model.process import ProcessEvent, ProcessRow
@@ -56,6 +56,17 @@ def call_json(call: ToolRecord) -> dict[str, Any]:
     }
 
 
+def model_json(call: ModelRecord) -> dict[str, Any]:
+    return {
+        "step": call.step,
+        "label": call.label,
+        "stop": call.stop,
+        "usage": None if call.usage is None else usage_json(call.usage),
+        "interrupted": call.interrupted,
+        "attempts": [{name: getattr(each, name) for name in each.__struct_fields__} for each in call.attempts],
+    }
+
+
 def pending_json(call: PendingCall) -> dict[str, Any]:
     return {name: getattr(call, name) for name in call.__struct_fields__}
 
@@ -86,6 +97,7 @@ def result_json(result: TurnResult[Any]) -> dict[str, Any]:
         "output": output,
         "usage": usage_json(result.usage),
         "tool_calls": [call_json(c) for c in result.tool_calls if c.call_id not in waiting],
+        "model_calls": [model_json(call) for call in result.model_calls],
     }
 
 

@@ -110,7 +110,8 @@ class ModelCaller:
         Nothing has been asked meanwhile: whatever ends the wait costs nothing. The time of the turn goes on.
         """
         model = _candidate(run, effect)
-        if effect.candidate < len(candidates(run.agent.provider)) - 1 and (held := self._limits.held(model)):
+        others = {*range(effect.candidate + 1, len(candidates(run.agent.provider)))} - {*effect.failed}
+        if others and (held := self._limits.held(model)):
             why = f"{model.name} wants no calls for {held:.0f} s, and there is another model"
             self._failed(run, effect, ProviderError(why, retryable=True, after=held, code="rate_limited"))
             return None
@@ -119,7 +120,7 @@ class ModelCaller:
             return ticket
         wait = self._limits.why(ticket)
         told = {"limit": clean_text(wait.limit), "reason": wait.reason, "seconds": wait.seconds}
-        run.events.emit(RateLimitWait, step=effect.step, model=clean_text(str(model.name)), **told)
+        run.events.emit(RateLimitWait, step=effect.step, model=_name(run, effect), **told)
         try:
             await run.gate.guard(self._limits.wait(ticket), _time_left(run))
         except OutOfTime:
@@ -264,18 +265,18 @@ class ModelCaller:
             log.error("the model of %s raised", call_id(run.turn_id, effect.step, 0), exc_info=error)
             message = f"{type(error).__name__}: {message}"
         final = not isinstance(error, ProviderError) or not error.retryable
-        models = len(candidates(run.agent.provider))
+        models, model = len(candidates(run.agent.provider)), _name(run, effect)
         failed = {*effect.failed, *((effect.candidate,) if final else ())}
         left = [number for number in range(models) if number not in failed]
         rounds = -(-effect.attempt // models)
         if not left or (effect.attempt >= self._policy.attempts * models):
-            run.machine.receive(GaveUp(code, message, effect.attempt, run.begun))
+            run.machine.receive(GaveUp(code, message, effect.attempt, run.begun, model))
             return False
         following = [number for number in left if number > effect.candidate]
         # Another model is no repetition: it is asked as often as there are models, whatever the first one's state.
         if not following and not self._budget.take():
             message = f"{message} (it is not asked again: too many model calls of this Runtime failed lately)"
-            run.machine.receive(GaveUp(code, message, effect.attempt, run.begun))
+            run.machine.receive(GaveUp(code, message, effect.attempt, run.begun, model))
             return False
         # The next model is asked at once; only when all have been asked does the first wait for its turn.
         after = error.after if isinstance(error, ProviderError) else None
@@ -300,8 +301,6 @@ class ModelCaller:
     ) -> None:
         now = run.clock.now()
         following = effect.candidate if candidate is None else candidate
-        several = len(candidates(run.agent.provider)) > 1
-        model = clean_text(_candidate(run, effect).name) if several else ""
         run.record(
             Faltered(
                 code,
@@ -314,7 +313,7 @@ class ModelCaller:
                 begun=run.begun,
                 candidate=following,
                 final=final,
-                model=model,
+                model=_name(run, effect),
             )
         )
 
@@ -323,6 +322,10 @@ def _candidate(run: Run, effect: CallModel) -> Provider:
     """The model to ask. A turn that was begun with more of them than there are now goes on with the last."""
     models = candidates(run.agent.provider)
     return models[min(effect.candidate, len(models) - 1)]
+
+
+def _name(run: Run, effect: CallModel) -> str:
+    return clean_text(str(_candidate(run, effect).name))
 
 
 async def _within(limit: float, asking: Coroutine[Any, Any, ModelResponse]) -> ModelResponse:

@@ -8,11 +8,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mainstay.model.ids import call_id
-from mainstay.model.llm import Usage
+from mainstay.model.llm import Attempt, ModelRecord, Stop, Usage
 from mainstay.model.message import Message
-from mainstay.model.outcome import Finished, Incomplete, Outcome, Waiting
+from mainstay.model.outcome import Finished, Incomplete, Outcome, ProviderFailed, Waiting
 from mainstay.model.plugin import PluginSnapshot
-from mainstay.model.record import Closed, Ended, Faltered, Framed, Record, Replied, Slot, Started
+from mainstay.model.record import Closed, Completed, Ended, Faltered, Framed, Record, Replied, Slot, Started
 from mainstay.model.tool import Cancelled, ToolRecord
 from mainstay.model.transcript import NEVER_RAN, Transcript, calls_of
 
@@ -73,6 +73,29 @@ class TurnView(Struct, frozen=True):
     usage: Usage
     messages: list[Message]
     tool_calls: list[ToolRecord]
+
+
+def model_calls(records: Iterable[Record]) -> list[ModelRecord]:
+    """Every model call that a turn's records tell of, with its attempts, in the order in which they ended."""
+    calls: list[ModelRecord] = []
+    failed: list[Attempt] = []
+    step = 1
+    for record in records:
+        reply = record.reply if isinstance(record, Closed) else record
+        if isinstance(reply, Faltered) and not reply.call:
+            step, delay = reply.step, max(reply.due - reply.at, 0)
+            failed.append(Attempt(reply.attempt, reply.model, reply.at, reply.code, reply.message, delay))
+        elif isinstance(reply, Replied):
+            answered = Attempt(reply.attempt, reply.model, reply.at)
+            calls.append(ModelRecord(reply.step, (*failed, answered), reply.usage, reply.stop, reply.interrupted))
+            failed, step = [], reply.step + 1
+        elif isinstance(reply, Completed):
+            asked = Attempt(1, reply.model, reply.at, reply.error)
+            stop: Stop | None = None if reply.error else "end"
+            calls.append(ModelRecord(0, (asked,), reply.usage, stop, reply.interrupted, reply.label))
+        if isinstance(record, Closed) and isinstance(end := record.outcome, ProviderFailed):
+            failed.append(Attempt(end.attempts, end.model, record.at, end.code, end.message))
+    return [*calls, *([ModelRecord(step, tuple(failed))] if failed else [])]
 
 
 def turn_view(turn_id: str, records: Iterable[Record]) -> TurnView:

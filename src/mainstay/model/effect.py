@@ -91,12 +91,14 @@ class Delivery(Struct, frozen=True, gc=False, tag="delivery", omit_defaults=True
 
 
 class GaveUp(Struct, frozen=True, gc=False, tag="gave_up"):
-    """The model could not be asked, after `attempts` attempts. `begun`: a part of the last answer had come."""
+    """The model could not be asked, after `attempts` attempts. `begun`: a part of the last answer had come. `model` is
+    the one that was asked last."""
 
     code: str
     message: str
     attempts: int = 1
     begun: bool = False
+    model: str = ""
 
 
 class CancelTurn(Struct, frozen=True, gc=False, tag="cancel_turn"):

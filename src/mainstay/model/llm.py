@@ -260,6 +260,35 @@ class ModelResponse(Struct, frozen=True, gc=False, omit_defaults=True):
         return (*self.reasoning, *text, *self.tool_calls)
 
 
+class Attempt(Struct, frozen=True, gc=False, omit_defaults=True):
+    """One attempt to ask a model: which one, when it ended (ms), and why it failed. The one that answered has no code.
+
+    `delay_ms` is how long the next attempt had to wait. `number` counts from 1 within the call.
+    """
+
+    number: int
+    model: str = ""
+    at: int = 0
+    code: str = ""
+    message: str = ""
+    delay_ms: int = 0
+
+
+class ModelRecord(Struct, frozen=True, gc=False, omit_defaults=True):
+    """One model call of a turn, as a person reads it: its attempts in order, and what came of them.
+
+    `stop` is None where no answer came. `interrupted` counts attempts that nobody saw the end of, because the process
+    died. `label` is that of a direct completion (then `step` is 0), and "turn" for the turn's own calls.
+    """
+
+    step: int
+    attempts: tuple[Attempt, ...]
+    usage: Usage | None = None
+    stop: Stop | None = None
+    interrupted: int = 0
+    label: str = "turn"
+
+
 class Completion(Struct, frozen=True, gc=False, omit_defaults=True):
     """The answer to a direct completion. `value` is set when JSON or a type was asked for."""
 

@@ -60,11 +60,12 @@ class BudgetSpent(Struct, frozen=True, gc=False, tag="budget_spent"):
 
 
 class ProviderFailed(Struct, frozen=True, gc=False, tag="provider_failed", omit_defaults=True):
-    """The model could not be reached, or kept failing, after `attempts` attempts."""
+    """The model could not be reached, or kept failing, after `attempts` attempts. `model` was asked last."""
 
     code: str
     message: str
     attempts: int = 1
+    model: str = ""
 
 
 class PluginAborted(Struct, frozen=True, gc=False, tag="plugin_aborted", omit_defaults=True):

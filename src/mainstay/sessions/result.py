@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 import msgspec
 
 from mainstay.errors import TurnFailed
-from mainstay.graph.view import TurnView, turn_view
+from mainstay.graph.view import TurnView, model_calls, turn_view
 from mainstay.model import words
-from mainstay.model.llm import Usage
+from mainstay.model.llm import ModelRecord, Usage
 from mainstay.model.message import Message
 from mainstay.model.outcome import Finished, Outcome, Waiting, kind_of
 from mainstay.model.own import own
@@ -90,6 +90,11 @@ class TurnResult(Generic[T]):
     def tool_calls(self) -> list[ToolRecord]:
         """Every tool call of the turn, in emission order."""
         return [own(each) for each in self._read().tool_calls]
+
+    @property
+    def model_calls(self) -> list[ModelRecord]:
+        """Every model call of the turn with its attempts, also those that failed, and direct completions beside it."""
+        return model_calls(self.records)
 
     @property
     def new_messages(self) -> list[Message]:

@@ -264,9 +264,8 @@ class Machine:
         unusable = end.code == UNUSABLE
         if end.begun:
             self.state.usage = self.state.usage + Usage(unknown=1)
-        self._finish(
-            InvalidInput(end.code, end.message) if unusable else ProviderFailed(end.code, end.message, end.attempts)
-        )
+        failed = ProviderFailed(end.code, end.message, end.attempts, end.model)
+        self._finish(InvalidInput(end.code, end.message) if unusable else failed)
 
     def _aborted(self, end: Aborted) -> None:
         self._finish(PluginAborted(end.plugin, end.code, end.message))
