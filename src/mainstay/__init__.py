@@ -18,8 +18,8 @@ from mainstay.processes.function.context import ProcessContext
 from mainstay.processes.function.definition import Process, process
 from mainstay.processes.handle import ProcessHandle
 from mainstay.runtime import Runtime
+from mainstay.sessions.directory import Retention
 from mainstay.sessions.result import TurnResult
-from mainstay.sessions.retention import Retention
 from mainstay.sessions.session import Receipt, Session
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool, tool

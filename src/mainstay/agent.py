@@ -23,9 +23,9 @@ from mainstay.plugins.registry import PluginSet, overrides
 from mainstay.ports.provider import Provider
 from mainstay.runtime import Runtime
 from mainstay.sessions.definition import Defined, Definition
-from mainstay.sessions.delegating import AgentTool, agent_tool
-from mainstay.sessions.operations import OperationTable
+from mainstay.sessions.operation_table import OperationTable
 from mainstay.sessions.result import TurnResult
+from mainstay.sessions.subagents import AgentTool, agent_tool
 from mainstay.tools.answer import output_codec
 from mainstay.tools.catalog import Catalog
 

@@ -15,6 +15,7 @@ from mainstay.engine.host import SystemClock, SystemRandom
 from mainstay.engine.lease import LeaseTerms, Pulse, Worker
 from mainstay.engine.limits import RateLimits
 from mainstay.engine.limits import checked as checked_limits
+from mainstay.engine.mode import Activity, Mode, Stage
 from mainstay.engine.supervisor import Supervisor
 from mainstay.engine.waits import ending, verify
 from mainstay.errors import (
@@ -30,6 +31,7 @@ from mainstay.model import given, words
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.ids import check_session_id, mint
 from mainstay.model.llm import RateLimit
+from mainstay.model.process import ProcessRow
 from mainstay.model.session import Answer, Offers
 from mainstay.model.settings import load
 from mainstay.observe.feed import Feed
@@ -38,31 +40,39 @@ from mainstay.ports.host import Clock, Random
 from mainstay.ports.provider import Connecting, candidates
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import OnDisk, Store
+from mainstay.processes.external import ExternalEngine
 from mainstay.processes.function.definition import Process
 from mainstay.processes.function.engine import FunctionEngine, by_definition
 from mainstay.processes.handle import ProcessHandle
+from mainstay.processes.local import LocalEngine
 from mainstay.processes.policy import CancelPolicy
 from mainstay.processes.recovery import ProcessWatch
 from mainstay.processes.service import ProcessService, Start
+from mainstay.processes.tool import ToolEngine
 from mainstay.processes.worker import CONCURRENCY, ProcessWorker
+from mainstay.sessions.archive import Archive
+from mainstay.sessions.cache import CACHE_BYTES, SessionCache
 from mainstay.sessions.definition import Defined, Definition, by_name
-from mainstay.sessions.desk import Desk
-from mainstay.sessions.draining import could_work, see_to_needs
-from mainstay.sessions.environment import serve_tools
+from mainstay.sessions.directory import Retention, Sessions
+from mainstay.sessions.environment import Environments
 from mainstay.sessions.inbox import Inbox, pick_agent
-from mainstay.sessions.late import LateResults
 from mainstay.sessions.models import Models
 from mainstay.sessions.models import checked as checked_models
-from mainstay.sessions.residents import CACHE_BYTES
-from mainstay.sessions.retention import Retention
-from mainstay.sessions.roster import Sessions
-from mainstay.sessions.services import services_of
+from mainstay.sessions.operations import RuntimeOperations, task_engine
+from mainstay.sessions.outcomes import TurnOutcomes
+from mainstay.sessions.parts import SessionParts
+from mainstay.sessions.requests import TurnRequests
+from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.session import Session
 from mainstay.sessions.setup import checked_options
 from mainstay.sessions.subagents import TurnEngine
-from mainstay.sessions.switchboard import Switchboard, task_engine
-from mainstay.sessions.turns import Turns
-from mainstay.sessions.watch import Watch
+from mainstay.sessions.task_table import TaskTable
+from mainstay.sessions.turns import TurnPorts, Turns
+from mainstay.sessions.wakes.delivery import Wakes
+from mainstay.sessions.wakes.late_results import LateResults
+from mainstay.sessions.wakes.process_feed import ProcessFeed
+from mainstay.sessions.watch import Watch, could_work, see_to_needs
+from mainstay.stores import fork_guard
 from mainstay.stores.factory import open_store
 from mainstay.tools.dispatch import Dispatcher
 
@@ -123,12 +133,12 @@ class Runtime:
         self._agents = by_name(agents)
         self._functions = by_definition(given.several(processes, "processes", InvalidDefinition)).values()
         self._store = open_store(store, self._clock)
-        self._desk: Desk | None = None
+        self._parts: SessionParts | None = None
 
     # ------------------------------------------------------------------ life
 
     async def __aenter__(self) -> Runtime:
-        if self._desk is not None:
+        if self._parts is not None:
             raise RuntimeClosed("this Runtime is entered already: make another one")
         async with contextlib.AsyncExitStack() as opened:
             opened.push_async_callback(self._store.close)
@@ -160,51 +170,105 @@ class Runtime:
         offers, forgets = Offers(retention=self._retention is not None), self._retention is not None
         if self._recover:
             offers = Offers(tuple(definitions), tuple([each.definition for each in self._functions]), forgets)
-        self._worker = Worker(self._store, name, self._terms, self._clock, offers)
-        opened.push_async_callback(self._worker.stop)
-        await self._worker.start()
-        self._supervisor, self._background = Supervisor(), Supervisor()
-        self._dispatcher = Dispatcher(self._store, self._worker, self._clock, self._random, self._deps)
-        feed = Feed(name, self._clock.monotonic)
-        self._turns = Turns(
-            self._worker,
-            feed,
-            self._supervisor,
-            self._dispatcher,
-            definitions,
-            Models(self._models, connections),
-            RateLimits(self._rate_limits, self._models, self._clock, self._background.spawn),
-            self._trace,
-            self._cache_bytes,
-        )
-        inbox = Inbox(self._store, self._clock, self._random, self._turns, definitions, self._worker.id)
-        self._definitions: dict[str, Definition] = definitions
-        desk = Desk(self._worker, feed, self._turns, definitions, inbox, bool(definitions))
-        self._turns.serve(functools.partial(services_of, desk))
-        self._work = self._employ(desk)
-        desk.employ(self._processes, self._work, self._supervisor, LateResults(desk).told)
-        runs, processes = self._recover and not self._work.passive, ProcessWatch(self._work, self._clock)
-        watch = Watch(desk, self._worker, processes, runs, self._retention)
-        self._pulse = Pulse(self._worker, asyncio.get_running_loop(), self._busy_with)
-        self._pulse.start()
-        opened.callback(self._tell_all, desk)
+        worker = Worker(self._store, name, self._terms, self._clock, offers)
+        opened.push_async_callback(worker.stop)
+        await worker.start()
+        parts = self._put_together(worker, definitions, Models(self._models, connections))
+        opened.callback(self._close, parts)
         opened.callback(self._dispatcher.threads.close)
+        self._pulse = Pulse(worker, asyncio.get_running_loop(), self._busy_with)
+        self._pulse.start()
         opened.callback(self._pulse.stop)
         opened.push_async_callback(self._supervisor.stop)
-        opened.push_async_callback(self._cut_off)
+        opened.push_async_callback(self._cut_off, parts)
         opened.push_async_callback(self._background.stop)  # first: what it was just claiming is cut off with the rest
-        self._watching = self._background.spawn(watch.watch(), "mainstay watch")
-        self._desk = desk
+        self._watching = self._background.spawn(self._watch.watch(), "mainstay watch")
+        self._parts = parts
 
-    def _employ(self, desk: Desk) -> ProcessWorker:
-        """Who works on processes here, and with what."""
-        work = ProcessWorker(self._dispatcher, self._supervisor, self._concurrency)
-        work.passive = not self._agents and not self._functions
-        work.serve([FunctionEngine(self._functions, work), TurnEngine(desk, work), task_engine(desk)])
-        work.serve(engines_of(each.plugins for each in self._definitions.values()))
-        self._processes = ProcessService(work, self._cancel_policy)
-        serve_tools(desk, self._dispatcher, work, self._processes)
-        return work
+    def _put_together(self, worker: Worker, definitions: dict[str, Definition], models: Models) -> SessionParts:
+        """Make every part, in the order in which they need each other.
+
+        Turns are built before services, wakes and processes, and call them: through functions that find these when
+        they are called.
+        """
+        store, clock, random = self._store, self._clock, self._random
+        mode, activity = Mode(fork_guard.pid), Activity()
+        supervisor, background = Supervisor(), Supervisor()
+        limits = RateLimits(self._rate_limits, self._models, clock, background.spawn)
+        feed = Feed(worker.id, clock.monotonic)
+        dispatcher = Dispatcher(store, worker, clock, random, self._deps)
+        archive = Archive(store, definitions)
+        cache = SessionCache(archive, self._cache_bytes)
+        outcomes = TurnOutcomes(store, worker, definitions, cache, archive, dispatcher.circles, activity)
+        ports = TurnPorts(
+            services=lambda run: SessionHost(parts, run.scope.session_id, run.agent.name, run),
+            between=lambda row: wakes.between(row),
+            # A parked turn that goes on has freed the process that waited with it, whichever worker had parked that.
+            resumed=lambda: work.look_around(),
+            woken=lambda rows: work.woken(rows),
+        )
+        turns = Turns(
+            worker, mode, activity, feed, supervisor, dispatcher, definitions, models, limits, cache, archive, outcomes,
+            ports, self._trace,
+        )  # fmt: skip
+        passive = not self._agents and not self._functions
+        work = ProcessWorker(dispatcher, supervisor, mode, passive, self._concurrency)
+        processes = ProcessService(work, self._cancel_policy)
+        local = LocalEngine(store, worker.id, lambda: worker.alive)
+        tasks = TaskTable(local, processes, supervisor)
+        requests = TurnRequests(store, clock, worker, archive, feed, turns, work.session_deleted)
+        parts = SessionParts(
+            mode=mode,
+            activity=activity,
+            store=store,
+            clock=clock,
+            random=random,
+            worker=worker,
+            definitions=definitions,
+            models=models,
+            limits=limits,
+            feed=feed,
+            deadlocks=dispatcher.circles,
+            cache=cache,
+            archive=archive,
+            outcomes=outcomes,
+            turns=turns,
+            requests=requests,
+            inbox=Inbox(store, clock, random, turns),
+            processes=processes,
+            tasks=tasks,
+            deps=self._deps,
+            traces=self._trace,
+        )
+        wakes = Wakes(store, clock, random, mode, supervisor, turns, definitions, LateResults(parts).told)
+        process_feed = ProcessFeed(feed, store, supervisor)
+        environments = Environments(parts, dispatcher, processes)
+        dispatcher.services, dispatcher.handles = ports.services, environments.for_call
+        work.serve(
+            [
+                FunctionEngine(self._functions, work),
+                TurnEngine(parts, work),
+                task_engine(parts),
+                *engines_of(each.plugins for each in definitions.values()),
+                ToolEngine(environments, dispatcher, work),
+                ExternalEngine(),
+                local,
+            ]
+        )
+
+        def changed(row: ProcessRow) -> None:
+            activity.changed.set()
+            wakes.of(row)
+            process_feed.of(row)
+            tasks.of(row)
+
+        work.awaiting.on_need = activity.changed.set
+        work.on_news, work.on_wake = changed, wakes.call
+        runs = self._recover and not passive
+        self._watch = Watch(parts, ProcessWatch(work, clock), wakes, process_feed, runs, self._retention)
+        self._supervisor, self._background, self._dispatcher = supervisor, background, dispatcher
+        self._worker, self._turns, self._work, self._wakes = worker, turns, work, wakes
+        return parts
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -212,58 +276,57 @@ class Runtime:
         await self._stop(0 if kind is not None else self._grace)
 
     async def _stop(self, grace: float | None) -> None:
-        desk, self._desk = self._desk, None
-        if desk is None:
+        parts, self._parts = self._parts, None
+        if parts is None:
             return
-        desk.closed = True
-        self._turns.draining = self._turns.leaving = True
-        self._work.draining = self._work.leaving = True
-        desk.looked.set()
+        parts.mode.advance(Stage.LEAVING)
+        parts.activity.polled.set()
         async with self._opened:
             if grace is None or grace > 0:
                 await self._supervisor.finish(grace)
 
-    async def _cut_off(self) -> None:
-        for resident in self._turns.residents.all():
-            if resident.run is not None:
-                resident.run.gate.leave()
+    async def _cut_off(self, parts: SessionParts) -> None:
+        for session in parts.cache.all():
+            if session.run is not None:
+                session.run.gate.leave()
         self._work.leave()
         await self._supervisor.finish(2.0)
 
-    def _tell_all(self, desk: Desk) -> None:
-        for resident in self._turns.residents.all():
-            for turn in list(resident.waiters):
-                self._turns.residents.tell(
-                    resident.session_id, turn, RuntimeClosed("the Runtime was left while the turn is open")
-                )
+    def _close(self, parts: SessionParts) -> None:
+        """Nothing works any more: tell whoever still waits."""
+        parts.mode.advance(Stage.CLOSED)
+        for session in parts.cache.all():
+            for turn in list(session.waiters):
+                left = RuntimeClosed("the Runtime was left while the turn is open")
+                parts.cache.tell(session.session_id, turn, left)
         self._work.close()
-        desk.feed.close()
+        parts.feed.close()
 
     async def drain(self, timeout: float | None = None) -> bool:
         """For servers about to stop: claim nothing new, and wait until what runs has ended or parked.
 
         What running work waits for, a subagent or a process, is part of it and goes on too.
         """
-        desk = self._open()
+        parts = self._open()
         given.seconds(timeout)
-        if not self._turns.draining:
-            self._turns.draining = True
+        if not parts.mode.draining:
+            parts.mode.advance(Stage.DRAINING)
             self._work.drain()
-            _ = self._background.spawn(see_to_needs(desk, self._work), "mainstay drain")
+            _ = self._background.spawn(see_to_needs(parts, self._work), "mainstay drain")
         return await self._supervisor.finish(timeout)
 
     async def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until this store holds nothing that this Runtime could work on now; False when time ran out."""
-        desk = self._open()
+        parts = self._open()
         given.seconds(timeout)
         try:
             async with asyncio.timeout(timeout):
                 while True:
                     await self._supervisor.finish(None)
-                    desk.looked.clear()
-                    if not await could_work(desk, self._work, self._worker, self._recover):
+                    parts.activity.polled.clear()
+                    if not await could_work(parts, self._work, self._wakes, self._recover):
                         return True
-                    await desk.looked.wait()  # what nobody here works on changes hands when the watch looks
+                    await parts.activity.polled.wait()  # work of others changes hands when the store is polled
         except TimeoutError:
             return False
 
@@ -306,11 +369,11 @@ class Runtime:
 
     # ------------------------------------------------------------------ use
 
-    def _open(self) -> Desk:
-        if self._desk is None:
+    def _open(self) -> SessionParts:
+        if self._parts is None:
             raise RuntimeClosed
-        self._desk.check()
-        return self._desk
+        self._parts.mode.check()
+        return self._parts
 
     async def session(
         self, session_id: str | None = None, *, agent: str | None = None, options: Mapping[str, Any] | None = None
@@ -319,26 +382,26 @@ class Runtime:
 
         `options` are for its plugins, by plugin id; they are kept with the session and hold until others are given.
         """
-        desk = self._open()
+        parts = self._open()
         session_id = None if session_id is None else check_session_id(session_id)
         row = None if session_id is None else await self._store.session(session_id)
         if row is not None and agent is not None and agent != row.agent:
             raise WrongAgent(row.id, agent, row.agent)
-        name = pick_agent(self._definitions, agent) if row is None else row.agent
-        session_id = session_id or desk.mint("s")
+        name = pick_agent(parts.definitions, agent) if row is None else row.agent
+        session_id = session_id or parts.mint("s")
         if options is not None:
             settings = load(b"" if row is None else row.settings)
-            options = checked_options(self._definitions.get(name), session_id, options, settings)
-        return Session(desk, session_id, name, options)
+            options = checked_options(parts.definitions.get(name), session_id, options, settings)
+        return Session(parts, session_id, name, options)
 
     async def resolve(self, key: str, value: Any = None, *, error: str | None = None) -> None:
         """Complete a deferred tool call by its signed key: with a value, or as failed with `error`."""
-        desk = self._open()
+        parts = self._open()
         wait = verify(self._store.secret(), key)
         plain = clean(value)
         answer = Answer("value", plain) if error is None else Answer("error", plain, clean_text(error))
         encode_checked(answer, "the completion")
-        resolved = await desk.resolve(wait, answer)
+        resolved = await parts.requests.resolve(wait, answer)
         if resolved.status == "unknown":
             raise UnknownWait(key)
         if resolved.status == "already_resolved":
@@ -352,24 +415,21 @@ class Runtime:
 
         The same `id` with the same content is the same process, started once.
         """
-        self._open()
-        return await self._processes.start(what, args, Start(id, label))
+        return await self._open().processes.start(what, args, Start(id, label))
 
     def handle(self, process: Any) -> ProcessHandle:
         """The handle of a process, from its JSON or its id."""
-        self._open()
-        return self._processes.handle(process)
+        return self._open().processes.handle(process)
 
     @property
     def processes(self) -> ProcessService:
         """List processes, and everything else that a host may do with them."""
-        self._open()
-        return self._processes
+        return self._open().processes
 
     @property
-    def operations(self) -> Switchboard:
+    def operations(self) -> RuntimeOperations:
         """What may be asked of the agents' plugins."""
-        return Switchboard(self._open())
+        return RuntimeOperations(self._open())
 
     @property
     def sessions(self) -> Sessions:

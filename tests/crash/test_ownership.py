@@ -136,9 +136,9 @@ async def test_killed_owner_is_relieved_by_the_next_look_of_a_runtime_that_was_o
 
 async def looked(runtime: Runtime) -> None:
     """Wait until the watch of a Runtime has been round once more."""
-    desk = runtime._open()
-    desk.looked.clear()
-    await asyncio.wait_for(desk.looked.wait(), PATIENCE)
+    parts = runtime._open()
+    parts.activity.polled.clear()
+    await asyncio.wait_for(parts.activity.polled.wait(), PATIENCE)
 
 
 async def test_stopped_owner_keeps_its_term_and_is_fenced_when_it_wakes(store: Path, ledger: Path) -> None:

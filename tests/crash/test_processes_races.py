@@ -240,7 +240,7 @@ async def test_prune_racing_everybody_gives_typed_answers_and_wakes_no_dead(fold
 
 
 def runtime_handle(host: Runtime, n: int) -> ProcessHandle:
-    return ProcessHandle(host._processes, f"p-{n:03}")
+    return ProcessHandle(host.processes, f"p-{n:03}")
 
 
 async def test_a_parent_whose_child_is_pruned_under_it_has_its_value_or_is_told(folder: Path) -> None:

@@ -30,8 +30,8 @@ async def watch(folder: Path) -> None:
     async with Runtime(folder / "agent.db") as runtime:
         session = await runtime.session("s")
         reading = asyncio.create_task(keep(session.observe(kept[-1] if kept else None), ledger))
-        assert runtime._desk is not None
-        channel = runtime._desk.feed.channel("s")
+        assert runtime._parts is not None
+        channel = runtime._parts.feed.channel("s")
         await until(lambda: channel.head is not None)  # it knows what is committed: the next one is news
         say("ready")
         await reading

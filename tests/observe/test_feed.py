@@ -173,8 +173,8 @@ async def test_events_are_forgotten_after_two_minutes(place: Place) -> None:
         await session.run("go")
         events = await reader
         clock.advance(119)
-        assert runtime._desk is not None
-        feed = runtime._desk.feed
+        assert runtime._parts is not None
+        feed = runtime._parts.feed
         feed.trim()
         assert await until_committed(session.observe(events[0].cursor)) == events[1:]
         clock.advance(2)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mainstay import Agent, Plugin, Runtime
+from mainstay.engine.mode import Stage
 from mainstay.errors import InvalidProcess
 from mainstay.model.process import Abandoned, Evidence, ProcessOutcome, Registration, Success
 from mainstay.ports.process import Engine, EngineRun
@@ -130,7 +131,7 @@ async def test_work_elsewhere_that_is_gone_is_given_up_with_evidence(file: Place
 
 async def test_what_no_plugin_runs_any_more_waits(place: Place) -> None:
     async with place.runtime(agent(Brings(Echo())), concurrency=1) as runtime:
-        runtime._work.leaving = True
+        runtime._work.mode.advance(Stage.DRAINING)
         handle = await runtime.start("echo", {"x": 1})
     async with place.runtime(agent()) as runtime:
         await runtime.wait_idle(SOON)

@@ -25,7 +25,7 @@ from mainstay.plugins.operations import (
     query,
     task,
 )
-from mainstay.sessions.operations import OperationTable
+from mainstay.sessions.operation_table import OperationTable
 from mainstay.tools.check import check
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from mainstay.plugins.operations import (
 )
 from mainstay.plugins.registry import PluginSession, PluginSet
 from mainstay.ports.services import ToolHost
-from mainstay.sessions.operations import Operations, OperationSeams, OperationTable, effective_session
+from mainstay.sessions.operation_table import Operations, OperationSeams, OperationTable, effective_session
 from mainstay.testing import FunctionModel
 
 

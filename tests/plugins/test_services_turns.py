@@ -240,6 +240,6 @@ async def test_starting_a_turn_without_listening_makes_nobody_write_events(place
 
     async with place.runtime(boss(start), HELPER) as runtime, asyncio.timeout(SOON):
         await ask(runtime)
-        desk = runtime._desk
+        desk = runtime._parts
         assert desk is not None
         assert desk.feed.listening("other") is None

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mainstay import ProcessContext, Runtime, process
+from mainstay.engine.mode import Stage
 from mainstay.errors import (
     Conflict,
     InvalidHandle,
@@ -289,7 +290,7 @@ async def test_cancelling_twice_is_one_request_and_the_end_tells_who_asked(place
 
 async def test_what_nobody_has_begun_ends_at_once(place: Place) -> None:
     async with place.runtime(processes=[waiting], recover=False) as starter:
-        starter._work.leaving = True  # nobody has a place for it
+        starter._work.mode.advance(Stage.DRAINING)  # nobody has a place for it
         handle = await starter.start(waiting)
 
         assert await handle.cancel("not needed") == "requested"

@@ -11,6 +11,7 @@ import pytest
 
 from mainstay import Process, ProcessContext, Retry, Runtime, process
 from mainstay.engine.lease import LeaseTerms
+from mainstay.engine.mode import Stage
 from mainstay.errors import InvalidDefinition, ProcessStuck, RuntimeClosed
 from mainstay.model.process import Success
 from mainstay.model.step import Done
@@ -182,7 +183,7 @@ async def test_an_interrupted_process_is_taken_up_by_the_next_runtime(file: Plac
 
 async def test_what_nobody_here_can_run_is_left_alone(place: Place) -> None:
     async with place.runtime(processes=[calling], recover=False) as runtime:
-        runtime._work.leaving = True
+        runtime._work.mode.advance(Stage.DRAINING)
         handle = await runtime.start(calling)
     async with place.runtime(processes=[faulty]) as other:
         await other.start(faulty)

@@ -46,7 +46,7 @@ async def test_what_was_taken_between_two_attempts_is_put_back_and_not_given_up(
             await store.taken.wait()
 
     leaving = asyncio.create_task(host())
-    await until(lambda: runtime._work.leaving if store.taken.is_set() else False)
+    await until(lambda: runtime._work.mode.leaving if store.taken.is_set() else False)
     store.tell.set()
     await asyncio.wait_for(leaving, SOON)
     async with Runtime(MemoryStore(rows), agents=[agent], clock=clock) as after:

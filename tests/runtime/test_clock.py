@@ -190,7 +190,8 @@ async def test_a_jump_neither_ends_nor_prolongs_a_deferred_call(place: Place, ju
 
 def looking(runtime: Any) -> Callable[[], Awaitable[None]]:
     """Have the Runtime look at its store now, instead of within a quarter of a second."""
-    watch = Watch(runtime._desk, runtime._worker, ProcessWatch(runtime._work, runtime._clock), True)
+    processes, feed = ProcessWatch(runtime._work, runtime._clock), runtime._watch._process_feed
+    watch = Watch(runtime._parts, processes, runtime._wakes, feed, True)
     return lambda: watch._look(False)
 
 

@@ -8,7 +8,7 @@ import pytest
 from mainstay import Agent, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
 from mainstay.errors import RuntimeClosed
 from mainstay.model.tool import Ok
-from mainstay.sessions.services import Services
+from mainstay.sessions.services.host import SessionHost
 from mainstay.testing import ScriptedModel, VirtualClock
 from tests.sessions.places import SOON, Place, until
 
@@ -265,7 +265,7 @@ async def test_code_in_memory_that_is_spawned_while_draining_runs_before_it_is_o
     @tool
     async def spawn(ctx: ToolContext[None]) -> None:
         host = ctx.host
-        assert isinstance(host, Services)
+        assert isinstance(host, SessionHost)
         await host.spawn_hidden_task("tidy", tidy)
 
     agent = held.agent([[ToolCall("s", "spawn")], "done"], spawn)

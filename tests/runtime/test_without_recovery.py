@@ -67,8 +67,8 @@ async def test_what_falls_due_is_left_to_those_who_recover(place: Place) -> None
     agent = Agent(ScriptedModel([]), tools=[sign, order])
     async with place.runtime(agent, processes=[asked], clock=clock, recover=False) as runtime:
         for _ in range(2):
-            runtime._open().looked.clear()
-            await asyncio.wait_for(runtime._open().looked.wait(), SOON)
+            runtime._open().activity.polled.clear()
+            await asyncio.wait_for(runtime._open().activity.polled.wait(), SOON)
         waits = await (await runtime.session("chat")).pending()
 
         assert [wait.call_id for wait in waits] == ["chat.1.1.0", "chat.1.1.1"]

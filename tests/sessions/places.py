@@ -54,7 +54,7 @@ async def crash(runtime: Runtime) -> None:
     for tasks in (runtime._background, runtime._supervisor):
         await tasks.stop()
     runtime._pulse.stop()
-    runtime._desk = None
+    runtime._parts = None
     await runtime.store.close()
 
 
@@ -94,7 +94,7 @@ def wait_for_thread(runtime: Runtime, contexts: Sequence[ToolContext[Any]]) -> N
 
 async def noticed(runtime: Runtime) -> None:
     """Wait until a Runtime has seen what another one said to the turn it works on: it looks four times a second."""
-    (resident,) = runtime._turns.residents.all()
+    (resident,) = runtime._turns.cache.all()
     await until(lambda: resident.run is not None and resident.run.journal.mail)
 
 

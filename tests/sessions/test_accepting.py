@@ -106,8 +106,8 @@ async def test_a_key_of_a_note_is_no_turn_that_somebody_could_wait_for(place: Pl
     """A note opens no turn: to take a question for it would leave the question unanswered."""
     async with place.runtime(Agent(ScriptedModel(["a"]), name="clerk")) as runtime:
         session = await runtime.session("chat")
-        assert runtime._desk is not None
-        await runtime._desk.inbox.accept("chat", "clerk", "hello", "note", "m1")
+        assert runtime._parts is not None
+        await runtime._parts.inbox.accept("chat", "clerk", "hello", "note", "m1")
 
         with pytest.raises(KeyConflict):
             await session.run("hello", key="m1", timeout=SOON)

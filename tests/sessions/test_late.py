@@ -18,7 +18,7 @@ from mainstay.model.tool import Cancelled, Denied, Failed, Ok, ToolOutcome
 from mainstay.plugins.hooks import CatalogContext, SessionContext, ToolEndContext
 from mainstay.processes.function.context import ProcessContext
 from mainstay.processes.function.definition import process
-from mainstay.sessions.telling import IN_FULL
+from mainstay.sessions.wakes.text import IN_FULL
 from mainstay.testing import FunctionModel
 from tests.sessions.places import SOON, Place, crash, until
 

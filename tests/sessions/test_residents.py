@@ -18,7 +18,7 @@ def model(request: ModelRequest) -> str:
 
 
 def kept(runtime: Runtime) -> list[str]:
-    return [resident.session_id for resident in runtime._turns.residents.all() if resident.view is not None]
+    return [resident.session_id for resident in runtime._turns.cache.all() if resident.view is not None]
 
 
 async def test_idle_sessions_are_kept_up_to_so_many_bytes_and_go_on_all_the_same(tmp_path: Any) -> None:
@@ -28,7 +28,7 @@ async def test_idle_sessions_are_kept_up_to_so_many_bytes_and_go_on_all_the_same
             await (await runtime.session(f"s{number}")).run(WORDS)
 
         assert kept(runtime) == ["s3", "s4", "s5"]
-        assert runtime._turns.residents.cached <= 350_000
+        assert runtime._turns.cache.cached <= 350_000
         assert (await (await runtime.session("s0")).run("again")).text.startswith("2 ")
         assert kept(runtime)[-1] == "s0"
 
@@ -65,7 +65,7 @@ async def test_values_of_tools_weigh_too(tmp_path: Any) -> None:
     async with Runtime(tmp_path / "x.db", agents=[Agent(FunctionModel(asks), tools=[fetch])]) as runtime:
         await (await runtime.session("s")).run("go")
 
-        assert runtime._turns.residents.cached > 10_000
+        assert runtime._turns.cache.cached > 10_000
 
 
 def test_a_limit_that_is_none_is_refused() -> None:

@@ -206,7 +206,7 @@ async def test_an_approval_after_a_restart_lets_the_parent_go_on_at_once(place: 
     async with place.runtime(boss, clock=VirtualClock()) as runtime, asyncio.timeout(SOON):
         child = await runtime.session("s.1.1.0~worker")
         (call,) = await child.pending()
-        await until(lambda: runtime._turns.residents.of("s").run)
+        await until(lambda: runtime._turns.cache.of("s").run)
         for _ in range(2):  # what was to be seen at the beginning is seen
             await looked(runtime)
         await child.approve(call.call_id)
@@ -230,9 +230,9 @@ async def test_a_child_ends_with_its_parent_when_the_session_of_that_is_deleted(
 
 async def looked(runtime: Runtime) -> None:
     """Until the Runtime has looked at its store once more."""
-    assert runtime._desk is not None
-    runtime._desk.looked.clear()
-    await runtime._desk.looked.wait()
+    assert runtime._parts is not None
+    runtime._parts.activity.polled.clear()
+    await runtime._parts.activity.polled.wait()
 
 
 async def _has_status(runtime: Runtime, process_id: str, status: str) -> bool:

@@ -22,18 +22,18 @@ from mainstay.model.process_write import Register
 from mainstay.model.session import WorkerRow
 from mainstay.model.task import TaskSpec
 from mainstay.model.write import Beat
-from mainstay.sessions.services import Services
+from mainstay.sessions.services.host import SessionHost
 from mainstay.testing import ScriptedModel
 from tests.sessions.places import SOON, Place, TellingModel, crash, texts, until
 from tests.sessions.test_wakes import FUNCTIONS, Ear, when_told
 
 
-def host(runtime: Runtime, session_id: str = "chat") -> Services:
-    assert runtime._desk is not None
-    return Services(runtime._desk, session_id, "assistant")
+def host(runtime: Runtime, session_id: str = "chat") -> SessionHost:
+    assert runtime._parts is not None
+    return SessionHost(runtime._parts, session_id, "assistant")
 
 
-async def states(services: Services, **wanted: Any) -> dict[str, str]:
+async def states(services: SessionHost, **wanted: Any) -> dict[str, str]:
     return {each.id: each.state for each in await services.list_background_tasks(include_ended=True, **wanted)}
 
 

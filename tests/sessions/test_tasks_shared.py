@@ -290,8 +290,8 @@ async def test_policy_may_let_a_session_end_what_is_only_shared(place: Place) ->
 
 async def test_hidden_task_that_has_ended_leaves_nothing_in_memory(place: Place) -> None:
     async with place.runtime(Agent(Ear().model)) as runtime:
-        assert runtime._desk is not None
-        services, keeper = host(runtime), runtime._desk.tasks
+        assert runtime._parts is not None
+        services, keeper = host(runtime), runtime._parts.tasks
         for _ in range(20):
             await (await services.spawn_hidden_task("quick", no_work)).outcome(SOON)
         await until(lambda: not keeper.hidden)

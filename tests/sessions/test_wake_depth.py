@@ -11,7 +11,7 @@ from mainstay.engine.journal import load
 from mainstay.errors import InvalidDefinition, TurnFailed
 from mainstay.model.process_write import ProcessFilter
 from mainstay.model.record import Said
-from mainstay.sessions.telling import read
+from mainstay.sessions.wakes.text import read
 from mainstay.testing import FunctionModel
 from tests.sessions.places import Place, until
 

@@ -332,7 +332,7 @@ async def test_event_that_wakes_is_told_while_its_process_goes_on(place: Place) 
 
 
 def runtime_agent(runtime: Runtime) -> str:
-    return next(iter(runtime._definitions))
+    return next(iter(runtime._open().definitions))
 
 
 # ---------------------------------------------------------------------- others

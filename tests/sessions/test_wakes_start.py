@@ -215,10 +215,10 @@ async def test_nothing_is_looked_up_while_nobody_observes(place: Place) -> None:
     async with place.runtime(Agent(Ear().model), processes=FUNCTIONS) as runtime:
         session = await runtime.session("chat")
         await (await session.start(double, {"n": 1}, wake="none")).result(SOON)
-        assert runtime._desk is not None
+        assert runtime._parts is not None
 
-        assert runtime._desk.news._told == {}
-        assert runtime._desk.feed.sessions == []
+        assert runtime._watch._process_feed._told == {}
+        assert runtime._parts.feed.sessions == []
 
 
 async def test_feed_says_what_has_changed(place: Place) -> None:
@@ -252,7 +252,7 @@ async def test_feed_says_what_another_runtime_has_changed(file: Place) -> None:
         session = await here.session("chat")
         build = await there.processes.register("b7", grants=["chat"], signals=["go"])
         watcher = Watcher(session)
-        await until(lambda: here._desk is not None and here._desk.news._cursor is not None)
+        await until(lambda: here._parts is not None and here._watch._process_feed._cursor is not None)
         await build.signal("go", 1)
         await build.signal("go", 2)
         await there.processes.complete(build, 3)

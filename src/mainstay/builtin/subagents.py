@@ -10,10 +10,9 @@ import msgspec
 from mainstay.errors import InvalidDefinition, ToolError
 from mainstay.model.message import Message
 from mainstay.plugins.hooks import CatalogContext, Plugin, SessionContext
-from mainstay.sessions.children import MAX_DEPTH
 from mainstay.sessions.definition import Defined
-from mainstay.sessions.delegating import delegate, follow_up
-from mainstay.sessions.subagents import Asked
+from mainstay.sessions.services.children import MAX_DEPTH
+from mainstay.sessions.subagents import Asked, delegate, follow_up
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool, ToolOptions
 

@@ -65,7 +65,7 @@ class World:
     def __init__(self, folder: Path, pace: float = 1.0, points: Sequence[Point] = ()) -> None:
         self.folder, self.pace, self._points = folder, pace, points
         self.ledger = folder / "ledger.jsonl"
-        (folder / "desk").mkdir(exist_ok=True)
+        (folder / "parts").mkdir(exist_ok=True)
 
     def note(self, what: str, who: str, key: str, detail: str = "", given: str = "") -> None:
         """Append a line that survives whatever comes next."""
@@ -126,7 +126,7 @@ def tools(world: World) -> list[Any]:
     async def book_seat(train: str, ctx: ToolContext[Any]) -> dict[str, str]:
         """Take a seat: the office knows idempotency keys, so it may run again under the same one."""
         first = await world.serve(ctx, 2.0, f"{train} seat 12A", ("choosing a seat", "seat 12A is taken", "confirming"))
-        (world.folder / "desk" / "ticket.txt").write_text(f"{train}, seat 12A\n")
+        (world.folder / "parts" / "ticket.txt").write_text(f"{train}, seat 12A\n")
         return {"seat": "12A", "booking": "new" if first else "known: same key, same seat"}
 
     @tool(recovery="rerun")
@@ -150,7 +150,7 @@ def tools(world: World) -> list[Any]:
     @tool(recovery="rerun")
     async def write_plan(lines: list[str], ctx: ToolContext[Any]) -> str:
         """Write the plan: the same file with the same words, so it may run again."""
-        path = world.folder / "desk" / "plan.txt"
+        path = world.folder / "parts" / "plan.txt"
         path.write_text(lines[0][:20])  # half a file is on disk while this runs
         await world.serve(ctx, 1.4, "plan.txt", ("writing", "half a page", "reading it over"))
         path.write_text("\n".join(lines) + "\n")

@@ -48,7 +48,7 @@ class ProcessWatch:
 
     def is_for_us(self, row: ProcessRow) -> bool:
         """Whether this worker would take the process if it were free to."""
-        return self._worker.works and self._worker.can(row.registration) and not self._worker.leaving
+        return self._worker.works and self._worker.can(row.registration) and not self._worker.mode.leaving
 
     async def take(self, row: ProcessRow, proof: str | None) -> bool:
         """Take one process."""

@@ -103,7 +103,7 @@ class ProcessService:
 
     @property
     def _store(self) -> Store:
-        self._worker.check()
+        self._worker.mode.check_work()
         return self._worker.store
 
     # ------------------------------------------------------------------ starting
@@ -129,7 +129,7 @@ class ProcessService:
         )
         encode_checked(registration, "the arguments of a process")
         blobs = () if start.env is None else (start.env,)
-        self._worker.check()
+        self._worker.mode.check_work()
         await self._worker.register(registration, start.grants, blobs)
         return ProcessHandle(self, process_id)
 
@@ -194,7 +194,7 @@ class ProcessService:
         )
         readable(registration, f"process {process_id!r}")
         encode_checked(registration, "the metadata of a process")
-        self._worker.check()
+        self._worker.mode.check_work()
         await self._worker.register(registration, sessions)
         return ProcessHandle(self, process_id)
 
@@ -254,7 +254,7 @@ class ProcessService:
     async def outcome(self, process_id: str, timeout: float | None = None) -> AwaitOutput:
         """How a process ended; waits for it. A pruned one is told as that, not as an error."""
         process_id, timeout = handle_id(process_id), given.seconds(timeout)
-        self._worker.check()
+        self._worker.mode.check_work()
         try:
             async with asyncio.timeout(timeout):
                 row = await self._worker.end_of(process_id)

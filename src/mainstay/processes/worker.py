@@ -21,15 +21,14 @@ from typing import Any
 from mainstay.engine.gate import Leaving, TurnCancelled
 from mainstay.engine.hands import Work
 from mainstay.engine.jumps import Jumps
+from mainstay.engine.mode import Mode
 from mainstay.engine.supervisor import Supervisor
 from mainstay.errors import (
     Fenced,
     InvalidDefinition,
     InvalidProcess,
-    RuntimeClosed,
     StoreUnavailable,
     UnknownProcess,
-    WrongLoop,
     quoted,
 )
 from mainstay.lifecycle.decide import is_bound
@@ -57,15 +56,17 @@ class ProcessWorker:
 
     `runs` are those in its hands, by id; `_queue` who goes on and waits for a place; `_intake` what was found on disk
     and waits for one, and `_behind` that there may be more; `held` are suspects that wait for another one to make room.
-    `draining`: only what work in hand waits for is taken up; `leaving`: nothing is. `on_news` is told of every process
-    that changed here, `on_wake` of every session that may have something to hear.
+    `passive`: this Runtime has no definitions, and works on nothing. `on_news` is told of every process that changed
+    here, `on_wake` of every session that may have something to hear.
     """
 
-    def __init__(self, workshop: Workshop, supervisor: Supervisor, concurrency: int = CONCURRENCY) -> None:
+    def __init__(
+        self, workshop: Workshop, supervisor: Supervisor, mode: Mode, passive: bool, concurrency: int = CONCURRENCY
+    ) -> None:
         self._worker, self.store, self.clock = workshop.worker, workshop.store, workshop.clock
         self.random, self.threads, self.deps = workshop.random, workshop.threads, workshop.deps
         self.admission, self.circles, self.jumps = workshop.admission, workshop.circles, Jumps(self.clock)
-        self._supervisor, self._concurrency = supervisor, concurrency
+        self._supervisor, self.mode, self.passive, self._concurrency = supervisor, mode, passive, concurrency
         self._engines: dict[str, Engine] = {}
         self.runs: dict[str, ProcessRun] = {}
         self._busy = 0
@@ -78,15 +79,6 @@ class ProcessWorker:
         self.on_news: Callable[[ProcessRow], None] | None = None
         self.on_wake: Callable[[str], None] | None = None
         self.begin_child: StartChild | None = None
-        self.draining = self.leaving = self.passive = self._closed = False
-        self._loop = asyncio.get_running_loop()
-
-    def check(self) -> None:
-        """Refuse use after the Runtime was left, or from another loop: what is held of it outlives it."""
-        if self._closed:
-            raise RuntimeClosed
-        if asyncio.get_running_loop() is not self._loop:
-            raise WrongLoop
 
     def serve(self, engines: Iterable[Engine]) -> None:
         """Which engines run what is registered here."""
@@ -145,7 +137,7 @@ class ProcessWorker:
 
     @property
     def _has_place(self) -> bool:
-        return self._busy < self._concurrency and not self.leaving and self.works
+        return self._busy < self._concurrency and not self.mode.leaving and self.works
 
     @property
     def works(self) -> bool:
@@ -158,7 +150,7 @@ class ProcessWorker:
         self, registration: Registration, grants: tuple[str, ...] = (), blobs: tuple[str, ...] = ()
     ) -> Registered:
         """Begin a process. When this returns it is on disk, and somebody will work on it."""
-        begins = not self.draining or self._is_here(registration)
+        begins = not self.mode.draining or self._is_here(registration)
         ours = self.id if begins and self._has_place and self.can(registration) else None
         if ours is not None:
             self._busy += 1
@@ -194,9 +186,9 @@ class ProcessWorker:
 
     async def take(self, row: ProcessRow, proof: str | None = None) -> bool:
         """Claim a process that nobody alive works on, and work on it."""
-        if self.leaving or not self.works or not self.can(row.registration):
+        if self.mode.leaving or not self.works or not self.can(row.registration):
             return False
-        free = not self.draining or self._is_here(row.registration)
+        free = not self.mode.draining or self._is_here(row.registration)
         return (free or row.id in await self.awaiting.needed(self.store)) and await self._take(row, proof)
 
     def _is_here(self, registration: Registration) -> bool:
@@ -251,7 +243,7 @@ class ProcessWorker:
         run.journal.on_events = self._tell_news
         self._give_place(run)
         _ = self._supervisor.spawn(self._work(run), f"process {row.id}")
-        if self.leaving:
+        if self.mode.leaving:
             run.leave()  # it became ours too late: its engine puts it back, and nothing of it is given up unseen
 
     def _rested(self, run: ProcessRun, resting: bool) -> None:
@@ -322,7 +314,7 @@ class ProcessWorker:
 
     async def _look_for_more(self) -> bool:
         """Find processes that nobody works on, a page at a time, past those that are not for us."""
-        if self.draining:
+        if self.mode.draining:
             self._behind = False
             needed = await self.awaiting.needed(self.store)
             self._intake.update({row.id: row for row in needed.values() if self._is_free(row)})
@@ -370,7 +362,7 @@ class ProcessWorker:
             if run.parked:
                 self._tell_news(run.journal.row)
             told = run.heeded or run.row.id in self.awaiting  # somebody waits, and it may be over by another's word
-            if told and (run.parked or run.leaving) and not self.leaving:
+            if told and (run.parked or run.leaving) and not self.mode.leaving:
                 self.attend(run.row.id)  # what it was told while it left our hands is for whoever takes it next
             self._fill()
 
@@ -528,20 +520,17 @@ class ProcessWorker:
     # ------------------------------------------------------------------ leaving
 
     def drain(self) -> None:
-        """From now on take up only what work in hand waits for."""
-        self.draining = True
+        """The Runtime drains: what was found and waits for a place is left to others."""
         self._intake.clear()
 
     def leave(self) -> None:
         """The Runtime is left: tell every process here, and begin nothing new."""
-        self.draining = self.leaving = True
         for run in list(self.runs.values()):
             run.leave()
         self._fill()
 
     def close(self) -> None:
         """The Runtime was left."""
-        self._closed = True
         self.awaiting.close()
 
 

@@ -15,7 +15,7 @@ from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
 from mainstay.model.tool import OutputBudget, ProviderTool, ToolSpec
 from mainstay.plugins.registry import PluginSet
 from mainstay.ports.provider import Provider
-from mainstay.sessions.operations import OperationTable
+from mainstay.sessions.operation_table import OperationTable
 from mainstay.tools.answer import schema_codec
 from mainstay.tools.catalog import Catalog
 from mainstay.tools.membership import Membership

@@ -21,17 +21,15 @@ from mainstay.model.tool import PreparedCall, ToolSpec
 from mainstay.plugins.filters import Filters
 from mainstay.plugins.registry import overrides
 from mainstay.ports.services import ToolHost
-from mainstay.processes.external import ExternalEngine
 from mainstay.processes.run import ProcessRun
 from mainstay.processes.service import ProcessService
-from mainstay.processes.tool import ToolEngine, session_of
+from mainstay.processes.tool import session_of
 from mainstay.processes.visible import Asker, Visible
-from mainstay.processes.worker import ProcessWorker
 from mainstay.sessions.definition import Definition
-from mainstay.sessions.desk import Desk
-from mainstay.sessions.late import LateResults
-from mainstay.sessions.services import Services
+from mainstay.sessions.parts import SessionParts
+from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.setup import contexts_of
+from mainstay.sessions.wakes.late_results import LateResults
 from mainstay.tools.attempt import Look
 from mainstay.tools.catalog import Catalog, Entry
 from mainstay.tools.define import Tool
@@ -61,15 +59,15 @@ def capture(run: Run, settings: Settings) -> bytes:
 class Environments:
     """Where processes of a Runtime find their tools, and calls what they may do with processes."""
 
-    def __init__(self, desk: Desk, home: Workshop, service: ProcessService) -> None:
-        self._desk, self._home, self._service = desk, home, service
+    def __init__(self, parts: SessionParts, home: Workshop, service: ProcessService) -> None:
+        self._parts, self._home, self._service = parts, home, service
         self._put: set[str] = set()
 
     # ------------------------------------------------------------------ tools of processes
 
     def owner(self, tool: Tool[..., Any]) -> str | None:
         """The agent that has this tool: the first, if several do."""
-        for name, definition in self._desk.definitions.items():
+        for name, definition in self._parts.definitions.items():
             entry = definition.catalog.get(tool.spec.name)
             if entry is not None and entry.tool is not None and entry.tool.fn == tool.fn:
                 return name
@@ -77,7 +75,7 @@ class Environments:
 
     def offers(self, agent: str, name: str, session_id: str | None) -> bool:
         """Whether a process of this tool can be worked on here."""
-        definition = self._desk.definition(agent)
+        definition = self._parts.definitions.get(agent)
         if definition is None:
             return False
         if self._at_hand(definition, name, session_id) is not None:
@@ -87,7 +85,7 @@ class Environments:
         return any(overrides(each, "tools") and each not in plugins.shared_tools for each in plugins.plugins)
 
     async def find(self, agent: str, name: str, session_id: str | None, env: str | None) -> Entry | None:
-        definition = self._desk.definition(agent)
+        definition = self._parts.definitions.get(agent)
         if definition is None:
             return None
         entry = self._at_hand(definition, name, session_id)
@@ -99,7 +97,7 @@ class Environments:
         """What the session at work has goes before what its agent has: its plugins, and what its host laid over it."""
         found = None
         if session_id is not None:
-            resident = self._desk.turns.residents.get(session_id)
+            resident = self._parts.cache.get(session_id)
             if resident is not None and resident.run is not None:
                 found = resident.run.agent.catalog.get(name)
             if found is None and resident is not None and resident.overlay is not None:
@@ -110,13 +108,13 @@ class Environments:
         return convert(decode(await self._home.store.blobs.get(digest)), Environment)
 
     def host(self, agent: str, session_id: str) -> ToolHost:
-        return Services(self._desk, session_id, agent)
+        return SessionHost(self._parts, session_id, agent)
 
     def look(self, agent: str, session_id: str, call: PreparedCall, spec: ToolSpec) -> Look | None:
-        return LateResults(self._desk).look(agent, session_id, call, spec)
+        return LateResults(self._parts).look(agent, session_id, call, spec)
 
     async def filters(self, agent: str, session_id: str) -> Filters | None:
-        return await LateResults(self._desk).filters(agent, session_id)
+        return await LateResults(self._parts).filters(agent, session_id)
 
     # ------------------------------------------------------------------ what calls may do
 
@@ -127,7 +125,7 @@ class Environments:
         return Visible(self._service, self._home, asker)
 
     def _capture(self, run: Run) -> bytes:
-        setup = self._desk.turns.residents.of(run.scope.session_id).setup
+        setup = self._parts.cache.of(run.scope.session_id).setup
         return capture(run, load(b"" if setup is None else setup.settings))
 
     def handles(self, run: ProcessRun, agent: str) -> Visible:
@@ -150,10 +148,3 @@ def _made_for(definition: Definition, name: str, session_id: str, env: Environme
         if entry is not None:
             return entry
     return None
-
-
-def serve_tools(desk: Desk, home: Workshop, work: ProcessWorker, service: ProcessService) -> None:
-    """Let a worker run tools in the background, and calls start and see processes."""
-    environments = Environments(desk, home, service)
-    home.handles = environments.for_call
-    work.serve([ToolEngine(environments, home, work), ExternalEngine()])

@@ -13,33 +13,26 @@ from mainstay.model import given
 from mainstay.model.codec import clean_message, clean_text, encode, encode_checked
 from mainstay.model.llm import ModelChoice
 from mainstay.model.media import FILES, Stored
-from mainstay.model.message import InputContent, Message
+from mainstay.model.message import InputContent, Message, Text
 from mainstay.model.record import InputKind, Said
 from mainstay.model.write import Accept, Accepted
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.store import BlobStore, Store
 from mainstay.sessions.definition import Definition
-from mainstay.sessions.telling import unlike_news
 from mainstay.sessions.turns import Turns
 from mainstay.tools.attempt import blobs_of, saved
 
 MAX_KEY = 512
 
+PROCESS_REPORT = "[process"
+"""How a line begins with which the runtime reports on a process (`wakes/text.py`)."""
+
 
 class Inbox:
-    """Takes inputs in. `worker` is None in a Runtime that accepts but does not run."""
+    """Takes inputs in."""
 
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        random: Random,
-        turns: Turns,
-        definitions: Mapping[str, Definition],
-        worker: str | None,
-    ) -> None:
-        self._store, self._clock, self._random = store, clock, random
-        self._turns, self._definitions, self._worker = turns, definitions, worker
+    def __init__(self, store: Store, clock: Clock, random: Random, turns: Turns) -> None:
+        self._store, self._clock, self._random, self._turns = store, clock, random, turns
 
     async def accept(  # what an input is, each by its place
         self,
@@ -51,7 +44,7 @@ class Inbox:
         choice: ModelChoice | None = None,
     ) -> Accepted:
         """Make an input durable, and start on it if the session was idle."""
-        given_message = unlike_news(clean_message(said, unsaved=True))
+        given_message = quote_process_reports(clean_message(said, unsaved=True))
         message, files = await save_files(self._store.blobs, given_message)
         checked = _check_key(key)
         now = self._clock.now()
@@ -60,8 +53,7 @@ class Inbox:
         whole = encode_checked(record, "the input")
         body, blobs = await spill(self._store, whole)
         digest = hashlib.blake2b(encode((kind == "note", message)), digest_size=16).digest() if key is not None else b""
-        works = agent in self._definitions and not self._turns.draining and self._store.held() is None
-        worker = self._worker if works else None
+        worker = self._turns.worker_for(agent)
         accept = Accept(session_id, agent, body, op, now, kind, checked, digest, worker, (*blobs, *files))
         write = functools.partial(self._turns.write, session_id, accept)
 
@@ -90,6 +82,18 @@ async def save_files(blobs: BlobStore, message: Message) -> tuple[Message, tuple
         return message, ()
     parts = [await saved(p, blobs.put, blobs.put_file) if isinstance(p, FILES) else p for p in message.parts]
     return Message(message.role, tuple(parts)), blobs_of([part for part in parts if isinstance(part, FILES)])
+
+
+def quote_process_reports(message: Message) -> Message:
+    """The message with each line quoted that a model could take for the runtime's own report on a process."""
+    if not any(type(part) is Text and PROCESS_REPORT in part.text.lower() for part in message.parts):
+        return message
+    return Message(message.role, tuple([_quoted(part) if type(part) is Text else part for part in message.parts]))
+
+
+def _quoted(part: Text) -> Text:
+    lines = part.text.splitlines(keepends=True)
+    return Text("".join([f"> {line}" if line.lstrip().lower().startswith(PROCESS_REPORT) else line for line in lines]))
 
 
 def _given_by_digest(message: Message) -> set[str]:

@@ -1,421 +1,278 @@
-"""Calling the operations of plugins: by name, with JSON, on a session's own instance or on the shared object.
+"""Operations of plugins: calling them on sessions of this Runtime, and the engine that runs their tasks as processes.
 
-    find the name ── which session? ── check the arguments ── call ── check the answer ── save ── queue ── tell
-
-Nothing is called before everything about the call is checked, and nothing is queued or told of an answer that makes no
-sense. State that a command changed is on disk before its turns are queued, and both before the caller has its answer.
-If the process dies in between, the caller has none, and may call again.
+An operation with a session runs on that session's own plugins; what it changed of their state is on disk when it
+returns. A task is registered as a process of kind "operation", and its handle is returned. What the task declared
+decides what becomes of it when its Runtime dies: `once`, the default, is given up as unknown, `rerun` is called again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import reduce
-from operator import or_
-from types import UnionType
-from typing import Any, TypeAlias, Union, get_args, get_origin
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from mainstay.engine.gate import Leaving, SelfCancelled, TurnCancelled
+from mainstay.engine.journal import write_referring
 from mainstay.errors import (
     Conflict,
-    InvalidArguments,
-    InvalidDefinition,
     InvalidInput,
-    MissingSession,
+    NotFound,
     OperationFailed,
+    PluginError,
+    RuntimeClosed,
+    StaleSettings,
     Unavailable,
-    UnexpectedSession,
     UnknownOperation,
+    UnknownSession,
 )
-from mainstay.model.codec import clean, clean_message, error_text
-from mainstay.model.ids import check_session_id
+from mainstay.model import given
+from mainstay.model.event import PluginEvent
+from mainstay.model.ids import check_session_id, turn_id
 from mainstay.model.message import Message
-from mainstay.model.session import SessionSnapshot
+from mainstay.model.plugin import PluginSnapshot
+from mainstay.model.process import Cancelled, Failure, ProcessOutcome, ProcessRecovery, Registration, Success
+from mainstay.model.session import SessionRow
+from mainstay.model.settings import Settings, dump, load
+from mainstay.model.write import Configure
+from mainstay.observe.feed import TurnEvents
+from mainstay.plugins import state
 from mainstay.plugins.hooks import Plugin
-from mainstay.plugins.operations import (
-    CONTEXTS,
-    CommandContext,
-    Offer,
-    OperationContext,
-    OperationDefinition,
-    OperationKind,
-    OperationOutcome,
-    QueryContext,
-    QueryHost,
-    QueueTurn,
-    Result,
-    TaskContext,
-    TaskRecovery,
-    collect,
-)
+from mainstay.plugins.operations import OperationDefinition, OperationOutcome
 from mainstay.plugins.registry import PluginSession
-from mainstay.plugins.state import revision
-from mainstay.ports.services import ToolHost
-from mainstay.tools import docstring
-from mainstay.tools.answer import OutputCodec, output_codec
-from mainstay.tools.arguments import Arguments
-from mainstay.tools.define import Signature, read_signature, resolve
+from mainstay.ports.process import EngineRun
+from mainstay.processes.run import ProcessRun
+from mainstay.sessions.definition import Definition
+from mainstay.sessions.operation_table import Operation, Operations, OperationSeams, TaskRun
+from mainstay.sessions.parts import SessionParts
+from mainstay.sessions.services.host import SessionHost
+from mainstay.sessions.services.processes import SessionProcesses
+from mainstay.sessions.setup import Setup
 
-log = logging.getLogger("mainstay.plugins")
-
-Args: TypeAlias = Mapping[str, Any] | None
-StartTask: TypeAlias = "Callable[[Operation, Mapping[str, Any], str | None], Awaitable[dict[str, str]]]"
-
-
-# ---------------------------------------------------------------------- what an agent offers
+KIND = "operation"
 
 
-class Operation(Struct, frozen=True):
-    """An operation made ready to be called."""
-
-    definition: OperationDefinition
-    plugin: Plugin
-    method: str
-    context: str | None
-    arguments: Arguments
-    codec: OutputCodec
-    recovery: TaskRecovery = "once"
-
-    def bind(self, args: Args) -> dict[str, Any]:
-        """JSON as keyword arguments."""
-        try:
-            return self.arguments.bind(clean({} if args is None else args))
-        except Exception as error:  # whatever a type of the plugin raises when it is made, its argument is refused
-            raise InvalidArguments(self.definition.name, self.definition.plugin, error_text(error)) from None
-
-    def failed(self, why: str, accepted: tuple[str, ...] = ()) -> OperationFailed:
-        return OperationFailed(self.definition.name, self.definition.plugin, why, accepted)
-
-    async def invoke(self, plugin: Plugin, kwargs: dict[str, Any], ctx: OperationContext) -> Any:
-        """Call the method. Whatever it raises is its failure; only a cancellation from outside is not."""
-        try:
-            answer = getattr(plugin, self.method)(**kwargs, **({} if self.context is None else {self.context: ctx}))
-            return await answer if inspect.isawaitable(answer) else answer
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise self.failed("it cancelled itself") from None
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # SystemExit and KeyboardInterrupt of a plugin are its own trouble too
-            log.warning("operation %s of plugin %s raised", self.definition.name, plugin.id, exc_info=error)
-            raise self.failed(f"{type(error).__name__}: {error_text(error)}") from error
-
-
-class OperationTable:
-    """The operations of an agent's plugins, checked as a whole: made once per agent, before anything runs."""
-
-    def __init__(self, plugins: Iterable[Plugin] = ()) -> None:
-        self._operations = {offer.name: _ready(offer) for offer in collect(plugins)}
-
-    def __bool__(self) -> bool:
-        return bool(self._operations)
-
-    @property
-    def definitions(self) -> list[OperationDefinition]:
-        """Queries, commands, tasks, each by name."""
-        return [operation.definition for operation in self._operations.values()]
-
-    @property
-    def names(self) -> Iterable[str]:
-        return self._operations.keys()
-
-    def find(self, name: str, kind: OperationKind | None = None) -> Operation:
-        operation = self._operations.get(name)
-        if operation is None:
-            import difflib  # noqa: PLC0415  # for a mistake only
-
-            near = difflib.get_close_matches(str(name), list(self._operations), 3, 0.5)
-            raise UnknownOperation(name, f"no plugin offers it; near: {', '.join(near)}" if near else "no such name")
-        if kind is not None and operation.definition.kind != kind:
-            raise UnknownOperation(name, f"it is a {operation.definition.kind}, not a {kind}")
-        return operation
-
-
-def _ready(offer: Offer) -> Operation:
-    owner = f"operation {offer.name!r}"
-    fn = getattr(offer.plugin, offer.method)
-    signature = read_signature(fn, owner, OperationContext)
-    if signature.context is not None:
-        _check_context(owner, offer.mark.kind, signature.context.annotation)
-    text = docstring.parse(fn.__doc__)
-    described = [one._replace(description=text.parameters.get(one.name, "")) for one in signature.parameters]
-    arguments = Arguments(owner, described)
-    codec = _answer_codec(owner, signature)
-    description = text.description if offer.mark.description is None else inspect.cleandoc(offer.mark.description)
-    definition = OperationDefinition(
-        offer.name,
-        offer.mark.kind,
-        offer.plugin.id,
-        description.strip(),
-        offer.mark.session,
-        arguments.schema,
-        codec.schema,
-    )
-    context = None if signature.context is None else signature.context.name
-    return Operation(definition, offer.plugin, offer.method, context, arguments, codec, offer.mark.recovery)
-
-
-def _check_context(owner: str, kind: OperationKind, annotation: Any) -> None:
-    given = CONTEXTS[kind]
-    if not (isinstance(annotation, type) and issubclass(given, annotation)):
-        wanted = getattr(annotation, "__name__", repr(annotation))
-        raise InvalidDefinition(f"{owner}: a {kind} is given a {given.__name__}, not a {wanted}")
-
-
-def _answer_codec(owner: str, signature: Signature) -> OutputCodec:
-    kind = resolve(signature.returns, signature.written, f"{owner}, what it returns")
-    try:
-        return output_codec(_answer_type(kind))
-    except InvalidDefinition as error:
-        raise InvalidDefinition(f"{owner}: what it returns has no JSON form: {error}") from None
-
-
-def _answer_type(annotation: Any) -> Any:
-    """The type of the output: a Result is what is in it."""
-    if get_origin(annotation) in (Union, UnionType):
-        return reduce(or_, [_answer_type(each) for each in get_args(annotation)])
-    if annotation is Result or get_origin(annotation) is Result:
-        return next(iter(get_args(annotation)), Any)
-    return annotation
-
-
-# ---------------------------------------------------------------------- calling
-
-
-class OperationSeams(Struct, frozen=True):
-    """What operations of one agent need of the Runtime.
-
-    `instances` gives what a session has of the plugins, restored; `host` the services for a session, or for none;
-    `persist` makes durable what has changed in those instances; `queue` accepts an input durably and gives
-    the id of its turn; `emit` tells those who observe the session what a plugin has to say; `start` makes a task a
-    process and gives its handle.
-    """
+class TaskCall(Struct, frozen=True):
+    """A task of a plugin that somebody wants to start, its arguments checked."""
 
     agent: str
-    instances: Callable[[str], Awaitable[PluginSession]]
-    host: Callable[[str | None], ToolHost]
-    persist: Callable[[str, PluginSession], Awaitable[None]]
-    queue: Callable[[str, Message, str | None], Awaitable[str]]
-    emit: Callable[[str, str, tuple[Any, ...]], None]
-    deps: Any = None
-    start: StartTask | None = None
+    operation: str
+    recovery: str
+    session_id: str | None = None
 
 
-class TaskRun(Struct, frozen=True):
-    """The process that a task is."""
+class OperationEngine:
+    """Runs tasks of plugins. `operations` gives what may be asked of an agent's plugins."""
 
-    process_id: str
-    attempt: int
-    progress: Callable[[Any], None]
+    kind = KIND
+
+    def __init__(self, definitions: Mapping[str, Definition], operations: Callable[[str], Operations]) -> None:
+        self._definitions, self._operations = definitions, operations
+
+    def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | None:
+        if not isinstance(what, TaskCall):
+            return None
+        asked = {"agent": what.agent, "args": dict(args), "session_id": what.session_id}
+        recovery: ProcessRecovery = "rerunnable" if what.recovery == "rerun" else "owner_bound"
+        return Registration("", KIND, recovery, what.operation, "", asked, what.operation)
+
+    def knows(self, registration: Registration) -> bool:
+        asked = registration.input
+        agent = self._definitions.get(asked["agent"]) if isinstance(asked, dict) and "agent" in asked else None
+        return agent is not None and registration.name in agent.operations.names
+
+    async def run(self, run: EngineRun) -> ProcessOutcome:
+        assert isinstance(run, ProcessRun)
+        asked = run.registration
+        task = TaskRun(asked.id, run.attempt, run.progress)
+        try:
+            operations = self._operations(asked.input["agent"])
+        except RuntimeClosed:
+            raise Leaving from None  # for whoever comes next
+        await run.begin()
+        try:
+            work = operations.run_task(asked.name, asked.input["args"], asked.input["session_id"], task)
+            return Success((await run.guard(work)).output)
+        except TurnCancelled:
+            request = run.gate.request
+            assert request is not None
+            return Cancelled(request.by, request.reason, unknown=True)
+        except SelfCancelled as error:
+            return Failure("raised", str(error))
+        except OperationFailed as error:
+            return Failure(error.code, str(error), {"accepted": list(error.accepted)} if error.accepted else None)
+        except (Conflict, InvalidInput, NotFound, PluginError, Unavailable) as error:
+            return Failure(error.code, str(error))
 
 
-class Operations:
-    """What may be asked of an agent's plugins.
+class RuntimeOperations:
+    """`runtime.operations`: what may be asked of the plugins of every agent.
 
-    `session_id` names the session to work on. `default` is the session the caller is in: it serves operations that take
-    one and were told none, and means nothing to those that take none.
+    An operation with a session runs on that session's own plugins, here in this process; what it changed of their state
+    is on disk when it returns.
     """
 
-    def __init__(self, table: OperationTable, seams: OperationSeams) -> None:
-        self._table, self._seams = table, seams
+    def __init__(self, parts: SessionParts) -> None:
+        parts.mode.check()
+        self._parts = parts
 
-    def list(self) -> Sequence[OperationDefinition]:
-        """Queries, commands, tasks, each by name."""
-        return self._table.definitions
-
-    async def query(
-        self, name: str, args: Args = None, session_id: str | None = None, *, default: str | None = None
-    ) -> OperationOutcome:
-        """Ask something."""
-        return await self._perform(self._table.find(name, "query"), args, session_id, default)
-
-    async def command(
-        self, name: str, args: Args = None, session_id: str | None = None, *, default: str | None = None
-    ) -> OperationOutcome:
-        """Have something done. What it changed and queued is on disk when this returns."""
-        return await self._perform(self._table.find(name, "command"), args, session_id, default)
-
-    async def task(
-        self, name: str, args: Args = None, session_id: str | None = None, *, default: str | None = None
-    ) -> OperationOutcome:
-        """Begin long work. The output is the handle of a process, which is on disk when this returns."""
-        return await self._perform(self._table.find(name, "task"), args, session_id, default)
+    def list(self, agent: str | None = None) -> Sequence[OperationDefinition]:
+        """The operations of one agent, or of all."""
+        names = list(self._parts.definitions) if agent is None else [given.name(agent, "agent")]
+        return [each for name in names for each in self.of(name).list()]
 
     async def call(
-        self, name: str, args: Args = None, session_id: str | None = None, *, default: str | None = None
-    ) -> OperationOutcome:
-        """The same for a caller who knows only the name."""
-        return await self._perform(self._table.find(name), args, session_id, default)
-
-    async def _perform(
-        self, operation: Operation, args: Args, session_id: str | None, default: str | None
-    ) -> OperationOutcome:
-        kind = operation.definition.kind
-        session = effective_session(operation.definition, session_id, default)
-        kwargs = operation.bind(args)
-        if kind == "task":
-            return await self._start(operation, args, session)
-        plugins = None if session is None else await self._seams.instances(session)
-        plugin = operation.plugin if plugins is None else _instance(operation, plugins)
-        host = self._seams.host(session)
-        if kind == "query":
-            ctx = QueryContext(session, self._seams.agent, self._seams.deps, ReadOnly(host))
-            return _read_query(operation, await operation.invoke(plugin, kwargs, ctx))
-        told = CommandContext(session, self._seams.agent, self._seams.deps, host)
-        return await self._act(operation, session, plugins, operation.invoke(plugin, kwargs, told))
-
-    async def _start(self, operation: Operation, args: Args, session: str | None) -> OperationOutcome:
-        name, plugin = operation.definition.name, operation.definition.plugin
-        if self._seams.start is None:
-            raise Unavailable(f"operation {name!r}: nobody here works on tasks")
-        handle = await self._seams.start(operation, clean({} if args is None else dict(args)), session)
-        return OperationOutcome(plugin, handle)
-
-    async def run_task(self, name: str, args: Args, session: str | None, task: TaskRun) -> OperationOutcome:
-        """Do what a task is there for: what its process runs."""
-        operation = self._table.find(name, "task")
-        kwargs = operation.bind(args)
-        plugins = None if session is None else await self._seams.instances(session)
-        plugin = operation.plugin if plugins is None else _instance(operation, plugins)
-        told = TaskContext(
-            session,
-            self._seams.agent,
-            self._seams.deps,
-            self._seams.host(session),
-            task.process_id,
-            task.attempt,
-            task.progress,
-        )
-        return await self._act(operation, session, plugins, operation.invoke(plugin, kwargs, told), task.process_id)
-
-    async def _act(
         self,
-        operation: Operation,
-        session: str | None,
-        plugins: PluginSession | None,
-        work: Awaitable[Any],
-        process_id: str = "",
+        name: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        session: str | None = None,
+        agent: str | None = None,
+        default: str | None = None,
     ) -> OperationOutcome:
-        before = _revisions(plugins)
-        try:
-            outcome = _read_command(operation, session, await work, process_id)
-        finally:
-            # Also when it failed: what later hooks see of its state and what a restart would show them stay the same.
-            if session is not None and plugins is not None and _revisions(plugins) != before:
-                await self._seams.persist(session, plugins)
-        return outcome if session is None else await self._lead_to(operation, session, outcome)
+        """Call an operation by name with JSON arguments, on a session where it takes one.
 
-    async def _lead_to(self, operation: Operation, session: str, outcome: OperationOutcome) -> OperationOutcome:
-        """Carry out what a command answered beside its output."""
-        accepted: tuple[str, ...] = ()
-        for turn in outcome.directives:
-            assert isinstance(turn.input, Message)
-            try:
-                accepted = (*accepted, await self._seams.queue(session, turn.input, turn.key))
-            except (Conflict, InvalidInput) as error:
-                raise operation.failed(f"a turn was not queued: {error}", accepted) from error
-        if outcome.events:
-            self._seams.emit(session, outcome.plugin, outcome.events)
-        return OperationOutcome(outcome.plugin, outcome.output, outcome.events, outcome.directives, accepted)
+        `default` is the session the caller is in, for operations that were told none.
+        """
+        self._parts.mode.check()
+        name, agent = given.name(name, "operation"), None if agent is None else given.name(agent, "agent")
+        where = session if session is not None else default
+        if where is not None:
+            row = await self._parts.store.session(check_session_id(where))
+            if row is None and agent is None and where == session:
+                raise UnknownSession(where)
+            agent = agent if row is None else row.agent
+        return await self.of(agent or self._owner(name)).call(name, args, session, default=default)
 
+    def _owner(self, name: str) -> str:
+        """The agent whose plugins offer it; without one, the first: it says what there is."""
+        offering = [agent for agent, each in self._parts.definitions.items() if name in each.operations.names]
+        if not offering and not self._parts.definitions:
+            raise UnknownOperation(name, "this Runtime has no agents")
+        return next(iter(offering or self._parts.definitions))
 
-def effective_session(
-    definition: OperationDefinition, session_id: str | None = None, default: str | None = None
-) -> str | None:
-    """The session an operation works on. The default says where the caller is, not what it asks for."""
-    if definition.session_param == "forbidden":
-        if session_id is not None:
-            raise UnexpectedSession(definition.name, definition.plugin, session_id)
-        return None
-    if session_id is not None:
-        return check_session_id(session_id)
-    if not default and definition.session_param == "required":
-        raise MissingSession(definition.name, definition.plugin)
-    return default or None
-
-
-def _instance(operation: Operation, plugins: PluginSession) -> Plugin:
-    wanted = operation.definition.plugin
-    if wanted in plugins.absent:
-        # Its snapshot is kept for a version that can read it: whatever it did now would be lost, or write over it.
-        raise Unavailable(
-            f"operation {operation.definition.name!r}: plugin {wanted!r} is left out of this session because its "
-            "snapshot cannot be read: install a version that can"
+    def of(self, agent: str) -> Operations:
+        definition = self._parts.definitions.get(agent)
+        if definition is None:
+            raise Unavailable(f"agent {agent!r} is not part of this Runtime")
+        visit = Visit(self._parts, agent)
+        return Operations(
+            definition.operations,
+            OperationSeams(
+                agent,
+                visit.instances,
+                functools.partial(self._host, agent),
+                visit.persist,
+                functools.partial(self._queue, agent),
+                self._emit,
+                self._parts.deps,
+                functools.partial(self._start, agent),
+            ),
         )
-    return next(plugin for plugin in plugins.plugins if plugin.id == wanted)
+
+    # ------------------------------------------------------------------ seams
+
+    def _host(self, agent: str, session_id: str | None) -> SessionHost:
+        return SessionHost(self._parts, session_id or "", agent)
+
+    async def _queue(self, agent: str, session_id: str, said: Message, key: str | None) -> str:
+        accepted = await self._parts.inbox.accept(session_id, agent, said, "queue", key)
+        return turn_id(session_id, accepted.turn)
+
+    async def _start(
+        self, agent: str, operation: Operation, args: Mapping[str, Any], session_id: str | None
+    ) -> dict[str, str]:
+        call = TaskCall(agent, operation.definition.name, operation.recovery, session_id)
+        if session_id is None:
+            return (await self._parts.processes.start(call, args)).to_json()
+        owned = SessionProcesses(self._parts.processes, self._parts.store, session_id, agent)
+        return (await owned.start(call, args, "none")).to_json()
+
+    def _emit(self, session_id: str, plugin: str, events: tuple[Any, ...]) -> None:
+        sink = TurnEvents(self._parts.feed, session_id, "", asyncio.get_running_loop())
+        for value in events:
+            sink.emit(PluginEvent, plugin=plugin, value=value)
 
 
-def _revisions(plugins: PluginSession | None) -> list[int]:
-    return [] if plugins is None else [revision(plugin) for plugin in plugins.plugins]
+def task_engine(parts: SessionParts) -> OperationEngine:
+    """Runs the tasks of the agents' plugins."""
+    return OperationEngine(parts.definitions, lambda agent: RuntimeOperations(parts).of(agent))
 
 
-# ---------------------------------------------------------------------- answers
+class Visit:
+    """One call of an operation: the plugins it runs on, and putting on disk what it changed of them."""
 
+    def __init__(self, parts: SessionParts, agent: str) -> None:
+        self._parts, self._agent = parts, agent
+        self._setup: Setup | None = None
 
-def _read_query(operation: Operation, answer: object) -> OperationOutcome:
-    if isinstance(answer, Result):
-        raise operation.failed("a query returns a value: events and directives are for commands")
-    return OperationOutcome(operation.definition.plugin, _output(operation, answer))
+    async def instances(self, session_id: str) -> PluginSession:
+        services = SessionHost(self._parts, session_id, self._agent)
+        async with self._parts.cache.of(session_id).saving:
+            self._setup = await services.setup(await self._row(session_id))
+        assert self._setup.plugins is not None, "an agent with operations has plugins"
+        return self._setup.plugins
 
+    async def persist(self, session_id: str, plugins: PluginSession) -> None:
+        """Put what has changed of the plugins' state on disk, to be recorded by the session's next turn."""
+        setup = self._setup
+        assert setup is not None
+        # Whoever saves later has what was changed before, and must not be overtaken.
+        async with self._parts.cache.of(session_id).saving:
+            assert setup.kept is not None, "a session with plugins of its own knows what is recorded of them"
+            taken = [(each.id, setup.kept.take(each)) for each in _changed(setup.kept, plugins)]
+            blobs = {digest: data for _, each in taken for digest, data in each.blobs.items()}
+            await self._save(session_id, setup, {name: each.snapshot for name, each in taken}, blobs)
 
-def _read_command(operation: Operation, session: str | None, answer: object, process_id: str = "") -> OperationOutcome:
-    plugin = operation.definition.plugin
-    if not isinstance(answer, Result):
-        return OperationOutcome(plugin, _output(operation, answer))
-    for name in ("events", "directives"):
-        if not isinstance(getattr(answer, name), tuple | list):
-            raise operation.failed(f"its {name} are a {type(getattr(answer, name)).__name__}: give a tuple")
-    if session is None and answer.directives:
-        raise operation.failed("it was called without a session, so there is none to carry out its directives")
-    try:
-        events = tuple([clean(event) for event in answer.events])
-        directives = tuple([_directive(each) for each in answer.directives])
-        if process_id:  # a task that is called again after a crash queues the same turns
-            directives = tuple(
-                [QueueTurn(each.input, each.key or f"{process_id} {n}") for n, each in enumerate(directives)]
+    async def _save(
+        self, session_id: str, setup: Setup, taken: dict[str, PluginSnapshot], blobs: Mapping[str, bytes]
+    ) -> None:
+        put, saved = functools.partial(self._put, blobs), self._parts.mint("o")
+        await put()
+        while True:
+            row = await self._row(session_id)
+            settings = load(row.settings)
+            self._check(row, settings, setup)
+            wanted = replace(settings, snapshots=settings.snapshots | taken, saved=saved)
+            write = Configure(
+                session_id, self._agent, dump(wanted), self._parts.clock.now(), row.settings, tuple(blobs)
             )
-    except InvalidInput as error:
-        raise operation.failed(f"what it returned cannot be used: {error}") from None
-    return OperationOutcome(plugin, _output(operation, answer.output), events, directives)
+            try:
+                after = await write_referring(functools.partial(self._parts.store.write, write), put)
+            except StaleSettings:
+                continue
+            setup.waiting = wanted.snapshots
+            if setup.settings == row.settings:
+                setup.settings = after.settings  # nothing else has changed: it still fits
+            return
+
+    def _check(self, row: SessionRow, settings: Settings, setup: Setup) -> None:
+        """Refuse to write over what somebody else did to the same plugins since they were loaded here."""
+        resident = self._parts.cache.of(row.id)
+        if resident.run is not None and resident.setup is setup:
+            return  # the turn that runs is ours, and on the same plugins
+        if row.owner is None and row.head == setup.head and settings.snapshots == setup.waiting:
+            return
+        if resident.run is None and resident.setup is setup:
+            resident.setup = None
+        raise Conflict(f"session {row.id!r} went on elsewhere while the operation ran: call it again")
+
+    async def _row(self, session_id: str) -> SessionRow:
+        """The session's row; a blank one when nothing was said in it yet."""
+        row = await self._parts.store.session(session_id)
+        if row is not None and row.deleted:
+            raise UnknownSession(session_id)
+        return row or SessionRow(0, session_id, self._agent)
+
+    async def _put(self, blobs: Mapping[str, bytes]) -> None:
+        for data in blobs.values():
+            await self._parts.store.blobs.put(data)
 
 
-def _output(operation: Operation, value: Any) -> Any:
-    try:
-        return operation.codec.to_json(value)
-    except Exception as error:  # whatever its own types do when they are shown as JSON
-        raise operation.failed(f"its output is not JSON: {error_text(error)}") from None
-
-
-def _directive(given: object) -> QueueTurn:
-    if not isinstance(given, QueueTurn):
-        raise InvalidInput(f"a {type(given).__name__} is no directive of an operation: use QueueTurn")
-    key: object = given.key
-    if key is not None and not (isinstance(key, str) and key):
-        raise InvalidInput(f"a key is a string, not {key!r:.80}")
-    return QueueTurn(clean_message(given.input), given.key)
-
-
-class ReadOnly:
-    """The services of a query. Others fail in words, so that nobody finds out from a stack trace."""
-
-    __slots__ = ("_host",)
-
-    def __init__(self, host: QueryHost) -> None:
-        self._host = host
-
-    async def snapshot(self, session_id: str | None = None) -> SessionSnapshot:
-        return await self._host.snapshot(session_id)
-
-    async def tool_catalog(self, session_id: str | None = None) -> Any:
-        return await self._host.tool_catalog(session_id)
-
-    def __getattr__(self, name: str) -> Any:
-        if hasattr(ToolHost, name):
-            raise Unavailable(f"a query only reads and has no {name!r}: make it a command")
-        raise AttributeError(name)
+def _changed(kept: state.Kept, plugins: PluginSession) -> list[Plugin]:
+    """The plugins whose state is not in any record."""
+    stateful = [plugin for plugin, _ in plugins.hooks("snapshot").entries]
+    return [each for each in stateful if state.revision(each) != kept.counts.get(each.id)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
 
@@ -34,25 +34,28 @@ from mainstay.model.llm import ModelChoice, ModelSettings, Usage
 from mainstay.model.message import InputContent, Message
 from mainstay.model.outcome import PendingCall
 from mainstay.model.own import own
+from mainstay.model.plugin import PromptPart
 from mainstay.model.process import ProcessRow, WakePolicy
 from mainstay.model.record import Ended, InputKind, Replied
-from mainstay.model.session import Answer, CancelRequest, SessionRow
+from mainstay.model.session import Answer, CancelRequest, SessionRow, ToolState
 from mainstay.model.tool import OutcomeUnknown
 from mainstay.model.transcript import calls_of
-from mainstay.model.write import Accepted, Branch, CancelStatus, Resolved, Resume
+from mainstay.model.write import Accepted, Branch, CancelStatus, Resolved
 from mainstay.plugins.operations import OperationOutcome
 from mainstay.ports.provider import Provider
 from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.service import Start
-from mainstay.sessions.desk import Desk
-from mainstay.sessions.late import LateResults
-from mainstay.sessions.listening import Listener
-from mainstay.sessions.owned import SessionProcesses
+from mainstay.sessions.archive import spent
+from mainstay.sessions.operations import RuntimeOperations
+from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.result import TurnResult
-from mainstay.sessions.setup import shown
-from mainstay.sessions.spending import spent
-from mainstay.sessions.switchboard import Switchboard
-from mainstay.sessions.tooling import SessionTools
+from mainstay.sessions.services.host import SessionHost
+from mainstay.sessions.services.processes import SessionProcesses
+from mainstay.sessions.settings import SettingsEdit, edit_settings, with_choice, with_options
+from mainstay.sessions.setup import Overlay, shown
+from mainstay.sessions.stream import Listener
+from mainstay.sessions.wakes.late_results import LateResults
+from mainstay.tools.membership import Membership
 
 
 class Receipt:
@@ -83,10 +86,12 @@ class Receipt:
 class Session:
     """A durable conversation. A handle costs nothing: make as many as you like, in as many processes."""
 
-    __slots__ = ("_desk", "_options", "agent", "id")
+    __slots__ = ("_options", "_parts", "agent", "id")
 
-    def __init__(self, desk: Desk, session_id: str, agent: str, options: Mapping[str, Any] | None = None) -> None:
-        self._desk, self.id, self.agent = desk, session_id, agent
+    def __init__(
+        self, parts: SessionParts, session_id: str, agent: str, options: Mapping[str, Any] | None = None
+    ) -> None:
+        self._parts, self.id, self.agent = parts, session_id, agent
         self._options = options  # written before the first thing that is said or asked of plugins
 
     if not TYPE_CHECKING:  # to a checker it has the attributes that it has
@@ -119,15 +124,15 @@ class Session:
         """
         if foreign:
             words.refuse("run", foreign, words.IN_SESSION)
-        self._desk.check()
+        self._parts.mode.check()
         given.seconds(timeout)
         self.check_wait(key)
-        accepted = await self.accept(said, "queue", key, self._desk.turns.models.choice(model, settings))
+        accepted = await self.accept(said, "queue", key, self._parts.models.choice(model, settings))
         if timeout is None:
-            return await self._desk.outcome(self.id, accepted.turn, accepted.known, host=True)
+            return await self._parts.outcomes.wait(self.id, accepted.turn, accepted.known, host=True)
         try:
             async with asyncio.timeout(timeout):
-                return await self._desk.outcome(self.id, accepted.turn, accepted.known, host=True)
+                return await self._parts.outcomes.wait(self.id, accepted.turn, accepted.known, host=True)
         except TimeoutError:
             turn = ids.turn_id(self.id, accepted.turn)
             await self.cancel(f"it did not end within {timeout:g} s", by="timeout", turn_id=turn)
@@ -145,14 +150,14 @@ class Session:
         """Say something and return as soon as it is on disk. It runs after what was said before it."""
         if foreign:
             words.refuse("send", foreign, words.IN_SESSION)
-        self._desk.check()
-        return self._receipt(await self.accept(said, "queue", key, self._desk.turns.models.choice(model, settings)))
+        self._parts.mode.check()
+        return self._receipt(await self.accept(said, "queue", key, self._parts.models.choice(model, settings)))
 
     async def steer(self, said: InputContent, *, key: str | None = None, **foreign: Never) -> Receipt:
         """Say something to the running turn: it arrives at its next boundary. With none running, it opens a turn."""
         if foreign:
             words.refuse("steer", foreign, words.IN_SESSION)
-        self._desk.check()
+        self._parts.mode.check()
         return self._receipt(await self.accept(said, "steer", key))
 
     def stream(
@@ -167,35 +172,38 @@ class Session:
         """Say something and watch its turn: `async with session.stream(…) as turn: async for event in turn: …`."""
         if foreign:
             words.refuse("stream", foreign, words.IN_SESSION)
-        self._desk.check()
-        return TurnStream(self, said, key, self._desk.turns.models.choice(model, settings))
+        self._parts.mode.check()
+        return TurnStream(self, said, key, self._parts.models.choice(model, settings))
 
     async def configure(
         self, *, model: str | Provider | None = None, settings: ModelSettings | None = None, reset: bool = False
     ) -> None:
         """Ask another model from the next input on, or ask it differently, in this session; `reset` first takes back
         what was said before. Durable: it holds in every process. What was accepted before asks as it was accepted."""
-        self._desk.check()
+        self._parts.mode.check()
         given.flag(reset, "reset")
         await self._keep_options()
-        await self._desk.set_choice(self.id, self.agent, self._desk.turns.models.choice(model, settings), reset)
+        await self._edit(with_choice(self._parts.models.choice(model, settings), reset))
 
     async def accept(
         self, said: InputContent, kind: InputKind, key: str | None, choice: ModelChoice | None = None
     ) -> Accepted:
         """Make an input durable; before it, the options that the session was opened with."""
         await self._keep_options()
-        return await self._desk.inbox.accept(self.id, self.agent, said, kind, key, choice)
+        return await self._parts.inbox.accept(self.id, self.agent, said, kind, key, choice)
 
     def check_wait(self, key: str | None) -> None:
         """Refuse to wait in a turn for one behind it. One with a key may be over: that is known when it is accepted."""
         if key is None:
-            self._desk.circles.check((self.id, NEXT))
+            self._parts.deadlocks.check((self.id, NEXT))
 
     async def _keep_options(self) -> None:
         if self._options is not None:
-            await self._desk.set_options(self.id, self.agent, self._options)
+            await self._edit(with_options(self._options))
             self._options = None
+
+    async def _edit(self, edit: SettingsEdit) -> None:
+        await edit_settings(self._parts.store, self._parts.clock, self.id, self.agent, edit)
 
     def _receipt(self, accepted: Accepted) -> Receipt:
         return Receipt(self, ids.turn_id(self.id, accepted.turn), accepted.known)
@@ -204,14 +212,14 @@ class Session:
 
     async def result(self, turn_id: str) -> TurnResult[Any]:
         """How a turn of this session ended or parked; waits for it. Works in any process, at any later time."""
-        return await self._desk.outcome(self.id, await self._turn(turn_id), known=True)
+        return await self._parts.outcomes.wait(self.id, await self._turn(turn_id), known=True)
 
     async def result_or_queued(self, turn_id: str) -> TurnResult[Any]:
         """What `run` returns, for a turn that was accepted before."""
-        return await self._desk.outcome(self.id, await self._turn(turn_id), known=True, host=True)
+        return await self._parts.outcomes.wait(self.id, await self._turn(turn_id), known=True, host=True)
 
     async def _turn(self, turn_id: str) -> int:
-        self._desk.check()
+        self._parts.mode.check()
         session_id, (turn,) = ids.split(turn_id, 1)
         row = await self._row()
         if session_id != self.id or not 0 < turn < row.next:
@@ -221,26 +229,26 @@ class Session:
     async def history(self) -> list[Message]:
         """All committed messages, oldest first."""
         await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working
-        self._desk.check()
-        row = await self._desk.store.session(self.id)
+        self._parts.mode.check()
+        row = await self._parts.store.session(self.id)
         if row is None:
             return []
         self._usable(row)
-        messages = list((await self._desk.turns.view(row)).messages)
-        self._desk.turns.residents.rest(self.id)
-        definition = self._desk.definition(row.agent)
+        messages = list((await self._parts.cache.view(row)).messages)
+        self._parts.cache.rest(self.id)
+        definition = self._parts.definitions.get(row.agent)
         if definition is None or not definition.plugins.has("project_prose"):
             return [own(each) for each in messages]
-        return shown(await LateResults(self._desk).setup(row), row.id, messages)
+        return shown(await LateResults(self._parts).setup(row), row.id, messages)
 
     async def pending(self) -> list[PendingCall]:
         """What waits for a person or an outside completion. Once a turn is asked to stop, nothing of it does."""
         await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working
-        self._desk.check()
-        row = await self._desk.store.session(self.id)
+        self._parts.mode.check()
+        row = await self._parts.store.session(self.id)
         if row is None or self._usable(row).cancel is not None:
             return []
-        return list(await self._desk.turns.archive.pending(row))
+        return list(await self._parts.archive.pending(row))
 
     async def usage(self, by: Literal["label", "model"] = "label") -> dict[str, Usage]:
         """What this session has asked of models so far: under "turns" its turns, under its label every other question.
@@ -248,36 +256,36 @@ class Session:
         A child session counts under its label, with all that it has led to. By model, "" is what no answer was seen
         of, or what came without a name. A fork begins with nothing.
         """
-        self._desk.check()
+        self._parts.mode.check()
         if by not in ("label", "model"):
             raise InvalidInput(f"usage is told by 'label' or 'model', not {quoted(by):.80}")
-        row = await self._desk.store.session(self.id)
+        row = await self._parts.store.session(self.id)
         row = SessionRow(0, self.id, self.agent) if row is None else self._usable(row)
-        return await spent(self._desk.store, row, by)
+        return await spent(self._parts.store, row, by)
 
     @property
     def tools(self) -> SessionTools:
         """What this session is shown, and switching single tools on and off."""
-        return SessionTools(self._desk, self.id, self.agent, self._keep_options)
+        return SessionTools(self._parts, self.id, self.agent, self._keep_options)
 
     async def call(self, operation: str, args: Mapping[str, Any] | None = None) -> OperationOutcome:
         """Call an operation of this session's plugins."""
-        self._desk.check()
+        self._parts.mode.check()
         await self._keep_options()
-        return await Switchboard(self._desk).call(operation, args, agent=self.agent, default=self.id)
+        return await RuntimeOperations(self._parts).call(operation, args, agent=self.agent, default=self.id)
 
     def observe(self, cursor: str | None = None) -> AsyncIterator[AnyEvent]:
         """Live events after `cursor`, or from now on, until the session is deleted. A gap is an event.
 
         Of a turn that another process works on its end is told, after a gap.
         """
-        self._desk.check()
-        return self._observed(self._desk.feed.read(self.id, cursor))
+        self._parts.mode.check()
+        return self._observed(self._parts.feed.read(self.id, cursor))
 
     async def _observed(self, events: AsyncGenerator[AnyEvent, None]) -> AsyncGenerator[AnyEvent, None]:
         async with contextlib.aclosing(events):
-            row = await self._desk.store.session(self.id)
-            self._desk.feed.behind(self.id, 0 if row is None else self._usable(row).head)
+            row = await self._parts.store.session(self.id)
+            self._parts.feed.behind(self.id, 0 if row is None else self._usable(row).head)
             async for event in events:
                 yield event
 
@@ -297,20 +305,20 @@ class Session:
         `wake` says how the session hears of its end: "turn" runs one when the session is idle, "notify" tells it with
         its next turn, "none" tells nobody. The same `id` with the same content is the same process, started once.
         """
-        self._desk.check()
+        self._parts.mode.check()
         await self._keep_options()
         return await self._processes.start(what, args, wake, Start(id, label))
 
     async def processes(self, status: str | Sequence[str] | None = None, **wanted: Any) -> Sequence[ProcessRow]:
         """The processes that this session may see, newest first; filters as for `runtime.processes.list`."""
-        self._desk.check()
+        self._parts.mode.check()
         if "session_id" in wanted:
             raise InvalidInput("session.processes() lists what this session may see: ask runtime.processes.list()")
-        return await self._desk.processes.list(status, session_id=self.id, **wanted)
+        return await self._parts.processes.list(status, session_id=self.id, **wanted)
 
     @property
     def _processes(self) -> SessionProcesses:
-        return SessionProcesses(self._desk.processes, self._desk.store, self.id, self.agent)
+        return SessionProcesses(self._parts.processes, self._parts.store, self.id, self.agent)
 
     # ------------------------------------------------------------------ deciding
 
@@ -319,22 +327,20 @@ class Session:
 
         Returns once the request is on disk; `result()` tells how the turn ended.
         """
-        self._desk.check()
+        self._parts.mode.check()
         turn = None
         if turn_id is not None:
             session_id, (turn,) = ids.split(turn_id, 1)
             if session_id != self.id:
                 raise UnknownTurn(turn_id)
-        return await self._desk.cancel(self.id, self.agent, CancelRequest(clean_text(by), clean_text(reason)), turn)
+        return await self._parts.requests.cancel(
+            self.id, self.agent, CancelRequest(clean_text(by), clean_text(reason)), turn
+        )
 
     async def resume(self) -> bool:
         """Work again on a turn that got stuck (`doctor` says why). False when none is."""
-        self._desk.check()
-        resume = Resume(self.id, self._desk.clock.now(), self._desk.worker_for(self.agent), self._desk.lived)
-        row = await self._desk.turns.write(self.id, resume)
-        if row is not None:
-            self._desk.goes_on(row)
-        return row is not None
+        self._parts.mode.check()
+        return await self._parts.requests.resume(self.id, self.agent)
 
     async def approve(self, call_id: str, *, by: str = "host") -> None:
         """Let a call run that its tool declared with `approval="ask"`."""
@@ -383,21 +389,21 @@ class Session:
         what commands have changed of it since. Of the processes that this one may see it sees those that
         `grants` names: "none", "all", or a list of handles.
         """
-        self._desk.check()
+        self._parts.mode.check()
         row = await self._row()
         turn, ordinal, whole = await self._fork_point(row, None if at is None else given.name(at, "at"))
-        name = ids.check_session_id(session_id) if session_id is not None else self._desk.mint("s")
-        shared, now = await self._processes.chosen(grants), self._desk.clock.now()
-        branch = await self._desk.store.write(Branch(name, self.agent, self.id, turn, ordinal, now, shared, whole))
-        overlay = self._desk.turns.residents.of(self.id).overlay
-        if overlay is not None and self._desk.turns.residents.of(branch.id).overlay is None:
-            self._desk.turns.residents.lay_over(branch.id, overlay)
-        return Session(self._desk, branch.id, branch.agent)
+        name = ids.check_session_id(session_id) if session_id is not None else self._parts.mint("s")
+        shared, now = await self._processes.chosen(grants), self._parts.clock.now()
+        branch = await self._parts.store.write(Branch(name, self.agent, self.id, turn, ordinal, now, shared, whole))
+        overlay = self._parts.cache.of(self.id).overlay
+        if overlay is not None and self._parts.cache.of(branch.id).overlay is None:
+            self._parts.cache.lay_over(branch.id, overlay)
+        return Session(self._parts, branch.id, branch.agent)
 
     # ------------------------------------------------------------------ parts
 
     async def _row(self) -> SessionRow:
-        row = await self._desk.store.session(self.id)
+        row = await self._parts.store.session(self.id)
         if row is None:
             raise UnknownSession(self.id)
         return self._usable(row)
@@ -409,13 +415,13 @@ class Session:
         return row
 
     async def _answer(self, call_id: str, kind: str, answer: Answer) -> None:
-        self._desk.check()
+        self._parts.mode.check()
         if _split(call_id, 3, UnknownCall(call_id, "this is no call id"))[0] != self.id:
             raise UnknownCall(call_id, "it belongs to another session")
         name = wait_id(call_id, kind)
         if kind != "approval":  # there may be several: one for each attempt that somebody was asked about
             name = await self._newest_wait(name)
-        resolved: Resolved = await self._desk.resolve(name, answer)
+        resolved: Resolved = await self._parts.requests.resolve(name, answer)
         if resolved.status == "unknown":
             raise UnknownCall(call_id)
         if resolved.status == "already_resolved":
@@ -424,15 +430,15 @@ class Session:
 
     async def _newest_wait(self, name: str) -> str:
         """The wait about the newest attempt of a call, if there were several."""
-        row = await self._desk.store.session(self.id)
-        waits = [] if row is None else [w.id for w in await self._desk.store.waits(row.sid)]
+        row = await self._parts.store.session(self.id)
+        waits = [] if row is None else [w.id for w in await self._parts.store.waits(row.sid)]
         return max([name, *[w for w in waits if w.startswith(f"{name}#")]], key=lambda w: (len(w), w))
 
     async def _annotate(self, call_id: str, answer: Answer) -> None:
         """Tell the session about a call that is over: a note that the next turn reads."""
         _, (turn, step, index) = ids.split(call_id, 3)
         row = await self._row()
-        records, key = [r for _, r in await load(self._desk.store, row.sid, turn, turn)], f"{step}.{index}"
+        records, key = [r for _, r in await load(self._parts.store, row.sid, turn, turn)], f"{step}.{index}"
         ended = next((r for r in records if isinstance(r, Ended) and r.call == key), None)
         asked = next((r for r in records if isinstance(r, Replied) and r.step == step), None)
         if ended is None or asked is None:
@@ -440,9 +446,9 @@ class Session:
         if not isinstance(ended.outcome, OutcomeUnknown):
             raise AlreadyAnswered(f"call {call_id}", msgspec.to_builtins(ended.outcome))
         call = calls_of(asked.parts, step)[key]
-        said = Message("user", await LateResults(self._desk).annotation(row, call_id, call, answer))
+        said = Message("user", await LateResults(self._parts).annotation(row, call_id, call, answer))
         try:
-            await self._desk.inbox.accept(self.id, self.agent, said, "note", f"settle {call_id}")
+            await self._parts.inbox.accept(self.id, self.agent, said, "note", f"settle {call_id}")
         except KeyConflict:
             raise AlreadyAnswered(f"call {call_id}", "another settlement") from None
 
@@ -461,13 +467,13 @@ class Session:
             session_id, (turn, ordinal) = _split(at, 2, malformed)
             if session_id != self.id:
                 raise UnknownNode(at, f"it is not a node of session {self.id!r}")
-        found = await load_turns(self._desk.store, row.sid, turn, turn) if 0 < turn < row.next else []
+        found = await load_turns(self._parts.store, row.sid, turn, turn) if 0 < turn < row.next else []
         if not found:
             raise UnknownNode(at or self.id, "there is no such node")
         if (into := found[0].joined) is not None and ordinal == 0:
             # Said into another turn: it is part of the history from the record on that delivers it.
             number, turn = turn, into
-            found = await load_turns(self._desk.store, row.sid, turn, turn)
+            found = await load_turns(self._parts.store, row.sid, turn, turn)
             ordinal = delivered_by(found[0], number) if found else None
         ordinal = len(found[0].records) - 1 if ordinal is None else ordinal
         why = forkable(found[0], ordinal)
@@ -489,18 +495,18 @@ class TurnStream:
 
     def __init__(self, session: Session, said: InputContent, key: str | None, choice: ModelChoice | None) -> None:
         self._session, self._said, self._key, self._choice = session, said, key, choice
-        self._listener = Listener(session._desk.feed, session.id)
+        self._listener = Listener(session._parts.feed, session.id)
         self._done: asyncio.Task[TurnResult[Any]] | None = None
         self._left = False
         self.turn_id = ""
 
     async def __aenter__(self) -> TurnStream:
-        desk, session = self._session._desk, self._session
+        parts, session = self._session._parts, self._session
         self._listener.skip()
         session.check_wait(self._key)
         accepted = await session.accept(self._said, "queue", self._key, self._choice)
         self.turn_id = ids.turn_id(session.id, accepted.turn)
-        self._done = asyncio.create_task(desk.outcome(session.id, accepted.turn, accepted.known, host=True))
+        self._done = asyncio.create_task(parts.outcomes.wait(session.id, accepted.turn, accepted.known, host=True))
         return self
 
     async def __aexit__(
@@ -525,3 +531,72 @@ class TurnStream:
         if self._done is None:
             raise InvalidInput("watch a turn inside `async with session.stream(…) as turn`")
         return self._done
+
+
+class SessionTools:
+    """`session.tools`: membership is availability, so a tool that is switched off cannot be called, only seen here."""
+
+    __slots__ = ("_agent", "_parts", "_ready", "_services", "_session_id")
+
+    def __init__(self, parts: SessionParts, session_id: str, agent: str, ready: Callable[[], Awaitable[None]]) -> None:
+        parts.mode.check()
+        self._parts, self._session_id, self._agent = parts, session_id, agent
+        self._services = SessionHost(parts, session_id, agent)
+        self._ready = ready  # options that the session was opened with decide what plugins hide
+
+    async def list(self) -> Sequence[Mapping[str, Any]]:
+        """The tools that a model is shown in this session, as JSON."""
+        await self._ready()
+        return await self._services.tool_catalog()
+
+    async def state(self) -> ToolState:
+        """What was decided for single tools. Change it and give it to `apply`, or use the verbs below."""
+        return await self._services.tool_state()
+
+    async def orphans(self) -> Sequence[str]:
+        """Tools that something was decided for and that nobody offers now; the decision waits for them."""
+        await self._ready()
+        catalog = await self._services.catalog()
+        return catalog.orphans() if isinstance(catalog, Membership) else []
+
+    async def apply(self, state: ToolState) -> int:
+        """Replace the state, if nobody edited it since `state` was read; returns the new generation."""
+        await self._ready()
+        return await self._services.apply_tool_state(state)
+
+    async def enable(self, *names: str) -> int:
+        """Show these tools again. What a plugin or a parent session hides stays hidden."""
+        return await self._set(names, True)
+
+    async def disable(self, *names: str) -> int:
+        """Take these tools away, until they are enabled or cleared."""
+        return await self._set(names, False)
+
+    async def clear(self, *names: str) -> int:
+        """Forget what was decided for these tools."""
+        return await self._set(names, None)
+
+    async def _set(self, names: Sequence[str], member: bool | None) -> int:
+        await self._ready()
+        return await self._services.set_tools(names, member)
+
+    def overlay(
+        self, tools: Iterable[Any] = (), *, prompts: Iterable[PromptPart | str] = (), include_base: bool = True
+    ) -> bool:
+        """Lay tools and prompts over the session, from its next turn on, for as long as this Runtime lives.
+
+        A tool of the overlay replaces one of the same name; with `include_base=False` the agent's own are left out.
+        Nothing is stored: give it again after a restart. False: it is what was there already.
+        """
+        return self._parts.cache.lay_over(self._session_id, Overlay(tools, prompts, include_base))
+
+    def refresh(self) -> None:
+        """Ask the providers of tools, and the plugins that hide some, again: from the next turn on."""
+        definition, resident = self._parts.definitions.get(self._agent), self._parts.cache.of(self._session_id)
+        if resident.run is not None or definition is None:
+            return  # every turn asks the providers when it begins
+        catalogs = [definition.catalog, *([] if resident.setup is None else [resident.setup.definition.catalog])]
+        for catalog in catalogs:
+            catalog.refresh()
+            if isinstance(catalog, Membership):
+                catalog.invalidate()

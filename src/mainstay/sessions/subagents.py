@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -27,24 +28,31 @@ from mainstay.errors import (
     Conflict,
     InvalidInput,
     InvalidProcess,
+    MainstayError,
     NotFound,
     PluginError,
+    ProcessEnded,
+    ProcessNotVisible,
+    ProcessStuck,
     RuntimeClosed,
     SessionDeleted,
     StoreError,
+    ToolError,
     TurnFailed,
     Unavailable,
     UnknownSession,
 )
 from mainstay.lifecycle.fold import EXTERNAL_REF_SET, SIGNAL
 from mainstay.model.agent import AgentSpec
-from mainstay.model.codec import clean_message, convert, error_text
+from mainstay.model.codec import clean_message, convert, error_text, model_text
 from mainstay.model.ids import MAX_SESSION_ID, turn_id
 from mainstay.model.message import Message
 from mainstay.model.outcome import BudgetSpent, Finished, Incomplete, Outcome, Waiting, kind_of
 from mainstay.model.plugin import CreateSession
 from mainstay.model.process import (
+    Abandoned,
     Cancelled,
+    Cause,
     Event,
     EventType,
     Failure,
@@ -53,6 +61,7 @@ from mainstay.model.process import (
     SessionOrigin,
     Success,
     WaitOn,
+    WakeTarget,
 )
 from mainstay.model.process_write import ProcessFilter
 from mainstay.model.session import CancelRequest, Offers
@@ -62,13 +71,18 @@ from mainstay.model.tool import Cancelled as TurnCancelled
 from mainstay.model.write import Configure
 from mainstay.plugins.directives import sound_child
 from mainstay.ports.process import EngineRun
+from mainstay.processes.handle import ProcessHandle, parse_handle
 from mainstay.processes.journal import load_steps
 from mainstay.processes.run import ProcessRun, Unloaded
+from mainstay.processes.service import Start
 from mainstay.processes.worker import ProcessWorker
-from mainstay.sessions.desk import Desk
+from mainstay.sessions.definition import Defined
+from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.result import TurnResult
-from mainstay.sessions.services import Services
+from mainstay.sessions.services.host import SessionHost
 from mainstay.tools.answer import schema_codec
+from mainstay.tools.context import ToolContext
+from mainstay.tools.define import Tool, ToolOptions
 
 KIND = "turn"
 MESSAGE = f"{SIGNAL}message"
@@ -202,12 +216,11 @@ class TurnEngine:
 
     kind = KIND
 
-    def __init__(self, desk: Desk, work: ProcessWorker) -> None:
-        self._desk, self._work, self._store, self._clock = desk, work, desk.store, desk.clock
-        desk.turns.on_resume = self._resumed
+    def __init__(self, parts: SessionParts, work: ProcessWorker) -> None:
+        self._parts, self._work, self._store, self._clock = parts, work, parts.store, parts.clock
 
     def knows(self, registration: Registration) -> bool:
-        return registration.name in self._desk.definitions
+        return registration.name in self._parts.definitions
 
     def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | None:
         """How an agent is registered that somebody wants to start: the agent itself, or its name."""
@@ -227,8 +240,8 @@ class TurnEngine:
     def _name(self, what: Any) -> str | None:
         spec = getattr(what, "spec", None)
         if not isinstance(spec, AgentSpec):
-            return what if isinstance(what, str) and what in self._desk.definitions else None
-        if spec.name not in self._desk.definitions and not self._work.passive:
+            return what if isinstance(what, str) and what in self._parts.definitions else None
+        if spec.name not in self._parts.definitions and not self._work.passive:
             raise InvalidProcess(f"agent {spec.name!r} is not part of this Runtime: pass it in `agents=[…]`")
         return spec.name
 
@@ -259,7 +272,7 @@ class TurnEngine:
             result = await self._end_of(run, attention, child)
         except REFUSALS as error:
             return Failure(error.code, error_text(error), {"session_id": child.session_id})
-        typed = asked.output is not None or self._desk.definitions[agent].output_schema is not None
+        typed = asked.output is not None or self._parts.definitions[agent].output_schema is not None
         return _ending(result, attention.request, typed)
 
     async def _is_begun(self, run: ProcessRun, child: Child) -> bool:
@@ -272,7 +285,7 @@ class TurnEngine:
         if asked.session_id is None:
             await self._create(run.registration, asked, child)
         key = f"process {child.process_id}"
-        accepted = await self._desk.inbox.accept(child.session_id, child.agent, asked.input, "queue", key)
+        accepted = await self._parts.inbox.accept(child.session_id, child.agent, asked.input, "queue", key)
         child.turns.append(accepted.turn)
 
     async def _create(self, registration: Registration, asked: Asked, child: Child) -> None:
@@ -295,7 +308,7 @@ class TurnEngine:
         agent = row.agent if row is not None else wake.agent if wake is not None and wake.session_id == parent else ""
         if not agent:
             raise UnknownSession(parent)
-        await Services(self._desk, parent, agent).create_session(request)
+        await SessionHost(self._parts, parent, agent).create_session(request)
 
     async def _show_life(self, run: ProcessRun, child: Child) -> None:
         """After workers died on it: it has come as far as it can. If something kills them it is in the turn, which
@@ -336,13 +349,13 @@ class TurnEngine:
 
     async def _wait(self, attention: Attention, child: Child) -> TurnResult[Any] | None:
         """How the turn that is due ended or parked; None when something else came first."""
-        residents, turn = self._desk.turns.residents, child.turns[child.ended]
+        residents, turn = self._parts.cache, child.turns[child.ended]
         future = residents.expect(child.session_id, turn)  # before looking: it may end meanwhile, and is told only once
         try:
-            result = await self._desk.on_disk(child.session_id, turn)
+            result = await self._parts.outcomes.on_disk(child.session_id, turn)
             if result is None:
-                self._desk.stirred.set()
-                with self._desk.circles.waiting((child.session_id, turn)):
+                self._parts.activity.changed.set()
+                with self._parts.deadlocks.waiting((child.session_id, turn)):
                     await asyncio.wait((future, attention.stirred), return_when=asyncio.FIRST_COMPLETED)
                 result = _heard_of(future, turn_id(child.session_id, turn)) if future.done() else None
         finally:
@@ -354,7 +367,7 @@ class TurnEngine:
         while attention.messages:
             sequence, text = attention.messages[0]
             key = f"process {child.process_id} event {sequence}"
-            accepted = await self._desk.inbox.accept(child.session_id, child.agent, text, "steer", key)
+            accepted = await self._parts.inbox.accept(child.session_id, child.agent, text, "steer", key)
             attention.messages.popleft()
             child.turns.append(accepted.turn)
 
@@ -366,11 +379,6 @@ class TurnEngine:
                 raise Unloaded
         await run.catch_up()
 
-    def _resumed(self) -> None:
-        """A turn goes on here. If it was parked, the process that waited with it was freed by the same write, whichever
-        worker had parked it: it is found among those that have no owner."""
-        self._work.look_around()
-
     # ------------------------------------------------------------------ stopping
 
     async def _stop(self, request: CancelRequest, child: Child) -> None:
@@ -378,7 +386,7 @@ class TurnEngine:
         child.stopped = True
         asked = CancelRequest(request.by or f"process {child.process_id}", request.reason)
         for turn in child.turns[child.ended :]:
-            await self._desk.cancel(child.session_id, child.agent, asked, turn)
+            await self._parts.requests.cancel(child.session_id, child.agent, asked, turn)
 
     async def _stop_others(self, child: Child) -> None:
         """Cancelling a subagent cancels all that it has started, in the background too."""
@@ -419,3 +427,134 @@ def _told(outcome: Outcome) -> str:
         case _:
             parts = [getattr(outcome, name, "") for name in ("plugin", "code", "message")]
             return ": ".join([part for part in parts if part])
+
+
+class AgentTool(Tool[..., Any]):
+    """An agent as something that another agent may call."""
+
+    agent: Defined
+    in_background: bool
+
+
+def agent_tool(
+    agent: Defined, returns: Any, name: str | None = None, description: str | None = None, background: bool = False
+) -> AgentTool:
+    """The tool that gives a task to an agent. `returns` is the type of its answers."""
+
+    async def ask(task: str, ctx: ToolContext[Any]) -> Any:
+        """
+        Args:
+            task: What to do. The agent knows nothing of this conversation: say all that it needs.
+        """
+        return await delegate(ctx, agent.name, Asked(task), background=background)
+
+    ask.__annotations__["return"] = dict[str, str] if background else returns
+    told = f"Give a task to the agent {agent.name}, who works on it alone and answers."
+    if background:
+        told = f"Give a task to the agent {agent.name}, who works on it in the background. Returns a handle at once."
+    options = ToolOptions(
+        name=_tool_name(agent.name) if name is None else name,
+        description=told if description is None else description,
+        recovery="rerun",  # made again it finds the agent at work: its process has the id of the call
+    )
+    made = AgentTool(ask, options)
+    made.agent, made.in_background = agent, background
+    return made
+
+
+def _tool_name(name: str) -> str:
+    """An agent's name as far as a tool may carry it."""
+    return re.sub(r"[^a-zA-Z0-9_-]+", "_", name)[:64]
+
+
+async def delegate(
+    ctx: ToolContext[Any], agent: str, asked: Asked, *, label: str = "", background: bool = False
+) -> Any:
+    """Run an agent as a subagent of the calling session: its answer, or with `background` its handle at once.
+
+    A background one outlives the turn, and the session is woken when it ends.
+    """
+    try:
+        handle = await _start(ctx, agent, checked(agent, asked), label or agent, background)
+        return handle.to_json() if background else await answer(handle)
+    except StoreError:
+        raise  # the store is in trouble, not the call
+    except MainstayError as error:
+        raise ToolError(model_text(error), code=error.code) from error
+
+
+async def follow_up(ctx: ToolContext[Any], handle: Any, text: str, *, background: bool = False) -> Any:
+    """Say more to a subagent of this session: to its turn while it works or waits, else as its next turn.
+
+    Which of both it was stays so when the call is made again: the process keeps the message under the call's id.
+    """
+    try:
+        process_id, _ = parse_handle(handle)
+        parts = _services(ctx).scope.parts
+        row = await parts.store.process(process_id)
+        if row is None or not await parts.store.is_granted(ctx.session_id, process_id):
+            raise ProcessNotVisible(process_id, ctx.session_id)
+        if row.registration.kind != KIND:
+            raise ToolError(f"process {process_id!r} is no agent: nothing can be said to it", code="no_agent")
+        found = parts.processes.handle(process_id)
+        try:
+            await found.signal("message", text, key=ctx.call_id)
+        except ProcessEnded:
+            session_id = row.registration.input.get("session_id") or child_session(process_id, row.registration.name)
+            asked = Asked(text, session_id)
+            return await delegate(
+                ctx, row.registration.name, asked, label=row.registration.label, background=background
+            )
+        return found.to_json() if background else await answer(found)
+    except StoreError:
+        raise
+    except MainstayError as error:
+        raise ToolError(model_text(error), code=error.code) from error
+
+
+async def answer(handle: ProcessHandle) -> Any:
+    """The value of a subagent, once it has ended; ToolError tells the model why there is none."""
+    try:
+        outcome = await handle.outcome()
+    except ProcessStuck as error:
+        raise ToolError(model_text(error), code=error.code, data=handle.to_json()) from error
+    match outcome:
+        case Success(value=value):
+            return value
+        case Failure(code=code, message=message):
+            why = f"it failed ({code}): {message}"
+        case Cancelled(by=by, reason=reason):
+            code, why = "cancelled", f"it was cancelled by {by or 'somebody'}: {reason or 'no reason was given'}"
+        case Abandoned():
+            code, why = "outcome_unknown", "it was given up, and nobody knows how far it came"
+        case _:
+            code, why = "no_longer_retained", "it ended long ago, and what it answered was not kept"
+    raise ToolError(why, code=code, data={"handle": handle.to_json(), "outcome": msgspec.to_builtins(outcome)})
+
+
+async def _start(ctx: ToolContext[Any], agent: str, asked: Asked, label: str, background: bool) -> ProcessHandle:
+    services = _services(ctx)
+    at = services.scope
+    if asked.session_id is None:
+        child = child_session(ctx.call_id, agent)
+        asked = Asked(asked.input, await services.create_session(creating(asked, agent, child, label)))
+    if at.run is not None and not background:
+        at.run.children = True  # before there is one: the turn's commit asks those to stop that it leaves behind
+    start = Start(
+        id=ctx.call_id,
+        label=label,
+        origin=SessionOrigin(at.id),
+        cause=Cause("tool_call", ctx.call_id),
+        parent=ctx.turn_id,
+        parent_end="abandon" if background else "cancel",
+        wake=WakeTarget(at.id, at.agent, "turn" if background else "none"),
+        grants=(at.id,),
+    )
+    return await at.parts.processes.start(agent, msgspec.to_builtins(asked), start)
+
+
+def _services(ctx: ToolContext[Any]) -> SessionHost:
+    host = ctx.host
+    if not isinstance(host, SessionHost):
+        raise ToolError("agents are started by a call of a session, and not from here", code="unavailable")
+    return host

@@ -4,7 +4,7 @@
       └ _work       turn after turn, while inputs wait and we own the session
           └ _turn   load the history, build the machine, replay its records, drive it, commit
 
-What is in memory of a session (`Resident`) is a cache of what is on disk and may be dropped at any time it is idle.
+What is in memory of a session (`CachedSession`) is a cache of what is on disk, and may be dropped whenever it is idle.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from msgspec.structs import replace
 from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
 from mainstay.engine.executor import ModelCaller
 from mainstay.engine.gate import Leaving, TurnAborted
-from mainstay.engine.hands import Work, in_hand, set_depth
+from mainstay.engine.hands import Work, set_depth
 from mainstay.engine.journal import Journal, load, taken
 from mainstay.engine.lease import Worker
 from mainstay.engine.limits import RateLimits
+from mainstay.engine.mode import Activity, Mode
 from mainstay.engine.supervisor import Supervisor
-from mainstay.errors import Fenced, InternalError, SessionDeleted, StoreDamaged, StoreUnavailable, TurnFailed
+from mainstay.errors import Fenced, SessionDeleted, StoreDamaged, StoreUnavailable, TurnFailed
 from mainstay.graph.commit import End, ledger
 from mainstay.graph.view import View
 from mainstay.model.effect import CallModel, CancelTurn, Checkpoint, Delivery, Effect, RunTools
 from mainstay.model.event import InputDelivered, TurnCommitted, TurnStarted
 from mainstay.model.ids import turn_id
 from mainstay.model.message import Message
-from mainstay.model.outcome import Outcome, Queued, Waiting
+from mainstay.model.outcome import Outcome, Waiting
 from mainstay.model.plugin import Issue
 from mainstay.model.process import ProcessRow
 from mainstay.model.record import Asking, Closed, Delivered, Framed, Record, Said
-from mainstay.model.session import SessionRow
+from mainstay.model.session import CancelRequest, SessionRow
 from mainstay.model.settings import choice_for
 from mainstay.model.settings import load as load_settings
 from mainstay.model.write import CancelWon, Claim, Committed, Release, Scope, Write
@@ -45,9 +46,10 @@ from mainstay.observe.feed import Feed, TurnEvents
 from mainstay.plugins.turn import TurnPlugins, plugins_of
 from mainstay.ports.services import TraceSink, TurnServices
 from mainstay.sessions.archive import Archive
+from mainstay.sessions.cache import CachedSession, SessionCache
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.models import Models
-from mainstay.sessions.residents import CACHE_BYTES, Resident, Residents
+from mainstay.sessions.outcomes import TurnOutcomes
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Setup, changed, equip, lean
 from mainstay.sessions.traces import probe_of
@@ -66,47 +68,63 @@ class Landed(Struct, frozen=True, gc=False):
     end: End
 
 
+class TurnPorts(Struct, frozen=True):
+    """What turns need of the parts that are built on them.
+
+    `services` makes what plugins and tools of a turn may ask of their session. `between` is given the session's row
+    after each commit, and delivers what waited for it. `resumed` is called when a turn goes on that was parked or left,
+    `woken` with the processes that a commit has freed.
+    """
+
+    services: Callable[[Run], TurnServices]
+    between: Callable[[SessionRow], Awaitable[SessionRow]]
+    resumed: Callable[[], None]
+    woken: Callable[[tuple[ProcessRow, ...]], None]
+
+
 class Turns:
     """Runs the turns of the sessions this worker owns."""
 
     def __init__(  # noqa: PLR0913  # put together in one place
         self,
         worker: Worker,
+        mode: Mode,
+        activity: Activity,
         feed: Feed,
         supervisor: Supervisor,
         dispatcher: Dispatcher,
         definitions: Mapping[str, Definition],
         models: Models,
         limits: RateLimits,
-        traces: TraceSink | None = None,
-        cache_bytes: int = CACHE_BYTES,
+        cache: SessionCache,
+        archive: Archive,
+        outcomes: TurnOutcomes,
+        ports: TurnPorts,
+        traces: TraceSink | None,
     ) -> None:
-        self._worker, self._feed, self.models, self.limits = worker, feed, models, limits
+        self._worker, self._mode, self._activity, self._feed = worker, mode, activity, feed
         self._supervisor, self._dispatcher, self._definitions = supervisor, dispatcher, definitions
-        self.store = self._store = dispatcher.store
-        self.clock = self._clock = dispatcher.clock
-        self.random = dispatcher.random
+        self._models, self.cache, self._archive, self._outcomes = models, cache, archive, outcomes
+        self._ports, self._traces = ports, traces
+        self._store, self._clock = dispatcher.store, dispatcher.clock
         caller = ModelCaller(dispatcher.admit, dispatcher.random, dispatcher.store.blobs, limits)
         self._handlers: dict[type[Effect], Handler] = {
             CallModel: caller.call,
             RunTools: dispatcher.run,
             Checkpoint: self._checkpoint,
         }
-        self.residents = Residents(cache_bytes)
         self._lean: dict[str, Setup] = {}
-        self.archive = Archive(self._store, definitions)
-        self.draining = self.leaving = False
-        self.deps, self.traces = dispatcher.deps, traces
-        self._services: Callable[[Run], TurnServices] = _no_services
-        self.on_resume: Callable[[], None] | None = None
-        self.between: Callable[[SessionRow], Awaitable[SessionRow]] | None = None
-        self.on_woken: Callable[[tuple[ProcessRow, ...]], None] | None = None
 
-    def serve(self, services: Callable[[Run], TurnServices]) -> None:
-        """Who makes the services that plugins and tools of a turn are given: they need the sessions' side of us."""
-        self._services = self._dispatcher.services = services
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The agents whose turns may be begun here now: none while the Runtime drains, or in a copy of a store."""
+        return () if self._mode.draining or self._store.held() is not None else tuple(self._definitions)
 
-    # ------------------------------------------------------------------ news
+    def worker_for(self, agent: str) -> str | None:
+        """This worker, if it may begin turns of that agent now."""
+        return self._worker.id if agent in self.agents else None
+
+    # ------------------------------------------------------------------ what others wrote
 
     async def write(self, session_id: str, write: Write[R]) -> R:
         """Send a write that may bring a session something to do. It may land although its caller goes away."""
@@ -120,11 +138,12 @@ class Turns:
         await self._worker.speak()
         row = await self._store.session(session_id)
         if row is not None:
-            self.heed(row)
+            self.reconcile(row)
 
-    def heed(self, row: SessionRow) -> None:
-        """What is on disk may be news to the running turn; an open turn of ours that nobody works on is begun."""
-        resident = self.residents.of(row.id)
+    def reconcile(self, row: SessionRow) -> None:
+        """Compare what is in memory of a session with a row read from the store: pass inputs and cancel requests on to
+        the running turn; launch an open turn that this worker owns and has no task for."""
+        resident = self.cache.of(row.id)
         run, request = resident.run, None if row.cancel is None else decode_cancel(row.cancel)
         if run is not None:
             run.journal.mail = True
@@ -142,18 +161,39 @@ class Turns:
 
     def launch(self, row: SessionRow, opening: Said | None = None) -> None:
         """Work on the open turn of a session we own. `opening` spares reading an input that was just accepted."""
-        if opening is None and self.on_resume is not None:
-            self.on_resume()
-        resident = self.residents.of(row.id)
+        if opening is None:
+            self._ports.resumed()
+        resident = self.cache.of(row.id)
         if resident.task is not None:
             # The turn before is committed, and its task has not heard of it yet or has still to tell plugins so.
             resident.following = row
             return
         resident.task = self._supervisor.spawn(self._work(resident, row, opening), f"session {row.id}")
 
+    def go_on(self, row: SessionRow) -> None:
+        """Something was written about an open turn: wake its task, or launch one if the turn is ours."""
+        self._activity.changed.set()
+        if row.owner != self._worker.id or row.turn is None:
+            return
+        session = self.cache.of(row.id)
+        if session.run is not None:
+            session.run.gate.nudge()
+        elif session.task is None:
+            self.launch(row)
+
+    def cancelled(self, row: SessionRow, request: CancelRequest, turn: int | None) -> None:
+        """A cancel request is on disk: pass it to the running turn, or work on the turn that it freed."""
+        session = self.cache.of(row.id)
+        if session.run is not None and session.run.scope.turn == turn:
+            session.run.gate.cancel(request)
+        elif session.task is not None and turn is not None:
+            session.cancel = (turn, request)
+        else:
+            self.go_on(row)
+
     def has_mail(self, session_id: str) -> None:
         """An input waits that is no turn of its own: the running turn hears of it at its next boundary."""
-        resident = self.residents.of(session_id)
+        resident = self.cache.of(session_id)
         if resident.run is not None:
             resident.run.journal.mail = True
         else:
@@ -169,22 +209,22 @@ class Turns:
         if not claimed.won or claimed.row is None:
             if claimed.row is not None and claimed.row.state == "stuck" and row.turn is not None:
                 stuck = TurnFailed(turn_id(row.id, row.turn), "stuck", {"reason": claimed.row.reason})
-                self.residents.tell(row.id, row.turn, stuck)  # nobody else will: this claim was the last one
+                self.cache.tell(row.id, row.turn, stuck)  # nobody else will: this claim was the last one
             return False
         if claimed.row.takeovers:
             worker.claimed(row.sid, claimed.suspect)
         log.info("took over turn %s.%s from %s, generation %d", row.id, row.turn, row.owner, claimed.row.generation)
-        if self.residents.of(row.id).task is None:
+        if self.cache.of(row.id).task is None:
             self.launch(claimed.row)
         return True
 
     def _may_begin(self, row: SessionRow) -> bool:
         """While draining, only what work in hand waits for is begun, and what stands before that in its session."""
-        if not self.draining:
+        if not self._mode.draining:
             return True
-        return not self.leaving and row.turn is not None and row.turn <= self.residents.needed.get(row.id, 0)
+        return not self._mode.leaving and row.turn is not None and row.turn <= self.cache.needed.get(row.id, 0)
 
-    async def _work(self, resident: Resident, row: SessionRow, opening: Said | None) -> None:
+    async def _work(self, resident: CachedSession, row: SessionRow, opening: Said | None) -> None:
         scope = None
         try:
             while row.turn is not None and row.owner == self._worker.id and self._may_begin(row):
@@ -197,19 +237,19 @@ class Turns:
                     work.end()
                 if after is None:
                     return
-                row, opening = after if self.between is None else await self.between(after), None
+                row, opening = await self._ports.between(after), None
             if row.turn is not None and row.owner == self._worker.id:
                 await self._let_go(Scope(row.id, row.sid, row.turn, self._worker.id, row.generation))
         except (Fenced, SessionDeleted) as error:
             log.warning("%s", error)
             resident.view = None
             if isinstance(error, SessionDeleted):
-                self.residents.tell(row.id, row.turn or 0, error)
+                self.cache.tell(row.id, row.turn or 0, error)
         except StoreUnavailable as error:
             # The turn is still ours: the watch finds it unattended and tries again.
             log.warning("turn %s.%s rests: %s", row.id, row.turn, error)
             resident.view = None
-            self.residents.tell(row.id, row.turn or 0, error)
+            self.cache.tell(row.id, row.turn or 0, error)
         except Exception as error:  # whatever it was, it ends with this turn and is told, and harms no other
             log.exception("turn %s.%s failed", row.id, row.turn)
             resident.view = None
@@ -218,48 +258,24 @@ class Turns:
         finally:
             self._rests(resident, scope.turn if scope else 0)
 
-    def _rests(self, resident: Resident, turn: int) -> None:
+    def _rests(self, resident: CachedSession, turn: int) -> None:
         """The task of a session is done: its last turn has ended, is parked, or is not ours any more."""
         session_id = resident.session_id
         resident.task = resident.run = resident.turn = None
         following, resident.following = resident.following, None
         if following is not None and following.turn is not None and following.turn > turn:
             self.launch(following)
-        elif self.residents.hosts(session_id):
-            _ = self._supervisor.spawn(self.tell_queued(session_id), f"queued in {session_id}")
-        self.residents.rest(session_id)
+        elif self.cache.hosts(session_id):
+            _ = self._supervisor.spawn(self._outcomes.tell_queued(session_id), f"queued in {session_id}")
+        self.cache.rest(session_id)
 
-    async def tell_queued(self, session_id: str) -> None:
-        """Tell hosts that wait for a turn of a session which cannot begin now why it cannot."""
-        for turn in self.residents.hosts(session_id):
-            result = await self.queued(session_id, turn)
-            if result is not None:
-                self.residents.tell_queued(session_id, turn, result)
-
-    async def queued(self, session_id: str, turn: int) -> TurnResult[Any] | None:
-        """That a turn is queued and nothing will begin it by itself; None while it runs, has ended or may begin."""
-        row = await self._store.session(session_id)
-        if row is None or row.deleted or row.turn is None or turn < row.turn:
-            return None
-        if row.state == "parked" and row.turn < turn:
-            ahead, calls = turn_id(session_id, row.turn), await self.archive.pending(row)
-            waits = ", ".join(f"{call.tool} ({call.call_id})" for call in calls)
-            why = f"turn {ahead} waits for an answer to {waits}: it goes first, so answer that, or cancel it"
-            return await self.archive.queued(row, turn, Queued(ahead, calls, why))
-        if row.state == "open" and (held := self._store.held()) is not None:
-            return await self.archive.queued(row, turn, Queued(None, (), held))
-        if row.state != "open" or (row.agent in self._definitions and in_hand()):
-            return None  # what work in hand waits for is begun here, also while this Runtime drains
-        if await self._worker.is_offered(row.agent) or (row.owner is not None and self._worker.is_alive(row.owner)):
-            return None
-        why = f"no living worker has agent {row.agent!r}: start a Runtime with it on this store, and the turn runs"
-        return await self.archive.queued(row, turn, Queued(None, (), why))
-
-    async def _turn(self, resident: Resident, row: SessionRow, scope: Scope, opening: Said | None) -> SessionRow | None:
+    async def _turn(
+        self, resident: CachedSession, row: SessionRow, scope: Scope, opening: Said | None
+    ) -> SessionRow | None:
         """One turn; the session's row after its commit, or None when it was parked or let go."""
         records: list[Record] = [opening] if opening is not None else await self._load(row, scope)
         set_depth(records[0].depth if isinstance(records[0], Said) else 0)
-        view = await self.view(row)
+        view = await self.cache.view(row)
         setup, refused = await self._equip(resident, row, view, records)
         run = resident.run = self._begin(setup, await self._asked(setup.definition, row, records), scope, view, records)
         if opening is None:
@@ -298,7 +314,7 @@ class Turns:
 
     async def _load(self, row: SessionRow, scope: Scope) -> list[Record]:
         """The records of a turn that is ours as far as `row` tells. Raises Fenced where it is over meanwhile."""
-        records = await self.archive.records(row, scope.turn)
+        records = await self._archive.records(row, scope.turn)
         if type(records[-1]) is Closed:
             now = await self._store.session_by_sid(scope.sid)
             if now is None or now.turn != scope.turn or now.generation != scope.generation:
@@ -309,7 +325,7 @@ class Turns:
         """The definition with the model that the input asks for, or its session did when the input was accepted."""
         said = getattr(records[0], "choice", None)
         kept = choice_for(load_settings(row.settings), row.turn or row.next) if row.settings else None
-        return definition if said is None and kept is None else await self.models.applied(definition, said, kept)
+        return definition if said is None and kept is None else await self._models.applied(definition, said, kept)
 
     def _begin(self, setup: Setup, definition: Definition, scope: Scope, view: View, records: list[Record]) -> Run:
         """A turn as far as its records tell, ready to be driven on."""
@@ -319,19 +335,19 @@ class Turns:
         definition.catalog.refresh()
         machine = Machine.begin(name, said.message, definition.budget, definition.output_rule)
         machine.replay(records[1:])
-        stalled = functools.partial(self.residents.tell, scope.session_id, scope.turn)
+        stalled = functools.partial(self.cache.tell, scope.session_id, scope.turn)
         journal = Journal(self._store, scope, len(records), self._clock, stalled)
         events = TurnEvents(self._feed, scope.session_id, name, asyncio.get_running_loop())
         run = Run(scope, machine, journal, events, self._clock, definition)
         run.history, run.records, run.found = _past(view, records), records, len(records)
         run.resumed = run.noted = len(records) > 1
         if setup.plugins is not None and setup.kept is not None and setup.acts:
-            run.hooks = TurnPlugins(run, setup.plugins, setup.kept, self._services(run), setup.issues)
+            run.hooks = TurnPlugins(run, setup.plugins, setup.kept, self._ports.services(run), setup.issues)
             setup.issues = []
         return run
 
     async def _equip(
-        self, resident: Resident, row: SessionRow, view: View, records: list[Record]
+        self, resident: CachedSession, row: SessionRow, view: View, records: list[Record]
     ) -> tuple[Setup, TurnAborted | None]:
         """What the session runs with; the agent's own definition when a plugin refuses it."""
         definition = self._definitions[row.agent]
@@ -342,7 +358,7 @@ class Turns:
         before = resident.setup
         if before is not None and before.fits(row, resident.overlay) and len(records) == 1:
             return before, None
-        probe = probe_of(self.traces, row.id, None if row.turn is None else turn_id(row.id, row.turn))
+        probe = probe_of(self._traces, row.id, None if row.turn is None else turn_id(row.id, row.turn))
         try:
             made = await equip(definition, row, view, records, self._store.blobs, resident.overlay, probe)
         except TurnAborted as refused:
@@ -354,14 +370,14 @@ class Turns:
 
     async def setup(self, row: SessionRow) -> Setup:
         """What a session runs with, for readers and operations: that of its running turn, or a fresh one."""
-        resident = self.residents.of(row.id)
+        resident = self.cache.of(row.id)
         kept = resident.setup
         if kept is not None and (resident.run is not None or kept.fits(row, resident.overlay)):
             return kept
-        view = await self.view(row)
-        records = await self.archive.records(row, row.turn) if row.turn is not None else []
+        view = await self.cache.view(row)
+        records = await self._archive.records(row, row.turn) if row.turn is not None else []
         definition = self._definitions[row.agent]
-        probe = probe_of(self.traces, row.id)
+        probe = probe_of(self._traces, row.id)
         made = await equip(definition, row, view, records, self._store.blobs, resident.overlay, probe)
         kept = resident.setup
         if kept is not None and (resident.run is not None or kept.fits(row, resident.overlay)):
@@ -392,8 +408,8 @@ class Turns:
                 end = replace(end, children=True)
             receipt = await run.journal.commit(row.head, end)
             if isinstance(receipt, Committed):
-                if receipt.woken and self.on_woken is not None:
-                    self.on_woken(receipt.woken)
+                if receipt.woken:
+                    self._ports.woken(receipt.woken)
                 return Landed(receipt.row, end)
             assert isinstance(receipt, CancelWon)
             request = decode_cancel(receipt.cancel)
@@ -408,7 +424,7 @@ class Turns:
         return [] if plugins is None else await plugins.persisted(outcome)
 
     def _ended(
-        self, resident: Resident, run: Run, view: View, ended: Parked | Landed, late: list[Issue]
+        self, resident: CachedSession, run: Run, view: View, ended: Parked | Landed, late: list[Issue]
     ) -> SessionRow | None:
         """After the commit, or the parking: adopt it, announce it, answer who waits."""
         scope, machine, past = run.scope, run.machine, view.messages
@@ -430,10 +446,10 @@ class Turns:
     def _tell_all(self, run: Run, result: TurnResult[Any]) -> None:
         """Answer who waits for the turn, and for inputs that were delivered into it."""
         session_id = run.scope.session_id
-        self.residents.tell(session_id, run.scope.turn, result)
-        if self.residents.of(session_id).waiters:
+        self.cache.tell(session_id, run.scope.turn, result)
+        if self.cache.of(session_id).waiters:
             for number in taken(result.records):
-                self.residents.tell(session_id, number, result)
+                self.cache.tell(session_id, number, result)
 
     async def _let_go(self, scope: Scope) -> None:
         try:
@@ -441,23 +457,17 @@ class Turns:
         except (Fenced, SessionDeleted):
             return
 
-    async def _get_stuck(self, resident: Resident, scope: Scope, error: Exception) -> None:
+    async def _get_stuck(self, resident: CachedSession, scope: Scope, error: Exception) -> None:
         """A fault of ours, or of the disk: park this one turn with its reason and harm nobody else."""
         reason = f"{type(error).__name__}: {error}"
         told = error
         if isinstance(error, MemoryError):  # as whoever asks later is told
             told = TurnFailed(turn_id(scope.session_id, scope.turn), "stuck", {"reason": reason})
-        self.residents.tell(resident.session_id, scope.turn, told)
+        self.cache.tell(resident.session_id, scope.turn, told)
         try:
             await self._store.write(Release(scope, self._clock.now(), stuck=reason))
         except Exception as second:  # the first error is the one to tell; the turn stays ours and is found again
             log.error("turn %s.%s could not be parked: %s", scope.session_id, scope.turn, second)
-
-    async def view(self, row: SessionRow) -> View:
-        """Committed history of a session, remembered as long as it is in memory."""
-        resident = self.residents.of(row.id)
-        resident.view = view = await self.archive.view(row, resident.view)
-        return view
 
     # ------------------------------------------------------------------ parts of a turn
 
@@ -490,7 +500,3 @@ def _past(view: View, records: Sequence[Record]) -> list[Message]:
     """What a model is shown of the past: in place of it, the frame that this turn began, if it did."""
     framed = next((r for r in reversed(records) if type(r) is Framed), None) if len(records) > 1 else None
     return view.prompt() if framed is None else list(framed.summary)
-
-
-def _no_services(run: Run) -> TurnServices:
-    raise InternalError(f"turn {run.turn_id} has plugins, and nobody made services for them")

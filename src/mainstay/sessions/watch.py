@@ -12,7 +12,6 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from mainstay.engine.jumps import Jumps
-from mainstay.engine.lease import Worker
 from mainstay.engine.supervisor import Supervisor
 from mainstay.engine.waits import asked
 from mainstay.errors import MainstayError, StoreError
@@ -25,8 +24,11 @@ from mainstay.model.session import Death, Deaths, SessionRow
 from mainstay.model.write import Outlived, Retire
 from mainstay.observe.feed import TurnEvents
 from mainstay.processes.recovery import ProcessWatch
-from mainstay.sessions.desk import Desk
-from mainstay.sessions.retention import Retention, forget
+from mainstay.processes.worker import ProcessWorker
+from mainstay.sessions.directory import Retention, forget
+from mainstay.sessions.parts import SessionParts
+from mainstay.sessions.wakes.delivery import Wakes
+from mainstay.sessions.wakes.process_feed import ProcessFeed
 
 log = logging.getLogger("mainstay.sessions")
 
@@ -45,12 +47,19 @@ class Watch:
     sees to in any case."""
 
     def __init__(
-        self, desk: Desk, worker: Worker, processes: ProcessWatch, runs: bool, retention: Retention | None = None
+        self,
+        parts: SessionParts,
+        processes: ProcessWatch,
+        wakes: Wakes,
+        process_feed: ProcessFeed,
+        runs: bool,
+        retention: Retention | None = None,
     ) -> None:
-        self._desk, self._worker, self._processes, self._may_run = desk, worker, processes, runs
+        self._parts, self._worker, self._processes, self._may_run = parts, parts.worker, processes, runs
+        self._wakes, self._process_feed = wakes, process_feed
         self._recovering = asyncio.Semaphore(RECOVER_AT_ONCE)
-        self._judged = self._trimmed = self._swept = desk.clock.monotonic()
-        self._jumps = Jumps(desk.clock)
+        self._judged = self._trimmed = self._swept = parts.clock.monotonic()
+        self._jumps = Jumps(parts.clock)
         self._unattended: set[str] = set()
         self._waiting = False  # a suspect of ours waits for room
         self._aside = Supervisor()
@@ -61,7 +70,7 @@ class Watch:
 
     @property
     def _runs(self) -> bool:
-        return self._may_run and self._desk.store.held() is None
+        return self._may_run and self._parts.store.held() is None
 
     async def watch(self) -> None:
         """For ever. A store in trouble is tried again; everything else that fails here is a bug, and is logged."""
@@ -80,14 +89,14 @@ class Watch:
                 log.warning("cannot look at the store: %s", error)
             except Exception:  # a watch that ended would leave every turn of this Runtime to itself
                 log.exception("a fault of ours; the watch goes on for everybody else")
-            self._desk.looked.set()
-            self._desk.stirred.set()
+            self._parts.activity.polled.set()
+            self._parts.activity.changed.set()
             await asyncio.sleep(PERIOD)
 
     async def _look(self, first: bool) -> None:
-        desk, clock = self._desk, self._desk.clock
-        changed = await desk.store.changed()
-        if changed and desk.store.held() is not None:
+        parts, clock = self._parts, self._parts.clock
+        changed = await parts.store.changed()
+        if changed and parts.store.held() is not None:
             await self._worker.speak()  # a writing transaction sees that the copy was restored; an idle one has none
         due = clock.monotonic() - self._judged >= self._worker.terms.renewal / 2
         # A killed worker writes nothing that `changed` would show; the lock that it held is free.
@@ -98,8 +107,8 @@ class Watch:
                 await self._take_over()
             else:
                 await self._worker.gone()
-                self._worker.uneasy = any(each.worker == self._worker.id for each in await desk.store.deaths())
-                self._processes.attend(await desk.store.active_processes())
+                self._worker.uneasy = any(each.worker == self._worker.id for each in await parts.store.deaths())
+                self._processes.attend(await parts.store.active_processes())
             await self._see_to_ours()
         if changed or due:
             await self._observed()
@@ -107,10 +116,10 @@ class Watch:
             await self._notice()
             await self._processes.notice()
         if first or changed:
-            await desk.news.look()
-            await desk.tasks.look()
+            await self._process_feed.look()
+            await parts.tasks.look()
         if self._runs and (first or changed or due):
-            await desk.wakes.look()
+            await self._wakes.look()
         if self._runs:
             await self._expire()
             await self._processes.wake(clock.now())
@@ -118,29 +127,29 @@ class Watch:
 
     def _look_after_the_store(self) -> None:
         """What is done from time to time, beside the looking."""
-        desk, clock = self._desk, self._desk.clock
+        parts, clock = self._parts, self._parts.clock
         if clock.monotonic() - self._trimmed >= TRIM_SECONDS:
             self._trimmed = clock.monotonic()
-            desk.feed.trim()
+            parts.feed.trim()
         if clock.monotonic() - self._swept >= SWEEP_SECONDS and (self._sweeping is None or self._sweeping.done()):
             self._swept = clock.monotonic()
             self._sweeping = self._aside.spawn(self._sweep(), "mainstay sweep")
-        if self._retention is not None and desk.store.held() is None and not desk.turns.draining:
+        if self._retention is not None and parts.store.held() is None and not parts.mode.draining:
             self._forget(self._retention)
 
     def _forget(self, retention: Retention) -> None:
         """Forget what is too old: at the beginning, and once an hour."""
-        now = self._desk.clock.monotonic()
+        now = self._parts.clock.monotonic()
         if self._forgetting is not None and not self._forgetting.done():
             return
         if self._forgot is None or now - self._forgot >= FORGET_SECONDS:
             self._forgot = now
-            self._forgetting = self._aside.spawn(forget(self._desk, self._worker, retention), "mainstay retention")
+            self._forgetting = self._aside.spawn(forget(self._parts, self._worker, retention), "mainstay retention")
 
     async def _sweep(self) -> None:
         """Several Runtimes may do this to one store at once: it takes each blob under its lock, or not at all."""
         try:
-            swept = await self._desk.store.sweep()
+            swept = await self._parts.store.sweep()
         except StoreError as error:
             log.warning("cannot sweep the blobs of the store, it is tried again in an hour: %s", error)
         else:
@@ -150,14 +159,14 @@ class Watch:
     async def _expire(self) -> None:
         """End the waits whose time is up."""
         now = self._jumps.look()
-        for wait in await self._desk.store.waits(due=now + self._jumps.back):
-            for pending in await asked(self._desk.store, [wait]):
+        for wait in await self._parts.store.waits(due=now + self._jumps.back):
+            for pending in await asked(self._parts.store, [wait]):
                 if self._jumps.due(pending.since, wait.due or 0) <= now:
-                    await self._desk.resolve(wait.id, None)
+                    await self._parts.requests.resolve(wait.id, None)
 
     async def _take_over(self) -> None:
         """Claim every open turn and process of ours that no living worker has: all at once but for suspects."""
-        worker, store = self._worker, self._desk.store
+        worker, store = self._worker, self._parts.store
         processes = await store.active_processes()  # before the workers: what a new one starts meanwhile is not free
         rows, gone = await worker.claimable()
         deaths = {each.scope: each for each in await store.deaths()}
@@ -197,7 +206,7 @@ class Watch:
             return
         for row in ours[:SUSPECTS_AT_ONCE]:
             if isinstance(row, SessionRow):
-                won = await self._desk.turns.claim(row)
+                won = await self._parts.turns.claim(row)
             else:
                 won = await self._processes.take(row, gone.get(row.owner or ""))
             if won:
@@ -207,11 +216,11 @@ class Watch:
     def _is_for_us(self, row: SessionRow | ProcessRow) -> bool:
         if isinstance(row, ProcessRow):
             return self._processes.is_for_us(row)
-        return self._desk.worker_for(row.agent) is not None
+        return self._parts.turns.worker_for(row.agent) is not None
 
     async def _has_room(self) -> bool:
         """Whether a suspect that waits may be run now: the one before it is done, or has lived for long enough."""
-        worker, store = self._worker, self._desk.store
+        worker, store = self._worker, self._parts.store
         if worker.suspect is None:
             return self._waiting  # another Runtime of this OS process may run one
         deaths = {each.scope: each for each in await store.deaths()}
@@ -225,8 +234,8 @@ class Watch:
 
     async def _see_to_ours(self) -> None:
         """What is ours, and what somebody here waits for, must not be forgotten."""
-        self._attend(await self._desk.store.open_sessions())
-        for resident in self._desk.turns.residents.all():
+        self._attend(await self._parts.store.open_sessions())
+        for resident in self._parts.cache.all():
             if resident.waiters and resident.task is None:
                 # Nobody here is going to tell them: what they wait for may be stuck, or behind something that is.
                 await self._tell(resident.session_id, list(resident.waiters))
@@ -238,57 +247,96 @@ class Watch:
         because the store was in trouble.
         """
         ours = [r for r in rows if r.owner == self._worker.id and r.state == "open"]
-        found = {r.id: r for r in ours if self._desk.turns.residents.of(r.id).task is None}
+        found = {r.id: r for r in ours if self._parts.cache.of(r.id).task is None}
         for session_id in self._unattended & found.keys():
-            self._desk.goes_on(found.pop(session_id))
+            self._parts.turns.go_on(found.pop(session_id))
         self._unattended = set(found)
 
     async def _claim(self, row: SessionRow) -> None:
         async with self._recovering:
-            await self._desk.turns.claim(row)
+            await self._parts.turns.claim(row)
 
     async def _notice(self) -> None:
         """Another process wrote: cancel requests, answers and inputs for our turns, results for our waiters."""
-        desk = self._desk
-        for resident in desk.turns.residents.all():
+        parts = self._parts
+        for resident in parts.cache.all():
             if resident.run is None and not resident.waiters:
                 continue
-            row = await desk.store.session(resident.session_id)
+            row = await parts.store.session(resident.session_id)
             if row is None or row.deleted:
-                desk.turns.residents.deleted(resident.session_id)
+                parts.cache.deleted(resident.session_id)
                 continue
-            desk.turns.heed(row)
+            parts.turns.reconcile(row)
             # A relieved run may wait for its model for long, and will not say how another worker ended the turn.
             if resident.run is None or resident.run.scope.generation != row.generation:
                 await self._tell(resident.session_id, list(resident.waiters))
 
     async def _observed(self) -> None:
         """Turns that ended in other processes: who observes their sessions here hears of that, after a gap."""
-        desk = self._desk
-        for session_id in desk.feed.sessions:
-            row = await desk.store.session(session_id)
+        parts = self._parts
+        for session_id in parts.feed.sessions:
+            row = await parts.store.session(session_id)
             if row is not None and row.deleted:
-                desk.feed.end(session_id)
+                parts.feed.end(session_id)
             elif row is not None and self._missed(row):
-                outcome = await desk.turns.archive.outcome(row, row.head)
+                outcome = await parts.archive.outcome(row, row.head)
                 if self._missed(row):  # still: nobody has told of it meanwhile
                     name = turn_id(session_id, row.head)
-                    events = TurnEvents(desk.feed, session_id, name, asyncio.get_running_loop())
+                    events = TurnEvents(parts.feed, session_id, name, asyncio.get_running_loop())
                     events.emit(Gap, reason="another process worked on the session", last_committed=name)
                     events.emit(TurnCommitted, outcome=outcome)
 
     def _missed(self, row: SessionRow) -> bool:
         """Whether a turn has ended that nobody here works on, or is about to tell of."""
-        resident = self._desk.turns.residents.get(row.id)
-        return (resident is None or resident.task is None) and self._desk.feed.behind(row.id, row.head)
+        resident = self._parts.cache.get(row.id)
+        return (resident is None or resident.task is None) and self._parts.feed.behind(row.id, row.head)
 
     async def _tell(self, session_id: str, turns: list[int]) -> None:
         for turn in turns:
             try:
-                result = await self._desk.on_disk(session_id, turn)
+                result = await self._parts.outcomes.on_disk(session_id, turn)
             except MainstayError as error:
-                self._desk.turns.residents.tell(session_id, turn, error)
+                self._parts.cache.tell(session_id, turn, error)
             else:
                 if result is not None:
-                    self._desk.turns.residents.tell(session_id, turn, result)
-        await self._desk.turns.tell_queued(session_id)
+                    self._parts.cache.tell(session_id, turn, result)
+        await self._parts.outcomes.tell_queued(session_id)
+
+
+async def see_to_needs(parts: SessionParts, work: ProcessWorker) -> None:
+    """Take up what work in hand waits for and nobody has, until the Runtime is left.
+
+    It looks when somebody here begins to wait, when something here has changed, and with every look of the watch: what
+    is waited for becomes free in many ways, also by what others write.
+    """
+    while not parts.mode.leaving:
+        parts.activity.changed.clear()
+        try:
+            work.look_around()
+            await _claim_turns(parts)
+        except StoreError as error:
+            log.warning("cannot look at what running work waits for: %s", error)
+        await parts.activity.changed.wait()
+
+
+async def _claim_turns(parts: SessionParts) -> None:
+    for session_id, turn in parts.cache.needed.items():
+        row = await parts.store.session(session_id)
+        if row is not None and row.state == "open" and row.owner is None and row.turn is not None and row.turn <= turn:
+            await parts.turns.claim(row)
+
+
+async def could_work(parts: SessionParts, work: ProcessWorker, wakes: Wakes, recovers: bool) -> bool:
+    """Whether this Runtime could work on something now that is on disk."""
+    if parts.mode.draining or parts.store.held() is not None:
+        return False  # what runs is waited for, and nothing else is taken up
+    turns = [r for r in await parts.store.open_sessions() if r.state == "open" and r.agent in parts.definitions]
+    processes = [r for r in await parts.store.active_processes() if work.can(r.registration)]
+    owners = {row.owner for row in turns} | {row.owner for row in processes}
+    if parts.worker.id in owners:
+        return True
+    if not recovers:
+        return False  # what others have or left behind is never taken up here
+    if owners and (None in owners or await parts.worker.any_gone(owners)):
+        return True
+    return await wakes.could_deliver()

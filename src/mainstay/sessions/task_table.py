@@ -19,7 +19,7 @@ REMEMBERED = 4096
 """Sessions for which the first failure of a hidden task is remembered until it is awaited; the log has every one."""
 
 
-class TaskKeeper:
+class TaskTable:
     """What a Runtime has in memory of tasks: their code, how to stop those of others, which hidden ones to wait for.
 
     `hooks` are by the token of the asking, with the id of the process. `hidden` are the live ones of each session, in

@@ -37,10 +37,10 @@ from mainstay.plugins.filters import Filters, withheld
 from mainstay.plugins.hooks import ToolEndContext
 from mainstay.plugins.turn import projected
 from mainstay.processes.tool import KIND, read_input, session_of
-from mainstay.sessions.desk import Desk
-from mainstay.sessions.services import Services
+from mainstay.sessions.parts import SessionParts
+from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.setup import Setup
-from mainstay.sessions.telling import IN_FULL, Heard, in_words, instead, outcome_of
+from mainstay.sessions.wakes.text import IN_FULL, Heard, in_words, instead, outcome_of
 from mainstay.tools.attempt import Look
 
 log = logging.getLogger("mainstay.sessions")
@@ -52,8 +52,8 @@ HOOKS = ("after_tool_call", "project_result", "filter_value")
 class LateResults:
     """Shows late results to the plugins of their sessions."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, parts: SessionParts) -> None:
+        self._parts = parts
 
     def look(self, agent: str, session_id: str, call: PreparedCall, tool: ToolSpec) -> Look | None:
         """What becomes of the outcome of a background tool; None when no plugin wants to see it."""
@@ -64,17 +64,17 @@ class LateResults:
     async def _ended(
         self, agent: str, session_id: str, call: PreparedCall, tool: ToolSpec, outcome: ToolOutcome
     ) -> ToolOutcome:
-        row = await self._desk.store.session(session_id)
+        row = await self._parts.store.session(session_id)
         if row is None or row.deleted or row.agent != agent:
             row = SessionRow(0, session_id, agent)  # as it was when the tool was asked for
         setup = await self.setup(row)
-        return await Showing(self._desk, row, setup, call.call_id, tool, call.args).vetted(outcome)
+        return await Showing(self._parts, row, setup, call.call_id, tool, call.args).vetted(outcome)
 
     async def filters(self, agent: str, session_id: str) -> Filters | None:
         """What values of a session pass that come outside of its turns; None when nobody filters them."""
         if not self._concerned(agent, "filter_value"):
             return None
-        row = await self._desk.store.session(session_id)
+        row = await self._parts.store.session(session_id)
         if row is None or row.deleted or row.agent != agent:
             row = SessionRow(0, session_id, agent)
         return self._filters(row, await self.setup(row))
@@ -85,7 +85,7 @@ class LateResults:
         if answer.verdict != "rerun" and self._concerned(row.agent, "after_tool_call"):
             given = Ok(value) if answer.verdict == "done" else Failed("settled_as_failed", reason, value)
             seen = await Showing(
-                self._desk, row, await self.setup(row), call_id, ToolSpec(call.name), call.args
+                self._parts, row, await self.setup(row), call_id, ToolSpec(call.name), call.args
             ).vetted(given)
             value = seen.value if isinstance(seen, Ok) else getattr(seen, "data", None)
             if not isinstance(seen, Ok):
@@ -99,7 +99,7 @@ class LateResults:
         return passed
 
     def _filters(self, row: SessionRow, setup: Setup | TurnAborted) -> Filters:
-        base = (row.id, "", row.agent, self._desk.turns.deps)
+        base = (row.id, "", row.agent, self._parts.deps)
         if isinstance(setup, TurnAborted):
             return Filters(Hooks("filter_value"), base, _log, setup.plugin)
         assert setup.plugins is not None, "somebody has the hook"
@@ -123,9 +123,9 @@ class LateResults:
         outcome = outcome_of(told)
         if outcome is None:
             return told  # there is nothing to see
-        process = await self._desk.store.process(told.wake.process_id)
+        process = await self._parts.store.process(told.wake.process_id)
         tool, args = _asked(process, setup, told.wake.name)
-        showing = Showing(self._desk, row, setup, told.wake.process_id, tool, args)
+        showing = Showing(self._parts, row, setup, told.wake.process_id, tool, args)
         # Why it was cancelled is whoever's words that wanted it: the tool's engine has not seen them.
         ended = told.wake.type in ENDS.values() and isinstance(outcome, Ok | Failed)
         seen = outcome if ended and _is_vetted(process, row.id) else await showing.vetted(outcome)
@@ -133,14 +133,14 @@ class LateResults:
         return told if seen == outcome else instead(told, seen)
 
     def _concerned(self, agent: str, hook: str) -> bool:
-        definition = self._desk.definition(agent)
+        definition = self._parts.definitions.get(agent)
         return definition is not None and definition.plugins.has(hook)
 
     async def setup(self, row: SessionRow) -> Setup | TurnAborted:
         """What the session runs with, or which plugin refuses it."""
         try:
-            async with self._desk.turns.residents.of(row.id).saving:
-                return await self._desk.turns.setup(row)
+            async with self._parts.cache.of(row.id).saving:
+                return await self._parts.turns.setup(row)
         except TurnAborted as refused:
             return refused
 
@@ -150,16 +150,16 @@ class Showing:
 
     def __init__(
         self,
-        desk: Desk,
+        parts: SessionParts,
         row: SessionRow,
         setup: Setup | TurnAborted,
         call_id: str,
         tool: ToolSpec,
         args: dict[str, Any],
     ) -> None:
-        self._desk, self._agent, self._session_id, self._setup = desk, row.agent, row.id, setup
+        self._parts, self._agent, self._session_id, self._setup = parts, row.agent, row.id, setup
         self._call_id, self._tool, self._args = call_id, shown_spec(tool), args
-        self._services = Services(desk, row.id, row.agent)
+        self._services = SessionHost(parts, row.id, row.agent)
 
     async def vetted(self, outcome: ToolOutcome) -> ToolOutcome:
         """The outcome as `after_tool_call` leaves it."""
@@ -199,7 +199,7 @@ class Showing:
         for plugin, directive in given:
             match directive:
                 case EmitEvents(events=events):
-                    sink = TurnEvents(self._desk.feed, self._session_id, "", asyncio.get_running_loop())
+                    sink = TurnEvents(self._parts.feed, self._session_id, "", asyncio.get_running_loop())
                     for value in events:
                         sink.emit(PluginEvent, plugin=plugin, value=value)
                 case EmitTrace(name=name, payload=payload, context=context):

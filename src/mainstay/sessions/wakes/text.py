@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from mainstay.errors import BlobMissing, StoreDamaged
 from mainstay.lifecycle.fold import ENDS
-from mainstay.model.message import Message, Text
 from mainstay.model.process import Wake, WakeRow
 from mainstay.model.tool import Cancelled, Failed, Ok, OutputBudget, ToolOutcome
 from mainstay.model.transcript import told as shown_of
@@ -35,9 +34,6 @@ ROOM, LEAST = 24 * 1024, 512
 LINES = 200
 MAX_NAME = 200
 """Characters of a name or a label."""
-
-NEWS = "[process"
-"""How news of a process begins."""
 
 _decode = msgspec.json.Decoder(Wake).decode
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -164,18 +160,6 @@ def _shown(value: Any, budget: OutputBudget) -> str:
         return _json(cut)
     lines = cut.splitlines()
     return cut if len(lines) < 2 else "".join([f"\n> {line}" for line in lines])
-
-
-def unlike_news(message: Message) -> Message:
-    """What somebody says, with the lines quoted that a model could take for news of a process."""
-    if not any(type(part) is Text and NEWS in part.text.lower() for part in message.parts):
-        return message
-    return Message(message.role, tuple([_unlike(part) if type(part) is Text else part for part in message.parts]))
-
-
-def _unlike(part: Text) -> Text:
-    lines = part.text.splitlines(keepends=True)
-    return Text("".join([f"> {line}" if line.lstrip().lower().startswith(NEWS) else line for line in lines]))
 
 
 def _json(value: Any) -> str:

@@ -21,56 +21,56 @@ from mainstay.model.record import Framed
 from mainstay.model.session import Appending, CancelRequest, Fork, SessionRow, SessionSnapshot, StaleBranch, ToolState
 from mainstay.model.settings import dump, edited, load
 from mainstay.plugins.turn import plugins_of
-from mainstay.sessions.at_hand import AtHand
-from mainstay.sessions.children import Children
-from mainstay.sessions.completions import Completions
-from mainstay.sessions.desk import Desk
-from mainstay.sessions.listening import BegunTurn, Listener
+from mainstay.sessions.parts import SessionParts
+from mainstay.sessions.services.children import Children
+from mainstay.sessions.services.completions import Completions
+from mainstay.sessions.services.scope import ServiceScope
+from mainstay.sessions.services.tasks import TaskServices
 from mainstay.sessions.setup import Setup
-from mainstay.sessions.tasks import TaskServices
+from mainstay.sessions.stream import BegunTurn, Listener
 from mainstay.sessions.traces import Tracer, probe_of
 from mainstay.tools.catalog import Catalog
 from mainstay.tools.membership import Membership
 
 
-class Services(TaskServices):
+class SessionHost(TaskServices):
     """Everything a plugin may ask of the session `session_id`; in a turn (`run`) what it does is part of that turn."""
 
     def __init__(
-        self, desk: Desk, session_id: str, agent: str, run: Run | None = None, call: str = "", where: str = ""
+        self, parts: SessionParts, session_id: str, agent: str, run: Run | None = None, call: str = "", where: str = ""
     ) -> None:
-        self._desk, self._id, self._run = desk, session_id, run
-        self._at = AtHand(desk, session_id, agent, run, call, where)
+        self._parts, self._id, self._run = parts, session_id, run
+        self._at = ServiceScope(parts, session_id, agent, run, call, where)
 
-    def for_call(self, call_id: str) -> Services:
-        return Services(self._desk, self._id, self._at.agent, self._run, call_id)
+    def for_call(self, call_id: str) -> SessionHost:
+        return SessionHost(self._parts, self._id, self._at.agent, self._run, call_id)
 
-    def at(self, place: str) -> Services:
-        return Services(self._desk, self._id, self._at.agent, self._run, where=place)
+    def at(self, place: str) -> SessionHost:
+        return SessionHost(self._parts, self._id, self._at.agent, self._run, where=place)
 
-    def outside(self) -> Services:
-        made = Services(self._desk, self._id, self._at.agent)
+    def outside(self) -> SessionHost:
+        made = SessionHost(self._parts, self._id, self._at.agent)
         made._at.turn = self._at.turn
         return made
 
     @property
-    def at_hand(self) -> AtHand:
+    def scope(self) -> ServiceScope:
         """Who asks, and in which turn: for tools of ours."""
         return self._at
 
     @property
     def deps(self) -> Any:
-        return self._desk.turns.deps
+        return self._parts.deps
 
     @property
     def probe(self) -> Callable[[str, str], None] | None:
-        return probe_of(self._desk.turns.traces, self._id, self._at.turn)
+        return probe_of(self._parts.traces, self._id, self._at.turn)
 
     # ------------------------------------------------------------------ reading
 
     async def snapshot(self, session_id: str | None = None) -> SessionSnapshot:
         row = await self._at.row(session_id)
-        view, settings = await self._desk.turns.view(row), load(row.settings)
+        view, settings = await self._parts.cache.view(row), load(row.settings)
         tools = own(settings.tools)  # what nothing was decided for has the state of all such sessions
         return SessionSnapshot(
             row.id, row.agent, row.head, Seen(view.messages), row.turn, settings.parent, tools, settings.label
@@ -94,7 +94,7 @@ class Services(TaskServices):
         """What a session runs with; PluginError where a plugin refuses it."""
         self._at.definition(row.agent)
         try:
-            return await self._desk.turns.setup(row)
+            return await self._parts.turns.setup(row)
         except TurnAborted as refused:
             raise PluginError(refused.plugin, refused.message) from None
 
@@ -169,16 +169,16 @@ class Services(TaskServices):
         if session_id == self._id:
             raise Conflict("a session cannot close itself")
         await self._at.row(session_id)
-        if not self._desk.turns.residents.forget(session_id):
+        if not self._parts.cache.forget(session_id):
             raise Conflict(f"session {session_id!r} has a running turn: cancel it, or wait for it")
 
     async def start_turn_stream(self, session_id: str, said: str | Message, *, key: str) -> BegunTurn:
-        listener = Listener(self._desk.feed, (await self._other(session_id)).id)  # before its first event
-        return BegunTurn(self._desk, listener, await self._begin(session_id, said, key))
+        listener = Listener(self._parts.feed, (await self._other(session_id)).id)  # before its first event
+        return BegunTurn(self._parts, listener, await self._begin(session_id, said, key))
 
     async def _begin(self, session_id: str, said: str | Message, key: str) -> str:
         row = await self._other(session_id)
-        accepted = await self._desk.inbox.accept(row.id, row.agent, said, "queue", key)
+        accepted = await self._parts.inbox.accept(row.id, row.agent, said, "queue", key)
         return ids.turn_id(row.id, accepted.turn)
 
     async def _other(self, session_id: str) -> SessionRow:
@@ -192,8 +192,8 @@ class Services(TaskServices):
         if not 0 < turn < row.next:
             raise UnknownTurn(turn_id)
         if row.id != self._id or self._at.turn is None:
-            return await self._desk.outcome(row.id, turn, known=True)
-        result = await self._desk.turns.archive.result(row, turn)
+            return await self._parts.outcomes.wait(row.id, turn, known=True)
+        result = await self._parts.archive.result(row, turn)
         if result is None:
             raise Conflict(f"turn {turn_id} cannot end while another one of its session waits for it")
         return result
@@ -208,7 +208,7 @@ class Services(TaskServices):
             if owner != row.id:
                 raise UnknownTurn(turn_id)
         request = CancelRequest(f"session {self._id}", clean_text(reason))
-        return await self._desk.cancel(row.id, row.agent, request, turn)
+        return await self._parts.requests.cancel(row.id, row.agent, request, turn)
 
     async def append(
         self, messages: Sequence[Message], *, after: str | None = None, session_id: str | None = None
@@ -222,7 +222,7 @@ class Services(TaskServices):
             return StaleBranch(ids.turn_id(row.id, row.head) if row.head else None)
         nodes = []
         for message in said:
-            accepted = await self._desk.inbox.accept(row.id, row.agent, message, "note")
+            accepted = await self._parts.inbox.accept(row.id, row.agent, message, "note")
             nodes.append(ids.node_id(row.id, accepted.turn, 0))
         return Appending(tuple(nodes), nodes[-1])
 
@@ -239,12 +239,12 @@ class Services(TaskServices):
         end: Fork | None = None
         while session_id != row.id:
             end = row.fork
-            if end is None or (source := await self._desk.store.session_by_sid(end.sid)) is None:
+            if end is None or (source := await self._parts.store.session_by_sid(end.sid)) is None:
                 return False
             row = source
         if not 0 < turn < row.next or (end is not None and (turn, ordinal) > (end.turn, end.ordinal)):
             return False
-        found = await load_turns(self._desk.store, row.sid, turn, turn)
+        found = await load_turns(self._parts.store, row.sid, turn, turn)
         return bool(found) and ordinal < len(found[0].records)
 
     # ------------------------------------------------------------------ models and traces
@@ -255,15 +255,10 @@ class Services(TaskServices):
         return await Completions(self._at).complete(asked, label, output, system)
 
     def trace(self, name: str, payload: Any = None, context: Mapping[str, Any] | None = None) -> None:
-        if self._desk.turns.traces is not None:
-            Tracer(self._desk.turns.traces, self._id, self._at.turn).write(name, payload, context)
+        if self._parts.traces is not None:
+            Tracer(self._parts.traces, self._id, self._at.turn).write(name, payload, context)
 
     async def frame(self, reason: str, summary: tuple[Message, ...]) -> None:
         assert self._run is not None
-        self._run.note(Framed(reason, summary, self._desk.clock.now()))
+        self._run.note(Framed(reason, summary, self._parts.clock.now()))
         self._run.history = list(summary)
-
-
-def services_of(desk: Desk, run: Run) -> Services:
-    """The services of a running turn."""
-    return Services(desk, run.scope.session_id, run.agent.name, run)

@@ -9,7 +9,7 @@ from typing import Any
 from mainstay.model.event import AnyEvent, Gap, TurnCommitted, WaitingFor
 from mainstay.model.ids import split
 from mainstay.observe.feed import Feed
-from mainstay.sessions.desk import Desk
+from mainstay.sessions.parts import SessionParts
 
 
 class Listener:
@@ -58,10 +58,10 @@ class Listener:
 class BegunTurn:
     """A turn of another session that was begun, and its events from then on. It runs whether or not anybody listens."""
 
-    __slots__ = ("_desk", "_listener", "turn_id")
+    __slots__ = ("_listener", "_parts", "turn_id")
 
-    def __init__(self, desk: Desk, listener: Listener, turn_id: str) -> None:
-        self._desk, self._listener, self.turn_id = desk, listener, turn_id
+    def __init__(self, parts: SessionParts, listener: Listener, turn_id: str) -> None:
+        self._parts, self._listener, self.turn_id = parts, listener, turn_id
 
     @property
     def events(self) -> AsyncGenerator[AnyEvent, None]:
@@ -70,7 +70,7 @@ class BegunTurn:
 
     async def _read(self) -> AsyncGenerator[AnyEvent, None]:
         session_id, (turn,) = split(self.turn_id, 1)
-        over = asyncio.create_task(self._desk.outcome(session_id, turn, known=True))
+        over = asyncio.create_task(self._parts.outcomes.wait(session_id, turn, known=True))
         try:
             async for event in self._listener.events(self.turn_id, over):
                 yield event

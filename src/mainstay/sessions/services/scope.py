@@ -8,21 +8,21 @@ from mainstay.model import given
 from mainstay.model.session import SessionRow
 from mainstay.model.write import Configure
 from mainstay.sessions.definition import Definition
-from mainstay.sessions.desk import Desk
+from mainstay.sessions.parts import SessionParts
 
 
-class AtHand:
+class ServiceScope:
     """A session as one asker sees it: a hook of the turn `run`, a tool in its `call`, or somebody outside of turns.
 
     `where` tells hooks apart that may run at the same time; `turn` is also known to who asks after its commit.
     """
 
-    __slots__ = ("_asked", "agent", "call", "desk", "id", "run", "turn", "where")
+    __slots__ = ("_asked", "agent", "call", "id", "parts", "run", "turn", "where")
 
     def __init__(
-        self, desk: Desk, session_id: str, agent: str, run: Run | None = None, call: str = "", where: str = ""
+        self, parts: SessionParts, session_id: str, agent: str, run: Run | None = None, call: str = "", where: str = ""
     ) -> None:
-        self.desk, self.id, self.agent, self.run, self.call, self.where = desk, session_id, agent, run, call, where
+        self.parts, self.id, self.agent, self.run, self.call, self.where = parts, session_id, agent, run, call, where
         self.turn = None if run is None else run.turn_id
         self._asked: dict[str, int] = {}
 
@@ -46,7 +46,7 @@ class AtHand:
 
     async def row(self, session_id: str | None = None) -> SessionRow:
         self.needs_session(session_id)
-        row = await self.desk.store.session(session_id or self.id)
+        row = await self.parts.store.session(session_id or self.id)
         if row is None or row.deleted:
             raise UnknownSession(session_id or self.id)
         return row
@@ -54,7 +54,7 @@ class AtHand:
     async def row_or_new(self, session_id: str | None = None) -> SessionRow:
         """The session's row; a blank one when nothing was said in it yet."""
         self.needs_session(session_id)
-        row = await self.desk.store.session(session_id or self.id)
+        row = await self.parts.store.session(session_id or self.id)
         if row is None and self.own(session_id):
             return SessionRow(0, self.id, self.agent)
         if row is None or row.deleted:
@@ -63,11 +63,11 @@ class AtHand:
 
     async def configure(self, session_id: str, agent: str, settings: bytes, expected: bytes) -> SessionRow:
         """Replace settings, if they are still the expected ones."""
-        write = Configure(session_id, agent, settings, self.desk.clock.now(), expected)
-        return await self.desk.store.write(write)
+        write = Configure(session_id, agent, settings, self.parts.clock.now(), expected)
+        return await self.parts.store.write(write)
 
     def definition(self, agent: str) -> Definition:
-        found = self.desk.definition(agent)
+        found = self.parts.definitions.get(agent)
         if found is None:
             raise ProviderUnavailable(agent, self.id)
         return found

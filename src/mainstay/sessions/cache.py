@@ -13,6 +13,7 @@ from mainstay.graph.view import View
 from mainstay.model.codec import encode
 from mainstay.model.message import Message, Text
 from mainstay.model.session import CancelRequest, SessionRow
+from mainstay.sessions.archive import Archive
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Overlay, Setup
 
@@ -31,7 +32,7 @@ def weight(message: Message) -> int:
     return MESSAGE_BYTES + sum(len(part.text) if type(part) is Text else len(encode(part)) for part in message.parts)
 
 
-class Resident:
+class CachedSession:
     """What is kept of a session: its view, what it runs with, the running turn, and who waits for results by turn.
 
     `setup` is what plugins have in memory; it is as good as the view beside it. `weight` is of the first `weighed`
@@ -84,32 +85,38 @@ class Resident:
         return self.task is None and not self.waiters and not saving
 
 
-class Residents:
+class SessionCache:
     """The sessions in memory, the one idle longest first.
 
     `cached` is the weight of all of them together. `_needed` are the waiters that are work in hand, `_hosts` those that
     also hear of a turn that is only queued.
     """
 
-    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
-        self._limit, self.cached = cache_bytes, 0
-        self._by_id: OrderedDict[str, Resident] = OrderedDict()
+    def __init__(self, archive: Archive, cache_bytes: int = CACHE_BYTES) -> None:
+        self._archive, self._limit, self.cached = archive, cache_bytes, 0
+        self._by_id: OrderedDict[str, CachedSession] = OrderedDict()
         self._needed: dict[asyncio.Future[TurnResult[Any]], tuple[str, int]] = {}
         self._hosts: set[asyncio.Future[TurnResult[Any]]] = set()
 
-    def of(self, session_id: str) -> Resident:
+    def of(self, session_id: str) -> CachedSession:
         found = self._by_id.get(session_id)
         if found is None:
             self._evict()
-            found = self._by_id[session_id] = Resident(session_id)
+            found = self._by_id[session_id] = CachedSession(session_id)
         return found
 
-    def get(self, session_id: str) -> Resident | None:
+    def get(self, session_id: str) -> CachedSession | None:
         """What is kept of a session; None, and nothing new, when nothing is."""
         return self._by_id.get(session_id)
 
-    def all(self) -> list[Resident]:
+    def all(self) -> list[CachedSession]:
         return list(self._by_id.values())
+
+    async def view(self, row: SessionRow) -> View:
+        """Committed history of a session, kept as long as it is in memory."""
+        session = self.of(row.id)
+        session.view = view = await self._archive.view(row, session.view)
+        return view
 
     def rest(self, session_id: str) -> None:
         """A session has become idle just now, or was read while it is."""
@@ -119,7 +126,7 @@ class Residents:
             self._weigh(resident)
             self._evict()
 
-    def _weigh(self, resident: Resident) -> None:
+    def _weigh(self, resident: CachedSession) -> None:
         """Take note of what the view of a session has grown by."""
         messages = [] if resident.view is None else resident.view.messages
         if len(messages) < resident.weighed:  # another view
@@ -128,13 +135,13 @@ class Residents:
         resident.weighed, resident.weight = len(messages), resident.weight + grown
         self.cached += grown
 
-    def _unload(self, resident: Resident) -> None:
+    def _unload(self, resident: CachedSession) -> None:
         self.cached -= resident.weight
         resident.weight = resident.weighed = 0
 
     def _evict(self) -> None:
         """Drop the sessions that have been idle longest, until the others are neither too many nor too heavy."""
-        many, heavy, dropped = len(self._by_id) + 1 - KEEP, self.cached - self._limit, list[Resident]()
+        many, heavy, dropped = len(self._by_id) + 1 - KEEP, self.cached - self._limit, list[CachedSession]()
         for resident in self._by_id.values():
             if many <= 0 and heavy <= 0:
                 break

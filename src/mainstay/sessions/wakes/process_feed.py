@@ -22,7 +22,7 @@ LATEST = 32
 """Events of a process that are told when nothing of it was told before, and another OS process has written them."""
 
 
-class News:
+class ProcessFeed:
     """Brings events of processes into the feed, each once and in order.
 
     `_rows` wait for that, each with the sequence after which its news begins; one task takes them. `_told` has the

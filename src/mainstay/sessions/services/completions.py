@@ -27,7 +27,7 @@ from mainstay.model.message import Message, Role, Text
 from mainstay.model.record import Asking, Completed
 from mainstay.model.settings import dump, load
 from mainstay.ports.provider import Provider, candidates
-from mainstay.sessions.at_hand import AtHand
+from mainstay.sessions.services.scope import ServiceScope
 from mainstay.tools.answer import output_codec
 
 LOST = Usage(unknown=1)
@@ -40,7 +40,7 @@ class Completions:
 
     __slots__ = ("_at",)
 
-    def __init__(self, at: AtHand) -> None:
+    def __init__(self, at: ServiceScope) -> None:
         self._at = at
 
     async def complete(
@@ -129,7 +129,7 @@ class Completions:
                 labels[label] = labels.get(label, Usage()) + usage
                 models[model] = models.get(model, Usage()) + usage
             # A name of its own: whoever counts the same at the same time must not take our count for its.
-            wanted = replace(settings, ledger=_spent(labels), models=_spent(models), saved=self._at.desk.mint("o"))
+            wanted = replace(settings, ledger=_spent(labels), models=_spent(models), saved=self._at.parts.mint("o"))
             try:
                 await self._at.configure(row.id, row.agent, dump(wanted), row.settings)
             except StaleSettings:
@@ -149,19 +149,19 @@ class Completions:
     async def _response(self, request: ModelRequest) -> ModelResponse:
         """Ask until there is an answer, as often as a turn would."""
         at, definition = self._at, self._at.definition(self._at.agent)
-        limits, model = at.desk.turns.limits, candidates(definition.provider)[0]
+        limits, model = at.parts.limits, candidates(definition.provider)[0]
         while True:
             try:
                 return await Guarded(limits.call(model, request, _whole), None)
             except ProviderError as error:
                 if not error.retryable or request.attempt >= MODEL_RETRIES.attempts:
                     raise
-                pause = MODEL_RETRIES.delay(request.attempt, error.after, at.desk.turns.random)
-            await at.desk.clock.sleep(pause)
+                pause = MODEL_RETRIES.delay(request.attempt, error.after, at.parts.random)
+            await at.parts.clock.sleep(pause)
             request = replace(request, attempt=request.attempt + 1)
 
     def _now(self) -> int:
-        return self._at.desk.clock.now()
+        return self._at.parts.clock.now()
 
 
 def _answer_to(run: Run, key: str) -> Completed | None:

@@ -42,9 +42,9 @@ from mainstay.processes.handle import ProcessHandle, handle_id, handle_json, val
 from mainstay.processes.local import KIND, LocalWork
 from mainstay.processes.policy import CancelAsk
 from mainstay.processes.service import ProcessService, Start
-from mainstay.sessions.at_hand import AtHand
-from mainstay.sessions.keeper import TaskKeeper
-from mainstay.sessions.owned import SessionProcesses
+from mainstay.sessions.services.processes import SessionProcesses
+from mainstay.sessions.services.scope import ServiceScope
+from mainstay.sessions.task_table import TaskTable
 
 MAX_TASK_ID = 150
 PAGE = 1000
@@ -59,7 +59,7 @@ KINDS: dict[str, TaskKind] = {"turn": "subagent", "command": "monitor"}
 class TaskServices:
     """The part of a session's services that is about its background work."""
 
-    _at: AtHand
+    _at: ServiceScope
 
     # ------------------------------------------------------------------ saying and starting
 
@@ -68,7 +68,7 @@ class TaskServices:
         if self._at.run is not None:
             # Asked again after a crash, by the same hook or tool, it is the same input.
             key = f"inject {self._at.turn}:{self._at.key(_digest(said))}"
-        accepted = await self._at.desk.inbox.accept(row.id, row.agent, said, "note", key)
+        accepted = await self._at.parts.inbox.accept(row.id, row.agent, said, "note", key)
         return turn_id(row.id, accepted.turn)
 
     async def start_process(
@@ -104,8 +104,8 @@ class TaskServices:
     # ------------------------------------------------------------------ hidden ones
 
     async def spawn_hidden_task(self, label: str, work: Work, *, session_id: str | None = None) -> ProcessHandle:
-        row, process_id = await self._at.row_or_new(session_id), self._at.desk.mint("t")
-        what = LocalWork(HIDDEN, label, {}, self._at.desk.mint("n"))
+        row, process_id = await self._at.row_or_new(session_id), self._at.parts.mint("t")
+        what = LocalWork(HIDDEN, label, {}, self._at.parts.mint("n"))
         self._keeper.hide(row.id, process_id)  # before it begins: it may have ended when its registration returns
         try:
             return await self._spawn(row, process_id, what, work, listed=False)
@@ -126,22 +126,22 @@ class TaskServices:
     async def _hidden(self, session_id: str) -> list[str]:
         """Those that were spawned here since the last wait, and what other Runtimes have under way."""
         wanted = ProcessFilter(kind=KIND, name=HIDDEN, origin=session_id, live=True, limit=PAGE)
-        others = [row.id for row in await self._at.desk.store.processes(wanted)]
+        others = [row.id for row in await self._at.parts.store.processes(wanted)]
         return list(dict.fromkeys([*self._keeper.wait_for(session_id), *others]))
 
     # ------------------------------------------------------------------ managed and registered ones
 
     async def spawn_managed_task(self, task: TaskSpec, work: Work, *, session_id: str | None = None) -> ProcessHandle:
         row = await self._at.row_or_new(session_id)
-        what = LocalWork(task.id, _label(task), _spec(task), self._at.desk.mint("n"))
+        what = LocalWork(task.id, _label(task), _spec(task), self._at.parts.mint("n"))
         return await self._named(row, task, functools.partial(self._spawn, row, what=what, work=work))
 
     async def register_background_task(
         self, task: TaskSpec, cancel: CancelHook | None = None, *, session_id: str | None = None
     ) -> ProcessHandle:
         row = await self._at.row_or_new(session_id)
-        spec = _spec(task) | ({"stopped_by": self._at.desk.worker_id} if cancel is not None else {})
-        what = LocalWork(task.id, _label(task), spec, self._at.desk.mint("n"), outside=True)
+        spec = _spec(task) | ({"stopped_by": self._at.parts.worker.id} if cancel is not None else {})
+        what = LocalWork(task.id, _label(task), spec, self._at.parts.mint("n"), outside=True)
         return await self._named(row, task, functools.partial(self._register, row, what=what, hook=cancel))
 
     async def _register(
@@ -233,7 +233,7 @@ class TaskServices:
     ) -> list[TaskRecord]:
         session, kept = await self._at.row_or_new(session_id), {handle_id(each) for each in keep}
         rows = [row for row in await self._visible(session.id, True) if row.holder == session.id and row.id not in kept]
-        alone = [row for row in rows if await self._at.desk.store.grantees(row.id) == [session.id]]
+        alone = [row for row in rows if await self._at.parts.store.grantees(row.id) == [session.id]]
         return [await self._cancel(row, reason, session.id) for row in alone]
 
     async def _cancel(self, row: ProcessRow, reason: str, session_id: str) -> TaskRecord:
@@ -274,7 +274,7 @@ class TaskServices:
     async def validate_handles_visible(self, handles: Sequence[Any], *, session_id: str | None = None) -> None:
         session = await self._at.row_or_new(session_id)
         for process_id in [handle_id(each) for each in handles]:
-            if not await self._at.desk.store.is_granted(session.id, process_id):
+            if not await self._at.parts.store.is_granted(session.id, process_id):
                 raise ProcessNotVisible(process_id, session.id)
 
     async def transfer_handles(self, target: str, handles: Sequence[Any], *, session_id: str | None = None) -> int:
@@ -289,15 +289,15 @@ class TaskServices:
     # ------------------------------------------------------------------ parts
 
     @property
-    def _keeper(self) -> TaskKeeper:
-        return self._at.desk.tasks
+    def _keeper(self) -> TaskTable:
+        return self._at.parts.tasks
 
     @property
     def _processes(self) -> ProcessService:
-        return self._at.desk.processes
+        return self._at.parts.processes
 
     def _owned(self, row: SessionRow) -> SessionProcesses:
-        return SessionProcesses(self._processes, self._at.desk.store, row.id, row.agent)
+        return SessionProcesses(self._processes, self._at.parts.store, row.id, row.agent)
 
     async def _spawn(
         self, row: SessionRow, process_id: str, what: LocalWork, work: Work, listed: bool = True
@@ -328,7 +328,7 @@ class TaskServices:
             last = before.id.rpartition("~")[2]
             count = int(last) if last.isascii() and last.isdigit() else 1
         process_id = name if count == 1 else f"{name}~{count}"
-        while await self._at.desk.store.process(process_id) is not None:
+        while await self._at.parts.store.process(process_id) is not None:
             count += 1
             process_id = f"{name}~{count}"
         return process_id
@@ -339,7 +339,7 @@ class TaskServices:
         before: int | None = None
         while True:
             wanted = ProcessFilter(session_id=session_id, live=live, before=before, limit=PAGE)
-            page = await self._at.desk.store.processes(wanted)
+            page = await self._at.parts.store.processes(wanted)
             found += page
             if len(page) < PAGE:
                 return found[::-1]
@@ -348,11 +348,11 @@ class TaskServices:
     async def _find(self, session_id: str, task_id: str) -> ProcessRow | None:
         """The newest task of that name, the session's own first, or the process of that id."""
         wanted = ProcessFilter(name=task_id, session_id=session_id, limit=PAGE)
-        named = [row for row in await self._at.desk.store.processes(wanted) if row.task is not None]
+        named = [row for row in await self._at.parts.store.processes(wanted) if row.task is not None]
         if named:
             return next((row for row in named if row.holder == session_id), named[0])
-        row = await self._at.desk.store.process(task_id)
-        seen = row is not None and await self._at.desk.store.is_granted(session_id, task_id)
+        row = await self._at.parts.store.process(task_id)
+        seen = row is not None and await self._at.parts.store.is_granted(session_id, task_id)
         return row if seen else None
 
     async def _known(self, session_id: str | None, task_id: str) -> ProcessRow:

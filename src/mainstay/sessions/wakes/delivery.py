@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from mainstay.engine.journal import spill, write_referring
+from mainstay.engine.mode import Mode
 from mainstay.engine.supervisor import Supervisor
 from mainstay.errors import MainstayError, SessionDeleted, SessionFull, StoreError, UnknownSession
 from mainstay.lifecycle.wake import target
@@ -26,9 +27,11 @@ from mainstay.model.process_write import Deliver, Dismiss
 from mainstay.model.record import InputKind, Said
 from mainstay.model.session import SessionRow
 from mainstay.model.write import Accepted
+from mainstay.ports.host import Clock, Random
+from mainstay.ports.store import Store
 from mainstay.sessions.definition import Definition
-from mainstay.sessions.telling import Heard, heard, read
 from mainstay.sessions.turns import Turns
+from mainstay.sessions.wakes.text import Heard, heard, read
 
 log = logging.getLogger("mainstay.sessions")
 
@@ -46,22 +49,23 @@ class Wakes:
     """Delivers wakes to the sessions of a Runtime.
 
     `_called` are sessions that somebody should look at, `_looking` those that somebody looks at; `_blocked` are those
-    whose wakes had to wait for a commit. `worker_for` tells who works on an agent's turns here.
+    whose wakes had to wait for a commit.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # put together in one place
         self,
-        turns: Turns,
+        store: Store,
+        clock: Clock,
+        random: Random,
+        mode: Mode,
         supervisor: Supervisor,
+        turns: Turns,
         definitions: Mapping[str, Definition],
-        worker_for: Callable[[str], str | None],
         vet: Vet,
     ) -> None:
-        self._turns, self._supervisor, self._definitions, self._worker_for = turns, supervisor, definitions, worker_for
-        self._vet = vet
-        self._store, self._clock = turns.store, turns.clock
+        self._store, self._clock, self._random, self._mode = store, clock, random, mode
+        self._supervisor, self._turns, self._definitions, self._vet = supervisor, turns, definitions, vet
         self._called, self._looking, self._blocked = set[str](), set[str](), set[str]()
-        turns.between = self.between
 
     # ------------------------------------------------------------------ when
 
@@ -73,7 +77,7 @@ class Wakes:
 
     def call(self, session_id: str) -> None:
         """Something may wait for this session."""
-        if self._turns.draining:
+        if self._mode.draining:
             return  # it stays in the outbox, for whoever comes next
         self._called.add(session_id)
         if session_id not in self._looking:
@@ -82,7 +86,7 @@ class Wakes:
 
     async def _look_after(self, session_id: str) -> None:
         try:
-            while session_id in self._called and not self._turns.draining:
+            while session_id in self._called and not self._mode.draining:
                 self._called.discard(session_id)
                 opened = await self._deliver(session_id)
                 if opened is not None and opened.row.state != "stuck":
@@ -94,7 +98,7 @@ class Wakes:
 
     async def between(self, row: SessionRow) -> SessionRow:
         """A turn has committed. What had to wait for it may be the next one: the session after that."""
-        if row.id not in self._blocked or self._turns.draining:
+        if row.id not in self._blocked or self._mode.draining:
             return row
         try:
             opened = await self._deliver(row.id, between=True)
@@ -126,7 +130,7 @@ class Wakes:
             if row is not None and row.deleted:
                 continue  # it is discarded
             agent = await self._agent_of(row, first[session_id])
-            if agent is not None and self._worker_for(agent) is not None:
+            if agent is not None and self._turns.worker_for(agent) is not None:
                 return True
         return False
 
@@ -158,7 +162,7 @@ class Wakes:
             if not wakes:
                 return None  # they gather, until the turn has committed
             agent = await self._agent_of(row, wakes[0])
-            if agent is not None and self._worker_for(agent) is None:
+            if agent is not None and self._turns.worker_for(agent) is None:
                 self._blocked.discard(session_id)
                 return None  # for a Runtime that has the agent
             whom = row or SessionRow(0, session_id, agent or "")
@@ -192,7 +196,7 @@ class Wakes:
     async def _put(self, whom: SessionRow, known: list[tuple[WakeRow, Heard]], turn: bool) -> Accepted | None:
         session_id, agent = whom.id, whom.agent
         text = await self._vet(whom, [each for _, each in known])
-        now, op = self._clock.now(), f"{self._turns.random.bits(64):016x}"
+        now, op = self._clock.now(), f"{self._random.bits(64):016x}"
         kind: InputKind = "queue" if turn else "note"
         names = tuple(dict.fromkeys(each.wake.process_id for _, each in known))
         depth = max(each.wake.depth for _, each in known)
@@ -202,7 +206,7 @@ class Wakes:
         whole = encode_checked(said, "the news of processes")
         body, blobs = await spill(self._store, whole)
         numbers = tuple(row.number for row, _ in known)
-        worker = self._worker_for(agent)
+        worker = self._turns.worker_for(agent)
         deliver = Deliver(session_id, agent, numbers, body, op, now, turn, worker, blobs, stuck)
         write = functools.partial(self._turns.write, session_id, deliver)
         put_again = functools.partial(spill, self._store, whole)

@@ -24,8 +24,8 @@ from mainstay.model.session import SessionRow, ToolState
 from mainstay.model.settings import Settings, dump, load
 from mainstay.model.write import Branch
 from mainstay.plugins.directives import sound_child
-from mainstay.sessions.at_hand import AtHand
 from mainstay.sessions.inbox import pick_agent
+from mainstay.sessions.services.scope import ServiceScope
 from mainstay.sessions.setup import checked_options
 from mainstay.tools.answer import schema_codec
 
@@ -38,14 +38,14 @@ class Children:
 
     __slots__ = ("_at", "_tools")
 
-    def __init__(self, at: AtHand, tools: Callable[[], Awaitable[ToolState]]) -> None:
+    def __init__(self, at: ServiceScope, tools: Callable[[], Awaitable[ToolState]]) -> None:
         self._at, self._tools = at, tools
 
     async def create(self, request: CreateSession, place: str | None = None) -> str:
         """Begin a child; its id. In a turn the same request from the same place is the same child."""
         asked, run = sound_child(request), self._at.run
         if run is None:
-            return await self._create(asked, asked.session_id or self._at.desk.mint("s"))
+            return await self._create(asked, asked.session_id or self._at.parts.mint("s"))
         if place is None:
             place = self._at.key(hashlib.blake2b(encode(asked), digest_size=12).hexdigest())
         name = hashlib.blake2b(place.encode(), digest_size=6).hexdigest()
@@ -53,7 +53,7 @@ class Children:
         return await run.journal.patiently(functools.partial(self._create, asked), child)
 
     async def _create(self, request: CreateSession, child: str) -> str:
-        agent = pick_agent(self._at.desk.definitions, request.agent or self._at.agent)
+        agent = pick_agent(self._at.parts.definitions, request.agent or self._at.agent)
         while True:
             try:
                 await self._make(request, ids.check_session_id(child), agent)
@@ -61,18 +61,18 @@ class Children:
             except StaleSettings:
                 continue  # somebody else was faster: there is a child now, or something else that is in the way
         if request.said is not None:
-            await self._at.desk.inbox.accept(child, agent, request.said, "queue", "first")
+            await self._at.parts.inbox.accept(child, agent, request.said, "queue", "first")
         return child
 
     async def _make(self, request: CreateSession, child: str, agent: str) -> None:
-        parent, existing = await self._at.row_or_new(), await self._at.desk.store.session(child)
+        parent, existing = await self._at.row_or_new(), await self._at.parts.store.session(child)
         if existing is not None and load(existing.settings).parent == self._at.id:
             return
         if existing is not None and not self._is_bare_fork(existing, parent):
             raise Conflict(f"session {child!r} exists and is no child of {self._at.id!r}: choose another id")
         wanted = await self._settings(request, parent)
         if wanted.options:
-            checked_options(self._at.desk.definition(agent), child, wanted.options, replace(wanted, options={}))
+            checked_options(self._at.parts.definitions.get(agent), child, wanted.options, replace(wanted, options={}))
         await self._note(child)
         if existing is None and request.start == "fork":
             existing = await self._fork(parent, child, agent)
@@ -111,9 +111,9 @@ class Children:
             return None
         ordinal = 0
         if parent.head:
-            ordinal = len(await load_records(self._at.desk.store, parent.sid, parent.head, parent.head)) - 1
-        branch = Branch(child, agent, parent.id, parent.head, ordinal, self._at.desk.clock.now(), whole=True)
-        return await self._at.desk.store.write(branch)
+            ordinal = len(await load_records(self._at.parts.store, parent.sid, parent.head, parent.head)) - 1
+        branch = Branch(child, agent, parent.id, parent.head, ordinal, self._at.parts.clock.now(), whole=True)
+        return await self._at.parts.store.write(branch)
 
     def _is_bare_fork(self, row: SessionRow, parent: SessionRow) -> bool:
         """Whether a crash left a child here that has its history and nothing else yet."""

@@ -1,0 +1,126 @@
+"""The sessions of a store: listing, deleting, and forgetting those that nothing has happened to for long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import get_args
+
+from msgspec import Struct
+
+from mainstay.engine.lease import Worker
+from mainstay.errors import InvalidDefinition, InvalidInput, StoreError, quoted
+from mainstay.model import given
+from mainstay.model.ids import check_session_id
+from mainstay.model.process import SessionOrigin
+from mainstay.model.process_write import ProcessFilter
+from mainstay.model.session import SessionRow, SessionState
+from mainstay.model.write import SessionFilter
+from mainstay.processes.service import FOR_EVER
+from mainstay.sessions.parts import SessionParts
+
+log = logging.getLogger("mainstay.sessions")
+
+DAY = 86_400
+AT_ONCE = 100
+"""Sessions, or processes, that are looked at at a time."""
+MOST_DAYS = 36_600
+
+
+class Retention(Struct, frozen=True):
+    """How long a Runtime keeps what nobody uses: sessions that were idle for so many days, and processes that ended so
+    long ago.
+
+    A session is left alone while it has an open turn, an input that waits, a fork, news that it has not heard, or a
+    live process of its own. What is forgotten leaves its id, which stays spent.
+    """
+
+    days: float = 30.0
+
+    def __post_init__(self) -> None:
+        if type(self.days) not in (int, float) or not 0 < self.days <= MOST_DAYS:
+            raise InvalidDefinition(f"days={quoted(self.days)} is not usable: give a number of days, more than 0")
+
+
+async def forget(parts: SessionParts, worker: Worker, retention: Retention) -> None:
+    """Forget what is older than that, unless another worker does so."""
+    try:
+        if not await worker.is_first_to_forget():
+            return
+        processes = await parts.processes.prune(retention.days * DAY)
+        sessions = await forget_sessions(parts, parts.clock.now() - round(retention.days * DAY * 1000))
+    except StoreError as error:
+        log.warning("cannot forget what is older than %g days, it is tried again in an hour: %s", retention.days, error)
+        return
+    if sessions or processes:
+        log.info("forgot %d sessions and %d processes, older than %g days", sessions, processes, retention.days)
+
+
+async def forget_sessions(parts: SessionParts, since: int) -> int:
+    """Delete the sessions that were last used before then; how many. Each is judged again where it is deleted."""
+    count, before, busy = 0, since, await _with_live_processes(parts)
+    while True:
+        rows = await parts.store.sessions(SessionFilter(state="idle", before=before, limit=AT_ONCE))
+        for row in rows:
+            if row.id not in busy and await parts.requests.delete(row.id, since):
+                count += 1
+        if len(rows) < AT_ONCE:
+            return count
+        before = rows[-1].updated
+        await asyncio.sleep(0)
+
+
+async def _with_live_processes(parts: SessionParts) -> set[str]:
+    """Sessions that asked for a process which lives, or are to hear of it. One that begins later is seen by its grant,
+    where the session is deleted."""
+    found, last = set[str](), None
+    while True:
+        rows = await parts.store.processes(ProcessFilter(live=True, before=last, limit=AT_ONCE))
+        for row in rows:
+            asked = row.registration
+            if isinstance(asked.origin, SessionOrigin):
+                found.add(asked.origin.session_id)
+            wake = row.record.wake or asked.wake
+            if wake is not None:
+                found.add(wake.session_id)
+        if len(rows) < AT_ONCE:
+            return found
+        last = rows[-1].pid
+        await asyncio.sleep(0)
+
+
+class Sessions:
+    """The sessions of a store."""
+
+    def __init__(self, parts: SessionParts) -> None:
+        self._parts = parts
+
+    async def list(
+        self, *, agent: str | None = None, state: str | None = None, prefix: str = "", limit: int = 100
+    ) -> Sequence[SessionRow]:
+        """Sessions, the most recently changed first."""
+        await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working
+        self._parts.mode.check()
+        if state is not None and state not in get_args(SessionState):
+            known = ", ".join(get_args(SessionState))
+            raise InvalidInput(f"there is no state {quoted(state)} of a session: use {known}")
+        wanted = SessionFilter(agent, state, prefix, given.count(limit, "limit"))
+        return await self._parts.store.sessions(given.readable(wanted, "the filter"))
+
+    async def prune(self, older_than: float) -> int:
+        """Delete the sessions that nothing has happened to for `older_than` seconds, and that nothing can come of.
+
+        Left alone is what has an open turn, an input that waits, a fork, news that it has not heard, or a live process
+        of its own. Returns how many went; their ids stay spent.
+        """
+        self._parts.mode.check()
+        if type(older_than) not in (int, float) or not 0 <= older_than <= FOR_EVER:
+            raise InvalidInput(f"prune what was not used for 0 or more seconds, not {quoted(older_than)}")
+        return await forget_sessions(self._parts, self._parts.clock.now() - round(older_than * 1000) + 1)
+
+    async def delete(self, session_id: str) -> bool:
+        """Delete a session for good; its id is never used again. False when there was none."""
+        self._parts.mode.check()
+        session_id = check_session_id(session_id)
+        return await self._parts.requests.delete(session_id)

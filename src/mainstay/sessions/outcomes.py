@@ -1,0 +1,101 @@
+"""How turns end, for whoever waits for one: from the task that works on it here, or from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mainstay.engine.hands import Circles, in_hand
+from mainstay.engine.lease import Worker
+from mainstay.engine.mode import Activity
+from mainstay.errors import SessionDeleted, TurnFailed, UnknownSession
+from mainstay.model.ids import turn_id
+from mainstay.model.outcome import Queued
+from mainstay.ports.store import Store
+from mainstay.sessions.archive import Archive
+from mainstay.sessions.cache import SessionCache
+from mainstay.sessions.definition import Definition
+from mainstay.sessions.result import TurnResult
+
+
+class TurnOutcomes:
+    def __init__(  # noqa: PLR0913  # each is another place where an outcome is found
+        self,
+        store: Store,
+        worker: Worker,
+        definitions: Mapping[str, Definition],
+        cache: SessionCache,
+        archive: Archive,
+        deadlocks: Circles,
+        activity: Activity,
+    ) -> None:
+        self._store, self._worker, self._definitions = store, worker, definitions
+        self._cache, self._archive, self._deadlocks, self._activity = cache, archive, deadlocks, activity
+
+    async def wait(self, session_id: str, turn: int, known: bool, host: bool = False) -> TurnResult[Any]:
+        """How a turn ends or parks. `known`: it may have done so already. `host`: also that it is queued."""
+        cache = self._cache
+        # Registered before the store is read: the turn may end in between, and its end is announced once.
+        future = cache.expect(session_id, turn, host)
+        session = cache.of(session_id)
+        try:
+            # A task of this Runtime that works on the turn publishes its events first, then its end.
+            if session.turn != turn and (known or session.task is None):
+                result = await self.on_disk(session_id, turn)
+                if result is None and host:
+                    result = await self.queued(session_id, turn)
+                if result is not None:
+                    cache.withdraw(session_id, turn, future)
+                    return result
+            inside = self._deadlocks.check((session_id, turn))
+        except BaseException:  # also a cancellation: the future would be kept for ever
+            cache.withdraw(session_id, turn, future)
+            raise
+        if inside is None:
+            return await future
+        self._activity.changed.set()
+        with self._deadlocks.waiting((session_id, turn)):
+            return await future
+
+    async def on_disk(self, session_id: str, turn: int) -> TurnResult[Any] | None:
+        """How a turn ended or parked as far as the store knows; None while it is under way."""
+        row = await self._store.session(session_id)
+        if row is None:
+            raise UnknownSession(session_id)
+        if row.deleted:
+            raise SessionDeleted(session_id)
+        turn = await self._archive.joined(row, turn)
+        result = await self._archive.result(row, turn)
+        if result is None and row.turn == turn and row.state == "parked":
+            return await self._archive.parked(row, (await self._cache.view(row)).messages)
+        result = result or await self._archive.refused(row, turn)
+        if result is None and row.turn is not None and row.turn <= turn and row.state == "stuck":
+            # No worker takes it, nor what was said after it, until a person resumes it.
+            raise TurnFailed(turn_id(session_id, row.turn), "stuck", {"reason": row.reason})
+        return result
+
+    async def tell_queued(self, session_id: str) -> None:
+        """Answer hosts that wait for a turn of a session which cannot begin now with the reason."""
+        for turn in self._cache.hosts(session_id):
+            result = await self.queued(session_id, turn)
+            if result is not None:
+                self._cache.tell_queued(session_id, turn, result)
+
+    async def queued(self, session_id: str, turn: int) -> TurnResult[Any] | None:
+        """That a turn is queued and nothing will begin it by itself; None while it runs, has ended or may begin."""
+        row = await self._store.session(session_id)
+        if row is None or row.deleted or row.turn is None or turn < row.turn:
+            return None
+        if row.state == "parked" and row.turn < turn:
+            ahead, calls = turn_id(session_id, row.turn), await self._archive.pending(row)
+            waits = ", ".join(f"{call.tool} ({call.call_id})" for call in calls)
+            why = f"turn {ahead} waits for an answer to {waits}: it goes first, so answer that, or cancel it"
+            return await self._archive.queued(row, turn, Queued(ahead, calls, why))
+        if row.state == "open" and (held := self._store.held()) is not None:
+            return await self._archive.queued(row, turn, Queued(None, (), held))
+        if row.state != "open" or (row.agent in self._definitions and in_hand()):
+            return None  # what running work waits for is begun here, also while this Runtime drains
+        if await self._worker.is_offered(row.agent) or (row.owner is not None and self._worker.is_alive(row.owner)):
+            return None
+        why = f"no living worker has agent {row.agent!r}: start a Runtime with it on this store, and the turn runs"
+        return await self._archive.queued(row, turn, Queued(None, (), why))
