@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 STEPS = [{"text": "look it up", "status": "active"}, {"text": "answer"}]
 RULES = [Rule("allow", "look_up"), Rule("ask", "stumble", remember=True)]
 
-TestCompaction = plugin_contract(lambda: Compaction(context_tokens=150))  # small enough for a drill to outgrow
+TestCompaction = plugin_contract(lambda: Compaction(context_tokens=150))  # small enough for its turns to outgrow
 TestOutputBudget = plugin_contract(lambda: OutputBudget(bytes=256))
 TestPermissions = plugin_contract(
     lambda: Permissions(RULES),

@@ -13,8 +13,8 @@ from mainstay import Plugin
 from mainstay.plugins import CheckpointContext, PromptContext
 from mainstay.testing.crash import Crash, Point
 from mainstay.testing.plugin_contract import Report, check_plugin, plugin_contract
-from mainstay.testing.plugin_probe import Call
-from mainstay.testing.plugin_replay import called_again
+from mainstay.testing.plugin_contract.checks import called_again
+from mainstay.testing.plugin_contract.probe import Call
 from tests.plugins import broken
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ FAULTS: list[tuple[type[Plugin], str, str, str]] = [
         broken.Forgetful,
         "state",
         "restore",
-        "what was saved is not what comes back: {'seen': ['drill.1.1.0', 'drill.3.1.0', 'drill.3.1.1']} became",
+        "what was saved is not what comes back: {'seen': ['probed.1.1.0', 'probed.3.1.0', 'probed.3.1.1']} became",
     ),
     (broken.Silent, "state", "after_tool_call", "its state changed in it, and its revision did not move"),
     (broken.Reborn, "state", "restore", "the revision is 0 after restoring"),
@@ -53,7 +53,7 @@ FAULTS: list[tuple[type[Plugin], str, str, str]] = [
     (broken.Jammed, "disturbed", "prompt", "after it once raised, turn 2: the turn ends as context_prepare_turn"),
     (broken.TooLate, "replay", "", "killed at lost commit 2, it remembers"),
     (broken.Naive, "replay", "", "it remembers"),
-    (broken.Numbering, "replay", "", "session drill reads differently"),
+    (broken.Numbering, "replay", "", "session probed reads differently"),
 ]
 
 

@@ -1,14 +1,13 @@
-"""The drill: three turns with a restart before the last one, that a plugin under contract goes through.
+"""The turns that a plugin under contract runs in: three of them, with a restart before the last one.
 
 The model is a function: it calls the kit's own tools, one of which fails, and the tools that the author names; then it
-streams an answer in pieces. Whoever is asked for approval says yes.
+streams an answer in pieces. Every request for approval is granted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from typing import Any
 
@@ -31,11 +30,11 @@ from mainstay.runtime import Runtime
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.session import Session
 from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.testing.plugin_probe import Probe, remembered
+from mainstay.testing.plugin_contract.probe import Probe, remembered
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import tool
 
-SESSION = "drill"
+SESSION = "probed"
 PIECES = ("Here is wh", "at I fo", "und: noth", "ing special.")
 INPUTS = ("Look it up, please.", "And once more.", "Thank you.")
 SECONDS = 30.0
@@ -49,7 +48,7 @@ SPOILT = {"before_tool_call_failed", "after_tool_call_failed", "plugin_conflict"
 """How turns and calls end by a plugin's fault. Whatever else they end with is a decision."""
 
 RAISED = {"tool_raised", "invalid_tool_args", "invalid_output", "tool_unavailable"}
-"""How calls of the author's own tools must not end in a drill."""
+"""How calls of the author's own tools must not end here."""
 
 
 @tool(recovery="rerun")
@@ -73,7 +72,7 @@ async def stumble(word: str) -> str:
     raise ToolError(f"cannot find {word}", code="not_found", data={"word": word})
 
 
-class Trial(Struct, frozen=True):
+class Subject(Struct, frozen=True):
     """A plugin and what it needs to show what it does.
 
     `calls` are made by the model in every turn, beside the kit's own; `tools` are tools of the host for them; `others`
@@ -88,27 +87,27 @@ class Trial(Struct, frozen=True):
     fails_without_services: frozenset[str] = frozenset()
 
 
-class Ended(Struct, frozen=True):
-    """One turn of a drill: how it ended, what was shown of it, and what a plugin did wrong in it."""
+class TurnEnd(Struct, frozen=True):
+    """One turn: how it ended, what its messages say, and what a plugin did wrong in it."""
 
     kind: str
     said: tuple[str, ...]
     faults: tuple[str, ...] = ()
 
 
-class Drilled(Struct, frozen=True):
-    """A whole drill. `requests` is what the model was shown.
+class ContractRun(Struct, frozen=True):
+    """All turns. `requests` is what the model was asked.
 
-    `states` is what the plugin remembers before the restart and in the end.
+    `states` is the plugin's state before the restart and in the end.
     """
 
-    turns: tuple[Ended, ...]
+    turns: tuple[TurnEnd, ...]
     requests: tuple[bytes, ...]
     states: tuple[bytes | None, ...] = ()
 
 
-def agent_for(trial: Trial, probe: Probe, requests: list[bytes] | None = None) -> Agent[str]:
-    """The agent with a new, watched plugin. Raises what a Runtime would refuse it with."""
+def agent_for(subject: Subject, probe: Probe, requests: list[bytes] | None = None) -> Agent[str]:
+    """The agent with a new plugin under the probe. Raises what a Runtime would refuse it with."""
 
     async def model(request: ModelRequest) -> AsyncIterator[str | ToolCall]:
         if requests is not None:
@@ -122,78 +121,78 @@ def agent_for(trial: Trial, probe: Probe, requests: list[bytes] | None = None) -
                 yield piece
                 await asyncio.sleep(0)
             return
-        wanted = [("look_up", {"word": "durable"}), ("stumble", {"word": "nowhere"}), *trial.calls]
+        wanted = [("look_up", {"word": "durable"}), ("stumble", {"word": "nowhere"}), *subject.calls]
         for at, (name, args) in enumerate(wanted):
             yield ToolCall(f"call-{request.call_id}-{at}", name, args)
 
-    plugin = probe.watch(trial.make())
+    plugin = probe.watch(subject.make())
     return Agent(
         FunctionModel(model),
-        name="drill",
+        name="contract",
         instructions="Answer briefly.",
-        tools=[look_up_aloud if overrides(plugin, "filter_value") else look_up, stumble, *trial.tools],
-        plugins=[*trial.others(), plugin],
+        tools=[look_up_aloud if overrides(plugin, "filter_value") else look_up, stumble, *subject.tools],
+        plugins=[*subject.others(), plugin],
         budget=Budget(steps=8),
     )
 
 
-async def drill(trial: Trial, probe: Probe, *, before: str | None = None) -> Drilled:
+async def run_turns(subject: Subject, probe: Probe, *, before: str | None = None) -> ContractRun:
     """Three turns; disturbed, if at all, is the first. `before` is another session that goes first.
 
-    A turn that cannot go on is the last one: nothing that is said after it would be heard.
+    A turn that cannot go on is the last one: the session would accept no other.
     """
-    rows, requests, turns, states = MemoryRows(), list[bytes](), list[Ended](), list[bytes | None]()
+    rows, requests, turns, states = MemoryRows(), list[bytes](), list[TurnEnd](), list[bytes | None]()
     for numbers in ((1, 2), (3,)):
-        async with runtime(trial, probe, rows, requests) as host:
+        async with runtime(subject, probe, rows, requests) as host:
             if before is not None and probe.incarnation == 1:
-                await turn(host, trial, 1, before)
+                await run_turn(host, subject, 1, before)
                 requests.clear()
             for number in numbers:
-                turns.append(await turn(host, trial, number))
+                turns.append(await run_turn(host, subject, number))
                 probe.calm()
                 if turns[-1].kind in UNENDED:
-                    return Drilled(tuple(turns), tuple(requests))
-            probe.look(instance(probe))
+                    return ContractRun(tuple(turns), tuple(requests))
+            probe.check_state(instance(probe))
             states.append(remembered(instance(probe)))
         probe.incarnation += 1
-    return Drilled(tuple(turns), tuple(requests), tuple(states))
+    return ContractRun(tuple(turns), tuple(requests), tuple(states))
 
 
 def instance(probe: Probe) -> Plugin:
-    """The plugin of the drill's session, as it is now."""
+    """The plugin instance of the session, as it is now."""
     return probe.instances.get(SESSION) or probe.instances[""]
 
 
-def runtime(trial: Trial, probe: Probe, rows: MemoryRows, requests: list[bytes]) -> Runtime:
+def runtime(subject: Subject, probe: Probe, rows: MemoryRows, requests: list[bytes]) -> Runtime:
     probe.instances.clear()
-    return Runtime(MemoryStore(rows), agents=[agent_for(trial, probe, requests)], grace=0.5)
+    return Runtime(MemoryStore(rows), agents=[agent_for(subject, probe, requests)], grace=0.5)
 
 
-async def opened(host: Runtime, trial: Trial, name: str) -> Session:
-    options = None if trial.options is None else {trial.make().id: trial.options}
+async def opened(host: Runtime, subject: Subject, name: str) -> Session:
+    options = None if subject.options is None else {subject.make().id: subject.options}
     return await host.session(name, options=options)
 
 
-async def turn(host: Runtime, trial: Trial, number: int, name: str = SESSION) -> Ended:
+async def run_turn(host: Runtime, subject: Subject, number: int, name: str = SESSION) -> TurnEnd:
     """Say something, approve whatever asks, and see how it ends."""
     try:
         async with asyncio.timeout(SECONDS):
-            session = await opened(host, trial, name)
+            session = await opened(host, subject, name)
             result = await session.run(INPUTS[number - 1], key=f"turn-{number}")
             while result.waiting:
                 await approve(session)
                 result = await session.result(result.turn_id)
             await session.history()
     except TimeoutError:
-        return Ended("hung", (), (f"turn {number} did not end within {SECONDS:g} s",))
+        return TurnEnd("hung", (), (f"turn {number} did not end within {SECONDS:g} s",))
     except MainstayError as error:
-        return Ended("stuck", (), (f"turn {number} cannot go on: {error}",))
+        return TurnEnd("stuck", (), (f"turn {number} cannot go on: {error}",))
     said = tuple([f"{message.role}: {message.text}" for message in result.new_messages])
-    return Ended(kind_of(result.outcome), said, tuple(faults(result)))
+    return TurnEnd(kind_of(result.outcome), said, tuple(faults(result)))
 
 
 async def approve(session: Session) -> None:
-    """Answer what waits. After a crash somebody may have done so before."""
+    """Answer what waits. After a crash it may be answered already."""
     for pending in await session.pending():
         with contextlib.suppress(Conflict, NotFound):
             if pending.kind == "approval":
@@ -213,14 +212,3 @@ def faults(result: TurnResult[Any]) -> Generator[str, None, None]:
         end = call.outcome
         if isinstance(end, Failed) and end.code in (SPOILT if call.tool in ("look_up", "stumble") else SPOILT | RAISED):
             yield f"the call of {call.tool} ends as {end.code}: {end.message}"
-
-
-@contextlib.contextmanager
-def quiet() -> Generator[None, None, None]:
-    """What is disturbed on purpose is loud; here it is the plan."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)

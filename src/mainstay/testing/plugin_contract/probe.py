@@ -1,7 +1,7 @@
-"""A plugin under watch: every hook it has goes through here, to be looked at, disturbed or logged.
+"""The probe: every hook of the plugin under contract is called through it, to be logged, checked or disturbed.
 
-A plugin is watched by giving it a class of its own, derived from its own class, with every hook it has overridden. It
-runs in a real turn of a real Runtime like any other, and does not know of it.
+The plugin object gets a class derived from its own, with every hook that it has overridden. It runs in a real turn of a
+real Runtime like any other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ QUIET = (*STATE, *OFFERS)
 SHORT = 0.05
 """Seconds that a hook has which is made to hang."""
 
-PATIENCE = 1.0
+CANCEL_SECONDS = 1.0
 """Seconds until a hook that was cancelled must have ended."""
 
 
@@ -64,10 +64,10 @@ class Planted(RuntimeError):
 
 
 class Probe:
-    """Watches the plugins of one drill. All of it lives on one event loop.
+    """Logs and disturbs the hook calls of one run. All state belongs to one event loop.
 
-    `hook` and `way` are the disturbance, until `calm` is called; `struck` says whether it came to that. With
-    `watch_state` the plugin's state is looked at around every hook. `planted` is given to `restore` in place of what
+    `hook` and `way` are the disturbance, until `calm` is called; `struck` says whether it happened. With
+    `watch_state` the plugin's state is compared around every hook. `planted` is given to `restore` in place of what
     was saved. `instances` are the plugins by session; "" is the shared one.
     """
 
@@ -141,10 +141,10 @@ class Probe:
         return await self._awaited(plugin, hook, way, method(*args), (args, before))
 
     async def _awaited(
-        self, plugin: Plugin, hook: str, way: Way | None, answer: Awaitable[Any], told: tuple[Any, Any]
+        self, plugin: Plugin, hook: str, way: Way | None, answer: Awaitable[Any], shown: tuple[Any, Any]
     ) -> Any:
         given = await (self._cancelled(hook, answer) if way == "is cancelled" else answer)
-        self._leave(plugin, hook, *told)
+        self._leave(plugin, hook, *shown)
         if way == "hangs":
             await asyncio.get_running_loop().create_future()
         return _disturbed(way, given)
@@ -156,9 +156,11 @@ class Probe:
         if task.done():
             return task.result()  # it never waits
         task.cancel()
-        await asyncio.wait({task}, timeout=PATIENCE)
+        await asyncio.wait({task}, timeout=CANCEL_SECONDS)
         if not task.done():
-            self.find("disturbed", hook, f"it ignores its cancellation for {PATIENCE:g} s: let CancelledError pass")
+            self.find(
+                "disturbed", hook, f"it ignores its cancellation for {CANCEL_SECONDS:g} s: let CancelledError pass"
+            )
             raise asyncio.CancelledError
         if not task.cancelled() and task.exception() is None:
             self.find("disturbed", hook, "it swallows its cancellation: let CancelledError pass")
@@ -167,7 +169,7 @@ class Probe:
     def _enter(self, plugin: Plugin, hook: str, args: tuple[Any, ...]) -> tuple[Way | None, tuple[Any, ...]]:
         self.calls.append(_call(self.incarnation, hook, args[0] if args else None))
         self.used(plugin)
-        self._look(plugin, hook, outside=True)
+        self._check_state(plugin, hook, outside=True)
         way = self.way if hook == self.hook else None
         self.struck = self.struck or way is not None
         host: Any = Absent() if way == "has no services" else Silent() if way == "is cancelled" else None
@@ -179,12 +181,12 @@ class Probe:
         after = seen(args)
         for name in [name for name in before if before[name] != after[name]]:
             self.find("arguments", hook, f"it changes {name}, which it was only shown: make a copy")
-        self._look(plugin, hook)
+        self._check_state(plugin, hook)
 
     # ------------------------------------------------------------------ state
 
-    def _look(self, plugin: Plugin, hook: str, outside: bool = False) -> None:
-        """Whether the state has moved and the revision has not."""
+    def _check_state(self, plugin: Plugin, hook: str, outside: bool = False) -> None:
+        """Find a state that changed while its revision did not."""
         if not self._watch_state or not overrides(plugin, "snapshot") or hook in QUIET:
             return
         content = remembered(plugin)
@@ -201,9 +203,9 @@ class Probe:
         elif now[0] < known[0]:
             self.find("state", "revision", f"it went from {known[0]} back to {now[0]} {where}: it only grows")
 
-    def look(self, plugin: Plugin) -> None:
-        """Between two turns."""
-        self._look(plugin, "the next turn", outside=True)
+    def check_state(self, plugin: Plugin) -> None:
+        """Compare the state between two turns."""
+        self._check_state(plugin, "the next turn", outside=True)
 
 
 # ---------------------------------------------------------------------- the class of a watched plugin
@@ -261,7 +263,7 @@ def _set(plugin: Plugin, name: str, value: Any) -> None:
     object.__setattr__(plugin, name, value)  # also for those that are frozen
 
 
-# ---------------------------------------------------------------------- what a hook is told
+# ---------------------------------------------------------------------- what a hook is given
 
 
 class Absent:
@@ -287,7 +289,7 @@ class Silent:
 
 
 def seen(args: tuple[Any, ...]) -> dict[str, bytes]:
-    """What a hook was shown, by name, to compare: without live objects."""
+    """The arguments of a hook as bytes by name, to compare; without live objects."""
     found: dict[str, bytes] = {}
     for at, each in enumerate(args):
         fields = each.__struct_fields__ if isinstance(each, Struct) and at == 0 else ()
@@ -304,7 +306,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def remembered(plugin: Plugin) -> bytes | None:
-    """A plugin's state, to compare; None when it keeps none, or cannot say."""
+    """A plugin's state as bytes, to compare; None when it has none or taking it fails."""
     try:
         taken = state.take(plugin)
     except PluginFault:
@@ -324,6 +326,6 @@ def _disturbed(way: Way | None, answer: Any) -> Any:
 
 
 def _dropped(answer: Any) -> None:
-    """An answer that nobody asks for."""
+    """Close the coroutine of an answer that is not awaited."""
     if inspect.iscoroutine(answer):
         answer.close()
