@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from mainstay.model.media import Audio, Document, FileRef, Image, Stored
 from mainstay.model.message import Message, Part, ProviderPart, Text, ToolCall, ToolResult
 from mainstay.model.tool import ToolSpec
 from mainstay.providers.dialect import Dialect
+from tests.fuzzing import cases
 from tests.providers.wire import ANSWERS, MODEL, dialects
 
 NAMES = list(ANSWERS)
@@ -130,6 +132,56 @@ def test_what_was_encoded_once_is_not_encoded_again(name: str) -> None:
 
     assert dialect.build(ModelRequest(said), MODEL) == before
     assert dialect.build(ModelRequest(list(said)), MODEL) == before
+
+
+def spoken(chance: random.Random, number: int) -> Message:
+    """Anything that may come next in a conversation, in any order."""
+    picture = Image(Stored("d" * 64, 30), "image/png")
+    return chance.choice(
+        [
+            Message("user", f"question {number}"),
+            Message("user", (Text("see"), picture)),
+            Message("assistant", f"answer {number}"),
+            Message("assistant", (Text("so"), ToolCall(f"call_{number}", "get", {"n": number}))),
+            Message("tool", (ToolResult(f"call_{number}", "get", {"n": number}),)),
+            Message("assistant", ()),
+            Message("system", f"note {number}"),
+        ]
+    )
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", range(cases(5, 200)))
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_taken_from_the_request_before_is_what_would_be_written_anew(name: str, seed: int) -> None:
+    """While a session grows, is cut short and told other instructions, beside another one."""
+    chance, long_lived = random.Random(seed), dialects()[name]
+    sessions: dict[str, list[Message]] = {"": [], "s": [], "t": []}
+
+    for number in range(60):
+        id = chance.choice(list(sessions))
+        said = sessions[id]
+        said += [spoken(chance, number) for _ in range(chance.randrange(4))]
+        if chance.random() < 0.1:
+            del said[chance.randrange(len(said) + 1) :]
+        if said and chance.random() < 0.1:
+            said[chance.randrange(len(said))] = spoken(chance, number)
+        asked = [Message("system", f"It is {number // 10} o'clock."), *said, Message("user", "go on")]
+        request = ModelRequest(asked, (TOOL,), session_id=id)
+
+        assert long_lived.build(request, MODEL) == dialects()[name].build(request, MODEL), number
+
+
+@pytest.mark.parametrize("name", ["anthropic", "google", "bedrock"])
+def test_what_is_remembered_of_requests_is_bounded(name: str) -> None:
+    dialect: Any = dialects()[name]
+    text = "x" * 100_000
+    for number in range(400):
+        said = [Message(role, f"{text}{number}") for role in ("user", "assistant") * 2] + [Message("user", "and?")]
+        dialect.build(ModelRequest(said, session_id=f"s-{number}"), MODEL)
+
+    kept = dialect._conversations._settled.values()
+    assert 0 < sum(each.size for each in kept) <= 16_000_000
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -24,7 +24,7 @@ from mainstay.model.media import Audio, Document, File, FileRef, Image, Stored, 
 from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 from mainstay.providers.dialect import (
     Block,
-    Encoded,
+    Conversations,
     Piece,
     Spoken,
     Structured,
@@ -36,7 +36,6 @@ from mainstay.providers.dialect import (
     foreign_text,
     joined,
     json_block,
-    merged,
     nonsense,
     own_tools,
     parsed_args,
@@ -102,7 +101,7 @@ class AnthropicMessages:
     name = "anthropic"
 
     def __init__(self) -> None:
-        self._encoded = Encoded(_spoken)
+        self._conversations = Conversations(_spoken, b"content")
         self._output = Remembered(lambda schema: translated(schema, ANTHROPIC_NATIVE))
         self._parameters = Remembered(lambda schema: tool_schema(schema, ANY))
 
@@ -119,9 +118,7 @@ class AnthropicMessages:
     def build(self, request: ModelRequest, model: str) -> Wire:
         settings = request.settings
         marker = _marker(settings)
-        said = self._encoded(request.messages)
-        system = [block for role, blocks in said if role == "system" for block in blocks]
-        messages = merged(each for each in said if each.role != "system")
+        system, settled, messages = self._conversations(request)
         head: dict[str, Any] = {
             "model": model,
             "max_tokens": settings.max_tokens or MAX_TOKENS,
@@ -140,13 +137,12 @@ class AnthropicMessages:
         if system:
             pieces += [b',"system":[', *joined([*system[:-1], _marked(system[-1], marker)]), b"]"]
         # Last, so that one request begins as the one before it did.
-        pieces.append(b',"messages":[')
+        pieces += [b',"messages":[', *settled]
         ends = _cache_ends(messages)
         for index, (role, blocks) in enumerate(messages):
-            pieces.append(b'%b{"role":"%b","content":[' % (b"," if index else b"", role.encode()))
             if index in ends:
                 blocks = (*blocks[:-1], _marked(blocks[-1], marker))
-            pieces += [*joined(blocks), b"]}"]
+            pieces += [*([b","] if index else []), *self._conversations.written(role, blocks)]
         pieces.append(b"]}")
         headers = {"anthropic-version": VERSION}
         if betas := [BETAS[tool["type"]] for tool in own if tool["type"] in BETAS]:

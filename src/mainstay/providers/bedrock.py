@@ -32,7 +32,7 @@ from mainstay.model.media import Audio, Document, File, Image, Stored
 from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 from mainstay.providers.dialect import (
     Block,
-    Encoded,
+    Conversations,
     Piece,
     Spoken,
     Structured,
@@ -44,7 +44,6 @@ from mainstay.providers.dialect import (
     foreign_text,
     joined,
     json_block,
-    merged,
     nonsense,
     own_tools,
     parsed_args,
@@ -105,7 +104,7 @@ class BedrockConverse:
     name = NAME
 
     def __init__(self) -> None:
-        self._encoded = Encoded(_spoken)
+        self._conversations = Conversations(_spoken, b"content")
         self._output = Remembered(lambda schema: translated(schema, ANTHROPIC_NATIVE))
         self._parameters = Remembered(lambda schema: tool_schema(schema, ANY))
 
@@ -121,9 +120,7 @@ class BedrockConverse:
     def build(self, request: ModelRequest, model: str) -> Wire:
         settings = request.settings
         point = _cache_point(settings, model)
-        said = self._encoded(request.messages)
-        system = [block for role, blocks in said if role == "system" for block in blocks]
-        messages = merged(each for each in said if each.role != "system")
+        system, settled, messages = self._conversations(request)
         head: dict[str, Any] = {
             "inferenceConfig": _inference(settings),
             **self._tuning(request),
@@ -133,11 +130,11 @@ class BedrockConverse:
         if system:
             pieces += [b',"system":[', *joined([*system, *point]), b"]"]
         # Last, so that one request begins as the one before it did.
-        pieces.append(b',"messages":[')
+        pieces += [b',"messages":[', *settled]
         last = len(messages) - 1
         for index, (role, blocks) in enumerate(messages):
-            pieces.append(b'%b{"role":"%b","content":[' % (b"," if index else b"", role.encode()))
-            pieces += [*joined([*blocks, *(point if index == last else ())]), b"]}"]
+            marked = (*blocks, *(point if index == last else ()))
+            pieces += [*([b","] if index else []), *self._conversations.written(role, marked)]
         pieces.append(b"]}")
         return Wire(
             f"/model/{quote(model, safe='')}/converse-stream",

@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from operator import is_
 from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -200,17 +201,98 @@ class Spoken(NamedTuple):
     blocks: tuple[Block, ...]
 
 
-def merged(spoken: Iterable[Spoken]) -> list[Spoken]:
-    """Neighbours of one role as one message, for APIs that take turns strictly. What says nothing is left out."""
-    out: list[tuple[str, list[Block]]] = []
-    for role, blocks in spoken:
-        if not blocks:
-            continue
-        if out and out[-1][0] == role:
-            out[-1][1].extend(blocks)
-        else:
-            out.append((role, list(blocks)))
-    return [Spoken(role, tuple(blocks)) for role, blocks in out]
+class Said(NamedTuple):
+    """The messages of a request, for APIs that take turns strictly: neighbours of one role are one message, and what
+    says nothing is left out. `settled` are those before `recent`, as they are sent, a comma after each."""
+
+    system: list[Block]
+    settled: tuple[Piece, ...]
+    recent: list[Spoken]
+
+
+class _Settled(NamedTuple):
+    """How the conversation of a session begins: these messages, and what they are on the wire."""
+
+    messages: Sequence[Message]
+    pieces: tuple[Piece, ...]
+    next_role: str
+    size: int
+
+
+NOTHING_SETTLED = _Settled((), (), "", 0)
+
+
+class _Turn(NamedTuple):
+    """Neighbours of one role, and the index of the first of them."""
+
+    role: str
+    blocks: list[Block]
+    first: int
+
+
+class Conversations:
+    """Writes messages in strict turns. The next request of a session takes from its last one what is the same, so it
+    costs what is new and not how long the session is.
+
+    What is settled is known by the identity of its messages, as in `Encoded`; it has no marks of a cache, which only
+    the last `RECENT` messages can have. All is dropped when there is too much of it.
+    """
+
+    RECENT = 3
+
+    def __init__(self, encode_message: Callable[[Message], Spoken], content: bytes, most: int = 16_000_000) -> None:
+        """`content` is what stands between the role of a message and its blocks."""
+        self._encoded, self._content, self._most = Encoded(encode_message), content, most
+        self._settled: dict[str, _Settled] = {}
+        self._size = 0
+
+    def __call__(self, request: ModelRequest) -> Said:
+        messages = request.messages
+        # Instructions may be others each time; the conversation after them only grows.
+        start = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
+        system = [block for spoken in self._encoded(messages[:start]) for block in spoken.blocks]
+        known = self._settled.get(request.session_id)
+        if known is None or not _begins(messages, start, known.messages):
+            known = NOTHING_SETTLED
+        turns, notes = self._turns(messages, start + len(known.messages))
+        if known.messages and (len(turns) < self.RECENT or turns[0].role != known.next_role):  # it was cut short there
+            known = NOTHING_SETTLED
+            turns, notes = self._turns(messages, start)
+        old, recent, pieces = turns[: -self.RECENT], turns[-self.RECENT :], known.pieces
+        if old:
+            written = [piece for turn in old for piece in (*self.written(turn.role, turn.blocks), b",")]
+            pieces = compact([*pieces, *written])
+            if request.session_id and not notes:
+                self._keep(request.session_id, messages[start : recent[0].first], pieces, recent[0].role)
+        return Said([*system, *notes], pieces, [Spoken(turn.role, tuple(turn.blocks)) for turn in recent])
+
+    def _turns(self, messages: Sequence[Message], first: int) -> tuple[list[_Turn], list[Block]]:
+        """The messages from there on in turns; and what of them goes to the instructions."""
+        turns, notes = list[_Turn](), list[Block]()
+        for index, (role, blocks) in enumerate(self._encoded(messages[first:]), first):
+            if role == "system":
+                notes += blocks
+            elif blocks and turns and turns[-1].role == role:
+                turns[-1].blocks.extend(blocks)
+            elif blocks:
+                turns.append(_Turn(role, list(blocks), index))
+        return turns, notes
+
+    def written(self, role: str, blocks: Iterable[Block]) -> list[Piece]:
+        return [b'{"role":"%b","%b":[' % (role.encode(), self._content), *joined(blocks), b"]}"]
+
+    def _keep(self, session_id: str, messages: Sequence[Message], pieces: tuple[Piece, ...], next_role: str) -> None:
+        size = sum([len(piece) for piece in pieces if type(piece) is bytes])
+        before = self._settled.get(session_id, NOTHING_SETTLED)
+        self._size += size - before.size
+        if self._size > self._most:
+            self._settled.clear()
+            self._size = size
+        self._settled[session_id] = _Settled(messages, pieces, next_role, size)
+
+
+def _begins(messages: Sequence[Message], start: int, with_: Sequence[Message]) -> bool:
+    return len(messages) - start >= len(with_) and all(map(is_, messages[start : start + len(with_)], with_))
 
 
 def result_text(content: Any) -> str:

@@ -22,7 +22,7 @@ from mainstay.model.media import File, FileRef, Stored, Url
 from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 from mainstay.providers.dialect import (
     Block,
-    Encoded,
+    Conversations,
     Piece,
     Spoken,
     Structured,
@@ -34,7 +34,6 @@ from mainstay.providers.dialect import (
     foreign_text,
     joined,
     json_block,
-    merged,
     nonsense,
     own_tools,
     result_text,
@@ -78,7 +77,7 @@ class GoogleGenerate:
 
     def __init__(self, prefix: str = "/v1beta") -> None:
         self._prefix = prefix
-        self._encoded = Encoded(_spoken)
+        self._conversations = Conversations(_spoken, b"parts")
         self._output = Remembered(lambda schema: translated(schema, GOOGLE))
         self._parameters = Remembered(lambda schema: tool_schema(schema, GOOGLE))
 
@@ -92,18 +91,16 @@ class GoogleGenerate:
         return Structured(mode, object_root=False, forced=not request.provider_tools)
 
     def build(self, request: ModelRequest, model: str) -> Wire:
-        said = self._encoded(request.messages)
-        system = [block for role, blocks in said if role == "system" for block in blocks]
-        contents = merged(each for each in said if each.role != "system")
+        system, settled, contents = self._conversations(request)
         head: dict[str, Any] = {"generationConfig": self._generation(request, model), **self._tools(request)}
         head |= request.settings.extra or {}
         pieces: list[Piece] = [encode(head)[:-1]]
         if system:
             pieces += [b',"systemInstruction":{"parts":[', *joined(system), b"]}"]
         # Last, so that one request begins as the one before it did.
-        pieces.append(b',"contents":[')
+        pieces += [b',"contents":[', *settled]
         for index, (role, blocks) in enumerate(contents):
-            pieces += [b'%b{"role":"%b","parts":[' % (b"," if index else b"", role.encode()), *joined(blocks), b"]}"]
+            pieces += [*([b","] if index else []), *self._conversations.written(role, blocks)]
         pieces.append(b"]}")
         return Wire(f"{self._prefix}/models/{model}:streamGenerateContent?alt=sse", compact(pieces))
 
