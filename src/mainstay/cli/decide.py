@@ -27,13 +27,13 @@ from mainstay.cli.host import (
 )
 from mainstay.cli.processes import cancel_process
 from mainstay.cli.render import ago, console, print_json, table, text_line, whole_call
-from mainstay.cli.wire import pending_json
 from mainstay.engine.waits import asked
 from mainstay.errors import SessionDeleted, UnknownCall, UnknownTurn
 from mainstay.model import ids
 from mainstay.ports.store import Store
 from mainstay.runtime import Runtime
 from mainstay.sessions.session import Session
+from mainstay.wire import pending_json
 
 CallArgument = Annotated[str, typer.Argument(metavar="CALL", help="The call's id; `mainstay pending` lists them.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; the model is told.")]

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from mainstay.cli.demo_agent import Line
-from mainstay.cli.wire import outcome_kind
 from mainstay.model.message import ToolCall
 from mainstay.model.outcome import Finished
 from mainstay.model.record import Closed, Ended, Record, Replied
+from mainstay.wire import outcome_kind
 
 
 class Death(Struct, frozen=True):

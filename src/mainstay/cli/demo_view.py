@@ -19,7 +19,6 @@ from rich.table import Table
 from mainstay.cli.demo_agent import PROMPT, Line
 from mainstay.cli.demo_count import Death, Report, Row
 from mainstay.cli.render import MARKS, STYLES, brief, call_text, console, plural, styled
-from mainstay.cli.wire import outcome_kind, outcome_words
 from mainstay.model.event import (
     AnyEvent,
     TextDelta,
@@ -30,6 +29,7 @@ from mainstay.model.event import (
     TurnStarted,
 )
 from mainstay.model.record import Closed, Ended, Record, Replied, Said, Started
+from mainstay.wire import outcome_kind, outcome_words
 
 if TYPE_CHECKING:
     from rich.text import Text

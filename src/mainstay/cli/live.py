@@ -13,7 +13,6 @@ from rich.spinner import Spinner
 from rich.table import Table
 
 from mainstay.cli.render import MARKS, STYLES, brief, call_text, console, on_one_line, safe, styled
-from mainstay.cli.wire import outcome_kind, outcome_words
 from mainstay.model.event import (
     AnyEvent,
     Gap,
@@ -27,6 +26,7 @@ from mainstay.model.event import (
 )
 from mainstay.model.tool import ToolOutcome
 from mainstay.sessions.result import TurnResult
+from mainstay.wire import outcome_kind, outcome_words
 
 
 class LiveTurn:

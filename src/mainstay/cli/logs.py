@@ -23,7 +23,6 @@ from mainstay.cli.host import (
     reading,
 )
 from mainstay.cli.render import complain, console, json_line, moment, print_json, print_value, text_line
-from mainstay.cli.wire import process_event_json
 from mainstay.errors import TimedOut
 from mainstay.model.process import (
     Abandoned,
@@ -35,6 +34,7 @@ from mainstay.model.process import (
     Success,
 )
 from mainstay.ports.store import Store
+from mainstay.wire import process_event_json
 
 if TYPE_CHECKING:
     from rich.console import Console

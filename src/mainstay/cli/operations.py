@@ -12,13 +12,13 @@ from mainstay.cli.host import JsonOption, Refused, StoreOption, existing, finish
 from mainstay.cli.loading import load_agent, load_functions
 from mainstay.cli.render import brief, complain, console, print_json, print_value, table, text_line
 from mainstay.cli.run import EXIT_CODES, AgentArgument
-from mainstay.cli.wire import result_json
 from mainstay.errors import MissingSession
 from mainstay.model.ids import split
 from mainstay.model.outcome import kind_of
 from mainstay.plugins.operations import OperationDefinition, OperationOutcome
 from mainstay.runtime import Runtime
 from mainstay.sessions.result import TurnResult
+from mainstay.wire import result_json
 
 SESSIONS = {"required": "on a session", "optional": "on a session, or without", "forbidden": "without a session"}
 

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from mainstay.cli.host import JsonOption, Refused, StoreOption, dead_workers, perform, reading
 from mainstay.cli.render import ago, brief, console, print_json, span, table, text_line
-from mainstay.cli.wire import process_json
 from mainstay.model.process import RETIRED, Abandoned, Cancelled, Failure, ProcessRow, Success, WaitOn
 from mainstay.model.process_write import ProcessFilter
 from mainstay.ports.store import Store
+from mainstay.wire import process_json
 
 if TYPE_CHECKING:
     from rich.console import Console

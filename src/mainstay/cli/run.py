@@ -27,7 +27,6 @@ from mainstay.cli.host import (
 )
 from mainstay.cli.loading import load_agent, load_functions
 from mainstay.cli.render import complain, print_json, print_value, whole_call
-from mainstay.cli.wire import result_json
 from mainstay.model.event import AnyEvent, TurnCommitted, WaitingFor
 from mainstay.model.ids import check_session_id, turn_id
 from mainstay.model.outcome import PendingCall, Queued, Waiting, kind_of
@@ -37,6 +36,7 @@ from mainstay.runtime import Runtime
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.session import Session
 from mainstay.stores.factory import open_store
+from mainstay.wire import result_json
 
 EXIT_CODES = {
     "finished": 0,

@@ -27,16 +27,6 @@ from mainstay.cli.render import (
     whole_call,
 )
 from mainstay.cli.sessions import SessionArgument
-from mainstay.cli.wire import (
-    call_json,
-    message_json,
-    model_json,
-    outcome_json,
-    outcome_kind,
-    outcome_words,
-    pending_json,
-    usage_json,
-)
 from mainstay.engine.journal import load_turns
 from mainstay.engine.waits import asked
 from mainstay.errors import StoreDamaged
@@ -51,6 +41,16 @@ from mainstay.model.session import SessionRow
 from mainstay.model.tool import Cancelled, OutcomeUnknown
 from mainstay.ports.store import Store
 from mainstay.turn.machine import usage_of
+from mainstay.wire import (
+    call_json,
+    message_json,
+    model_json,
+    outcome_json,
+    outcome_kind,
+    outcome_words,
+    pending_json,
+    usage_json,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console

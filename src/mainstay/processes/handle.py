@@ -11,43 +11,10 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from mainstay.errors import InvalidHandle, ProcessAbandoned, ProcessCancelled, ProcessFailed, ProcessPruned
+from mainstay.errors import ProcessAbandoned, ProcessCancelled, ProcessFailed, ProcessPruned
 from mainstay.lifecycle.decide import check_process_id
 from mainstay.model.process import AwaitOutput, ProcessEvent, ProcessRow, ProcessState
-
-KIND = "process"
-
-
-def handle_json(process_id: str) -> dict[str, str]:
-    """The handle of a process, and nothing more."""
-    return {"__handle__": KIND, "id": process_id}
-
-
-def status_json(row: ProcessRow) -> dict[str, str]:
-    """The status of a process, for who asked to change it."""
-    return {"process_id": row.id, "status": row.state}
-
-
-def view_json(row: ProcessRow) -> dict[str, Any]:
-    """A process in a list: its handle, what it is and how it is."""
-    each = row.registration
-    optional = {"label": each.label or None, "definition": each.definition or None, "stuck": row.stuck}
-    shown = {name: value for name, value in optional.items() if value is not None}
-    return {**handle_json(row.id), "process_id": row.id, "kind": each.kind, **shown, "status": row.state}
-
-
-def parse_handle(value: Any) -> tuple[str, str | None]:
-    """The id in a handle's JSON, and the tool that it names, if it does."""
-    kind = value.get("__handle__") if isinstance(value, Mapping) else None
-    if not isinstance(kind, str):
-        raise InvalidHandle("Invalid process handle: missing `__handle__`")
-    if kind != KIND:
-        raise InvalidHandle(f"Invalid process handle kind: {kind}")
-    process_id = value.get("id")
-    if not isinstance(process_id, str) or not process_id:
-        raise InvalidHandle("Invalid process handle: missing `id`")
-    tool = value.get("tool")
-    return process_id, tool if isinstance(tool, str) else None
+from mainstay.wire import handle_json, parse_handle
 
 
 def handle_id(value: Any) -> str:

@@ -53,12 +53,13 @@ from mainstay.model.tool import Artifact, Failed, Ok, OutcomeUnknown, PreparedCa
 from mainstay.model.tool import Cancelled as CallCancelled
 from mainstay.ports.tool import StartOptions
 from mainstay.processes.body import ARTIFACT
-from mainstay.processes.handle import ProcessHandle, handle_json, parse_handle, status_json, view_json
+from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.policy import BY_HANDLE, CancelAsk
 from mainstay.processes.run import ProcessRun
 from mainstay.processes.service import ProcessService, Start
 from mainstay.processes.tool import KIND, BackgroundCall
 from mainstay.tools.workshop import Workshop
+from mainstay.wire import handle_json, parse_handle, status_json, view_json
 
 decode_wake = msgspec.json.Decoder(Wake).decode
 

@@ -71,7 +71,7 @@ from mainstay.model.tool import Cancelled as TurnCancelled
 from mainstay.model.write import Configure
 from mainstay.plugins.directives import sound_child
 from mainstay.ports.process import EngineRun
-from mainstay.processes.handle import ProcessHandle, parse_handle
+from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.journal import load_steps
 from mainstay.processes.run import ProcessRun, Unloaded
 from mainstay.processes.service import Start
@@ -83,6 +83,7 @@ from mainstay.sessions.services.host import SessionHost
 from mainstay.tools.answer import schema_codec
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool, ToolOptions
+from mainstay.wire import parse_handle
 
 KIND = "turn"
 MESSAGE = f"{SIGNAL}message"

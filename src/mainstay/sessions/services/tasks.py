@@ -38,13 +38,14 @@ from mainstay.model.process_write import ProcessFilter
 from mainstay.model.session import SessionRow
 from mainstay.model.task import LiveState, TaskEnd, TaskKind, TaskRecord, TaskSpec, TaskState
 from mainstay.ports.tasks import CancelHook, Work
-from mainstay.processes.handle import ProcessHandle, handle_id, handle_json, value_of
+from mainstay.processes.handle import ProcessHandle, handle_id, value_of
 from mainstay.processes.local import KIND, LocalWork
 from mainstay.processes.policy import CancelAsk
 from mainstay.processes.service import ProcessService, Start
 from mainstay.sessions.services.processes import SessionProcesses
 from mainstay.sessions.services.scope import ServiceScope
 from mainstay.sessions.task_table import TaskTable
+from mainstay.wire import handle_json
 
 MAX_TASK_ID = 150
 PAGE = 1000

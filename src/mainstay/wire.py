@@ -1,18 +1,24 @@
-"""Outcomes, usage and calls as JSON. Every field is always there: machines need not guess at defaults."""
+"""The JSON in which turns, calls and processes are shown outside: to models, to hosts, by the command line.
+
+Every field is always there, so that programs need not know defaults. Functions only read structs: this module is below
+everything that runs, so that a server and a client may use it too.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
+from mainstay.errors import InvalidHandle
 from mainstay.model.llm import ModelRecord, Usage
 from mainstay.model.message import Message, Part
 from mainstay.model.outcome import Finished, Outcome, PendingCall, Waiting
 from mainstay.model.process import ProcessEvent, ProcessRow
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolRecord
-from mainstay.processes.handle import handle_json
-from mainstay.sessions.result import TurnResult
+
+# ---------------------------------------------------------------------- turns and calls
 
 
 def outcome_json(outcome: Outcome | ToolOutcome) -> dict[str, Any]:
@@ -81,7 +87,26 @@ def _part_json(part: Part) -> dict[str, Any]:
     return {"type": tag, **fields}
 
 
-def result_json(result: TurnResult[Any]) -> dict[str, Any]:
+class TurnFacts(Protocol):
+    """What `result_json` reads of a TurnResult."""
+
+    @property
+    def turn_id(self) -> str: ...
+    @property
+    def session_id(self) -> str: ...
+    @property
+    def outcome(self) -> Outcome: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def usage(self) -> Usage: ...
+    @property
+    def tool_calls(self) -> Sequence[ToolRecord]: ...
+    @property
+    def model_calls(self) -> Sequence[ModelRecord]: ...
+
+
+def result_json(result: TurnFacts) -> dict[str, Any]:
     """What `mainstay run --json` prints."""
     outcome = result.outcome
     output = None
@@ -99,6 +124,43 @@ def result_json(result: TurnResult[Any]) -> dict[str, Any]:
         "tool_calls": [call_json(c) for c in result.tool_calls if c.call_id not in waiting],
         "model_calls": [model_json(call) for call in result.model_calls],
     }
+
+
+# ---------------------------------------------------------------------- processes
+
+KIND = "process"
+
+
+def handle_json(process_id: str) -> dict[str, str]:
+    """The handle of a process, and nothing more."""
+    return {"__handle__": KIND, "id": process_id}
+
+
+def status_json(row: ProcessRow) -> dict[str, str]:
+    """The status of a process, for who asked to change it."""
+    return {"process_id": row.id, "status": row.state}
+
+
+def view_json(row: ProcessRow) -> dict[str, Any]:
+    """A process in a list: its handle, what it is and how it is."""
+    each = row.registration
+    optional = {"label": each.label or None, "definition": each.definition or None, "stuck": row.stuck}
+    shown = {name: value for name, value in optional.items() if value is not None}
+    return {**handle_json(row.id), "process_id": row.id, "kind": each.kind, **shown, "status": row.state}
+
+
+def parse_handle(value: Any) -> tuple[str, str | None]:
+    """The id in a handle's JSON, and the tool that it names, if it does."""
+    kind = value.get("__handle__") if isinstance(value, Mapping) else None
+    if not isinstance(kind, str):
+        raise InvalidHandle("Invalid process handle: missing `__handle__`")
+    if kind != KIND:
+        raise InvalidHandle(f"Invalid process handle kind: {kind}")
+    process_id = value.get("id")
+    if not isinstance(process_id, str) or not process_id:
+        raise InvalidHandle("Invalid process handle: missing `id`")
+    tool = value.get("tool")
+    return process_id, tool if isinstance(tool, str) else None
 
 
 def process_json(row: ProcessRow, state: str) -> dict[str, Any]:
