@@ -7,15 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mainstay import ProcessContext, Runtime, process
 from mainstay.errors import ProcessCancelled
-from mainstay.model.process import Cancelled, Failure
+from mainstay.model.process import Cancelled, Failure, Success
 from mainstay.model.process_write import Stop
 from mainstay.model.session import CancelRequest
 from mainstay.model.step import Done
 from mainstay.stores.memory import MemoryRows, MemoryStore
-from tests.processes.functions import World, dying, journal_of, living, memory, parked, result
+from tests.processes.functions import World, dying, journal_of, living, memory, parked, result, stuck
 from tests.sessions.places import SOON, Place, file, place, until
 
 __all__ = ["file", "memory", "place"]
@@ -28,6 +29,61 @@ async def until_waits_for(handle: Any, *names: str) -> None:
         return sorted(wait.name for wait in (await handle.record()).record.waits) == sorted(names)
 
     await until(there)
+
+
+def cancel_own_task() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+@process
+async def quits(ctx: Ctx, then: str) -> str:
+    cancel_own_task()
+    if then == "waits":
+        await asyncio.Event().wait()
+    elif then == "raises":
+        raise ValueError("no")
+    elif then == "catches":
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return str(await ctx.step(ctx.deps.act, "after all"))
+    return "done"
+
+
+@pytest.mark.parametrize(
+    ("then", "outcome"),
+    [
+        ("waits", Failure("raised", "CancelledError: the function cancelled itself")),
+        ("raises", Failure("raised", "ValueError: no")),
+        ("returns", Success("done")),
+        ("catches", Success("after all")),
+    ],
+)
+async def test_a_function_that_cancels_its_own_task_ends_as_it_says(place: Place, then: str, outcome: Any) -> None:
+    async with living(place, quits, deps=World()) as runtime:
+        ended = await (await runtime.start(quits, {"then": then})).outcome(SOON)
+
+    assert (replace(ended, traceback="") if isinstance(ended, Failure) else ended) == outcome
+
+
+async def test_a_function_whose_branch_cancels_the_task_of_the_function_is_stuck_and_says_so(place: Place) -> None:
+    @process
+    async def undermined(ctx: Ctx) -> None:
+        own = asyncio.current_task()
+        assert own is not None
+
+        async def cancels() -> None:
+            own.cancel()
+            await asyncio.sleep(0)
+
+        await ctx.gather(cancels(), ctx.sleep(60))
+
+    async with living(place, undermined, deps=World()) as runtime:
+        why = await stuck(await runtime.start(undermined))
+
+    assert "was cancelled from outside, which no replay could repeat" in why
 
 
 @process

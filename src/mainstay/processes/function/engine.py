@@ -154,7 +154,10 @@ class FunctionEngine:
         # A copy: what it changes of its arguments is its own affair. If they do not fit, its code has changed.
         work = function.begin(decode(encode(args)), context)
         try:
-            value = await scheduler.drive(work, scheduler.root)
+            try:
+                value = await scheduler.drive(work, scheduler.root)
+            finally:
+                await scheduler.take_back_cancels()
             outcome: ProcessOutcome = Success(checked(value, "the result"))
         except Unloaded:
             raise await self._why_unloaded(scheduler, run) from None

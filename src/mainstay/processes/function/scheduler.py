@@ -97,9 +97,10 @@ class Branch:
 
     `pending` are the causes for which it is to be stopped, `delivered` those for which it was; `inherited` are those
     that its parent has passed on to it. `gate` carries a request to a step that runs. `unrecorded` counts its calls
-    that no record answered. `in_call` and `in_step` say where it is, `refused` how often it was told `Unloaded`.
-    `children` are the branches that it waits for, `work` is its coroutine. `can_run`: see the top of this file;
-    `outside` is a future that it waits for and that is not ours.
+    that no record answered, `own_cancels` how often code of the function has cancelled its task. `in_call` and
+    `in_step` say where it is, `refused` how often it was told `Unloaded`. `children` are the branches that it waits
+    for, `work` is its coroutine. `can_run`: see the top of this file; `outside` is a future that it waits for and that
+    is not ours.
     """
 
     __slots__ = (
@@ -113,6 +114,7 @@ class Branch:
         "inherited",
         "key",
         "outside",
+        "own_cancels",
         "pending",
         "refused",
         "unrecorded",
@@ -131,7 +133,7 @@ class Branch:
         self.delivered: set[str] = set() if parent is None else set(parent.delivered)
         self.unrecorded: int = 0 if parent is None else parent.unrecorded
         self.in_call = self.in_step = False
-        self.refused = 0
+        self.refused = self.own_cancels = 0
 
     def next_key(self) -> str:
         self.calls += 1
@@ -256,10 +258,12 @@ class Scheduler:
         self.root = Branch("")
         if replay.segment.cut:
             self.root.delivered.add(CANCEL)
-        self._add(asyncio.current_task(), self.root)
-
-    def _add(self, task: asyncio.Task[Any] | None, branch: Branch) -> None:
+        task = asyncio.current_task()
         assert task is not None
+        self._root_task = task
+        self._add(task, self.root)
+
+    def _add(self, task: asyncio.Task[Any], branch: Branch) -> None:
         self._tasks[task] = branch
         self.waits.working += 1
         branch.can_run = True
@@ -327,9 +331,9 @@ class Scheduler:
         """Run the coroutine of a branch to its end, passing on every suspension. That is where the scheduler sees
         whether the branch can run, and where code that swallows `Unloaded` too often is not resumed any more."""
         branch.work = work
-        task = asyncio.current_task()
+        task, root = asyncio.current_task(), self._root_task
         assert task is not None
-        cancels = task.cancelling()
+        cancels, root_cancels = task.cancelling(), root.cancelling()
         try:
             step = work.send(None)
             while branch.refused <= MAX_REFUSALS:
@@ -343,17 +347,22 @@ class Scheduler:
                             task.uncancel()
                     step = work.send(found)
                     continue
+                branch.own_cancels += max(task.cancelling() - cancels, 0)
+                if root is not task:
+                    self.root.own_cancels += max(root.cancelling() - root_cancels, 0)
                 if not branch.in_call or self._results or self.replaying or self._dropping:
                     self._suspended(branch, step)
                 try:
                     yield step
                 except BaseException as error:  # it is the code's to handle, as in any `await`
-                    cancels = task.cancelling()
+                    if branch.own_cancels and isinstance(error, asyncio.CancelledError):
+                        _take_back_cancels(branch, task)
+                    cancels, root_cancels = task.cancelling(), root.cancelling()
                     if branch.outside is not None:
                         self._resumed(branch)
                     step = work.throw(error)
                 else:
-                    cancels = task.cancelling()
+                    cancels, root_cancels = task.cancelling(), root.cancelling()
                     if branch.outside is not None:
                         self._resumed(branch)
                     step = work.send(None)
@@ -361,6 +370,7 @@ class Scheduler:
             result: R = end.value
             return result
         finally:
+            branch.own_cancels += max(task.cancelling() - cancels, 0)
             branch.work = None  # it leads back here, through its context
         log.error("a durable function swallows that it is unloaded, and is left: let BaseException through")
         try:
@@ -368,6 +378,19 @@ class Scheduler:
         except RuntimeError:
             log.error("it ignores its end too")
         raise Unloaded
+
+    async def take_back_cancels(self) -> None:
+        """Undo what the function has done to the task that it runs in: what is left is a cancellation from outside.
+
+        A cancel that was requested in the last step of the code is still to be raised, at the next await.
+        """
+        if self.root.own_cancels:
+            _take_back_cancels(self.root, self._root_task)
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                if self._root_task.cancelling():
+                    raise
 
     def wake(self, branch: Branch) -> None:
         """Its call has a result, or all of its branches have ended: it counts as running from now on, not from its
@@ -766,6 +789,12 @@ class Scheduler:
 def _release(turn: asyncio.Future[None]) -> None:
     if not turn.done():
         turn.set_result(None)
+
+
+def _take_back_cancels(branch: Branch, task: asyncio.Task[Any]) -> None:
+    for _ in range(min(branch.own_cancels, task.cancelling())):
+        task.uncancel()
+    branch.own_cancels = 0
 
 
 def _waits_for_a_lock(branch: Branch) -> bool:
