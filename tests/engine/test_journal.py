@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from mainstay.engine.journal import SPILL_BYTES, Journal, load, load_turns, spill
+from mainstay.engine.journal import SPILL_BYTES, TurnJournal, load, load_turns, spill
 from mainstay.errors import BlobMissing, Fenced, StoreDamaged, StoreError, StoreInherited, StoreUnavailable
 from mainstay.graph.commit import End
 from mainstay.graph.tree import Turn
@@ -80,11 +80,11 @@ class FaultyBlobs(MemoryBlobs):
         return await super().put(data)
 
 
-async def begin(store: MemoryStore, clock: VirtualClock | None = None) -> Journal:
+async def begin(store: MemoryStore, clock: VirtualClock | None = None) -> TurnJournal:
     """The journal of a turn that was just accepted."""
     accepted = await store.write(Accept("s", "a", encode(HI), "op", 0, worker="w"))
     scope = Scope("s", accepted.row.sid, accepted.turn, "w", accepted.row.generation)
-    return Journal(store, scope, 1, clock or VirtualClock())
+    return TurnJournal(store, scope, 1, clock or VirtualClock())
 
 
 async def read(store: MemoryStore, turn: int = 1) -> list[Record]:
@@ -382,7 +382,7 @@ async def test_whoever_listens_is_told_once_that_the_turn_stalls() -> None:
     store, clock = FaultyStore(), VirtualClock(auto=True)
     scope = (await begin(store)).scope
     told: list[str] = []
-    journal = Journal(store, scope, 1, clock, lambda error: told.append(str(error)))
+    journal = TurnJournal(store, scope, 1, clock, lambda error: told.append(str(error)))
 
     for _ in range(2):
         store.full = 3

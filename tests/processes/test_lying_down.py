@@ -42,7 +42,7 @@ async def test_what_is_looked_at_on_the_way_to_disk_goes_against_parking() -> No
     parking = asyncio.create_task(journal.park((END,)))  # behind the flush, and decided already
     await asyncio.sleep(0)
     told = await store.write(Stop("p", CancelRequest("ann"), 2))
-    journal.looked = told.row.record.sequence
+    journal.read_to = told.row.record.sequence
     store.gate.set()
     await flushing
 

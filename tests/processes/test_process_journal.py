@@ -160,11 +160,11 @@ async def test_news_are_what_others_wrote_and_not_what_the_owner_did(store: Held
     journal = await begun(store)
     journal.event(Event("told", 1))
     await journal.flush()
-    assert not journal.news
+    assert not journal.has_unread
     await journal.park((WaitOn("1", "signal", "go"),))
 
-    assert not journal.news
-    assert journal.looked == 4
+    assert not journal.has_unread
+    assert journal.read_to == 4
 
 
 async def test_a_relieved_owner_is_refused_every_time(store: Held) -> None:

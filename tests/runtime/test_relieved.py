@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from mainstay import Agent, ToolCall, ToolContext, tool
-from mainstay.engine.journal import Journal, load
+from mainstay.engine.journal import TurnJournal, load
 from mainstay.engine.lease import LeaseTerms
 from mainstay.graph.commit import End
 from mainstay.model.codec import encode
@@ -124,7 +124,7 @@ async def end_by_another(store: MemoryStore) -> None:
     assert claimed.won
     assert claimed.row is not None
     scope = Scope("chat", row.sid, 1, "somebody else", claimed.row.generation)
-    await Journal(store, scope, 1, VirtualClock()).commit(0, End(BudgetSpent("steps", 1), Usage()))
+    await TurnJournal(store, scope, 1, VirtualClock()).commit(0, End(BudgetSpent("steps", 1), Usage()))
 
 
 async def test_a_turn_that_another_worker_has_ended_while_it_was_loaded_is_over(

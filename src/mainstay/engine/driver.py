@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from mainstay.engine.gate import Gate, TurnAborted, TurnCancelled
-from mainstay.engine.journal import Journal
+from mainstay.engine.journal import TurnJournal
 from mainstay.errors import TurnFull
 from mainstay.model.effect import Aborted, CancelTurn, Effect, Finish, NoRoom
 from mainstay.model.ids import MAX_ORDINAL
@@ -74,7 +74,7 @@ class Run:
     )
 
     def __init__(
-        self, scope: Scope, machine: Machine, journal: Journal, events: EventSink, clock: Clock, agent: Any
+        self, scope: Scope, machine: Machine, journal: TurnJournal, events: EventSink, clock: Clock, agent: Any
     ) -> None:
         self.scope, self.machine, self.journal = scope, machine, journal
         self.events, self.clock, self.agent = events, clock, agent

@@ -1,8 +1,21 @@
-"""The journal of one turn: what has happened is written down before anything else is done.
+"""The journal of a turn or a process: what has happened is written down before anything else is done.
 
-Records are gathered with `record` and written with `flush`. Every effect that acts outside is preceded by a flush, so
-nothing acts while an outcome is unwritten; a last reply that leads straight to the commit is never flushed by itself
-and rides in the commit. Replay is reading: `load` gives back the records of turns, from rows or from blobs.
+`Journal` is what both have in common, for the owner of one scope:
+
+    one write at a time     A later write that overtook one which the store does not take just now would leave a hole in
+                            the records.
+    a write in doubt        One whose answer did not arrive, because its caller was cancelled or it was refused, is sent
+                            again before anything else. Stores know a write that they have applied, so no caller goes on
+                            as if its record were durable when it is not.
+    retried                 While the store is unavailable the scope waits (`StoreRetry`): nothing is lost.
+    fenced                  Every write carries the scope; after another worker has claimed it, the store refuses.
+    blobs first             Values too large for a row are put as blobs before the write that refers to them. A blob
+                            that was swept in between is put again.
+
+`TurnJournal` gathers records with `record` and writes them with `flush`. Every effect that acts outside is preceded by
+a flush, so nothing acts while an outcome is unwritten; a last reply that leads straight to the commit is never flushed
+by itself and rides in the commit. The journal of a process is `mainstay.processes.journal`. Replay is reading: `load`
+gives back the records of turns, from rows or from blobs.
 """
 
 from __future__ import annotations
@@ -11,12 +24,11 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
-from mainstay.engine.patience import Patience
-from mainstay.errors import BlobMissing, StoreDamaged, StoreError, TurnFull
+from mainstay.errors import BlobMissing, StoreDamaged, StoreError, StoreInherited, StoreUnavailable, TurnFull
 from mainstay.graph import commit as commits
 from mainstay.graph.tree import Turn
 from mainstay.model.codec import decode_row, encode, spilled
@@ -27,6 +39,7 @@ from mainstay.model.write import Append, Appended, CancelWon, Committed, Scope, 
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
 
+A = TypeVar("A")
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -35,27 +48,121 @@ log = logging.getLogger("mainstay.engine")
 SPILL_BYTES = 64 * 1024
 
 
-class Journal:
+PAUSES = (0.1, 0.3, 1.0, 3.0)
+"""Seconds between tries while the store is unavailable; the last one repeats."""
+
+
+class StoreRetry:
+    """Tries again until the store has answered. `stalled` is why it does not take writes just now."""
+
+    __slots__ = ("_clock", "_on_stall", "_what", "stalled")
+
+    def __init__(self, what: str, clock: Clock, on_stall: Callable[[StoreError], None] | None = None) -> None:
+        self._what, self._clock, self._on_stall = what, clock, on_stall
+        self.stalled: StoreError | None = None
+
+    async def until_done(self, work: Callable[[T], Awaitable[R]], subject: T) -> R:
+        tries = 0
+        while True:
+            try:
+                receipt = await work(subject)
+            except StoreInherited:
+                raise
+            except StoreUnavailable as error:
+                if self.stalled is None:
+                    log.warning("%s stalls: %s", self._what, error)
+                    if self._on_stall is not None:
+                        self._on_stall(error)
+                self.stalled = error
+                await self._clock.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
+                tries += 1
+            else:
+                self.stalled = None
+                return receipt
+
+
+class Journal(Generic[A]):
+    """The writes of the owner of one scope: see the top of this file. `A` is what the store answers.
+
+    `_writing` guards `_in_doubt`, a write that was not answered with the blobs that it refers to, and `_ordinal`, the
+    number of the next record. `_kept` are the bytes of blobs that no row refers to yet, or the path of a file.
+    """
+
+    __slots__ = ("_clock", "_in_doubt", "_kept", "_ordinal", "_retry", "_store", "_what", "_writing")
+
+    def __init__(
+        self, store: Store, clock: Clock, what: str, ordinal: int, on_stall: Callable[[StoreError], None] | None = None
+    ) -> None:
+        self._store, self._clock, self._what, self._ordinal = store, clock, what, ordinal
+        self._retry = StoreRetry(what, clock, on_stall)
+        self._kept: dict[str, bytes | str] = {}
+        self._writing = asyncio.Lock()
+        self._in_doubt: tuple[Write[A], tuple[str, ...]] | None = None
+
+    @property
+    def stalled(self) -> StoreError | None:
+        """Why the store does not take writes just now."""
+        return self._retry.stalled
+
+    @property
+    def _quiet(self) -> bool:
+        """No write is on its way to the store, and none is in doubt."""
+        return self._in_doubt is None and not self._writing.locked()
+
+    def _answered(self, write: Write[A], answer: A) -> None:
+        """The store has answered a write."""
+        raise NotImplementedError
+
+    async def _settle(self) -> A:
+        """Send the write that is in doubt, until the store has answered it."""
+        assert self._in_doubt is not None
+        write, blobs = self._in_doubt
+        answer = await self._send(write, blobs)
+        self._in_doubt = None
+        for digest in blobs:
+            self._kept.pop(digest, None)
+        self._answered(write, answer)
+        return answer
+
+    def _send(self, write: Write[R], blobs: tuple[str, ...]) -> Awaitable[R]:
+        if not blobs:
+            return self._retry.until_done(self._store.write, write)
+        send = functools.partial(self._retry.until_done, self._store.write, write)
+        return write_referring(send, functools.partial(self._put_again, blobs))
+
+    async def _put_again(self, blobs: tuple[str, ...]) -> None:
+        log.warning("blobs of %s were swept; they are put again", self._what)
+        for digest in blobs:
+            kept = self._kept.get(digest)
+            if isinstance(kept, str):
+                await self._retry.until_done(self._store.blobs.put_file, kept)
+            elif kept is not None:
+                await self._retry.until_done(self._store.blobs.put, kept)
+
+    async def keep(self, data: bytes) -> str:
+        """Put a blob, however long the disk takes: what it holds has happened."""
+        digest = await self._retry.until_done(self._store.blobs.put, data)
+        self._kept[digest] = data
+        return digest
+
+    async def keep_file(self, path: str) -> tuple[str, int]:
+        """The same for a file of the host; its digest and its size."""
+        digest, size = await self._retry.until_done(self._store.blobs.put_file, path)
+        self._kept[digest] = path
+        return digest, size
+
+    async def patiently(self, work: Callable[[T], Awaitable[R]], subject: T) -> R:
+        """Do something beside the records that the scope must not go on without; it may be done more than once."""
+        return await self._retry.until_done(work, subject)
+
+
+class TurnJournal(Journal[Appended]):
     """The unwritten tail of a turn's records, and the scope under which they are written.
 
     Every append brings news back: `cancel` is a cancel request that somebody left, `mail` says that inputs wait.
     """
 
-    __slots__ = (
-        "_blobs",
-        "_clock",
-        "_doubtful",
-        "_kept",
-        "_ordinal",
-        "_patience",
-        "_pending",
-        "_staged",
-        "_store",
-        "_writing",
-        "cancel",
-        "mail",
-        "scope",
-    )
+    __slots__ = ("_blobs", "_pending", "_staged", "cancel", "mail", "scope")
 
     def __init__(
         self,
@@ -65,26 +172,13 @@ class Journal:
         clock: Clock,
         on_stall: Callable[[StoreError], None] | None = None,
     ) -> None:
-        self._store, self.scope, self._clock = store, scope, clock
-        self._patience = Patience(f"turn {scope.session_id}.{scope.turn}", clock, on_stall)
-        self._ordinal = ordinal
+        super().__init__(store, clock, f"turn {scope.session_id}.{scope.turn}", ordinal, on_stall)
+        self.scope = scope
         self._pending: list[Record] = []
         self._blobs: list[str] = []
-        # Bytes of blobs that no row refers to yet: a sweep may take one, and then it is put again.
-        self._kept: dict[str, bytes | str] = {}  # of a file, its path
         self._staged: dict[str, bytes] = {}
-        # One append at a time: a later one that overtook a stalled one would leave a hole in the records.
-        self._writing = asyncio.Lock()
-        # An append whose end nobody saw, because its caller was cancelled or it was refused. It is sent again before
-        # anything else, so that nobody goes on as if his record were durable.
-        self._doubtful: Append | None = None
         self.cancel: bytes | None = None
         self.mail = False
-
-    @property
-    def stalled(self) -> StoreError | None:
-        """Why the store does not take writes just now."""
-        return self._patience.stalled
 
     @property
     def store_id(self) -> str:
@@ -106,22 +200,23 @@ class Journal:
 
     async def flush(self, waits: tuple[WaitRow, ...] = (), park: tuple[str, ...] = ()) -> Appended | None:
         """Make everything recorded durable; None when there was nothing to do."""
-        if not self._pending and not waits and not park and self._quiet():
+        if not self._pending and not waits and not park and self._quiet:
             return None
         await self._writing.acquire()  # not `async with`, whose two steps cost as much again
         try:
-            if self._doubtful is not None:
+            if self._in_doubt is not None:
                 await self._settle()
             if not self._pending and not waits and not park:
                 return None
             pending, referred = self._fitting(), len(self._blobs)
             bodies, blobs = await self._encode(pending)
+            needed = blobs
             if waits:
                 waits = tuple([await self._small(wait) for wait in waits])
+                needed = (*blobs, *[digest for wait in waits if (digest := spilled(wait.body)) is not None])
             nodes = tuple([Node(self._ordinal + i, body) for i, body in enumerate(bodies)])
-            self._doubtful = Append(
-                self.scope, nodes, self._clock.now(), taken(pending), waits, park, blobs, _repeats(pending)
-            )
+            append = Append(self.scope, nodes, self._clock.now(), taken(pending), waits, park, blobs, _repeats(pending))
+            self._in_doubt = append, needed
             # Only now: others may have recorded more while blobs were written.
             del self._pending[: len(pending)], self._blobs[:referred]
             self._ordinal += len(nodes)
@@ -129,31 +224,15 @@ class Journal:
         finally:
             self._writing.release()
 
+    def _answered(self, write: Write[Appended], answer: Appended) -> None:
+        self.cancel, self.mail = answer.cancel, self.mail or answer.mail
+
     def _fitting(self) -> list[Record]:
         """What is pending, as far as there are ordinals for it besides that of the commit, which takes the others."""
         fits = max(MAX_ORDINAL - self._ordinal, 0)
         if any(type(each) is not Ended for each in self._pending[fits:]):
             raise TurnFull(f"{self.scope.session_id}.{self.scope.turn}", MAX_ORDINAL)
         return self._pending[:fits]
-
-    def _quiet(self) -> bool:
-        """Nothing is on its way to the store and nothing is in doubt."""
-        return self._doubtful is None and not self._writing.locked()
-
-    async def _settle(self) -> Appended | None:
-        """Send the append that is due, until the store has answered it."""
-        if self._doubtful is None:
-            return None
-        append = self._doubtful
-        blobs = append.blobs
-        if append.waits:
-            blobs = (*blobs, *[digest for wait in append.waits if (digest := spilled(wait.body)) is not None])
-        appended = await self._send(append, blobs)
-        self._doubtful = None
-        for digest in blobs:
-            self._kept.pop(digest, None)
-        self.cancel, self.mail = appended.cancel, self.mail or appended.mail
-        return appended
 
     async def commit(self, head: int, end: commits.End) -> Committed | CancelWon:
         """Write what is left and close the turn, in one transaction."""
@@ -164,7 +243,7 @@ class Journal:
             self._writing.release()
 
     async def _commit(self, head: int, end: commits.End) -> Committed | CancelWon:
-        if self._doubtful is not None:
+        if self._in_doubt is not None:
             await self._settle()
         pending = list(self._pending)
         reply = pending.pop() if pending and isinstance(pending[-1], Replied) else None
@@ -181,35 +260,6 @@ class Journal:
     async def _last(self) -> list[Any]:
         """The record that has the last ordinal there is: the commit takes its place."""
         return [record for _, record in await load(self._store, self.scope.sid, self.scope.turn, self.scope.turn)][-1:]
-
-    def _send(self, write: Write[R], blobs: tuple[str, ...]) -> Awaitable[R]:
-        if not blobs:
-            return self._patience.until_done(self._store.write, write)
-        send = functools.partial(self._patience.until_done, self._store.write, write)
-        return write_referring(send, functools.partial(self._keep_again, blobs))
-
-    async def _keep_again(self, blobs: tuple[str, ...]) -> None:
-        log.warning("blobs of turn %s.%s were swept; they are put again", self.scope.session_id, self.scope.turn)
-        for digest in blobs:
-            if digest in self._kept:
-                kept = self._kept[digest]
-                await (self.keep_file(kept) if isinstance(kept, str) else self.keep(kept))
-
-    async def keep(self, data: bytes) -> str:
-        """Put a blob, however long the disk takes: what it holds has happened."""
-        digest = await self._patience.until_done(self._store.blobs.put, data)
-        self._kept[digest] = data
-        return digest
-
-    async def keep_file(self, path: str) -> tuple[str, int]:
-        """The same for a file of the host; its digest and its size."""
-        digest, size = await self._patience.until_done(self._store.blobs.put_file, path)
-        self._kept[digest] = path
-        return digest, size
-
-    async def patiently(self, work: Callable[[T], Awaitable[R]], subject: T) -> R:
-        """Do something beside the records that this turn must not go on without; it may be done more than once."""
-        return await self._patience.until_done(work, subject)
 
     async def _encode(self, records: Sequence[Record]) -> tuple[list[bytes], tuple[str, ...]]:
         """Bytes for rows; what is too large for one goes to a blob first."""

@@ -125,7 +125,7 @@ class ToolWork:
             if self._spec.recovery != "rerun":
                 self._record_begun()
             await self._run.begin()
-            if self._run.journal.news:
+            if self._run.journal.has_unread:
                 await self._run.catch_up()
             if self._run.gate.shut:
                 await self._withdraw()
@@ -292,7 +292,7 @@ class ToolWork:
         run = self._run
         while run.gate.request is None and (run.gate.leaving or due > self._clock.now()):
             wait = WaitOn(KEY, "time", due=due, since=self._clock.now())
-            run.parked = not run.journal.news and await run.journal.park((wait,))
+            run.parked = not run.journal.has_unread and await run.journal.park((wait,))
             if run.parked:
                 raise Unloaded
             await run.catch_up()

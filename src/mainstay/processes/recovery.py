@@ -98,4 +98,4 @@ class ProcessWatch:
 
     def _is_news(self, row: ProcessRow) -> bool:
         run = self._worker.runs.get(row.id)
-        return run is not None and (row.record.sequence > run.journal.looked or row.owner != self._worker.id)
+        return run is not None and (row.record.sequence > run.journal.read_to or row.owner != self._worker.id)

@@ -127,16 +127,16 @@ class ProcessRun:
     async def read_events_after(self, floor: int) -> None:
         """Give the listener, which is a new one, every event after number `floor`."""
         async with self._reading:
-            self.journal.looked = floor
+            self.journal.read_to = floor
             await self._read_events()
 
     async def _read_events(self) -> None:
         more = True
         while more:
-            found = await self._store.events(self.row.pid, self.journal.looked, EVENTS)
+            found = await self._store.events(self.row.pid, self.journal.read_to, EVENTS)
             for _, sequence, event in found:
-                if sequence > self.journal.looked:  # a write of ours may have moved it meanwhile
-                    self.journal.looked = sequence
+                if sequence > self.journal.read_to:  # a write of ours may have moved it meanwhile
+                    self.journal.read_to = sequence
                     self.listener.on_event(sequence, event.type, event.payload)
             more = len(found) == EVENTS
 

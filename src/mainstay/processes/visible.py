@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from mainstay.engine.driver import Run
 from mainstay.engine.gate import CANCEL_GRACE
-from mainstay.engine.journal import write_referring
-from mainstay.engine.patience import Patience
+from mainstay.engine.journal import StoreRetry, write_referring
 from mainstay.errors import (
     InvalidInput,
     MainstayError,
@@ -96,8 +95,8 @@ class Visible:
         self._starts = 0
         self._resting = 0
         # A store in trouble must not become an outcome: everything here may be asked again.
-        patience = Patience(f"call {asker.call_id}", home.clock)
-        self._patiently = patience.until_done if asker.run is None else asker.run.journal.patiently
+        retry = StoreRetry(f"call {asker.call_id}", home.clock)
+        self._patiently = retry.until_done if asker.run is None else asker.run.journal.patiently
 
     # ------------------------------------------------------------------ starting
 

@@ -374,7 +374,7 @@ class TurnEngine:
 
     async def _park(self, run: ProcessRun, turn: str) -> None:
         """The child waits for somebody: so does the process, on disk. Returns when something has happened already."""
-        if not run.journal.news:
+        if not run.journal.has_unread:
             run.parked = await run.journal.park((WaitOn("turn", "turn", turn), WaitOn("message", "signal", "message")))
             if run.parked:
                 raise Unloaded

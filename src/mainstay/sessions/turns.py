@@ -22,7 +22,7 @@ from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
 from mainstay.engine.executor import ModelCaller
 from mainstay.engine.gate import Leaving, TurnAborted
 from mainstay.engine.hands import Work, set_depth
-from mainstay.engine.journal import Journal, load, taken
+from mainstay.engine.journal import TurnJournal, load, taken
 from mainstay.engine.lease import Worker
 from mainstay.engine.limits import RateLimits
 from mainstay.engine.mode import Activity, Mode
@@ -336,7 +336,7 @@ class Turns:
         machine = Machine.begin(name, said.message, definition.budget, definition.output_rule)
         machine.replay(records[1:])
         stalled = functools.partial(self.cache.tell, scope.session_id, scope.turn)
-        journal = Journal(self._store, scope, len(records), self._clock, stalled)
+        journal = TurnJournal(self._store, scope, len(records), self._clock, stalled)
         events = TurnEvents(self._feed, scope.session_id, name, asyncio.get_running_loop())
         run = Run(scope, machine, journal, events, self._clock, definition)
         run.history, run.records, run.found = _past(view, records), records, len(records)

@@ -528,7 +528,7 @@ class ProcessContext(Generic[Deps]):
     async def _begin_segment(self, state: Any, args: dict[str, Any] | None) -> None:
         calls, scheduler = self._calls, self._calls.scheduler
         kept, taken = scheduler.waits.kept_signals(), scheduler.taken
-        floor = kept[0] - 1 if kept else calls.journal.looked
+        floor = kept[0] - 1 if kept else calls.journal.read_to
         still = tuple(sorted(each for each in taken if each > floor))
         if args is None:
             args = calls.segment.args

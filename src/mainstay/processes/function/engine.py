@@ -134,7 +134,7 @@ class FunctionEngine:
         Another process may have ended after its branch looked and before this worker listened for that, so its row is
         read again.
         """
-        run.parked = not run.journal.news and await run.journal.park(waits)
+        run.parked = not run.journal.has_unread and await run.journal.park(waits)
         if run.parked:
             return True
         await run.journal.patiently(ProcessRun.catch_up, run)
