@@ -47,7 +47,7 @@ PEERS = Path(os.environ.get("BENCH_PEERS", ROOT.parent / "shared" / "bench"))
 class Row:
     """One line-up of a workload: ours, or the floor's. `disk`: it gets an empty folder. `killed`: once, in the middle.
 
-    `quick` stands in for parameters in a short run.
+    `quick` stands in for parameters in a short run. `http`: with the HTTP client in its environment.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Row:
     rounds: int = 3
     killed: bool = False
     quick: dict[str, Any] = field(default_factory=dict)
+    http: bool = False
 
     @property
     def workload(self) -> str:
@@ -83,6 +84,10 @@ ROWS = (
     Row("w7", {"repeats": 3}, floor={}),
     Row("w7a", {"repeats": 3, "apart": True}),
     Row("w8", {"units": 200}, disk=True, rounds=5, killed=True),
+    Row("whs", {"what": "streams", "repeats": 5}, http=True, rounds=3, quick={"repeats": 2}),
+    Row("wht", {"what": "turns", "turns": 20, "rounds": 10}, http=True, rounds=3, quick={"rounds": 3}),
+    Row("whb", {"what": "building", "messages": 1000}, http=True, rounds=3, quick={"messages": 200}),
+    Row("whi", {"what": "importing"}, http=True, rounds=5),
     Row("wp", {"turns": 40, "rounds": 12}, rounds=5),
     Row("wps", {"turns": 20, "rounds": 8}, disk=True, rounds=3),
 )
@@ -100,7 +105,10 @@ class Sampler:
 
     def __init__(self, folder: Path, quick: bool, timeout: float = 180) -> None:
         self._folder, self._quick, self._timeout = folder, quick, timeout
-        self._python = lean_environment(folder / "venv")
+        self._python = {
+            False: lean_environment(folder / "venv", ()),
+            True: lean_environment(folder / "venv-http", HTTP),
+        }
 
     def sample(self, row: Row, floor: bool) -> Sample:
         work = Path(tempfile.mkdtemp(prefix="sample-", dir=self._folder))
@@ -125,7 +133,7 @@ class Sampler:
         return sample
 
     def _start(self, row: Row, params: Sample, script: Path, work: Path) -> subprocess.Popen[bytes]:
-        command = [str(self._python), str(script), row.workload, json.dumps(params | {"t0": time.time()})]
+        command = [str(self._python[row.http]), str(script), row.workload, json.dumps(params | {"t0": time.time()})]
         environment = {**os.environ, "BENCH_OUT": str(work / "out.json"), "PYTHONHASHSEED": "0"}
         environment.pop("PYTHONPATH", None)
         with open(work / "log", "ab") as log:
@@ -164,14 +172,22 @@ class Sampler:
         return before | self._once(row, params | {"phase": "recover"}, script, work)
 
 
-def lean_environment(folder: Path) -> Path:
-    """An interpreter that sees msgspec and Mainstay's source, and nothing else that is installed here."""
+HTTP = ("httpx2", "httpcore2", "h11", "anyio", "idna", "truststore", "typing_extensions")
+"""The HTTP client, and what it imports."""
+
+
+def lean_environment(folder: Path, more: tuple[str, ...]) -> Path:
+    """An interpreter that sees msgspec, Mainstay's source and these, and nothing else that is installed here."""
     venv.EnvBuilder(symlinks=True).create(folder)
-    spec = find_spec("msgspec")
-    if spec is None or spec.origin is None:
-        sys.exit("msgspec is not installed here: run `make bench`, which sets up its environment")
     site = next(folder.glob("lib/python3*/site-packages"))
-    (site / "msgspec").symlink_to(Path(spec.origin).parent)
+    for name in ("msgspec", *more):
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
+            sys.exit(f"{name} is not installed here: run `make bench`, which sets up its environment")
+        found = Path(spec.origin)
+        found = found.parent if found.name == "__init__.py" else found
+        for each in (found, *found.parent.glob(f"{name}-*.dist-info")):  # some ask for their own version
+            (site / each.name).symlink_to(each)
     (site / "mainstay.pth").write_text(f"{ROOT / 'src'}\n")
     return folder / "bin" / "python"
 

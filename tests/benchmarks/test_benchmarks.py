@@ -84,6 +84,17 @@ def test_w4_wakes_all_that_wait(tmp_path: Path) -> None:
     assert found["due_s"] > 0
 
 
+def test_models_over_http_are_measured_beside_bare_readers(tmp_path: Path) -> None:
+    streams = sample(tmp_path, "wh", {"what": "streams", "repeats": 1})
+    turns = sample(tmp_path, "wh", {"what": "turns", "turns": 2, "rounds": 1})
+    building = sample(tmp_path, "wh", {"what": "building", "messages": 12})
+    importing = sample(tmp_path, "wh", {"what": "importing"})
+    assert set(streams["apart"]) == {"feed_us", "provider_us", "httpx2_us", "asyncio_us"}
+    assert turns["http_ms"] > turns["scripted_ms"] > 0
+    assert building["next_ms"] >= building["google"]["next_ms"] > 0
+    assert importing["import_ms"] > 0
+
+
 def killed(folder: Path, workload: str, params: dict[str, Any]) -> tuple[str, Any]:
     """What an adapter process said that was killed when all was in flight, and what the next one left behind."""
     ready = folder / "ready"
