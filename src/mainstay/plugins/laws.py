@@ -275,7 +275,9 @@ async def before(
         return Verdict(args, Failed("before_tool_call_failed", str(fault)))
     except Conflict as conflict:
         return Verdict(args, Failed("plugin_conflict", str(conflict), {"plugins": list(conflict.plugins)}))
-    ask = fold.winner[1].reason if fold.winner is not None and isinstance(fold.winner[1], AskPerson) else None
+    if fold.winner is None:
+        return Verdict(final, None, None, tuple(fold.decisions), tuple(fold.asides))
+    ask = fold.winner[1].reason if isinstance(fold.winner[1], AskPerson) else None
     return Verdict(final, fold.outcome(), ask, fold.decided(), tuple(fold.asides))
 
 

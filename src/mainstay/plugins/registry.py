@@ -136,24 +136,24 @@ class PluginSet:
 class PluginSession:
     """The plugins of one session: their instances, and the hooks that they have.
 
-    `absent` are plugins whose snapshot could not be read: their hooks are not called until it can. `acts`: they have
-    something to do while a turn runs.
+    `table` has the hooks that one of them has. `absent` are plugins whose snapshot could not be read: their hooks are
+    not called until it can. `acts`: they have something to do while a turn runs.
     """
 
-    __slots__ = ("_specs", "_table", "absent", "acts", "plugins")
+    __slots__ = ("_specs", "absent", "acts", "plugins", "table")
 
     def __init__(self, plugins: tuple[Plugin, ...], table: dict[str, Hooks]) -> None:
-        self.plugins, self._table = plugins, table
+        self.plugins, self.table = plugins, table
         self._specs: dict[str, tuple[ToolSpec, ToolSpec]] = {}
         self.absent: frozenset[str] = frozenset()
         self.acts = any(hook not in SESSION_HOOKS for hook in table)
 
     def hooks(self, name: str) -> Hooks:
         """Who has this hook; empty when nobody does."""
-        return self._table.get(name) or _NOBODY[name]
+        return self.table.get(name) or _NOBODY[name]
 
     def has(self, name: str) -> bool:
-        return name in self._table
+        return name in self.table
 
     def seen(self, tool: ToolSpec) -> ToolSpec:
         """A tool as hooks are shown it: its schemas are the catalogue's, and nobody may change them there."""
@@ -165,11 +165,11 @@ class PluginSession:
     @property
     def names(self) -> Iterable[str]:
         """The hooks that somebody has."""
-        return self._table.keys()
+        return self.table.keys()
 
     def and_also(self, plugin: Plugin) -> PluginSession:
         """The same with one more plugin, after the others."""
-        table = dict(self._table)
+        table = dict(self.table)
         for name in HOOKS:
             if overrides(plugin, name) and not isinstance(getattr(Plugin, name), property):
                 table[name] = _hooks(name, (*self.hooks(name).entries, (plugin, getattr(plugin, name))))
@@ -181,7 +181,7 @@ class PluginSession:
         """The same without some plugins."""
         gone = self.absent | frozenset(absent)
         table = {}
-        for name, hooks in self._table.items():
+        for name, hooks in self.table.items():
             entries = tuple([each for each in hooks.entries if each[0].id not in gone])
             if entries:
                 table[name] = _hooks(name, entries)

@@ -80,59 +80,79 @@ class Projected(Struct, frozen=True, gc=False):
 
 
 class TurnPlugins:
-    """What plugins do to one turn. `issues` are what went wrong beside it and is not recorded yet."""
+    """What plugins do to one turn. `issues` are what went wrong beside it and is not recorded yet.
 
-    __slots__ = ("_edits", "_filters", "_host", "_kept", "_mute", "_run", "_session", "_stateful", "_stream", "issues")
+    Which hooks the session's plugins have is known when the turn begins: `vets` before a call begins, `judges` before
+    its outcome is recorded, `projects` what the model sees of it, `looks` one of these two; `filters` for what is
+    stored and shown beside outcomes, None where no plugin has any.
+    """
+
+    __slots__ = (
+        "_base",
+        "_edits",
+        "_host",
+        "_kept",
+        "_mute",
+        "_run",
+        "_session",
+        "_stateful",
+        "_stream",
+        "_table",
+        "filters",
+        "issues",
+        "judges",
+        "looks",
+        "projects",
+        "vets",
+    )
 
     def __init__(
         self, run: Run, session: PluginSession, kept: state.Kept, host: TurnServices, issues: list[Issue]
     ) -> None:
         self._run, self._session, self._kept, self._host = run, session, kept, host
-        self._stateful = [plugin for plugin, _ in session.hooks("snapshot").entries]
+        self._table = table = session.table
+        self._base = (run.scope.session_id, run.turn_id, run.agent.name, host.deps)
+        self._stateful = [plugin for plugin, _ in table["snapshot"].entries] if "snapshot" in table else []
         self._stream: Transformed | None = None
-        self._filters: Filters | None = None
         self._edits: dict[str, bool | None] = {}
         self._mute: set[str] = set()
         self.issues = issues
-
-    def _probed(self, name: str) -> Hooks:
-        """Who has this hook, each under the eyes of whoever traces."""
-        hooks = self._session.hooks(name)
-        return probed(hooks, self._host.probe) if hooks.entries else hooks
-
-    def _base(self) -> tuple[str, str, str, Any]:
-        run = self._run
-        return run.scope.session_id, run.turn_id, run.agent.name, self._host.deps
+        self.vets, self.judges = "before_tool_call" in table, "after_tool_call" in table
+        self.projects = "project_result" in table
+        self.looks = self.judges or self.projects
+        filtering = table.get("filter_value")
+        self.filters = None if filtering is None else Filters(filtering, self._base, self._report)
 
     # ------------------------------------------------------------------ a turn begins
 
     async def at(self, boundary: Boundary) -> tuple[Message, ...]:
         """A boundary of the turn; what plugins say there."""
-        return await (self.open() if boundary == "opening" else self.checkpoint(boundary))
+        if boundary == "opening":
+            return await self._open() if "before_turn" in self._table or "compact" in self._table else ()
+        return await self._checkpoint(boundary) if "at_checkpoint" in self._table else ()
 
-    async def open(self) -> tuple[Message, ...]:
+    async def _open(self) -> tuple[Message, ...]:
         """Before the first model call of a turn: `before_turn`, then perhaps a new frame."""
         run, said = self._run, self._run.records[0]
         assert isinstance(said, Said)
         messages: tuple[Message, ...] = ()
-        if hooks := self._probed("before_turn"):
-            ctx = TurnContext(*self._base(), self._host, said.message, Seen(run.history))
+        if (hooks := self._table.get("before_turn")) is not None:
+            hooks = probed(hooks, self._host.probe)
+            ctx = TurnContext(*self._base, self._host, said.message, Seen(run.history))
             asked = collect(hooks, lambda _: (replace(ctx, said=own(said.message)),))
             messages = await self._directed("before_turn", await self._asked(asked))
-        if (hooks := self._session.hooks("compact")) and not any(type(r) is Framed for r in run.records):
-            past = CompactContext(*self._base(), self._host, Seen(run.history))
+        if (hooks := self._table.get("compact")) is not None and not any(type(r) is Framed for r in run.records):
+            past = CompactContext(*self._base, self._host, Seen(run.history))
             found = await self._asked(first(hooks, lambda _: (past,), _frame))
             if found is not None:
                 await self._host.frame(found[1].reason, found[1].summary)
         return messages
 
-    async def checkpoint(self, boundary: Boundary) -> tuple[Message, ...]:
+    async def _checkpoint(self, boundary: Boundary) -> tuple[Message, ...]:
         """A boundary in the middle of a turn."""
-        hooks = self._session.hooks("at_checkpoint")
-        if not hooks:
-            return ()
+        hooks = self._table["at_checkpoint"]
         await self._run.journal.flush()  # what a hook has seen is not asked for again
-        ctx = CheckpointContext(*self._base(), self._host, boundary, Seen(self._run.machine.messages()))
+        ctx = CheckpointContext(*self._base, self._host, boundary, Seen(self._run.machine.messages()))
         return await self._directed("at_checkpoint", await self._asked(collect(hooks, lambda _: (ctx,))))
 
     # ------------------------------------------------------------------ the model
@@ -140,12 +160,13 @@ class TurnPlugins:
     async def shape(
         self, step: int, tools: Sequence[ToolSpec], instructions: str, messages: list[Message]
     ) -> tuple[str, list[Message]]:
-        if hooks := self._session.hooks("prompt"):
-            ctx = PromptContext(*self._base(), self._host, step, tuple([self._session.seen(tool) for tool in tools]))
+        if (hooks := self._table.get("prompt")) is not None:
+            ctx = PromptContext(*self._base, self._host, step, tuple([self._session.seen(tool) for tool in tools]))
             answers = await self._asked(collect(hooks, lambda _: (ctx,), _parts))
             instructions = compose(instructions, [part for _, parts in answers for part in parts])
-        if hooks := self._probed("transform_view"):
-            view = ViewContext(*self._base(), self._host, step, len(self._run.history))
+        if (hooks := self._table.get("transform_view")) is not None:
+            hooks = probed(hooks, self._host.probe)
+            view = ViewContext(*self._base, self._host, step, len(self._run.history))
             ours = len(messages) - len(self._run.history)
             shown: Seen[Message] = await self._asked(
                 pipe(
@@ -159,14 +180,14 @@ class TurnPlugins:
         return instructions, messages
 
     def stream(self, step: int) -> Transformed | None:
-        self._stream = Transformed(self, step) if self._session.has("transform_text") else None
+        self._stream = Transformed(self, step) if "transform_text" in self._table else None
         return self._stream
 
     def transform(self, step: int, text: str, final: bool = False) -> tuple[str, bool]:
         """A piece of text as it is shown, and whether the model is stopped here."""
-        ctx = StreamContext(*self._base(), step, final)
+        ctx = StreamContext(*self._base, step, final)
         stopped = False
-        for plugin, method in self._session.hooks("transform_text").entries:
+        for plugin, method in self._table["transform_text"].entries:
             try:
                 answer = method(ctx, text)
             except BaseException as error:  # it may raise anything; the turn says whose fault it was
@@ -181,22 +202,23 @@ class TurnPlugins:
         return text, stopped
 
     async def respond(self, response: ModelResponse, step: int) -> ModelResponse:
-        if hooks := self._session.hooks("transform_response"):
-            ctx = StreamContext(*self._base(), step)
+        if (hooks := self._table.get("transform_response")) is not None:
+            ctx = StreamContext(*self._base, step)
             try:
                 response = await self._asked(pipe(hooks, response, lambda _, value: (ctx, own(value)), _response))
             except (TurnAborted, TurnCancelled, Leaving) as end:
                 with contextlib.suppress(TurnAborted):  # the first fault is the one to tell
                     await self.stream_finished(step, "aborted" if isinstance(end, TurnAborted) else "cancelled")
                 raise
-        stopped = self._stream is not None and self._stream.stopped
-        await self.stream_finished(step, "aborted" if stopped else "complete")
+        if "stream_finished" in self._table:
+            stopped = self._stream is not None and self._stream.stopped
+            await self.stream_finished(step, "aborted" if stopped else "complete")
         return response
 
     async def stream_finished(self, step: int, reason: StreamEnd) -> None:
         """Tell that a model call is over. Also while the turn is being cancelled, so only its time limit guards it."""
-        if hooks := self._session.hooks("stream_finished"):
-            ctx = StreamContext(*self._base(), step)
+        if (hooks := self._table.get("stream_finished")) is not None:
+            ctx = StreamContext(*self._base, step)
             try:
                 await collect(hooks, lambda _: (ctx, reason))
             except PluginFault as fault:
@@ -204,57 +226,38 @@ class TurnPlugins:
 
     # ------------------------------------------------------------------ tool calls
 
-    @property
-    def vets(self) -> bool:
-        """Whether somebody must be asked before a call may begin."""
-        return self._session.has("before_tool_call")
-
-    @property
-    def looks(self) -> bool:
-        """Whether somebody wants to see how a call ended before it is recorded."""
-        return self.judges or self.projects
-
-    @property
-    def projects(self) -> bool:
-        """Whether somebody decides what the model sees of it."""
-        return self._session.has("project_result")
-
-    @property
-    def judges(self) -> bool:
-        """Whether somebody decides what is recorded of it."""
-        return self._session.has("after_tool_call")
-
     async def before_call(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> laws.Verdict:
-        base, host, tool = self._base(), self._host.at(f"{call_id}.before"), self._session.seen(tool)
+        base, host, tool = self._base, self._host.at(f"{call_id}.before"), self._session.seen(tool)
         verdict = await laws.before(
-            self._session.hooks("before_tool_call"),
+            self._table["before_tool_call"],
             lambda current, again: ToolCallContext(*base, host, call_id, tool, current, again),
             args,
         )
-        await self._asides("before_tool_call", verdict.asides, f"{call_id}.before")
+        if verdict.asides:
+            await self._asides("before_tool_call", verdict.asides, f"{call_id}.before")
         return verdict
 
     async def after_call(
         self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome
     ) -> tuple[laws.Left, tuple[Message, ...]]:
         """What is recorded of a call that has ended, and what is said after its round."""
-        hooks = self._session.hooks("after_tool_call")
-        if not hooks:
+        if not self.judges:
             return laws.Left(outcome), ()
-        left = await laws.after(hooks, self._told(call_id, tool, args), outcome)
+        left = await laws.after(self._table["after_tool_call"], self._told(call_id, tool, args), outcome)
         return left, await self._asides("after_tool_call", left.asides, f"{call_id}.after")
 
     async def filtered(self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:
         """What is recorded of a call whose body did not run."""
-        return await laws.filtered(self._session.hooks("after_tool_call"), self._told(call_id, tool, args), outcome)
+        hooks = self._table.get("after_tool_call")
+        return outcome if hooks is None else await laws.filtered(hooks, self._told(call_id, tool, args), outcome)
 
     def _told(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> laws.Ended:
-        base, host, tool = self._base(), self._host.at(f"{call_id}.after"), self._session.seen(tool)
+        base, host, tool = self._base, self._host.at(f"{call_id}.after"), self._session.seen(tool)
         return lambda outcome: ToolEndContext(*base, host, call_id, tool, args, outcome)
 
     async def project(self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> Projected:
         """What the model sees of a result: what its plugin, and then filters, make of it."""
-        hooks, told = self._session.hooks("project_result"), self._told(call_id, tool, args)
+        hooks, told = self._table["project_result"], self._told(call_id, tool, args)
         try:
             value = await projected(hooks, told, outcome)
         except PluginFault as fault:
@@ -267,13 +270,6 @@ class TurnPlugins:
         except PluginFault as fault:
             return Projected(withheld=withheld("result", fault.plugin))
 
-    @property
-    def filters(self) -> Filters | None:
-        """What values pass that are stored and shown beside outcomes; None when nobody filters them."""
-        if self._filters is None and self._session.has("filter_value"):
-            self._filters = Filters(self._session.hooks("filter_value"), self._base(), self._report)
-        return self._filters
-
     # ------------------------------------------------------------------ a turn ends
 
     async def close(self, outcome: Outcome) -> Outcome:
@@ -282,7 +278,8 @@ class TurnPlugins:
         A turn that is being cancelled comes here too, so only their time limits guard these hooks.
         """
         state = self._run.machine.state
-        if hooks := self._probed("after_turn"):
+        if (hooks := self._table.get("after_turn")) is not None:
+            hooks = probed(hooks, self._host.probe)
             await self._run.journal.flush()
             told = self._end(outcome)
             try:
@@ -293,21 +290,21 @@ class TurnPlugins:
             except TurnAborted as end:
                 self._run.abort(end)
             outcome = state.outcome or outcome
-        if hooks := self._probed("turn_finalized"):
-            self.issues += await notify(hooks, self._end(outcome))
+        if (hooks := self._table.get("turn_finalized")) is not None:
+            self.issues += await notify(probed(hooks, self._host.probe), self._end(outcome))
         return outcome
 
     async def persisted(self, outcome: Outcome) -> list[Issue]:
         """The turn is committed: nothing that goes wrong now can change it."""
-        hooks = self._probed("turn_persisted")
-        if not hooks:
+        hooks = self._table.get("turn_persisted")
+        if hooks is None:
             return []
-        self._host = self._host.outside()
+        hooks, self._host = probed(hooks, self._host.probe), self._host.outside()
         return await notify(hooks, self._end(outcome))
 
     def _end(self, outcome: Outcome) -> Told:
         """What each plugin is told of the end; an answer may hold JSON that is about to be committed."""
-        machine, base = self._run.machine, self._base()
+        machine, base = self._run.machine, self._base
         messages, usage = Seen(machine.messages()), machine.state.usage
         return lambda _: (TurnEndContext(*base, self._host, own(outcome), messages, usage),)
 

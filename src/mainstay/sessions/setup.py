@@ -104,11 +104,6 @@ class Setup(Struct):
         """Whether it was made from what is the case now."""
         return self.head == row.head and self.settings == row.settings and self.overlay is overlay
 
-    @property
-    def acts(self) -> bool:
-        """Whether plugins have anything to do while a turn runs."""
-        return self.plugins is not None and (self.plugins.acts or bool(self.issues))
-
 
 def lean(definition: Definition) -> Setup:
     """For every session nobody decided anything for, of an agent whose plugins keep nothing for one."""

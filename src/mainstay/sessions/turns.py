@@ -34,7 +34,7 @@ from mainstay.model.effect import CallModel, CancelTurn, Checkpoint, Delivery, E
 from mainstay.model.event import InputDelivered, TurnCommitted, TurnStarted
 from mainstay.model.ids import turn_id
 from mainstay.model.message import Message
-from mainstay.model.outcome import Outcome, Waiting
+from mainstay.model.outcome import Waiting
 from mainstay.model.plugin import Issue
 from mainstay.model.process import ProcessRow
 from mainstay.model.record import Asking, Closed, Delivered, Framed, Record, Said
@@ -309,7 +309,8 @@ class Turns:
             if not setup.shared:
                 setup.move_on(end.row, end.end)
                 resident.setup = setup
-            late = await self._persisted(run, end.end.outcome)
+            plugins = plugins_of(run)
+            late = [] if plugins is None else await plugins.persisted(end.end.outcome)
         return self._ended(resident, run, view, end, late)
 
     async def _load(self, row: SessionRow, scope: Scope) -> list[Record]:
@@ -341,8 +342,9 @@ class Turns:
         run = Run(scope, machine, journal, events, self._clock, definition)
         run.history, run.records, run.found = _past(view, records), records, len(records)
         run.resumed = run.noted = len(records) > 1
-        if setup.plugins is not None and setup.kept is not None and setup.acts:
-            run.hooks = TurnPlugins(run, setup.plugins, setup.kept, self._ports.services(run), setup.issues)
+        session = setup.plugins
+        if session is not None and setup.kept is not None and (session.acts or setup.issues):
+            run.hooks = TurnPlugins(run, session, setup.kept, self._ports.services(run), setup.issues)
             setup.issues = []
         return run
 
@@ -417,11 +419,6 @@ class Turns:
             run.machine.receive(CancelTurn(request.by, request.reason))
             if plugins is not None:
                 plugins.take_back(slot)
-
-    async def _persisted(self, run: Run, outcome: Outcome) -> list[Issue]:
-        """Tell plugins that the turn is committed. Whatever they do, it is."""
-        plugins = plugins_of(run)
-        return [] if plugins is None else await plugins.persisted(outcome)
 
     def _ended(
         self, resident: CachedSession, run: Run, view: View, ended: Parked | Landed, late: list[Issue]
