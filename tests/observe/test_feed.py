@@ -266,6 +266,21 @@ async def test_text_that_comes_in_one_pass_is_one_event(place: Place) -> None:
         assert "".join(e.text for e in text) == result.text
 
 
+async def test_text_of_two_steps_in_one_pass_is_two_events(place: Place) -> None:
+    """A model that never waits: its first answer does not fit, and its second follows in the same pass of the loop."""
+
+    def hurried(request: ModelRequest) -> str:
+        return "many" if len(request.messages) == 1 else "7"
+
+    async with place.runtime(Agent(FunctionModel(hurried), output=int)) as runtime:
+        session = await runtime.session("chat")
+        reader = await reading(session)
+        await session.run("count")
+        events = await reader
+
+    assert [(e.step, e.text) for e in events if isinstance(e, TextDelta)] == [(1, "many"), (2, "7")]
+
+
 async def test_live_text_is_valid_unicode_even_when_a_character_comes_in_halves(place: Place) -> None:
     async def halves(request: ModelRequest) -> AsyncIterator[str]:
         yield "\ud83d"

@@ -214,6 +214,8 @@ class TurnEvents:
             channel.publish(kind, self._turn_id, fields)
 
     def text(self, step: int, text: str) -> None:
+        if self._parts and step != self._step:
+            self.flush()  # a model that never waits may begin its next step in the same pass of the loop
         if not self._parts:
             if self._feed.listening(self._session_id) is None:
                 return
