@@ -38,6 +38,7 @@ from mainstay.model.plugin import PromptPart
 from mainstay.model.process import ProcessRow, WakePolicy
 from mainstay.model.record import Ended, InputKind, Replied
 from mainstay.model.session import Answer, CancelRequest, SessionRow, ToolState
+from mainstay.model.settings import load as load_settings
 from mainstay.model.tool import OutcomeUnknown
 from mainstay.model.transcript import calls_of
 from mainstay.model.write import Accepted, Branch, CancelStatus, Resolved
@@ -53,7 +54,7 @@ from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.services.processes import SessionProcesses
 from mainstay.sessions.settings import SettingsEdit, edit_settings, with_choice, with_options
 from mainstay.sessions.setup import Overlay, shown
-from mainstay.sessions.stream import Listener
+from mainstay.sessions.stream import Listener, PartialOutputs
 from mainstay.sessions.wakes.late_results import LateResults
 from mainstay.tools.membership import Membership
 
@@ -191,6 +192,18 @@ class Session:
         """Make an input durable; before it, the options that the session was opened with."""
         await self._keep_options()
         return await self._parts.inbox.accept(self.id, self.agent, said, kind, key, choice)
+
+    async def output_schema(self) -> dict[str, Any]:
+        """The schema of what its turns answer with. Raises InvalidInput where they answer with text."""
+        definition, row = self._parts.definitions.get(self.agent), await self._row()
+        schema = load_settings(row.settings).output
+        if schema is None and definition is not None:
+            schema = definition.output_schema
+        if schema is None:
+            raise InvalidInput(
+                f"agent {self.agent!r} has no output type, and no partial output: iterate over the events instead"
+            )
+        return schema
 
     def check_wait(self, key: str | None) -> None:
         """Refuse to wait in a turn for one behind it. One with a key may be over: that is known when it is accepted."""
@@ -526,6 +539,17 @@ class TurnStream:
 
     def __aiter__(self) -> AsyncIterator[AnyEvent]:
         return self._listener.events(self.turn_id, self._task())
+
+    async def partial_output(self) -> AsyncGenerator[Any, None]:
+        """The typed answer as it grows, in place of the events: `async for value in turn.partial_output(): …`.
+
+        A value is JSON, not the output type: parts may be missing, and texts may go on. None takes back what was shown
+        before it, because the attempt failed or the answer did not fit; the answer itself is in `result()` alone.
+        """
+        values = PartialOutputs(await self._session.output_schema())
+        async for event in self:
+            for value in values.receive(event):
+                yield value
 
     def _task(self) -> asyncio.Task[TurnResult[Any]]:
         if self._done is None:

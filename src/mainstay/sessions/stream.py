@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from mainstay.model.event import AnyEvent, Gap, TurnCommitted, WaitingFor
+from mainstay.model.event import AnyEvent, Gap, Retracted, TextDelta, TurnCommitted, WaitingFor
 from mainstay.model.ids import split
 from mainstay.observe.feed import Feed
 from mainstay.sessions.parts import SessionParts
+from mainstay.tools.partial import NOTHING, PartialOutput
 
 
 class Listener:
@@ -53,6 +54,45 @@ class Listener:
             await waiter
         finally:
             over.remove_done_callback(wake)
+
+
+class PartialOutputs:
+    """The typed answer of a turn as its events tell it: values, and None where what was shown is taken back.
+
+    An answer begins with its step, and again when an attempt is retracted. After a gap the rest of the step is passed
+    over: its beginning is not known.
+    """
+
+    __slots__ = ("_gap", "_partial", "_schema", "_shown", "_step")
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self._schema = schema
+        self._step: int | None = None
+        self._partial: PartialOutput | None = None
+        self._gap = self._shown = False
+
+    def receive(self, event: AnyEvent) -> list[Any]:
+        if isinstance(event, TextDelta):
+            out = [] if event.step == self._step else self._begin(event.step)
+            value = NOTHING if self._partial is None else self._partial.feed(event.text)
+            if value is not NOTHING:
+                self._shown = True
+                out.append(value)
+            return out
+        if isinstance(event, Gap):
+            out = self._begin(None)
+            self._gap = True
+            return out
+        if isinstance(event, Retracted):
+            self._gap = False
+            return self._begin(event.step)
+        return []
+
+    def _begin(self, step: int | None) -> list[Any]:
+        taken_back = [None] if self._shown else []
+        self._partial = None if self._gap else PartialOutput(self._schema)
+        self._step, self._shown, self._gap = step, False, False
+        return taken_back
 
 
 class BegunTurn:

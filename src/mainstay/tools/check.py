@@ -65,9 +65,17 @@ def _lost_ref(node: Any, checker: _Checker) -> str | None:
     return next((lost for one in inside if (lost := _lost_ref(one, checker)) is not None), None)
 
 
-def check(schema: Any, value: Any) -> str | None:
-    """What is wrong with `value`, with its path, or None. Keywords that are not known are ignored."""
-    return _Checker(schema).check(schema, value, "$", 0)
+def check(schema: Any, value: Any, root: Any = None) -> str | None:
+    """What is wrong with `value`, with its path, or None. Keywords that are not known are ignored.
+
+    `root` is the schema that references are looked up in, where `schema` is a part of it.
+    """
+    return _Checker(schema if root is None else root).check(schema, value, "$", 0)
+
+
+def resolved(root: Any, ref: str) -> Any:
+    """What a reference inside a schema points at, or None."""
+    return _Checker(root).resolve(ref)
 
 
 class _Checker:
