@@ -348,7 +348,8 @@ class Talker:
         self.summed_up = 0
 
     def __call__(self, request: ModelRequest) -> str:
-        if request.messages[0].text == SYSTEM:
+        assert (request.label == "compaction") == (request.messages[0].text == SYSTEM)
+        if request.label == "compaction":
             self.summed_up += 1
             if isinstance(self.summing_up, Exception):
                 raise self.summing_up

@@ -140,7 +140,7 @@ class ModelCaller:
         limit = request.settings.timeout
         try:
             asking = self._ask(run, replace(request, report=self._limits.heard(ticket)), effect)
-            response = await run.gate.guard(asking if limit is None else _within(limit, asking), _time_left(run))
+            response = await run.gate.guard(asking if limit is None else within(limit, asking), _time_left(run))
         except BaseException as error:  # nothing is handled here: its place is given back
             self._limits.failed(ticket, error, run.begun)
             raise
@@ -328,7 +328,8 @@ def _name(run: Run, effect: CallModel) -> str:
     return clean_text(str(_candidate(run, effect).name))
 
 
-async def _within(limit: float, asking: Coroutine[Any, Any, ModelResponse]) -> ModelResponse:
+async def within(limit: float, asking: Coroutine[Any, Any, ModelResponse]) -> ModelResponse:
+    """The answer, if it is there in so many seconds."""
     try:
         async with asyncio.timeout(limit):
             return await asking

@@ -290,12 +290,23 @@ class ModelRecord(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Completion(Struct, frozen=True, gc=False, omit_defaults=True):
-    """The answer to a direct completion. `value` is set when JSON or a type was asked for."""
+    """The answer to a direct completion. `value` is set when JSON or a type was asked for and no tool is called.
+
+    `parts` are the whole answer in order: as `Message("assistant", parts)` it is said again in the next question, with
+    the results of its calls after it. Nothing has run them.
+    """
 
     text: str
     value: Any = None
     usage: Usage | None = None
     model: str = ""
+    stop: Stop = "end"
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The tools that the model would call."""
+        return tuple([part for part in self.parts if isinstance(part, ToolCall)])
 
 
 class CallPiece(Struct, frozen=True, gc=False):

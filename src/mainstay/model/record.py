@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from mainstay.model.llm import ModelChoice, Stop, Usage
-from mainstay.model.message import Message, Part
+from mainstay.model.message import Message, Part, Text
 from mainstay.model.outcome import Outcome
 from mainstay.model.plugin import Decision, Issue, PluginSnapshot
 from mainstay.model.tool import Artifact, ToolOutcome
@@ -185,7 +185,8 @@ class Completed(Struct, frozen=True, gc=False, tag="completed.1", omit_defaults=
 
     `key` says where in the turn and what: a hook that runs again after a crash and asks the same is answered from here.
     `interrupted` counts earlier asks of the same that a crash cut off. `error` is the code of what came in place of an
-    answer; nobody is answered from that, and `usage` is then None where something may have been spent.
+    answer; nobody is answered from that, and `usage` is then None where something may have been spent. An answer that
+    is more than text is in `parts`, and `text` is empty.
     """
 
     key: str
@@ -197,6 +198,11 @@ class Completed(Struct, frozen=True, gc=False, tag="completed.1", omit_defaults=
     slot: Slot | None = None
     interrupted: int = 0
     error: str = ""
+    stop: Stop = "end"
+    parts: tuple[Part, ...] = ()
+
+    def answer(self) -> tuple[Part, ...]:
+        return self.parts or ((Text(self.text),) if self.text else ())
 
 
 class Framed(Struct, frozen=True, gc=False, tag="framed.1", omit_defaults=True):

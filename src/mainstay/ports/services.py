@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mainstay.model.event import AnyEvent, Event
-from mainstay.model.llm import Completion
+from mainstay.model.llm import Completion, ModelSettings
 from mainstay.model.message import Message
 from mainstay.model.plugin import CreateSession
 from mainstay.model.session import Appending, SessionSnapshot, StaleBranch, ToolState
+from mainstay.ports.provider import Provider
 from mainstay.ports.tasks import Tasks
 
 
@@ -107,10 +108,22 @@ class GraphAppends(Protocol):
 
 
 class Completions(Protocol):
-    async def complete(
-        self, asked: str | Sequence[Message], *, label: str, output: Any = None, system: str = ""
+    async def complete(  # noqa: PLR0913  # what a model may be asked with, each by name
+        self,
+        asked: str | Sequence[Message],
+        *,
+        label: str,
+        output: Any = None,
+        system: str = "",
+        tools: Sequence[Any] = (),
+        settings: ModelSettings | None = None,
+        model: str | Provider | None = None,
     ) -> Completion:
-        """Ask the session's model once, outside of the conversation. `output` is None, "json" or a type."""
+        """Ask a model once, outside of the conversation: the session's, or the one that `model` names.
+
+        `output` is None, "json" or a type. `tools` are ToolSpecs, or tools, that the model may call: calls are returned
+        and not run. `settings` are all that it is asked with; those of the agent and the session are for turns.
+        """
         ...
 
 

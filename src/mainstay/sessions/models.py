@@ -57,10 +57,11 @@ class Models:
         settings = definition.settings
         for choice in reversed(made):
             settings = settings if choice.settings is None else choice.settings.over(settings)
-        provider = await self._provider(name) if name else definition.provider
+        provider = await self.provider(name) if name else definition.provider
         return replace(definition, provider=provider, settings=settings)
 
-    async def _provider(self, name: str) -> Provider:
+    async def provider(self, name: str) -> Provider:
+        """The model by that name; one that cannot be had refuses when it is asked."""
         if name not in self._made:
             try:
                 found = self._given.get(name) or _registry().named(name)

@@ -1,4 +1,4 @@
-"""Direct completions: one question to the session's model beside the conversation, counted whatever becomes of it.
+"""Direct completions: one question to a model beside the conversation, counted whatever becomes of it.
 
     in a turn      Asking is on disk ── the model is asked ── Completed is on disk (inside a tool: with the next record)
     outside of one one unknown call is in the session's ledger ── the model is asked ── the ledger says what it cost
@@ -16,19 +16,21 @@ import msgspec
 from msgspec.structs import replace
 
 from mainstay.engine.driver import Run
-from mainstay.engine.executor import sound_parts
+from mainstay.engine.executor import sound_parts, within
 from mainstay.engine.gate import Guarded
 from mainstay.engine.retry import MODEL_RETRIES
 from mainstay.errors import InvalidInput, MainstayError, ProviderError, StaleSettings, quoted
 from mainstay.model import given
-from mainstay.model.codec import clean_part, clean_text, encode, error_text
-from mainstay.model.llm import Completion, ModelRequest, ModelResponse, Usage
-from mainstay.model.message import Message, Role, Text
+from mainstay.model.codec import clean_part, clean_text, encode, encode_checked, error_text
+from mainstay.model.llm import DEFAULT_SETTINGS, Completion, ModelChoice, ModelRequest, ModelResponse, Usage
+from mainstay.model.message import Message, Role, Text, ToolCall
 from mainstay.model.record import Asking, Completed
 from mainstay.model.settings import dump, load
+from mainstay.model.tool import ToolSpec
 from mainstay.ports.provider import Provider, candidates
 from mainstay.sessions.services.scope import ServiceScope
 from mainstay.tools.answer import output_codec
+from mainstay.turn.native import with_unique_ids
 
 LOST = Usage(unknown=1)
 FOUND = Usage(unknown=-1)
@@ -44,7 +46,13 @@ class Completions:
         self._at = at
 
     async def complete(
-        self, asked: str | Sequence[Message], label: str, output: Any = None, system: str = ""
+        self,
+        asked: str | Sequence[Message],
+        label: str,
+        output: Any = None,
+        system: str = "",
+        tools: Sequence[Any] = (),
+        choice: ModelChoice | None = None,
     ) -> Completion:
         codec = None if output is None or output == "json" else output_codec(output)
         schema = {"type": "object"} if output == "json" else None if codec is None else codec.schema
@@ -52,42 +60,69 @@ class Completions:
         if not said:
             raise InvalidInput("ask a model something: text, or at least one message")
         messages = [*([Message("system", clean_text(system))] if system else []), *map(_sound, said)]
-        digest = hashlib.blake2b(encode((messages, schema)), digest_size=12).hexdigest()
-        request = ModelRequest(messages, (), schema, session_id=self._at.id)
+        specs, label = _specs(tools), clean_text(label)
+        # The model is part of the question: asked again after a crash, it goes to the same one.
+        asked_with = (specs, choice) if specs or choice is not None else ()
+        encode_checked(asked_with, "what a model is asked with")
+        digest = hashlib.blake2b(encode((messages, schema, *asked_with)), digest_size=12).hexdigest()
+        settings = (choice.settings if choice is not None else None) or DEFAULT_SETTINGS
+        request = ModelRequest(
+            messages,
+            specs,
+            schema,
+            session_id=self._at.id,
+            settings=settings,
+            label=label,
+            open_file=lambda stored: self._at.parts.store.blobs.pieces(stored.digest),
+        )
+        provider = await self._provider("" if choice is None else choice.model)
         run = self._at.run
         if run is None:
-            record = await self._ask_outside(replace(request, call_id=f"{self._at.id}:{digest}"), clean_text(label))
+            record = await self._ask_outside(provider, replace(request, call_id=f"{self._at.id}:{digest}"))
         else:
-            record = await self._ask_in_turn(run, request, self._at.key(digest), clean_text(label))
+            record = await self._ask_in_turn(run, provider, request, self._at.key(digest))
+        parts = record.answer()
+        text = "".join([part.text for part in parts if isinstance(part, Text)])
         value = None
-        if output is not None:
+        if output is not None and not any(isinstance(part, ToolCall) for part in parts):
             try:
-                value = msgspec.json.decode(record.text) if codec is None else codec.validate(record.text)
+                value = msgspec.json.decode(text) if codec is None else codec.validate(text)
             except ValueError as error:
                 raise ProviderError(
                     f"the completion for {label!r} does not have the required form: {error}", code="invalid_output"
                 ) from None
-        return Completion(record.text, value, record.usage, record.model)
+        return Completion(text, value, record.usage, record.model, record.stop, parts)
+
+    async def _provider(self, name: str) -> Provider:
+        """Who is asked: the named model, that of the turn at hand, or what the session would ask in its next one."""
+        at, models = self._at, self._at.parts.models
+        if name:
+            return await models.provider(name)
+        if at.run is not None:
+            found: Provider = at.run.agent.provider
+            return found
+        chosen = load((await at.row_or_new()).settings).choice
+        return (await models.applied(at.definition(at.agent), chosen)).provider
 
     # ------------------------------------------------------------------ in a turn
 
-    async def _ask_in_turn(self, run: Run, request: ModelRequest, key: str, label: str) -> Completed:
+    async def _ask_in_turn(self, run: Run, provider: Provider, request: ModelRequest, key: str) -> Completed:
         inside = bool(
             self._at.call
         )  # what happens inside an attempt is part of it: the record of the call speaks for it
         known = None if inside else _answer_to(run, key)
         if known is not None:
             return known
-        lost = await self._mark(run, key, label)
+        lost = await self._mark(run, key, request.label)
         try:
-            record = await self._answer(replace(request, call_id=f"{self._at.id}:{key}"), key, label)
+            record = await self._answer(provider, replace(request, call_id=f"{self._at.id}:{key}"), key)
         except BaseException as error:  # whatever ended it, whoever adds up must not take it for one under way
             cost = Usage() if _refused(error) else None
             code = clean_text(str(error.code)) if isinstance(error, MainstayError) else type(error).__name__
-            run.note(Completed(key, label, "", cost, "", self._now(), interrupted=lost, error=code))
+            run.note(Completed(key, request.label, "", cost, "", self._now(), interrupted=lost, error=code))
             raise
         record = replace(record, interrupted=lost)
-        run.note(replace(record, text="") if inside else record)
+        run.note(replace(record, text="", parts=()) if inside else record)
         if not inside:
             await run.journal.flush()
         return record
@@ -107,10 +142,11 @@ class Completions:
 
     # ------------------------------------------------------------------ outside of turns
 
-    async def _ask_outside(self, request: ModelRequest, label: str) -> Completed:
+    async def _ask_outside(self, provider: Provider, request: ModelRequest) -> Completed:
+        label = request.label
         await self._count((label, "", LOST))
         try:
-            record = await self._answer(request, request.call_id, label)
+            record = await self._answer(provider, request, request.call_id)
         except BaseException as error:  # one that was cancelled stays unknown; there may be no time to write anyway
             if _refused(error):
                 await self._count((label, "", FOUND))
@@ -138,26 +174,39 @@ class Completions:
 
     # ------------------------------------------------------------------ the model
 
-    async def _answer(self, request: ModelRequest, key: str, label: str) -> Completed:
-        response = await self._response(request)
+    async def _answer(self, provider: Provider, request: ModelRequest, key: str) -> Completed:
+        response = await self._response(provider, request)
         try:
-            text = "".join([part.text for part in sound_parts(response) if isinstance(part, Text)])
+            parts = with_unique_ids(sound_parts(response), key, 0)
         except (Exception, SystemExit) as error:  # what the provider gave may raise anything when it is looked at
             raise ProviderError(error_text(error), code="provider_nonsense") from error
-        return Completed(key, label, text, response.usage, clean_text(response.model), self._now())
+        said = [part.text for part in parts if isinstance(part, Text)]
+        text, kept = ("".join(said), ()) if len(said) == len(parts) else ("", parts)
+        model = clean_text(response.model)
+        return Completed(
+            key, request.label, text, response.usage, model, self._now(), stop=response.stop, parts=tuple(kept)
+        )
 
-    async def _response(self, request: ModelRequest) -> ModelResponse:
-        """Ask until there is an answer, as often as a turn would."""
-        at, definition = self._at, self._at.definition(self._at.agent)
-        limits, model = at.parts.limits, candidates(definition.provider)[0]
+    async def _response(self, provider: Provider, request: ModelRequest) -> ModelResponse:
+        """Ask until there is an answer, as often as a turn would: one model after the other, then all again."""
+        left, number, rounds = list(candidates(provider)), 0, 1
         while True:
             try:
-                return await Guarded(limits.call(model, request, _whole), None)
-            except ProviderError as error:
-                if not error.retryable or request.attempt >= MODEL_RETRIES.attempts:
+                return await Guarded(self._at.parts.limits.call(left[number], request, _whole), None)
+            except Exception as error:
+                pause = 0.0
+                if isinstance(error, ProviderError) and error.retryable:
+                    number += 1
+                else:
+                    del left[number]
+                if not left or (number >= len(left) and rounds >= MODEL_RETRIES.attempts):
                     raise
-                pause = MODEL_RETRIES.delay(request.attempt, error.after, at.parts.random)
-            await at.parts.clock.sleep(pause)
+                if number >= len(left):
+                    after = error.after if isinstance(error, ProviderError) else None
+                    pause = MODEL_RETRIES.delay(rounds, after, self._at.parts.random)
+                    number, rounds = 0, rounds + 1
+            if pause:
+                await self._at.parts.clock.sleep(pause)
             request = replace(request, attempt=request.attempt + 1)
 
     def _now(self) -> int:
@@ -185,6 +234,11 @@ def _spent(found: dict[str, Usage]) -> dict[str, Usage]:
 
 
 async def _whole(model: Provider, request: ModelRequest) -> ModelResponse:
+    limit = request.settings.timeout
+    return await (_streamed(model, request) if limit is None else within(limit, _streamed(model, request)))
+
+
+async def _streamed(model: Provider, request: ModelRequest) -> ModelResponse:
     response: ModelResponse | None = None
     async for delta in model.stream(request):
         if isinstance(delta, ModelResponse):
@@ -192,6 +246,19 @@ async def _whole(model: Provider, request: ModelRequest) -> ModelResponse:
     if response is None:
         raise ProviderError("the stream broke off before the answer was complete", retryable=True, code="broken_stream")
     return response
+
+
+def _specs(tools: Sequence[Any]) -> tuple[ToolSpec, ...]:
+    """What a model is shown of tools that it may call and nobody runs."""
+    found: dict[str, ToolSpec] = {}
+    for each in given.several(tools, "tools"):
+        spec = each if isinstance(each, ToolSpec) else getattr(each, "spec", None)
+        if not isinstance(spec, ToolSpec):
+            raise InvalidInput(f"tools={quoted(each)} is not usable: give ToolSpec(…) or a tool")
+        if spec.name in found:
+            raise InvalidInput(f"two tools are named {quoted(spec.name)}: a model could not tell them apart")
+        found[spec.name] = spec
+    return tuple(found.values())
 
 
 def _sound(message: object) -> Message:

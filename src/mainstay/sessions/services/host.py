@@ -13,7 +13,7 @@ from mainstay.engine.journal import load_turns
 from mainstay.errors import Conflict, InvalidInput, PluginError, StaleSettings, Unavailable, UnknownTurn
 from mainstay.model import given, ids
 from mainstay.model.codec import clean_message, clean_text
-from mainstay.model.llm import Completion
+from mainstay.model.llm import Completion, ModelSettings
 from mainstay.model.message import Message
 from mainstay.model.own import Seen, own
 from mainstay.model.plugin import CreateSession
@@ -21,6 +21,7 @@ from mainstay.model.record import Framed
 from mainstay.model.session import Appending, CancelRequest, Fork, SessionRow, SessionSnapshot, StaleBranch, ToolState
 from mainstay.model.settings import dump, edited, load
 from mainstay.plugins.turn import plugins_of
+from mainstay.ports.provider import Provider
 from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.services.children import Children
 from mainstay.sessions.services.completions import Completions
@@ -249,10 +250,19 @@ class SessionHost(TaskServices):
 
     # ------------------------------------------------------------------ models and traces
 
-    async def complete(
-        self, asked: str | Sequence[Message], *, label: str, output: Any = None, system: str = ""
+    async def complete(  # noqa: PLR0913  # what a model may be asked with, each by name
+        self,
+        asked: str | Sequence[Message],
+        *,
+        label: str,
+        output: Any = None,
+        system: str = "",
+        tools: Sequence[Any] = (),
+        settings: ModelSettings | None = None,
+        model: str | Provider | None = None,
     ) -> Completion:
-        return await Completions(self._at).complete(asked, label, output, system)
+        choice = self._parts.models.choice(model, settings)
+        return await Completions(self._at).complete(asked, label, output, system, tools, choice)
 
     def trace(self, name: str, payload: Any = None, context: Mapping[str, Any] | None = None) -> None:
         if self._parts.traces is not None:
