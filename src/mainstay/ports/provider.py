@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, runtime_checkable
 
+from mainstay.errors import ProviderError
 from mainstay.model.llm import Delta, ModelRequest
 
 
@@ -27,6 +28,22 @@ def candidates(provider: Provider) -> tuple[Provider, ...]:
     """The models that may answer in its place: itself, unless it is a list of them (`providers.fallback`)."""
     found: tuple[Provider, ...] = getattr(provider, "candidates", (provider,))
     return found
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A provider that can tell how many tokens a request has before it is asked. Optional."""
+
+    async def count_tokens(self, request: ModelRequest) -> int: ...
+
+
+def no_token_count(name: str) -> ProviderError:
+    """What is raised for a model whose API does not count."""
+    return ProviderError(
+        f"{name} cannot count the tokens of a request before it is asked: go by `result.usage` of earlier turns, "
+        "or by the length of the text",
+        code="no_token_count",
+    )
 
 
 @runtime_checkable

@@ -126,6 +126,20 @@ class Completions(Protocol):
         """
         ...
 
+    async def count_tokens(
+        self,
+        asked: str | Sequence[Message],
+        *,
+        system: str = "",
+        tools: Sequence[Any] = (),
+        model: str | Provider | None = None,
+    ) -> int:
+        """How many tokens a model would be asked with, by its provider's own count. Recorded nowhere.
+
+        ProviderError with the code "no_token_count" where its API has none.
+        """
+        ...
+
 
 class Traces(Protocol):
     def trace(self, name: str, payload: Any = None, context: Mapping[str, Any] | None = None) -> None: ...

@@ -33,6 +33,7 @@ from mainstay.providers.dialect import (
     call_args,
     compact,
     encode,
+    figure_in,
     foreign_text,
     joined,
     json_block,
@@ -92,6 +93,9 @@ TOOLS: dict[str, dict[str, str]] = {
 BETAS = {"web_fetch_20250910": "web-fetch-2025-09-10", "code_execution_20250825": "code-execution-2025-08-25"}
 """Tools that are there only for requests with this header."""
 
+COUNTED = ("model", "tools", "tool_choice", "thinking", "output_config", "output_format", "mcp_servers")
+"""What of a request's head counts towards its tokens, and the API for that takes."""
+
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "max": "max"}
 
 
@@ -116,9 +120,20 @@ class AnthropicMessages:
         return Structured("schema" if native else "tool", object_root=False, forced=forced)
 
     def build(self, request: ModelRequest, model: str) -> Wire:
+        head = self._head(request, model)
+        return Wire("/v1/messages", self._body(head, request), _headers(head))
+
+    def build_count(self, request: ModelRequest, model: str) -> Wire:
+        head = {name: value for name, value in self._head(request, model).items() if name in COUNTED}
+        headers = {**_headers(head), "accept": "application/json"}
+        return Wire("/v1/messages/count_tokens", self._body(head, request), headers)
+
+    def read_count(self, body: bytes) -> int:
+        return figure_in(body, "input_tokens")
+
+    def _head(self, request: ModelRequest, model: str) -> dict[str, Any]:
+        """All of a request but what is said in it."""
         settings = request.settings
-        marker = _marker(settings)
-        system, settled, messages = self._conversations(request)
         head: dict[str, Any] = {
             "model": model,
             "max_tokens": settings.max_tokens or MAX_TOKENS,
@@ -133,6 +148,11 @@ class AnthropicMessages:
                 {"name": tool.name, "description": tool.description, "input_schema": schema}
                 for tool, schema in declared
             ]
+        return head
+
+    def _body(self, head: dict[str, Any], request: ModelRequest) -> tuple[Piece, ...]:
+        marker = _marker(request.settings)
+        system, settled, messages = self._conversations(request)
         pieces: list[Piece] = [encode(head)[:-1]]
         if system:
             pieces += [b',"system":[', *joined([*system[:-1], _marked(system[-1], marker)]), b"]"]
@@ -144,10 +164,7 @@ class AnthropicMessages:
                 blocks = (*blocks[:-1], _marked(blocks[-1], marker))
             pieces += [*([b","] if index else []), *self._conversations.written(role, blocks)]
         pieces.append(b"]}")
-        headers = {"anthropic-version": VERSION}
-        if betas := [BETAS[tool["type"]] for tool in own if tool["type"] in BETAS]:
-            headers["anthropic-beta"] = ",".join(betas)
-        return Wire("/v1/messages", compact(pieces), headers)
+        return compact(pieces)
 
     def _tuning(self, request: ModelRequest) -> dict[str, Any]:
         """Everything of the settings that has a field of its own."""
@@ -191,6 +208,14 @@ class AnthropicMessages:
         except msgspec.DecodeError:
             return status_error(status, headers, body[:500].decode("utf-8", "replace"))
         return status_error(status, headers, error.message, error.type)
+
+
+def _headers(head: dict[str, Any]) -> dict[str, str]:
+    headers = {"anthropic-version": VERSION}
+    kinds = [tool.get("type") for tool in head.get("tools", ()) if isinstance(tool, dict)]
+    if betas := [BETAS[kind] for kind in kinds if kind in BETAS]:
+        headers["anthropic-beta"] = ",".join(betas)
+    return headers
 
 
 def _tool_choice(request: ModelRequest) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from mainstay.providers.dialect import (
     call_args,
     compact,
     encode,
+    figure_in,
     foreign_text,
     joined,
     json_block,
@@ -98,6 +99,10 @@ CACHE_POINT = json_block({"cachePoint": {"type": "default"}})
 LONG_CACHE_POINT = json_block({"cachePoint": {"type": "default", "ttl": "1h"}})
 
 
+COUNTED = ("toolConfig", "additionalModelRequestFields")
+"""What of a request's head counts towards its tokens, and the API for that takes."""
+
+
 class BedrockConverse:
     """The dialect."""
 
@@ -118,29 +123,39 @@ class BedrockConverse:
         return Structured("schema" if native else "tool", object_root=False, forced=forced)
 
     def build(self, request: ModelRequest, model: str) -> Wire:
-        settings = request.settings
-        point = _cache_point(settings, model)
-        system, settled, messages = self._conversations(request)
         head: dict[str, Any] = {
-            "inferenceConfig": _inference(settings),
+            "inferenceConfig": _inference(request.settings),
             **self._tuning(request),
-            **(settings.extra or {}),
+            **(request.settings.extra or {}),
         }
+        return Wire(
+            f"/model/{quote(model, safe='')}/converse-stream",
+            self._body(head, request, model),
+            {"accept": "application/vnd.amazon.eventstream"},
+        )
+
+    def build_count(self, request: ModelRequest, model: str) -> Wire:
+        head = {name: value for name, value in self._tuning(request).items() if name in COUNTED}
+        asked = compact([b'{"input":{"converse":', *self._body(head, request, model), b"}}"])
+        return Wire(f"/model/{quote(model, safe='')}/count-tokens", asked, {"accept": "application/json"})
+
+    def read_count(self, body: bytes) -> int:
+        return figure_in(body, "inputTokens")
+
+    def _body(self, head: dict[str, Any], request: ModelRequest, model: str) -> tuple[Piece, ...]:
+        point = _cache_point(request.settings, model)
+        system, settled, messages = self._conversations(request)
         pieces: list[Piece] = [encode(head)[:-1]]
         if system:
-            pieces += [b',"system":[', *joined([*system, *point]), b"]"]
+            pieces += [b',"system":[' if head else b'"system":[', *joined([*system, *point]), b"]"]
         # Last, so that one request begins as the one before it did.
-        pieces += [b',"messages":[', *settled]
+        pieces += [b',"messages":[' if head or system else b'"messages":[', *settled]
         last = len(messages) - 1
         for index, (role, blocks) in enumerate(messages):
             marked = (*blocks, *(point if index == last else ()))
             pieces += [*([b","] if index else []), *self._conversations.written(role, marked)]
         pieces.append(b"]}")
-        return Wire(
-            f"/model/{quote(model, safe='')}/converse-stream",
-            compact(pieces),
-            {"accept": "application/vnd.amazon.eventstream"},
-        )
+        return compact(pieces)
 
     def reader(self, model: str) -> BedrockReader:
         return BedrockReader(model)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from operator import is_
-from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -90,6 +90,15 @@ class Dialect(Protocol):
     def reader(self, model: str) -> AnswerReader: ...
 
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError: ...
+
+
+@runtime_checkable
+class CountsTokens(Protocol):
+    """A dialect whose API tells how many tokens a request has without answering it."""
+
+    def build_count(self, request: ModelRequest, model: str) -> Wire: ...
+
+    def read_count(self, body: bytes) -> int: ...
 
 
 # ---------------------------------------------------------------------- building
@@ -381,6 +390,17 @@ def broken(why: str) -> ProviderError:
 def nonsense(what: str, data: bytes) -> ProviderError:
     shown = data[:200].decode("utf-8", "replace")
     return ProviderError(f"the provider sent {what}: {shown!r}", code="provider_nonsense")
+
+
+def figure_in(body: bytes, name: str) -> int:
+    """The one figure that a count of tokens is."""
+    try:
+        value = msgspec.json.decode(body, type=dict[str, Any]).get(name)
+    except (msgspec.DecodeError, RecursionError):
+        value = None
+    if type(value) is not int or value < 0:
+        raise nonsense("no count of tokens", body)
+    return value
 
 
 # ---------------------------------------------------------------------- what went wrong

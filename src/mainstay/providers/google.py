@@ -31,6 +31,7 @@ from mainstay.providers.dialect import (
     call_args,
     compact,
     encode,
+    figure_in,
     foreign_text,
     joined,
     json_block,
@@ -76,7 +77,7 @@ class GoogleGenerate:
     name = NAME
 
     def __init__(self, prefix: str = "/v1beta") -> None:
-        self._prefix = prefix
+        self._prefix, self._on_vertex = prefix, "/projects/" in prefix
         self._conversations = Conversations(_spoken, b"parts")
         self._output = Remembered(lambda schema: translated(schema, GOOGLE))
         self._parameters = Remembered(lambda schema: tool_schema(schema, GOOGLE))
@@ -91,9 +92,25 @@ class GoogleGenerate:
         return Structured(mode, object_root=False, forced=not request.provider_tools)
 
     def build(self, request: ModelRequest, model: str) -> Wire:
-        system, settled, contents = self._conversations(request)
         head: dict[str, Any] = {"generationConfig": self._generation(request, model), **self._tools(request)}
-        head |= request.settings.extra or {}
+        body = self._body(head | (request.settings.extra or {}), request)
+        return Wire(f"{self._prefix}/models/{model}:streamGenerateContent?alt=sse", body)
+
+    def build_count(self, request: ModelRequest, model: str) -> Wire:
+        tools = self._tools(request)
+        if self._on_vertex:
+            tools.pop("toolConfig", None)  # unknown there
+            body = self._body({"generationConfig": self._generation(request, model), **tools}, request)
+        else:  # here the tokens of instructions and tools count only in a request within the request
+            inner = self._body({"model": f"models/{model}", **tools}, request)
+            body = compact([b'{"generateContentRequest":', *inner, b"}"])
+        return Wire(f"{self._prefix}/models/{model}:countTokens", body, {"accept": "application/json"})
+
+    def read_count(self, body: bytes) -> int:
+        return figure_in(body, "totalTokens")
+
+    def _body(self, head: dict[str, Any], request: ModelRequest) -> tuple[Piece, ...]:
+        system, settled, contents = self._conversations(request)
         pieces: list[Piece] = [encode(head)[:-1]]
         if system:
             pieces += [b',"systemInstruction":{"parts":[', *joined(system), b"]}"]
@@ -102,7 +119,7 @@ class GoogleGenerate:
         for index, (role, blocks) in enumerate(contents):
             pieces += [*([b","] if index else []), *self._conversations.written(role, blocks)]
         pieces.append(b"]}")
-        return Wire(f"{self._prefix}/models/{model}:streamGenerateContent?alt=sse", compact(pieces))
+        return compact(pieces)
 
     def reader(self, model: str) -> GoogleReader:
         return GoogleReader(model)

@@ -24,7 +24,8 @@ from typing import Protocol, TypeAlias
 from mainstay.errors import InternalError, MissingExtra, ProviderError
 from mainstay.model.llm import Delta, ModelRequest
 from mainstay.model.media import OpenFile, Stored
-from mainstay.providers.dialect import AnswerReader, Dialect, Piece, Wire, nonsense, rate_report
+from mainstay.ports.provider import no_token_count
+from mainstay.providers.dialect import AnswerReader, CountsTokens, Dialect, Piece, Wire, nonsense, rate_report
 from mainstay.providers.structured import asking
 
 try:
@@ -182,6 +183,29 @@ class HttpProvider:
                     async with contextlib.aclosing(answer) as deltas:
                         async for delta in deltas:
                             yield delta
+            except ProviderError as error:  # servers quote what they were sent
+                raise _without(secrets, error) from None
+
+    async def count_tokens(self, request: ModelRequest) -> int:
+        """How many tokens a request would have, by the provider's own count. Nothing is answered, or charged for."""
+        if not isinstance(self.dialect, CountsTokens):
+            raise no_token_count(self.name)
+        shaped, _ = asking(self.dialect, request, self.model)
+        wire, secrets = self.dialect.build_count(shaped, self.model), list[str]()
+        async with self.connected():
+            client = await self._client()
+            try:
+                with _mapped(self.name):
+                    self._check_network()
+                    sending = await self._request(client, wire, request.open_file, secrets)
+                    response = await client.send(sending, stream=True)
+                    try:
+                        body = await _start_of(response)
+                    finally:
+                        await response.aclose()
+                if response.status_code != 200:
+                    raise self.dialect.failure(response.status_code, response.headers, body)
+                return self.dialect.read_count(body)
             except ProviderError as error:  # servers quote what they were sent
                 raise _without(secrets, error) from None
 

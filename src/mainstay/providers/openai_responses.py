@@ -31,6 +31,7 @@ from mainstay.providers.dialect import (
     broken,
     compact,
     encode,
+    figure_in,
     foreign_text,
     joined,
     json_block,
@@ -64,6 +65,10 @@ INCLUDE = {"web_search": "web_search_call.action.sources", "code_interpreter": "
 """What they did, which is left out of answers unless it is asked for."""
 
 
+COUNTED = ("model", "tools", "tool_choice", "parallel_tool_calls", "text", "reasoning")
+"""What of a request's head counts towards its tokens, and the API for that takes."""
+
+
 class OpenAIResponses:
     """The dialect."""
 
@@ -82,12 +87,22 @@ class OpenAIResponses:
         head: dict[str, Any] = {"model": model, "stream": True, "store": False, **self._tuning(request)}
         if settings.cache is not False and request.session_id:
             head["prompt_cache_key"] = request.session_id[:64]
-        head |= settings.extra or {}
+        return Wire("/responses", self._body(head | (settings.extra or {}), request))
+
+    def build_count(self, request: ModelRequest, model: str) -> Wire:
+        whole = {"model": model, **self._tuning(request), **(request.settings.extra or {})}
+        head = {name: value for name, value in whole.items() if name in COUNTED}
+        return Wire("/responses/input_tokens", self._body(head, request), {"accept": "application/json"})
+
+    def read_count(self, body: bytes) -> int:
+        return figure_in(body, "input_tokens")
+
+    def _body(self, head: dict[str, Any], request: ModelRequest) -> tuple[Piece, ...]:
         pieces: list[Piece] = [encode(head)[:-1]]
         items = (item for items in self._encoded(request.messages) for item in items)
         # Last, so that one request begins as the one before it did.
         pieces += [b',"input":[', *joined(items), b"]}"]
-        return Wire("/responses", compact(pieces))
+        return compact(pieces)
 
     def reader(self, model: str) -> ResponsesReader:
         return ResponsesReader(model)

@@ -276,6 +276,16 @@ class Session:
         row = SessionRow(0, self.id, self.agent) if row is None else self._usable(row)
         return await spent(self._parts.store, row, by)
 
+    async def count_tokens(self, said: InputContent | None = None) -> int:
+        """How many tokens the next turn would begin with: instructions, tools, history and `said`, by the provider's
+        own count, without what plugins add to a request. Nothing is said, and nothing is charged for.
+
+        ProviderError with the code "no_token_count" where the API of the model has no count.
+        """
+        self._parts.mode.check()
+        await self._keep_options()
+        return await SessionHost(self._parts, self.id, self.agent).count_next(said)
+
     @property
     def tools(self) -> SessionTools:
         """What this session is shown, and switching single tools on and off."""

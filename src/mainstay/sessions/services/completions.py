@@ -9,7 +9,7 @@ What a crash cuts off is thus counted as unknown, also when nobody asks again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -23,11 +23,12 @@ from mainstay.errors import InvalidInput, MainstayError, ProviderError, StaleSet
 from mainstay.model import given
 from mainstay.model.codec import clean_part, clean_text, encode, encode_checked, error_text
 from mainstay.model.llm import DEFAULT_SETTINGS, Completion, ModelChoice, ModelRequest, ModelResponse, Usage
+from mainstay.model.media import Stored
 from mainstay.model.message import Message, Role, Text, ToolCall
 from mainstay.model.record import Asking, Completed
 from mainstay.model.settings import dump, load
 from mainstay.model.tool import ToolSpec
-from mainstay.ports.provider import Provider, candidates
+from mainstay.ports.provider import Counting, Provider, candidates, no_token_count
 from mainstay.sessions.services.scope import ServiceScope
 from mainstay.tools.answer import output_codec
 from mainstay.turn.native import with_unique_ids
@@ -56,10 +57,7 @@ class Completions:
     ) -> Completion:
         codec = None if output is None or output == "json" else output_codec(output)
         schema = {"type": "object"} if output == "json" else None if codec is None else codec.schema
-        said = [Message("user", asked)] if isinstance(asked, str) else given.several(asked, "asked")
-        if not said:
-            raise InvalidInput("ask a model something: text, or at least one message")
-        messages = [*([Message("system", clean_text(system))] if system else []), *map(_sound, said)]
+        messages = _messages(asked, system)
         specs, label = _specs(tools), clean_text(label)
         # The model is part of the question: asked again after a crash, it goes to the same one.
         asked_with = (specs, choice) if specs or choice is not None else ()
@@ -73,7 +71,7 @@ class Completions:
             session_id=self._at.id,
             settings=settings,
             label=label,
-            open_file=lambda stored: self._at.parts.store.blobs.pieces(stored.digest),
+            open_file=self._open_file,
         )
         provider = await self._provider("" if choice is None else choice.model)
         run = self._at.run
@@ -92,6 +90,22 @@ class Completions:
                     f"the completion for {label!r} does not have the required form: {error}", code="invalid_output"
                 ) from None
         return Completion(text, value, record.usage, record.model, record.stop, parts)
+
+    async def count_tokens(
+        self, asked: str | Sequence[Message], system: str, tools: Sequence[Any], choice: ModelChoice | None
+    ) -> int:
+        """What the model would be asked with, in tokens; neither recorded nor counted in a ledger: it is free."""
+        request = ModelRequest(
+            _messages(asked, system),
+            _specs(tools),
+            session_id=self._at.id,
+            label="count",
+            open_file=self._open_file,
+        )
+        return await tokens_of(await self._provider("" if choice is None else choice.model), request)
+
+    def _open_file(self, stored: Stored) -> AsyncIterator[bytes]:
+        return self._at.parts.store.blobs.pieces(stored.digest)
 
     async def _provider(self, name: str) -> Provider:
         """Who is asked: the named model, that of the turn at hand, or what the session would ask in its next one."""
@@ -246,6 +260,21 @@ async def _streamed(model: Provider, request: ModelRequest) -> ModelResponse:
     if response is None:
         raise ProviderError("the stream broke off before the answer was complete", retryable=True, code="broken_stream")
     return response
+
+
+async def tokens_of(provider: Provider, request: ModelRequest) -> int:
+    """How many tokens a request has for the model that would be asked first."""
+    model = candidates(provider)[0]
+    if not isinstance(model, Counting):
+        raise no_token_count(model.name)
+    return await model.count_tokens(request)
+
+
+def _messages(asked: str | Sequence[Message], system: str) -> list[Message]:
+    said = [Message("user", asked)] if isinstance(asked, str) else given.several(asked, "asked")
+    if not said:
+        raise InvalidInput("ask a model something: text, or at least one message")
+    return [*([Message("system", clean_text(system))] if system else []), *map(_sound, said)]
 
 
 def _specs(tools: Sequence[Any]) -> tuple[ToolSpec, ...]:

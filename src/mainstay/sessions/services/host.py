@@ -13,8 +13,8 @@ from mainstay.engine.journal import load_turns
 from mainstay.errors import Conflict, InvalidInput, PluginError, StaleSettings, Unavailable, UnknownTurn
 from mainstay.model import given, ids
 from mainstay.model.codec import clean_message, clean_text
-from mainstay.model.llm import Completion, ModelSettings
-from mainstay.model.message import Message
+from mainstay.model.llm import Completion, ModelRequest, ModelSettings
+from mainstay.model.message import InputContent, Message
 from mainstay.model.own import Seen, own
 from mainstay.model.plugin import CreateSession
 from mainstay.model.record import Framed
@@ -22,9 +22,10 @@ from mainstay.model.session import Appending, CancelRequest, Fork, SessionRow, S
 from mainstay.model.settings import dump, edited, load
 from mainstay.plugins.turn import plugins_of
 from mainstay.ports.provider import Provider
+from mainstay.sessions.inbox import save_files
 from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.services.children import Children
-from mainstay.sessions.services.completions import Completions
+from mainstay.sessions.services.completions import Completions, tokens_of
 from mainstay.sessions.services.scope import ServiceScope
 from mainstay.sessions.services.tasks import TaskServices
 from mainstay.sessions.setup import Setup
@@ -32,6 +33,7 @@ from mainstay.sessions.stream import BegunTurn, Listener
 from mainstay.sessions.traces import Tracer, probe_of
 from mainstay.tools.catalog import Catalog
 from mainstay.tools.membership import Membership
+from mainstay.turn.prompt import request_messages
 
 
 class SessionHost(TaskServices):
@@ -263,6 +265,35 @@ class SessionHost(TaskServices):
     ) -> Completion:
         choice = self._parts.models.choice(model, settings)
         return await Completions(self._at).complete(asked, label, output, system, tools, choice)
+
+    async def count_tokens(
+        self,
+        asked: str | Sequence[Message],
+        *,
+        system: str = "",
+        tools: Sequence[Any] = (),
+        model: str | Provider | None = None,
+    ) -> int:
+        choice = self._parts.models.choice(model, None)
+        return await Completions(self._at).count_tokens(asked, system, tools, choice)
+
+    async def count_next(self, said: InputContent | None) -> int:
+        """How many tokens the first question of the next turn would have."""
+        parts, row = self._parts, await self._at.row_or_new()
+        definition = await parts.models.applied((await self.setup(row)).definition, load(row.settings).choice)
+        messages = [*(await parts.cache.view(row)).prompt()]
+        if said is not None:
+            messages.append((await save_files(parts.store.blobs, clean_message(said, unsaved=True)))[0])
+        request = ModelRequest(
+            request_messages(definition.instructions, messages),
+            definition.tool_specs(),
+            definition.output_schema,
+            session_id=self._id,
+            settings=definition.settings,
+            label="count",
+            open_file=lambda stored: parts.store.blobs.pieces(stored.digest),
+        )
+        return await tokens_of(definition.provider, request)
 
     def trace(self, name: str, payload: Any = None, context: Mapping[str, Any] | None = None) -> None:
         if self._parts.traces is not None:
