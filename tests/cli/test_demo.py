@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from mainstay.cli.demo import POINTS, points
-from mainstay.cli.demo_agent import Line
-from mainstay.cli.demo_count import Death, Report, count
+from mainstay.examples.trip.agent import Line
+from mainstay.examples.trip.kill_and_resume import POINTS, DemoReport, Kill, count, points
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Part, Text, ToolCall
 from mainstay.model.outcome import Finished
@@ -117,11 +116,11 @@ RECORDS: list[Record] = [
     Ended("1.1", Ok("12A")),
     Closed(Finished(), Usage(), reply(2)),
 ]
-DEATH = Death(1, -9, "somewhere", RECORDS[:4], 4)
+KILL = Kill(1, -9, "somewhere", RECORDS[:4], 4)
 
 
-def counted(lines: list[Line], records: list[Record], death: Death = DEATH) -> Report:
-    return count("t", lines, records, [death], CONTRACTS)
+def counted(lines: list[Line], records: list[Record], kill: Kill = KILL) -> DemoReport:
+    return count("t", lines, records, [kill], CONTRACTS)
 
 
 def test_a_run_in_which_all_is_well_is_counted_as_such() -> None:
@@ -161,6 +160,6 @@ def test_a_turn_without_its_commit_is_broken() -> None:
 def test_an_unknown_outcome_is_declared_not_lost() -> None:
     records: list[Record] = [*RECORDS[:2], Ended("1.0", OutcomeUnknown("died")), *RECORDS[3:]]
 
-    report = counted(LINES, records, replace(DEATH, records=RECORDS[:2], lines=3))
+    report = counted(LINES, records, replace(KILL, records=RECORDS[:2], lines=3))
 
     assert (report.unknown, report.lost, report.broken) == (["charge_card (t.1.0)"], [], [])

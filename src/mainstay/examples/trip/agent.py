@@ -1,12 +1,11 @@
-"""The agent of the demo, and the world it acts on: what `mainstay demo` starts, kills and starts again.
+"""An agent that books a trip, as a host program of its own, and the services that its tools call.
 
-    python -m mainstay.cli.demo_agent FOLDER PACE POINTS
+    python -m mainstay.examples.trip.agent FOLDER PACE POINTS
 
-It is an ordinary host: one Runtime on one file, one input under a key. There is no code for recovery in it; after a
-kill the same program is started again. Everything that happens outside (a model asked, a seat taken, money moved) is
-appended to `ledger.jsonl` in FOLDER by whoever it happens to, synced at once, so that it can be counted without
-believing the agent. With a PACE below 1 it waits for a moment at each of POINTS, where it is to be killed: at that
-speed the moment would be over before anybody could aim.
+It is an ordinary host: one Runtime on one file, one input under a key. It has no code for recovery; after a kill the
+same program is started again. Every effect outside (a model asked, a seat taken, money moved) is appended to
+`ledger.jsonl` in FOLDER by the service, and synced at once, so that effects can be counted without the agent's records.
+With a PACE below 1 it waits at each of POINTS, where it is to be killed: at that speed a signal would come too late.
 """
 
 from __future__ import annotations
@@ -22,13 +21,19 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from mainstay.agent import Agent
-from mainstay.model.llm import ModelRequest, ModelResponse, Usage
-from mainstay.model.message import Message, ToolCall, ToolResult
-from mainstay.providers.scripted import FunctionModel
-from mainstay.runtime import Runtime
-from mainstay.tools.context import ToolContext
-from mainstay.tools.define import tool
+from mainstay import (
+    Agent,
+    Message,
+    ModelRequest,
+    ModelResponse,
+    Runtime,
+    ToolCall,
+    ToolContext,
+    ToolResult,
+    Usage,
+    tool,
+)
+from mainstay.testing import FunctionModel
 
 SESSION = "trip"
 PROMPT = "Ada has to be in Ghent on Friday morning. Book the train and a room, pay, and write her a plan."
@@ -59,8 +64,8 @@ class Point(Struct, frozen=True, omit_defaults=True):
     after: str = ""
 
 
-class World:
-    """Everything outside: the services' own ledger, and a folder with what they hand out."""
+class Services:
+    """The services outside: their ledger, and a folder with the files that they make."""
 
     def __init__(self, folder: Path, pace: float = 1.0, points: Sequence[Point] = ()) -> None:
         self.folder, self.pace, self._points = folder, pace, points
@@ -68,7 +73,7 @@ class World:
         (folder / "parts").mkdir(exist_ok=True)
 
     def note(self, what: str, who: str, key: str, detail: str = "", given: str = "") -> None:
-        """Append a line that survives whatever comes next."""
+        """Append a line and sync it, so that it survives a kill."""
         line = Line(what, who, key, os.getpid(), time.time_ns() // 1_000_000, detail, given)
         descriptor = os.open(self.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -97,9 +102,9 @@ class World:
         await self.hold(ctx.tool, tick, "")
 
     async def hold(self, who: str, at: int, after: str) -> None:
-        """Wait at a kill point, when everything goes too fast to aim."""
+        """Wait at a kill point, when the program runs too fast for a signal to hit it."""
         if self.pace < 1 and any(p.who == who and p.at == at and after in ("", p.after) for p in self._points):
-            await asyncio.sleep(30)  # whoever kills it may be slow on a busy machine
+            await asyncio.sleep(30)  # long enough for the signal on a busy machine
 
 
 def read_ledger(path: Path) -> list[Line]:
@@ -113,46 +118,50 @@ def read_ledger(path: Path) -> list[Line]:
 # ---------------------------------------------------------------------- the tools
 
 
-def tools(world: World) -> list[Any]:
+def tools(services: Services) -> list[Any]:
     """What the agent can do. Each says what may become of a call that a crash cuts off."""
 
     @tool(recovery="rerun")
     async def search_trains(to: str, day: str, ctx: ToolContext[Any]) -> list[dict[str, str]]:
         """Look up trains: only reads, so it may run again."""
-        await world.serve(ctx, 1.0, f"{to}, {day}", ("asking the timetable", "reading", "sorting"))
+        await services.serve(ctx, 1.0, f"{to}, {day}", ("asking the timetable", "reading", "sorting"))
         return [{"train": "IC 1512", "leaves": "08:12"}, {"train": "IC 1514", "leaves": "09:12"}]
 
     @tool(recovery="rerun")
     async def book_seat(train: str, ctx: ToolContext[Any]) -> dict[str, str]:
         """Take a seat: the office knows idempotency keys, so it may run again under the same one."""
-        first = await world.serve(ctx, 2.0, f"{train} seat 12A", ("choosing a seat", "seat 12A is taken", "confirming"))
-        (world.folder / "parts" / "ticket.txt").write_text(f"{train}, seat 12A\n")
+        first = await services.serve(
+            ctx, 2.0, f"{train} seat 12A", ("choosing a seat", "seat 12A is taken", "confirming")
+        )
+        (services.folder / "parts" / "ticket.txt").write_text(f"{train}, seat 12A\n")
         return {"seat": "12A", "booking": "new" if first else "known: same key, same seat"}
 
     @tool(recovery="rerun")
     async def reserve_room(hotel: str, ctx: ToolContext[Any]) -> dict[str, str]:
         """Reserve a room: the hotel knows idempotency keys too."""
-        await world.serve(ctx, 1.1, hotel, ("calling the hotel", "room 7 is reserved", "confirming"))
+        await services.serve(ctx, 1.1, hotel, ("calling the hotel", "room 7 is reserved", "confirming"))
         return {"room": "7", "hotel": hotel}
 
     @tool(recovery="once")
     async def charge_card(amount: float, reference: str, ctx: ToolContext[Any]) -> dict[str, Any]:
         """Move money: never twice, so a call that is cut off stays unknown."""
-        await world.serve(ctx, 2.2, f"{amount:.2f} for {reference}", ("authorising", "the money has moved", "receipt"))
+        await services.serve(
+            ctx, 2.2, f"{amount:.2f} for {reference}", ("authorising", "the money has moved", "receipt")
+        )
         return {"charged": amount}
 
     @tool(recovery="rerun")
     async def look_up_payment(reference: str, ctx: ToolContext[Any]) -> dict[str, bool]:
         """Ask the bank what it has booked: only reads."""
-        await world.serve(ctx, 0.9, reference, ("asking the bank", "reading the account", "comparing"))
-        return {"booked": any(x.who == "charge_card" and x.what == "effect" for x in world.lines())}
+        await services.serve(ctx, 0.9, reference, ("asking the bank", "reading the account", "comparing"))
+        return {"booked": any(x.who == "charge_card" and x.what == "effect" for x in services.lines())}
 
     @tool(recovery="rerun")
     async def write_plan(lines: list[str], ctx: ToolContext[Any]) -> str:
         """Write the plan: the same file with the same words, so it may run again."""
-        path = world.folder / "parts" / "plan.txt"
+        path = services.folder / "parts" / "plan.txt"
         path.write_text(lines[0][:20])  # half a file is on disk while this runs
-        await world.serve(ctx, 1.4, "plan.txt", ("writing", "half a page", "reading it over"))
+        await services.serve(ctx, 1.4, "plan.txt", ("writing", "half a page", "reading it over"))
         path.write_text("\n".join(lines) + "\n")
         return "plan.txt"
 
@@ -162,17 +171,17 @@ def tools(world: World) -> list[Any]:
 # ---------------------------------------------------------------------- the model
 
 
-def model(world: World) -> FunctionModel:
+def model(services: Services) -> FunctionModel:
     """A model without a network: what it says follows from the conversation alone, as with a real one."""
 
     async def answer(request: ModelRequest) -> AsyncIterator[Any]:
-        world.note("asked", "model", request.call_id)
+        services.note("asked", "model", request.call_id)
         text, calls = think(request.messages)
         last = request.messages[-1].tool_results
         for number, word in enumerate(text.split(" "), 1):
             yield f"{word} "
-            await asyncio.sleep(0.045 * world.pace)
-            await world.hold("model", number, last[0].name if last else "nothing")
+            await asyncio.sleep(0.045 * services.pace)
+            await services.hold("model", number, last[0].name if last else "nothing")
         usage = Usage(input=sum(len(m.text) for m in request.messages) // 4 + 60, output=len(text) // 4)
         yield ModelResponse(f"{text} ", tuple(calls), usage, "tool_calls" if calls else "end", model="scripted")
 
@@ -231,13 +240,13 @@ def _call(name: str, **args: Any) -> ToolCall:
 # ---------------------------------------------------------------------- the host
 
 
-def agent(world: World) -> Agent[str]:
-    return Agent(model(world), name="travel", instructions="You book trips.", tools=tools(world))
+def agent(services: Services) -> Agent[str]:
+    return Agent(model(services), name="travel", instructions="You book trips.", tools=tools(services))
 
 
-async def live(world: World) -> None:
+async def main(services: Services) -> None:
     """The whole host program. Started again after a kill, it does the same, and the turn goes on."""
-    async with Runtime(world.folder / "demo.db", agents=[agent(world)]) as runtime:
+    async with Runtime(services.folder / "demo.db", agents=[agent(services)]) as runtime:
         session = await runtime.session(SESSION)
         async with session.stream(PROMPT, key="ada-1") as turn:
             async for event in turn:
@@ -246,4 +255,6 @@ async def live(world: World) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(live(World(Path(sys.argv[1]), float(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=list[Point]))))
+    asyncio.run(
+        main(Services(Path(sys.argv[1]), float(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=list[Point])))
+    )

@@ -1,0 +1,1 @@
+"""Example programs that are shipped with the package, so that commands can run them."""
