@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -113,6 +114,27 @@ async def test_work_elsewhere_is_found_again_after_a_crash(file: Place) -> None:
         assert await runtime.handle("job-1").result(SOON) == "built"
 
     assert (first.attached, second.attached) == ([False], [True])
+
+
+async def test_work_elsewhere_outlives_any_number_of_crashes_of_its_host(file: Place) -> None:
+    """Six owners die one after the other, with nothing else in their hands: enough to make work of ours stuck."""
+    jobs: dict[str, asyncio.Future[str]] = {}
+    for life in range(6):
+        engine = Remote(jobs)
+        dying = file.runtime(agent(Brings(engine)))
+        await dying.__aenter__()
+        if not life:
+            await dying.start(Registration("", "remote", "reattachable", max_attempts=2), id="job-1")
+        await until(functools.partial(engine.attached.__contains__, life > 0))
+        await until(lambda: jobs)
+        await crash(dying)
+
+    async with file.runtime(agent(Brings(Remote(jobs)))) as runtime:
+        row = await runtime.handle("job-1").record()
+        jobs["job-1"].set_result("built")
+        assert await runtime.handle("job-1").result(SOON) == "built"
+
+    assert (row.attempts, row.takeovers, row.stuck) == (1, 0, None)
 
 
 async def test_work_elsewhere_that_is_gone_is_given_up_with_evidence(file: Place) -> None:

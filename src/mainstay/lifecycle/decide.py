@@ -36,12 +36,8 @@ from mainstay.model.process_write import Authority, ExternalOwner, ReconciledAba
 S = TypeVar("S", bound=Struct)
 
 
-ADMITTED: dict[type, frozenset[str]] = {
-    ExternalOwner: frozenset({"externally_owned"}),
-    WorkflowKey: frozenset({"rerunnable", "owner_bound", "reattachable"}),
-    ReconciledAbandon: frozenset({"externally_owned"}),
-}
-"""Which authority may end a process that no worker owns, by the recovery contract of the process."""
+COMPLETES_OUR_WORK: dict[type, bool] = {ExternalOwner: False, WorkflowKey: True, ReconciledAbandon: False}
+"""Whether an authority may end a process that workers may begin; the others may end work that is done outside."""
 
 
 def check_process_id(process_id: object) -> str:
@@ -156,11 +152,6 @@ def awaits(row: ProcessRow, event: Event) -> bool:
     return row.status == "waiting" and any(w.kind == "signal" and told == SIGNAL + w.name for w in row.record.waits)
 
 
-def is_bound(row: ProcessRow) -> bool:
-    """Whether only its owner may do this work: it has begun, and ends with its owner."""
-    return row.registration.recovery == "owner_bound" and row.record.first_started is not None
-
-
 def is_due(row: ProcessRow, now: int) -> bool:
     due = row.due
     return row.status == "waiting" and due is not None and due <= now
@@ -168,8 +159,7 @@ def is_due(row: ProcessRow, now: int) -> bool:
 
 def check_authority(row: ProcessRow, authority: Authority, outcome: ProcessOutcome) -> None:
     """Refuse whoever may not say how this process ended."""
-    contract = row.registration.recovery
-    if contract not in ADMITTED.get(type(authority), ()):
-        raise WrongAuthority(row.id, type(authority).__name__, contract)
+    if COMPLETES_OUR_WORK.get(type(authority)) is not row.registration.contract.may_begin:
+        raise WrongAuthority(row.id, type(authority).__name__, row.registration.recovery)
     if isinstance(authority, ReconciledAbandon) and not isinstance(outcome, Abandoned):
         raise WrongAuthority(row.id, "ReconciledAbandon", "an outcome that is not abandoned")

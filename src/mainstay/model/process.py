@@ -17,6 +17,7 @@ ProcessStatus: TypeAlias = Literal[
     "running", "waiting", "completed", "failed", "cancelled", "abandoned", "caller_departed"
 ]
 ProcessRecovery: TypeAlias = Literal["rerunnable", "owner_bound", "reattachable", "externally_owned"]
+AfterOwnerDeath: TypeAlias = Literal["rerun", "abandon", "reattach", "leave"]
 ParentEnd: TypeAlias = Literal["cancel", "abandon"]
 WakePolicy: TypeAlias = Literal["turn", "notify", "none"]
 
@@ -81,6 +82,36 @@ class WakeTarget(Struct, frozen=True, gc=False, omit_defaults=True):
     policy: WakePolicy = "turn"
 
 
+class RecoveryContract(Struct, frozen=True, gc=False):
+    """Who may work on a process, and what becomes of it when its owner dies.
+
+    `may_begin`: workers own it and begin it; otherwise the work is done outside, and completed by authority.
+    `once_begun` is what becomes of it if the owner dies after the work has begun.
+    """
+
+    may_begin: bool
+    once_begun: AfterOwnerDeath
+
+    def after_owner_death(self, begun: bool) -> AfterOwnerDeath:
+        """What becomes of a process whose owner is dead, or gave it up without parking it.
+
+        "rerun": any worker runs it, and the death counts as a takeover. "reattach": any worker finds the work that goes
+        on elsewhere, and nothing is counted, because the work did not die. "abandon": it ends as abandoned, because its
+        last effect is unknown. "leave": it is nothing of ours. What has not begun has had no effect: it is run.
+        """
+        if not self.may_begin:
+            return "leave"
+        return self.once_begun if begun else "rerun"
+
+
+RECOVERY_CONTRACTS: dict[ProcessRecovery, RecoveryContract] = {
+    "rerunnable": RecoveryContract(may_begin=True, once_begun="rerun"),
+    "owner_bound": RecoveryContract(may_begin=True, once_begun="abandon"),
+    "reattachable": RecoveryContract(may_begin=True, once_begun="reattach"),
+    "externally_owned": RecoveryContract(may_begin=False, once_begun="leave"),
+}
+
+
 class Registration(Struct, frozen=True, gc=False, omit_defaults=True):
     """What a process was asked to be. It never changes.
 
@@ -107,6 +138,10 @@ class Registration(Struct, frozen=True, gc=False, omit_defaults=True):
     parent: str | None = None
     parent_end: ParentEnd = "abandon"
     depth: int = 0
+
+    @property
+    def contract(self) -> RecoveryContract:
+        return RECOVERY_CONTRACTS[self.recovery]
 
 
 def is_task(asked: Registration) -> bool:
@@ -291,7 +326,12 @@ class ProcessRow(Struct, frozen=True, gc=False):
     def active(self) -> bool:
         """Whether a worker has, or should have, its hands on it."""
         running = self.record.status == "running" and self.stuck is None and self.pruned is None
-        return running and self.registration.recovery != "externally_owned"
+        return running and self.registration.contract.may_begin
+
+    @property
+    def after_owner_death(self) -> AfterOwnerDeath:
+        """What becomes of it if its owner dies now."""
+        return self.registration.contract.after_owner_death(self.record.first_started is not None)
 
     @property
     def due(self) -> int | None:

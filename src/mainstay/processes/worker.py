@@ -31,7 +31,6 @@ from mainstay.errors import (
     UnknownProcess,
     quoted,
 )
-from mainstay.lifecycle.decide import is_bound
 from mainstay.model.codec import error_text
 from mainstay.model.process import Cancelled, ProcessOutcome, ProcessRow, Registration
 from mainstay.model.process_write import LetGo, ProcessScope, Register, Registered, Stop, Take, Tell, Told
@@ -98,7 +97,7 @@ class ProcessWorker:
     def can(self, registration: Registration) -> bool:
         """Whether this worker has what it takes to work on it."""
         engine = self._engines.get(registration.kind)
-        return engine is not None and registration.recovery != "externally_owned" and engine.knows(registration)
+        return engine is not None and registration.contract.may_begin and engine.knows(registration)
 
     async def draft(self, what: Any, args: Mapping[str, Any]) -> Registration:
         """A registration, still without id, for whatever somebody wants to start."""
@@ -225,7 +224,7 @@ class ProcessWorker:
 
     async def recover(self, row: ProcessRow, proof: str | None) -> None:
         """Take it up if there is a place; what is only to be given up needs none."""
-        if is_bound(row) and (proof is not None or row.record.abandon is not None) and self.works:
+        if row.after_owner_death == "abandon" and (proof is not None or row.record.abandon is not None) and self.works:
             await self._take(row, proof)
         elif self._has_place and not self._intake:
             await self.take(row, proof)

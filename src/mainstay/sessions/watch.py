@@ -16,7 +16,6 @@ from mainstay.engine.supervisor import Supervisor
 from mainstay.engine.waits import asked
 from mainstay.errors import MainstayError, StoreError
 from mainstay.lifecycle import suspects
-from mainstay.lifecycle.decide import is_bound
 from mainstay.model.event import Gap, TurnCommitted
 from mainstay.model.ids import turn_id
 from mainstay.model.process import ProcessRow
@@ -172,7 +171,7 @@ class Watch:
         deaths = {each.scope: each for each in await store.deaths()}
         worker.uneasy = any(each.worker == worker.id for each in deaths.values())
         turns = [row for row in rows if row.takeovers]
-        left = [row for row in processes if row.takeovers and row.owner in gone and not is_bound(row)]
+        left = [row for row in processes if row.takeovers and row.owner in gone and row.after_owner_death == "rerun"]
         suspected = self._suspects(deaths, turns, left)
         held = {mark.scope for mark, _ in suspected}
         await asyncio.gather(*(self._claim(row) for row in rows if row.sid not in held))

@@ -134,7 +134,7 @@ class ProcessModel(ProcessLog):
         early = record["status"] == "waiting" and not any(d <= write.at for d in dues(row))
         if row["generation"] != write.generation or early:
             return lost
-        if row["owner"] is not None:
+        if row["owner"] is not None and not _lives_elsewhere(row):
             return self._take_over(row, write)
         return self._own(row, write, row["attempts"] or 1)
 
@@ -162,10 +162,11 @@ class ProcessModel(ProcessLog):
         return self._own(row, write, row["attempts"] + begun)
 
     def _own(self, row: Plain, write: Take, attempts: int) -> Plain:
-        fate = self._claim(-row["pid"], row["owner"], write.worker, write.death, write.lived)
+        dead = None if _lives_elsewhere(row) else row["owner"]
+        fate = self._claim(-row["pid"], dead, write.worker, write.death, write.lived)
         if fate == "held":
             return {"row": copy.deepcopy(row), "won": False, "woken": [], "suspect": True}
-        row["takeovers"] += row["owner"] is not None
+        row["takeovers"] += dead is not None
         if fate == "stuck":
             row.update(owner=None, stuck=SomeReason(), generation=row["generation"] + 1)
             self._happened(row, "process.stuck", {"reason": SomeReason()}, write.at)
@@ -466,3 +467,8 @@ def _holder(row: Plain) -> str | None:
 
 def _is_task(asked: Plain) -> bool:
     return asked["kind"] in ("task", "external") and isinstance(asked["input"], dict) and "task" in asked["input"]
+
+
+def _lives_elsewhere(row: Plain) -> bool:
+    """Whether its work goes on without its owner: whoever claims it takes nothing over."""
+    return row["registration"]["recovery"] == "reattachable" and row["record"]["first_started"] is not None

@@ -176,7 +176,7 @@ class TaskServices:
             return
         if row.holder == session.id:
             self._keeper.take_hook(row)
-            if row.live and row.registration.recovery == "externally_owned":
+            if row.live and not row.registration.contract.may_begin:
                 await self._processes.caller_departed(row.id)
         await self._processes.revoke(session.id, row.id)
 
@@ -253,7 +253,7 @@ class TaskServices:
             raise
         if asked.live and asked.record.cancel is None:
             self._keeper.give_back(row, hook)  # the host's policy lets it go on
-        elif row.registration.recovery != "externally_owned":
+        elif row.registration.contract.may_begin:
             await self._wait_a_little(row.id)
         elif own and (hook is not None or not self._keeper.is_stopped_elsewhere(row)):
             await self._keeper.stop(row, hook)
@@ -435,7 +435,7 @@ def _state(row: ProcessRow) -> TaskState:
     told = row.record.progress
     if row.status == "waiting" or (isinstance(told, dict) and told.get("state") == "idle" and row.task is not None):
         return "idle"
-    begun = row.record.first_started is not None or row.registration.recovery == "externally_owned"
+    begun = row.record.first_started is not None or not row.registration.contract.may_begin
     return "running" if begun else "pending"
 
 

@@ -126,7 +126,7 @@ def asked_to_stop(rows: Rows, row: ProcessRow, request: CancelRequest, at: int) 
 
 def _requested(rows: Rows, row: ProcessRow, request: CancelRequest, at: int) -> ProcessRow:
     row = appended(rows, row, Event(events.CANCEL_REQUESTED, request, at))
-    idle = row.owner is None and row.registration.recovery != "externally_owned"
+    idle = row.owner is None and row.registration.contract.may_begin
     begun = row.record.first_started is not None
     if idle and (not begun or row.stuck is not None):
         return _ended(rows, row, Cancelled(request.by, request.reason, unknown=begun), at)

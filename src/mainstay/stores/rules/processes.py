@@ -2,14 +2,14 @@
 
 Who may go on with a process that somebody has begun, by its recovery contract:
 
-    its owner            rerunnable, reattachable    owner_bound                         externally_owned
-    parked it            whoever comes               whoever comes                       (nobody owns it)
-    let it go, or left   whoever comes               nobody: abandoned
-    is proven dead       whoever comes               nobody: abandoned
-    is only silent       whoever comes, fencing it   nobody, unless somebody has asked
-                                                     to abandon it: then abandoned
+    its owner            rerun, reattach             abandon                             leave
+    parked it            any worker                  any worker                          (no worker owns it)
+    let it go, or left   any worker                  none: abandoned
+    is proven dead       any worker                  none: abandoned
+    is only silent       any worker, fencing it      none, unless there is a request to
+                                                     abandon it: then abandoned
 
-What nobody has begun, anybody may begin. Time alone ends nothing.
+The columns are `ProcessRow.after_owner_death`. Work that has not begun, any worker may begin. Time alone ends nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from mainstay.lifecycle.decide import (
     check,
     check_authority,
     declared,
-    is_bound,
     is_due,
     known,
     readable,
@@ -109,7 +108,7 @@ def register(rows: Rows, write: Register) -> Registered:
         check_name(rows, registration.origin.session_id, registration.name)
     check_blobs(rows, write.blobs)
     created = Event(events.CREATED, at=write.at)
-    owner = None if registration.recovery == "externally_owned" else write.worker
+    owner = write.worker if registration.contract.may_begin else None
     claimed = int(owner is not None)
     row = ProcessRow(0, registration, fold(ProcessRecord(), created), write.at, owner, claimed, claimed)
     row = rows.add_process(row)
@@ -150,7 +149,7 @@ def register_applied(rows: Rows, write: Register) -> Registered | None:
 
 def take(rows: Rows, write: Take) -> Taken:
     row = rows.process(write.process_id)
-    if row is None or not row.live or row.stuck is not None or row.registration.recovery == "externally_owned":
+    if row is None or not row.live or row.stuck is not None or not row.registration.contract.may_begin:
         return Taken(row, won=False)
     if row.owner == write.worker and row.generation == write.generation + 1:
         mark = rows.deaths(-row.pid) if row.takeovers else None
@@ -159,7 +158,7 @@ def take(rows: Rows, write: Take) -> Taken:
         return Taken(row, won=False)
     if row.status == "waiting" and not is_due(row, write.at):
         return Taken(row, won=False)
-    if row.owner is not None and is_bound(row):
+    if row.owner is not None and row.after_owner_death == "abandon":
         return _given_up(rows, row, write)
     return _taken(rows, row, write)
 
@@ -177,15 +176,19 @@ def _given_up(rows: Rows, row: ProcessRow, write: Take) -> Taken:
 
 
 def _taken(rows: Rows, row: ProcessRow, write: Take) -> Taken:
-    """Claimed, unless it has been begun too often."""
-    over = row.owner is not None
+    """Claimed, unless it has been begun too often.
+
+    To reattach to work that lives is no takeover: its owner died, the work did not. Nothing is held against it.
+    """
+    dead_owner = row.owner if row.after_owner_death == "rerun" else None
+    over = dead_owner is not None
     again = over and row.record.first_started is not None
     limit = row.registration.max_attempts
     if again and limit is not None and row.attempts >= limit:
         failure = Failure("attempts_exhausted", f"it was begun {row.attempts} times, and its owners died")
         row, woken = end(rows, row, failure, write.at)
         return Taken(row, won=False, woken=woken)
-    ruling = takeovers.rule_on(rows, -row.pid, row.owner, row.takeovers, (write.worker, write.death))
+    ruling = takeovers.rule_on(rows, -row.pid, dead_owner, row.takeovers, (write.worker, write.death))
     if ruling.fate == "held":
         return Taken(row, won=False, suspect=True)
     # Counted on when a person resumes it: a takeover is a step that may have been made for nothing.
@@ -327,7 +330,7 @@ def _was_let_go(row: ProcessRow, write: LetGo) -> bool:
 
 def _freed(rows: Rows, row: ProcessRow, at: int, why: str) -> Advanced:
     """Nobody owns it any more: what only its owner could do is given up, everything else is free to claim."""
-    if is_bound(row):
+    if row.after_owner_death == "abandon":
         row, woken = end(rows, row, Abandoned(Evidence("owner_drain", at, row.owner, why)), at)
         return Advanced(row, woken=woken)
     row = replace(row, owner=None)
@@ -378,7 +381,7 @@ def mark(rows: Rows, write: Mark) -> Told:
         if event.type.startswith(events.RESERVED):
             raise InvalidProcess(f"event type {event.type!r} is reserved: nobody but the runtime writes it")
         declared(row.registration, event.type)
-    if event.type == events.CALLER_DEPARTED and row.registration.recovery != "externally_owned":
+    if event.type == events.CALLER_DEPARTED and row.registration.contract.may_begin:
         raise InvalidProcess(f"process {row.id!r} is worked on here: only a caller from outside can depart")
     readable(event, f"event {event.type!r}")
     try:
