@@ -74,7 +74,7 @@ from mainstay.sessions.wakes.process_feed import ProcessFeed
 from mainstay.sessions.watch import Watch, could_work, see_to_needs
 from mainstay.stores import fork_guard
 from mainstay.stores.factory import open_store
-from mainstay.tools.dispatch import Dispatcher
+from mainstay.tools.dispatcher import Dispatcher
 
 log = logging.getLogger("mainstay.runtime")
 

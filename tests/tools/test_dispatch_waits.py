@@ -524,7 +524,7 @@ async def test_a_declared_tool_that_ends_by_itself_takes_its_key_back(place: Pla
         if how == "raises":
             keys.append(ctx.defer())
             raise ValueError("but then")
-        keys.append(ctx._key or "")
+        keys.append(ctx._host.completion_key() or "")
         return "in stock"
 
     model = ScriptedModel([[ToolCall("a", "order")], [ToolCall("b", "shoot")], "done"])

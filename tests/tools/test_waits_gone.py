@@ -38,7 +38,7 @@ class Office:
 
         @tool(deferred=True)
         async def sell(ctx: ToolContext[None]) -> str:
-            self.keys.append(ctx._key or "")
+            self.keys.append(ctx._host.completion_key() or "")
             return "in stock"
 
         @tool(recovery="ask")

@@ -46,8 +46,6 @@ def start_tool(functions: Sequence[Process[..., Any]] = ()) -> Tool[..., Any]:
         if name in offered:
             options = StartOptions(key="", label=label, wake="turn")
             return (await ctx.handles.start(offered[name], args or {}, options)).to_json()
-        if ctx.prepare is None:
-            raise ToolError("start_process starts tools from the conversation, not from a tool in the background")
         call, spec = await ctx.prepare(name, args or {})
         return await ctx.handles.begin(call, spec, label)
 

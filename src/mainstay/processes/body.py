@@ -1,8 +1,8 @@
-"""A background tool at work: its attempts, and what becomes of whatever its body does.
+"""A background tool at work: its attempts, recorded in the journal of its process.
 
 What is recorded of it, under the one key it has: `StepFaltered` after an attempt that had no effect, and `Begun` where
-nobody may make that attempt again, or where it was left in the middle. A rerun writes nothing when its worker has died:
-three deaths in a row without a record, and nobody tries any more.
+that attempt may not be made again, or where it was left in the middle. A rerun writes nothing when its worker has died:
+after three deaths in a row without a record the process is stuck.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, assert_never
+
+from msgspec.structs import replace
 
 from mainstay.engine.gate import CANCEL_GRACE, Leaving, TurnCancelled
 from mainstay.errors import Fenced, StoreError
@@ -35,13 +37,28 @@ from mainstay.ports.services import ToolHost
 from mainstay.ports.tool import Handles
 from mainstay.processes.host import Host
 from mainstay.processes.run import ProcessRun, Unloaded
-from mainstay.tools.attempt import Again, Attempted, Interrupted, Look, Outlet, attempt, needs_of
-from mainstay.tools.context import ToolContext
-from mainstay.tools.prepare import Ready
-from mainstay.tools.round import TOOL_RETRIES
-from mainstay.tools.shelf import in_the_past
-from mainstay.tools.vetting import WITHHELD
-from mainstay.tools.workshop import Workshop
+from mainstay.tools.artifacts import in_the_past
+from mainstay.tools.attempt import (
+    NOT_BEGUN,
+    TOOL_RETRIES,
+    Attempts,
+    Conclude,
+    End,
+    Finish,
+    Interruption,
+    Leave,
+    NotBegun,
+    Stop,
+    TryAgain,
+    Withdraw,
+    needs_of,
+    next_need,
+    settle,
+)
+from mainstay.tools.context import CallHost, ToolContext
+from mainstay.tools.dispatcher import WITHHELD, Dispatcher, stop_of
+from mainstay.tools.invoke import Ready, execute
+from mainstay.tools.output import Look, OutputRules, Result
 
 log = logging.getLogger("mainstay.processes")
 
@@ -54,62 +71,50 @@ PROGRESS_SECONDS = 1.0
 
 
 class ToolWork:
-    """One process of a tool in the hands of this worker. `attempts` have begun, `repeated` of them after a death.
+    """One process of a tool that this worker runs. `attempts` have begun, `repeated` of them after a death.
 
-    `look` is what plugins make of how it ended, where there are any who want to see that before it is recorded;
-    `filters` what they let be stored of its progress and its artifacts.
+    `look` is what plugins make of how it ended, where there are any that see it before it is recorded; `filters` what
+    they let be stored of its progress and its artifacts.
     """
 
-    def __init__(self, run: ProcessRun, ready: Ready, home: Workshop, host: Host) -> None:
+    def __init__(self, run: ProcessRun, ready: Ready, home: Dispatcher, host: Host) -> None:
         self._run, self._ready, self._home, self._host = run, ready, home, host
-        self._spec, self._clock = ready.entry.spec, home.clock
+        self._spec, self._clock, self._needs = ready.entry.spec, home.clock, needs_of(ready.entry.spec)
+        # Whoever started the process approved of it, and there is no turn in which a person could be asked.
+        recovery: Any = "rerun" if self._spec.recovery == "rerun" else "once"
+        self._contract = replace(self._spec, recovery=recovery, approval="never")
         self.services: Callable[[], ToolHost] | None = None
         self.handles: Callable[[], Handles] | None = None
         self.look: Look | None = None
         self.filters: Filters | None = None
         self.attempts = self.repeated = 0
-        self._expired = False
 
     async def go(self, records: Sequence[StepRecord]) -> ProcessOutcome:
         """Take it from where its records leave it to its end, or to where it parks."""
         last, deaths = records[-1] if records else None, self._run.attempt - 1
-        if self._spec.recovery != "rerun" and self._run.resumed and not isinstance(last, StepFaltered):
+        started = self._run.resumed and not isinstance(last, StepFaltered)
+        if isinstance(next_need(Attempts(started=started), self._contract), Conclude):
             return self._given_up("it was begun, and nobody saw it end")
         if isinstance(last, StepFaltered | Begun):
             self.attempts = last.attempt
         self.attempts += min(self._run.row.takeovers, deaths)
-        self.repeated = deaths + sum(isinstance(each, Begun) for each in records if self._spec.recovery == "rerun")
+        self.repeated = deaths
+        if self._contract.recovery == "rerun":
+            self.repeated += sum(isinstance(each, Begun) for each in records)
         try:
             if isinstance(last, StepFaltered):
                 await self._until(TOOL_RETRIES.due(last.due, self._clock.now()))
-            return await self._attempts()
+            while True:
+                await self._may_begin()
+                outcome = await self._settled(await self._attempt())
+                if outcome is not None:
+                    return outcome
         except TurnCancelled:  # while no body ran; what a worker died on before may have had its effect
             return self._cancelled(unknown=self.repeated > 0)
 
-    async def _attempts(self) -> ProcessOutcome:
-        while True:
-            await self._may_begin()
-            end = await self._seen(await self._attempt())
-            outcome = self._outcome(end)
-            if outcome is not None:
-                return outcome
-            assert isinstance(end, Again)
-            delay = TOOL_RETRIES.delay(self.attempts, end.after, self._home.random)
-            await self._put_off(end.failed, self._clock.now() + round(delay * 1000))
-
-    async def _seen(self, end: ToolOutcome | Again) -> ToolOutcome | Again:
-        """How an attempt ended, as the plugins of its session leave it. One that is made again ends nothing."""
-        gate = self._run.gate
-        if isinstance(end, Again):
-            if gate.request is not None or self.attempts <= self._spec.retries:
-                return end
-            end = end.otherwise
-        known = isinstance(end, Ok | Failed)
-        return end if self.look is None or (gate.shut and not known) else await self.look(end)
-
     async def _may_begin(self) -> None:
-        """Raise what the process was asked for. Left between two attempts it parks: who lets go of work that only its
-        owner may do gives it up."""
+        """Raise what the process was asked for. Left between two attempts it parks: letting go of work that only its
+        owner may do would give it up."""
         gate = self._run.gate
         if gate.request is None and gate.leaving and self._run.record.first_started is not None:
             await self._until(self._clock.now())
@@ -117,22 +122,23 @@ class ToolWork:
 
     # ------------------------------------------------------------------ one attempt
 
-    async def _attempt(self) -> ToolOutcome | Again:
+    async def _attempt(self) -> End:
         """Wait for a place, make the start durable, run the body."""
-        await self._place()
+        await self._take_place()
         try:
             self.attempts += 1
-            if self._spec.recovery != "rerun":
+            if self._contract.recovery == "once":
                 self._record_begun()
             await self._run.begin()
             if self._run.journal.has_unread:
                 await self._run.catch_up()
             if self._run.gate.shut:
-                await self._withdraw()
+                self._home.admission.release(self._needs)
+                return NotBegun()
             if not await self._host.still_ours(self._run.row):
                 raise Fenced(f"process {self._run.row.id}", self._run.scope.generation)
-        except BaseException:  # also a cancellation: a place that nobody gives back is lost to all
-            self._home.admission.release(needs_of(self._spec))
+        except BaseException:  # also a cancellation: a place that is not released is lost to all
+            self._home.admission.release(self._needs)
             raise
         return await self._body()
 
@@ -140,46 +146,40 @@ class ToolWork:
         begun = Begun(KEY, "step", self._spec.name, "", None, self.attempts, self.repeated, self._clock.now())
         self._run.journal.record(begun)
 
-    async def _place(self) -> None:
-        """Wait until the tool's limits leave room; whoever only waits holds none of the worker's places."""
-        if self._home.admission.try_take(needs_of(self._spec)):
+    async def _take_place(self) -> None:
+        """Wait until the tool's limits leave room. While it waits, the process needs no place of the worker."""
+        if self._home.admission.try_take(self._needs):
             return
         self._run.rest(True)
         try:
-            await self._run.guard(self._home.admission.take(needs_of(self._spec)))
+            await self._run.guard(self._home.admission.take(self._needs))
         except Leaving:
             await self._may_begin()
             raise
         finally:
             self._run.rest(False)
 
-    async def _withdraw(self) -> None:
-        """It was to end, or to be left, just before its body began: what is on disk must not say that it did."""
-        self.attempts -= 1
-        if self._run.gate.request is None:
-            await self._put_off(Failed("interrupted", "it had not begun"), self._clock.now())
-        await self._may_begin()
-
-    async def _body(self) -> ToolOutcome | Again:
+    async def _body(self) -> End:
         spec, home, process_id = self._spec, self._home, self._run.row.id
-        loop, self._expired = asyncio.get_running_loop(), False
+        loop = asyncio.get_running_loop()
         progress = Progress(self._run, home, self.filters, spec.name)
-        context, interrupted, begun = self._context(progress), Interrupted(), Begins()
-        on_thread = self._ready.entry.tool is not None and not self._ready.entry.tool.is_async
-        ended = functools.partial(home.admission.release_from_thread, loop, needs_of(spec)) if on_thread else None
+        context, interruption = self._context(progress), Interruption()
+        threaded = self._ready.entry.tool is not None and not self._ready.entry.tool.is_async
+        ended = functools.partial(home.admission.release_from_thread, loop, self._needs) if threaded else None
         filters = self.filters
         passing = None if filters is None else functools.partial(filters.content, "file", process_id, spec.name)
-        outlet = Outlet(self._run.journal, WHOLE, filter_file=passing)
-        work = functools.partial(attempt, self._ready, context, home.threads, outlet, interrupted, ended)
-        task = loop.create_task(begun.run(work))
+        rules = OutputRules(self._run.journal, WHOLE, filter_file=passing)
+        task = loop.create_task(execute(self._ready, context, home.threads, rules, interruption, ended))
         task.add_done_callback(lambda _: self._run.gate.wake())
-        # A thread gives its place back itself, when it has really ended.
-        task.add_done_callback(lambda _: None if on_thread and begun.yet else home.admission.release(needs_of(spec)))
-        timer = None if spec.timeout is None else loop.call_later(spec.timeout, self._expire)
+        # A thread releases its place itself, when it has really ended.
+        task.add_done_callback(
+            lambda _: None if threaded and interruption.begun else home.admission.release(self._needs)
+        )
+        timer = None if spec.timeout is None else loop.call_later(spec.timeout, self._expire, interruption)
         home.running[process_id] = spec.name
         try:
-            end = await self._ended(task, context, interrupted)
-        except BaseException:  # not by the gate: the task itself is cancelled, and nothing of it goes on
+            end = await self._ended(task, context, interruption)
+        except BaseException:  # not by the gate: this task itself is cancelled, and nothing of it goes on
             task.cancel()
             raise
         finally:
@@ -188,41 +188,39 @@ class ToolWork:
             home.running.pop(process_id, None)
             progress.close()
             context.close()
-        if not begun.yet:
-            await self._withdraw()
-        return end
+        return end if interruption.begun else NotBegun()
 
-    async def _ended(
-        self, task: asyncio.Task[Attempted], context: ToolContext[Any], interrupted: Interrupted
-    ) -> ToolOutcome | Again:
-        """How the body ended. Told to stop it may still say so; what does not listen is left behind."""
+    async def _ended(self, task: asyncio.Task[Result], context: ToolContext[Any], interruption: Interruption) -> End:
+        """How the body ended. Cancelled it may still say so; one that does not listen is left behind."""
         gate = self._run.gate
-        while not task.done() and not gate.shut and not self._expired:
+        while not task.done() and not gate.shut and not interruption.timed_out:
             await gate.pause()
-        if not task.done() and not interrupted.over:
-            interrupted.timed_out = self._expired and not gate.shut
-            interrupted.reason = self._why()
+        if not task.done() and not interruption.over:
+            interruption.timed_out = interruption.timed_out and not gate.shut
+            interruption.reason = self._why()
             context.mark_cancelled()
             task.cancel()
         if not task.done():
-            await asyncio.wait({task}, timeout=None if interrupted.over else CANCEL_GRACE)
+            await asyncio.wait({task}, timeout=None if interruption.over else CANCEL_GRACE)
         if not task.done():
             log.warning("process %s does not end when it is cancelled; it is left behind", self._run.row.id)
-            self._home.left_behind(task)
+            self._home.abandon(task)
         if not task.done() or task.cancelled():
-            return OutcomeUnknown(interrupted.reason or "it was cancelled while it ran")
+            return OutcomeUnknown(interruption.reason or "it was cancelled while it ran")
         return task.result().end
 
-    def _expire(self) -> None:
-        self._expired = True
+    def _expire(self, interruption: Interruption) -> None:
+        interruption.timed_out = True
         self._run.gate.wake()
 
     def _why(self) -> str:
-        if self._run.gate.request is not None:
-            return "it was cancelled while it ran"
-        if self._run.gate.leaving:
-            return "the runtime was left while it ran"
-        return f"it did not end within {self._spec.timeout or 0:g} s"
+        match stop_of(self._run.gate):
+            case Stop.CANCELLED:
+                return "it was cancelled while it ran"
+            case Stop.LEFT:
+                return "the runtime was left while it ran"
+            case None:
+                return f"it did not end within {self._spec.timeout or 0:g} s"
 
     def _context(self, progress: Progress) -> ToolContext[Any]:
         registration, run = self._run.registration, self._run
@@ -230,6 +228,7 @@ class ToolWork:
         session_id = origin.session_id if isinstance(origin, SessionOrigin) else ""
         first = run.journal.row.record.first_started
         in_a_turn = cause is not None and cause.type == "tool_call" and registration.parent is not None
+        artifacts = ProcessArtifacts(run, self._host, session_id, self.filters, self._spec.name)
         return ToolContext(
             session_id=session_id,
             turn_id=registration.parent or "" if in_a_turn else "",
@@ -239,37 +238,55 @@ class ToolWork:
             generation=run.scope.generation,
             deps=self._home.deps,
             payload=self._ready.call.payload,
-            progress=progress.tell,
-            shelf=ProcessShelf(run, self._host, session_id, self.filters, self._spec.name),
-            host=self.services,
-            handles=self.handles,
+            host=ProcessCallHost(progress, artifacts, self.services, self.handles),
             store="" if first is None else first.store,
         )
 
     # ------------------------------------------------------------------ what it means
 
-    def _outcome(self, end: ToolOutcome | Again) -> ProcessOutcome | None:
+    async def _settled(self, end: End) -> ProcessOutcome | None:
         """How the process ends; None when there is another attempt."""
-        request = self._run.gate.request
-        if isinstance(end, Again):
-            if request is not None:  # it said that it had no effect
-                return self._cancelled(unknown=self.repeated > 0)
-            if self.attempts <= self._spec.retries:
+        stop, counts = stop_of(self._run.gate), Attempts(True, self.attempts, self.repeated)
+        verdict = settle(end, counts, self._contract, stop)
+        match verdict:
+            case TryAgain(failed, after):
+                delay = TOOL_RETRIES.delay(self.attempts - self.repeated, after, self._home.random)
+                await self._put_off(failed, self._clock.now() + round(delay * 1000))
                 return None
-            end = end.otherwise
-        if isinstance(end, Ok):
-            return Success(end.value)
-        if isinstance(end, Failed):
-            return Failure(end.code, end.message, end.data)
-        if isinstance(end, Denied | ToolCancelled):  # a plugin's word: the body says no such thing
-            return Failure(str(type(end).__struct_config__.tag), end.reason)
-        if request is not None:
-            return self._cancelled(unknown=True)
-        if self._run.gate.leaving and not self._expired:
-            if self._spec.recovery == "rerun":
+            case Withdraw():
+                self.attempts -= 1
+                if stop is not Stop.CANCELLED:
+                    await self._put_off(NOT_BEGUN, self._clock.now())
+                await self._may_begin()
+                return None
+            case Leave():
                 self._record_begun()
-            raise Leaving  # the next owner runs it again, or it is given up: its contract decides
-        return self._given_up(getattr(end, "reason", ""))
+                raise Leaving
+            case Finish(outcome, harmless):
+                if stop is Stop.CANCELLED and harmless:
+                    return self._cancelled(unknown=self.repeated > 0)
+                if self.look is not None and (stop is None or isinstance(outcome, Ok | Failed)):
+                    outcome = await self.look(outcome)
+                return self._outcome(outcome, stop)
+            case _:
+                assert_never(verdict)
+
+    def _outcome(self, end: ToolOutcome, stop: Stop | None) -> ProcessOutcome:
+        match end:
+            case Ok(value):
+                return Success(value)
+            case Failed(code, message, data):
+                return Failure(code, message, data)
+            case Denied() | ToolCancelled():  # a plugin's word: the body says no such thing
+                return Failure(str(type(end).__struct_config__.tag), end.reason)
+            case OutcomeUnknown(reason):
+                if stop is Stop.CANCELLED:
+                    return self._cancelled(unknown=True)
+                if stop is Stop.LEFT:
+                    raise Leaving  # whoever lets go of owner-bound work gives it up, and says so
+                return self._given_up(reason)
+            case _:
+                assert_never(end)
 
     def _cancelled(self, unknown: bool) -> Cancelled:
         request = self._run.gate.request
@@ -282,7 +299,7 @@ class ToolWork:
     # ------------------------------------------------------------------ until the next attempt
 
     async def _put_off(self, failed: Failed, due: int) -> None:
-        # What plugins see is how the tool ends. Until then nobody has looked through what it says.
+        # Plugins see how the tool ends. Until then nothing that it said is stored.
         now, message = self._clock.now(), failed.message if self.look is None else WITHHELD
         self._run.journal.record(StepFaltered(KEY, failed.code, message, due, self.attempts, now))
         await self._until(due)
@@ -299,23 +316,35 @@ class ToolWork:
         await run.journal.flush()
 
 
-class Begins:
-    """Whether a body has begun: one that was cancelled before has had no effect."""
+class ProcessCallHost(CallHost):
+    """What the context of a background tool can reach. A process without a session has no services."""
 
-    __slots__ = ("yet",)
+    def __init__(
+        self,
+        progress: Progress,
+        artifacts: ProcessArtifacts,
+        services: Callable[[], ToolHost] | None,
+        handles: Callable[[], Handles] | None,
+    ) -> None:
+        self._progress, self._artifacts, self._services, self._handles = progress, artifacts, services, handles
 
-    def __init__(self) -> None:
-        self.yet = False
+    def progress(self, value: Any) -> None:
+        self._progress.tell(value)
 
-    async def run(self, work: Callable[[], Awaitable[Attempted]]) -> Attempted:
-        self.yet = True
-        return await work()
+    def artifact_store(self) -> ProcessArtifacts:
+        return self._artifacts
+
+    def services(self) -> ToolHost:
+        return super().services() if self._services is None else self._services()
+
+    def handles(self) -> Handles:
+        return super().handles() if self._handles is None else self._handles()
 
 
 class Progress:
     """How far a tool is, on disk for whoever watches its process."""
 
-    def __init__(self, run: ProcessRun, home: Workshop, filters: Filters | None, tool: str) -> None:
+    def __init__(self, run: ProcessRun, home: Dispatcher, filters: Filters | None, tool: str) -> None:
         self._run, self._clock, self._filters, self._tool = run, home.clock, filters, tool
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
@@ -357,7 +386,7 @@ class Progress:
             self._task.cancel()
 
 
-class ProcessShelf:
+class ProcessArtifacts:
     """Where a background tool keeps artifacts: with its process at once, and found in the past of its session."""
 
     def __init__(self, run: ProcessRun, host: Host, session_id: str, filters: Filters | None, tool: str) -> None:

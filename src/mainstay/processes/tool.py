@@ -35,11 +35,11 @@ from mainstay.processes.body import ARTIFACT, ToolWork
 from mainstay.processes.host import Host
 from mainstay.processes.journal import load_steps
 from mainstay.processes.run import ProcessRun
-from mainstay.tools.attempt import Look
 from mainstay.tools.catalog import Entry
 from mainstay.tools.define import Tool
-from mainstay.tools.prepare import Ready
-from mainstay.tools.workshop import Workshop
+from mainstay.tools.dispatcher import Dispatcher
+from mainstay.tools.invoke import Ready
+from mainstay.tools.output import Look
 
 KIND = "tool"
 
@@ -95,7 +95,7 @@ class ToolEngine:
 
     kind = KIND
 
-    def __init__(self, tools: Tools, home: Workshop, host: Host) -> None:
+    def __init__(self, tools: Tools, home: Dispatcher, host: Host) -> None:
         self._tools, self._home, self._host = tools, home, host
 
     def knows(self, registration: Registration) -> bool:

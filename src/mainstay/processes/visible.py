@@ -57,7 +57,7 @@ from mainstay.processes.policy import BY_HANDLE, CancelAsk
 from mainstay.processes.run import ProcessRun
 from mainstay.processes.service import ProcessService, Start
 from mainstay.processes.tool import KIND, BackgroundCall
-from mainstay.tools.workshop import Workshop
+from mainstay.tools.dispatcher import Dispatcher
 from mainstay.wire import handle_json, parse_handle, status_json, view_json
 
 decode_wake = msgspec.json.Decoder(Wake).decode
@@ -90,7 +90,7 @@ class Asker(Struct, frozen=True):
 class Visible:
     """The processes that one call sees. It is made for one attempt of it."""
 
-    def __init__(self, service: ProcessService, home: Workshop, asker: Asker) -> None:
+    def __init__(self, service: ProcessService, home: Dispatcher, asker: Asker) -> None:
         self._service, self._store, self._home, self._asker = service, home.store, home, asker
         self._starts = 0
         self._resting = 0
@@ -278,7 +278,7 @@ class Visible:
                 raise
             request = run.gate.request
             stop = asyncio.ensure_future(self._service.cancel(row.id, "its turn was cancelled", by=request.by))
-            self._home.left_behind(stop)
+            self._home.abandon(stop)
             ended = asyncio.ensure_future(self._service.outcome(row.id, STOP_SECONDS))
             await asyncio.wait({ended})
             if ended.cancelled() or ended.exception() is not None:

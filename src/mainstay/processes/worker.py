@@ -39,7 +39,7 @@ from mainstay.ports.process import Engine
 from mainstay.processes.awaiting import Awaiting
 from mainstay.processes.host import ChildOptions
 from mainstay.processes.run import GateListener, ProcessRun, Unloaded
-from mainstay.tools.workshop import Workshop
+from mainstay.tools.dispatcher import Dispatcher
 
 log = logging.getLogger("mainstay.processes")
 
@@ -60,11 +60,11 @@ class ProcessWorker:
     """
 
     def __init__(
-        self, workshop: Workshop, supervisor: Supervisor, mode: Mode, passive: bool, concurrency: int = CONCURRENCY
+        self, dispatcher: Dispatcher, supervisor: Supervisor, mode: Mode, passive: bool, concurrency: int = CONCURRENCY
     ) -> None:
-        self._worker, self.store, self.clock = workshop.worker, workshop.store, workshop.clock
-        self.random, self.threads, self.deps = workshop.random, workshop.threads, workshop.deps
-        self.admission, self.circles, self.jumps = workshop.admission, workshop.circles, Jumps(self.clock)
+        self._worker, self.store, self.clock = dispatcher.worker, dispatcher.store, dispatcher.clock
+        self.random, self.threads, self.deps = dispatcher.random, dispatcher.threads, dispatcher.deps
+        self.admission, self.circles, self.jumps = dispatcher.admission, dispatcher.circles, Jumps(self.clock)
         self._supervisor, self.mode, self.passive, self._concurrency = supervisor, mode, passive, concurrency
         self._engines: dict[str, Engine] = {}
         self.runs: dict[str, ProcessRun] = {}

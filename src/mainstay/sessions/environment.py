@@ -30,11 +30,11 @@ from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.setup import contexts_of
 from mainstay.sessions.wakes.late_results import LateResults
-from mainstay.tools.attempt import Look
 from mainstay.tools.catalog import Catalog, Entry
 from mainstay.tools.define import Tool
+from mainstay.tools.dispatcher import Dispatcher
 from mainstay.tools.membership import Membership
-from mainstay.tools.workshop import Workshop
+from mainstay.tools.output import Look
 
 
 class Environment(Struct, frozen=True, tag="environment.1", omit_defaults=True):
@@ -59,7 +59,7 @@ def capture(run: Run, settings: Settings) -> bytes:
 class Environments:
     """Where processes of a Runtime find their tools, and calls what they may do with processes."""
 
-    def __init__(self, parts: SessionParts, home: Workshop, service: ProcessService) -> None:
+    def __init__(self, parts: SessionParts, home: Dispatcher, service: ProcessService) -> None:
         self._parts, self._home, self._service = parts, home, service
         self._put: set[str] = set()
 

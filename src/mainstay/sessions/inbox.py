@@ -20,7 +20,7 @@ from mainstay.ports.host import Clock, Random
 from mainstay.ports.store import BlobStore, Store
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.turns import Turns
-from mainstay.tools.attempt import blobs_of, saved
+from mainstay.tools.output import blobs_of, saved
 
 MAX_KEY = 512
 

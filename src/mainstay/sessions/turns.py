@@ -53,7 +53,7 @@ from mainstay.sessions.outcomes import TurnOutcomes
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Setup, changed, equip, lean
 from mainstay.sessions.traces import probe_of
-from mainstay.tools.dispatch import Dispatcher
+from mainstay.tools.dispatcher import Dispatcher
 from mainstay.turn.machine import Machine
 
 log = logging.getLogger("mainstay.sessions")

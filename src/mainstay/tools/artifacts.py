@@ -8,17 +8,26 @@ to the session, and to every fork that has that record in its past. What was put
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Coroutine
-from typing import Any, Protocol
+from collections.abc import Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mainstay.errors import ToolError, quoted
 from mainstay.model.codec import MAX_VALUE, clean_text
+from mainstay.model.record import Ended, Record
+from mainstay.model.session import SessionRow
 from mainstay.model.tool import Artifact
+from mainstay.ports.store import Store
+
+if TYPE_CHECKING:  # defining tools needs no event loop, and these bring one
+    from mainstay.engine.driver import Run
+    from mainstay.plugins.turn import TurnPlugins
 
 MAX_NAME = 200
+TURNS_AT_ONCE = 64
+"""History is searched so many turns at a time, from the newest back."""
 
 
-class Shelf(Protocol):
+class ArtifactStore(Protocol):
     """Where artifacts are kept, and found again once the call that put them has ended."""
 
     def passed(self, name: str, data: bytes, media_type: str) -> bytes:
@@ -39,10 +48,10 @@ class Shelf(Protocol):
 class Artifacts:
     """What `ctx.artifacts` is: `put` for this call, `get` for whatever the session has under a name."""
 
-    __slots__ = ("_over", "_put", "_shelf", "_tool")
+    __slots__ = ("_over", "_put", "_store", "_tool")
 
-    def __init__(self, shelf: Shelf | None = None, tool: str = "", over: bool = False) -> None:
-        self._shelf, self._tool, self._over = shelf or LooseShelf(), tool, over
+    def __init__(self, store: ArtifactStore | None = None, tool: str = "", over: bool = False) -> None:
+        self._store, self._tool, self._over = store or MemoryArtifacts(), tool, over
         self._put: dict[str, Artifact] = {}
 
     def put(self, data: bytes | str, *, name: str, media_type: str | None = None) -> Coroutine[Any, Any, Artifact]:
@@ -59,7 +68,7 @@ class Artifacts:
         return self._find(name)
 
     def adopt(self, artifact: Artifact) -> None:
-        """Make what somebody else kept an artifact of this call too."""
+        """Make an artifact of this call of what is kept already."""
         self._put[artifact.name] = artifact
 
     def taken(self) -> tuple[Artifact, ...]:
@@ -72,19 +81,19 @@ class Artifacts:
         content = _content(data)
         name, kind = _name(name), clean_text(media_type or kind)
         self._must_be_open(name)
-        content = _sized(self._shelf.passed(name, content, kind))
-        artifact = Artifact(name, await self._shelf.keep(content), len(content), kind)
+        content = _sized(self._store.passed(name, content, kind))
+        artifact = Artifact(name, await self._store.keep(content), len(content), kind)
         self._must_be_open(name)
-        await self._shelf.kept(artifact)
+        await self._store.kept(artifact)
         self._put[name] = artifact
         return artifact
 
     async def _find(self, name: str) -> bytes:
         name = _name(name)
-        found = self._put.get(name) or await self._shelf.find(name)
+        found = self._put.get(name) or await self._store.find(name)
         if found is None:
             raise ToolError(f"there is no artifact {name!r} in this session", code="artifact_unknown")
-        return await self._shelf.read(found)
+        return await self._store.read(found)
 
     def _must_be_open(self, name: str) -> None:
         if self._over:
@@ -103,7 +112,7 @@ def must_be_awaited(what: str, tool: str, code: str) -> None:
         ) from None
 
 
-class LooseShelf:
+class MemoryArtifacts:
     """For a context that belongs to no session, as tests of tools make them: what is put is there while it is."""
 
     def __init__(self) -> None:
@@ -118,13 +127,73 @@ class LooseShelf:
         return digest
 
     async def kept(self, artifact: Artifact) -> None:
-        """Nothing to do: whoever made the context holds what was put."""
+        """Nothing to do: there is no record that would tell of it."""
 
     async def find(self, name: str) -> Artifact | None:
         return None
 
     async def read(self, artifact: Artifact) -> bytes:
         return self._bytes[artifact.digest]
+
+
+class SessionArtifacts:
+    """The artifacts of a session, as a call of a running turn of it sees them."""
+
+    def __init__(self, store: Store, run: Run, plugins: TurnPlugins | None, call_id: str, tool: str) -> None:
+        self._store, self._run, self._plugins, self._call_id, self._tool = store, run, plugins, call_id, tool
+
+    def passed(self, name: str, data: bytes, media_type: str) -> bytes:
+        filters = None if self._plugins is None else self._plugins.filters
+        if filters is None:
+            return data
+        return filters.content("artifact", self._call_id, self._tool, name, data, media_type)
+
+    async def keep(self, data: bytes) -> str:
+        return await self._run.journal.keep(data)
+
+    async def kept(self, artifact: Artifact) -> None:
+        """Nothing to do: the record of the call's outcome tells of it."""
+
+    async def read(self, artifact: Artifact) -> bytes:
+        return await self._store.blobs.get(artifact.digest)
+
+    async def find(self, name: str) -> Artifact | None:
+        """The newest of that name: in this turn, in those before it, then in what the session was forked from."""
+        found = _newest(self._run.records, name)
+        if found is None:
+            row = await self._store.session_by_sid(self._run.scope.sid)
+            found = await in_the_past(self._store, row, self._run.scope.turn - 1, name)
+        return found
+
+
+async def in_the_past(store: Store, row: SessionRow | None, last: int, name: str) -> Artifact | None:
+    """The newest of that name in the turns of a session up to `last`, then in what it was forked from."""
+    ordinal = None
+    while row is not None:
+        found = await _search(store, row.sid, last, ordinal, name)
+        if found is not None or row.fork is None:
+            return found
+        last, ordinal = row.fork.turn, row.fork.ordinal
+        row = await store.session_by_sid(row.fork.sid)
+    return None
+
+
+async def _search(store: Store, sid: int, last: int, ordinal: int | None, name: str) -> Artifact | None:
+    """Turns 1 to `last`, of the last one only up to record `ordinal`, if given."""
+    from mainstay.engine.journal import load_turns  # noqa: PLC0415  # defining tools needs no event loop
+
+    for end in range(last, 0, -TURNS_AT_ONCE):
+        for turn in reversed(await load_turns(store, sid, max(end - TURNS_AT_ONCE + 1, 1), end)):
+            whole = ordinal is None or turn.number != last
+            found = _newest(turn.records if whole else turn.records[: (ordinal or 0) + 1], name)
+            if found is not None:
+                return found
+    return None
+
+
+def _newest(records: Iterable[Record], name: str) -> Artifact | None:
+    ended = [r for r in records if isinstance(r, Ended)]
+    return next((a for r in reversed(ended) for a in reversed(r.artifacts) if a.name == name), None)
 
 
 def _content(data: object) -> bytes:

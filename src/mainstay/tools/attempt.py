@@ -1,67 +1,65 @@
-"""One attempt of one call: the body runs, whatever it does becomes an outcome."""
+"""The attempt of a tool call, sans-IO: what a call needs next, and what the end of an attempt means.
+
+Three drivers attempt tools by these rules: the dispatcher of a turn's calls (`tools/dispatcher.py`), the engine of
+background tools, and the steps of durable functions (both in `processes/`). They differ in where they record and how
+they wait. Nothing here waits, writes, or calls code of a tool.
+
+What a call needs follows from what is recorded of it, from the contract of its tool, and from what its driver knows:
+
+    recorded                 contract and circumstances              it needs
+    nothing                  a person was asked already              Ask("approval")
+                             plugins decide about calls              Vet, and then as below
+                             its tool or arguments are not usable    Conclude(Failed)
+                             approval="ask"                          Ask("approval")
+                             otherwise                               Begin
+    started by this run      its body has not begun                  Run
+    started, without an end  it was left to a process                Register
+                             deferred, and its body may be over      Ask("deferred")
+                             recovery="once"                         Conclude(OutcomeUnknown)
+                             recovery="rerun"                        Begin(repeat)
+                             recovery="ask"                          Ask("recovery")
+    a failed attempt         its tool or arguments are not usable    Conclude(Failed)
+                             otherwise                               Begin, when it is due
+    an answer from outside   approved, rerun                         Begin
+                             done, value, failed, error              Return: what the call is said to have returned
+                             rejected, or nobody answered in time    Conclude
+
+    Begin is: due time, preparation, a place, the start on disk, the body.
+
+What the end of an attempt means:
+
+    end                             work goes on       it is cancelled    the Runtime is left
+    an outcome that is known        Finish             Finish             Finish
+    OutcomeUnknown                  Finish             Finish             "once": Finish; otherwise Leave
+    Again, failures ≤ retries       TryAgain           as `otherwise`     TryAgain, by the next owner
+    Again, more failures than that  as `otherwise`     as `otherwise`     as `otherwise`
+    NotBegun                        Withdraw           Withdraw           Withdraw
+
+Again is the end of an attempt that had no effect, as its tool says, or that ran out of time and may be repeated. An
+attempt that a crash cut off is repeated, not failed: `retries` count failures only.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import functools
-import inspect
-import logging
-import os
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Protocol, TypeAlias
+from enum import Enum
+from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from mainstay.engine.admission import Capacity, Needs
-from mainstay.engine.gate import CANCEL_GRACE
-from mainstay.engine.threads import Threads
-from mainstay.errors import InvalidInput, Retry, ToolError
-from mainstay.model.codec import MAX_VALUE, clean, encode, error_text, model_text
-from mainstay.model.effect import AskedCall
-from mainstay.model.media import FILES, File, FileRef, Inline, Local, Stored
-from mainstay.model.own import own
-from mainstay.model.tool import BlobRef, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome, ToolSpec
-from mainstay.plugins.turn import Projected
-from mainstay.stores.blobs import host_pieces
-from mainstay.tools import output
-from mainstay.tools.context import ToolContext
-from mainstay.tools.prepare import Ready, failure
+from mainstay.engine.retry import RetryPolicy
+from mainstay.errors import Retry, ToolError
+from mainstay.model.codec import clean, clean_text, error_text, model_text
+from mainstay.model.session import Answer
+from mainstay.model.tool import Denied, Failed, Ok, OutcomeUnknown, Recovery, ToolOutcome, ToolSpec
 
-log = logging.getLogger("mainstay.tools")
+TOOL_RETRIES = RetryPolicy(attempts=0, base=0.5, cap=30.0, asked_cap=3600.0)
+"""The pauses between attempts of a tool. How many attempts there are is the tool's to say."""
 
-
-class Keeps(Protocol):
-    """Keeps bytes beside the store and gives their digest; of a file of the host, also its size."""
-
-    async def keep(self, data: bytes) -> str: ...
-
-    async def keep_file(self, path: str) -> tuple[str, int]: ...
-
-
-Look: TypeAlias = Callable[[ToolOutcome], Awaitable[ToolOutcome]]
-"""What plugins make of how a call ended, before anything of it is kept."""
-
-Project: TypeAlias = Callable[[ToolOutcome], Awaitable[Projected]]
-"""What a plugin lets the model see of a result."""
-
-
-FilterFile: TypeAlias = Callable[[str, bytes, str], bytes]
-"""The bytes of a file of this name and media type as filters let them be kept. Raises ToolError where they do not."""
-
-
-class Outlet(Struct, frozen=True, gc=False):
-    """Where what a call returns goes: past `look`, to the model as far as `budget` allows, and whole to `keep`.
-
-    The bytes of its files pass `filter_file` before they are put.
-    """
-
-    keeps: Keeps
-    budget: OutputBudget
-    look: Look | None = None
-    project: Project | None = None
-    filter_file: FilterFile | None = None
+DIED = "the process died while the call ran"
+NOT_SEEN = "the turn ended before its end was seen"
+NOT_BEGUN = Failed("interrupted", "it had not begun")
+"""What is recorded of a start that is taken back: the next attempt has the same number."""
 
 
 def needs_of(spec: ToolSpec) -> Needs:
@@ -74,12 +72,152 @@ def needs_of(spec: ToolSpec) -> Needs:
     return needs
 
 
-class EndsAs(Exception):
-    """Raised by tools of ours that know an outcome which is neither a value nor a failure."""
+# ---------------------------------------------------------------------- what a call needs next
 
-    def __init__(self, outcome: ToolOutcome) -> None:
-        self.outcome = outcome
-        super().__init__(type(outcome).__name__)
+
+class Recorded(Protocol):
+    """What the records of a call tell. `AskedCall` has it for the calls of a turn."""
+
+    @property
+    def started(self) -> bool:
+        """Its newest record is a start: a body may have run."""
+        ...
+
+    @property
+    def attempts(self) -> int:
+        """How many were made, with the one whose start is recorded."""
+        ...
+
+    @property
+    def repeated(self) -> int:
+        """How many of them were made because a crash left the one before unknown."""
+        ...
+
+    @property
+    def deferred(self) -> bool: ...
+
+    @property
+    def background(self) -> bool: ...
+
+
+class Attempts(Struct, frozen=True, gc=False):
+    """What is recorded of a background tool or a step: a process has no calls that defer or go to the background."""
+
+    started: bool = False
+    attempts: int = 0
+    repeated: int = 0
+    deferred: bool = False
+    background: bool = False
+
+
+class Vet(Struct, frozen=True, gc=False, tag="vet"):
+    """Ask the plugins, who may deny it, change its arguments, or have a person asked."""
+
+
+class Ask(Struct, frozen=True, gc=False, tag="ask"):
+    """Wait for somebody outside, unless the answer is there."""
+
+    kind: Literal["approval", "recovery", "deferred"]
+    reason: str = ""
+
+
+class Begin(Struct, frozen=True, gc=False, tag="begin"):
+    """Attempt it, with a start record. `repeat`: the end of the attempt before is unknown."""
+
+    repeat: bool = False
+
+
+class Run(Struct, frozen=True, gc=False, tag="run"):
+    """Run its body: its start is on disk, its place is taken."""
+
+
+class Register(Struct, frozen=True, gc=False, tag="register"):
+    """Register its process. Registered twice it is the same process."""
+
+
+class Return(Struct, frozen=True, gc=False, tag="return"):
+    """Somebody outside says how it ended. Plugins and the output budget see that like what a body returns."""
+
+    outcome: Ok | Failed
+
+
+class Conclude(Struct, frozen=True, gc=False, tag="conclude"):
+    """It ends without an attempt."""
+
+    outcome: ToolOutcome
+
+
+Need: TypeAlias = Vet | Ask | Begin | Run | Register | Return | Conclude
+
+RECOVERY: dict[Recovery, Need] = {
+    "once": Conclude(OutcomeUnknown(DIED)),
+    "rerun": Begin(repeat=True),
+    "ask": Ask("recovery", DIED),
+}
+"""A call that is found started, without an end: its contract decides, never a guess."""
+
+RUN, VET, BEGIN, REGISTER = Run(), Vet(), Begin(), Register()
+AWAIT_COMPLETION, AWAIT_APPROVAL = Ask("deferred"), Ask("approval", "the tool asks for approval")
+
+
+class Known(Struct, frozen=True, gc=False):
+    """What a driver knows of a call beside its records.
+
+    `here`: this run recorded its start and has not begun its body. `asked`: a person was asked to approve it. `vetted`:
+    plugins decide about it before it begins. `completed`: the body of a deferred call is over, or its completion came.
+    """
+
+    here: bool = False
+    asked: bool = False
+    vetted: bool = False
+    completed: bool = False
+
+
+NOTHING_KNOWN = Known()
+
+
+def next_need(call: Recorded, usable: ToolSpec | Failed, known: Known = NOTHING_KNOWN) -> Need:
+    """What a call without an outcome needs. `usable` is the contract of its tool, or why it cannot be attempted."""
+    if call.started:
+        if known.here:
+            return RUN
+        if call.background:
+            return REGISTER
+        # Without its definition nobody can say that a call may be repeated.
+        recovery: Recovery = "once" if isinstance(usable, Failed) else usable.recovery
+        if call.deferred and (recovery != "rerun" or known.completed):
+            return AWAIT_COMPLETION
+        return RECOVERY[recovery]
+    if not call.attempts:
+        if known.asked:
+            # The question counts, whatever has become of the plugin or the definition that had it asked.
+            return Ask("approval")
+        if known.vetted:
+            return VET
+    if isinstance(usable, Failed):
+        return Conclude(usable)
+    return AWAIT_APPROVAL if usable.approval == "ask" and not call.attempts else BEGIN
+
+
+def need_after(answer: Answer | None, call: Recorded) -> Begin | Return | Conclude:
+    """What a call needs whose question is answered; None: nobody answered in time."""
+    match answer:
+        case None:
+            late = "nobody answered in time"
+            return Conclude(OutcomeUnknown(late) if call.started else Denied(late))
+        case Answer(verdict="approved"):
+            return BEGIN
+        case Answer(verdict="rerun"):
+            return Begin(repeat=True)
+        case Answer(verdict="rejected"):
+            return Conclude(Denied(answer.reason, answer.by))
+        case Answer(verdict="done" | "value"):
+            return Return(Ok(answer.value))
+        case _:
+            return Return(Failed("settled_as_failed", answer.reason or "settled as failed", answer.value))
+
+
+# ---------------------------------------------------------------------- how an attempt ends
 
 
 class Again(Struct, frozen=True, gc=False):
@@ -90,250 +228,118 @@ class Again(Struct, frozen=True, gc=False):
     otherwise: ToolOutcome
 
 
-class Asking(Struct, frozen=True, gc=False):
-    """A call that may run with these arguments once a person has said so."""
-
-    call: AskedCall
-    reason: str
+class NotBegun(Struct, frozen=True, gc=False):
+    """It was stopped after its start was recorded and before its body ran: it had no effect."""
 
 
-class Attempted(Struct, frozen=True, gc=False):
-    """How an attempt ended, what it refers to, and whether the tool deferred its completion.
+End: TypeAlias = ToolOutcome | Again | NotBegun
 
-    `asks`: it did not begin, and waits for a person; `end` says nothing then. `withheld` is shown to the model in place
-    of a result that a plugin failed to project.
+
+class EndsAs(Exception):
+    """Raised by tools of ours that know an outcome which is neither a value nor a failure."""
+
+    def __init__(self, outcome: ToolOutcome) -> None:
+        self.outcome = outcome
+        super().__init__(type(outcome).__name__)
+
+
+class Interruption(Struct):
+    """Why a body was cancelled from outside, if it was: set before the cancellation reaches it.
+
+    `begun`: the body may have had an effect. `over`: it has returned, there is nothing to cancel any more.
+    `acknowledged`: an answer from outside that was acknowledged says how the call ended: it is recorded, however long
+    plugins look at it.
     """
 
-    end: ToolOutcome | Again
-    blobs: tuple[str, ...] = ()
-    deferred: bool = False
-    due: float | None = None
-    asks: Asking | None = None
-    withheld: str = ""
-
-
-class Interrupted(Struct):
-    """Why a body was cancelled from outside, if it was: set before the cancel reaches it.
-
-    `over`: the body has returned, there is nothing to cancel any more. `acknowledged`: an answer from outside that was
-    acknowledged says how the call ended: it is recorded, however long plugins look at it.
-    """
-
+    begun: bool = False
     reason: str | None = None
     timed_out: bool = False
     over: bool = False
     acknowledged: bool = False
 
 
-async def attempt(
-    ready: Ready,
-    ctx: ToolContext[Any],
-    threads: Threads,
-    outlet: Outlet,
-    interrupted: Interrupted,
-    ended: Callable[[], None] | None = None,
-) -> Attempted:
-    """Run the body once. Never raises: a tool may do anything and harms nobody but its own call.
-
-    `ended` is called when a sync body's thread has really ended, also after the call was given up.
-    """
-    try:
-        value = await _run(ready, ctx, threads, ended)
-    except asyncio.CancelledError:
-        return Attempted(_cut_off(ready, interrupted))
-    except Retry as retry:
-        failed = failure(retry)
-        return Attempted(Again(failed, retry.after, failed))
-    except ToolError as error:
-        return Attempted(failure(error))
-    except EndsAs as end:
-        return Attempted(end.outcome)
-    except BaseException as error:  # SystemExit and KeyboardInterrupt of a tool end the tool only
-        log.warning("tool %s raised %s", ctx.tool, type(error).__name__, exc_info=error)
-        return Attempted(Failed("tool_raised", f"{type(error).__name__}: {model_text(error)}"))
-    interrupted.over = True
-    return await returned(value, outlet)
+def raised(error: BaseException) -> ToolOutcome | Again:
+    """What an exception of a body means."""
+    match error:
+        case Retry():
+            failed = failure(error)
+            return Again(failed, error.after, failed)
+        case ToolError():
+            return failure(error)
+        case EndsAs():
+            return error.outcome
+        case _:
+            return Failed("tool_raised", f"{type(error).__name__}: {model_text(error)}")
 
 
-async def _run(ready: Ready, ctx: ToolContext[Any], threads: Threads, ended: Callable[[], None] | None) -> Any:
-    tool = ready.entry.tool
-    if tool is None:
-        assert ready.entry.provider is not None
-        return await ready.entry.provider.execute(own(ready.call), ctx)
-    kwargs = ready.kwargs if ready.kwargs is not None else {}
-    if tool.is_async:
-        return await tool.invoke(kwargs, ctx)
-
-    return await _on_thread(functools.partial(tool.invoke, kwargs, ctx), threads, ended or _nobody)
-
-
-def _nobody() -> None:
-    """Nobody wants to know that a thread has ended."""
-
-
-async def _on_thread(invoke: Callable[[], Any], threads: Threads, ended: Callable[[], None]) -> Any:
-    def work() -> Any:
-        value = None
-        try:
-            value = invoke()
-            return value
-        finally:
-            if not inspect.isawaitable(value):
-                ended()
-
-    try:
-        future = threads.run(work)
-    except RuntimeError as error:  # no more threads: it has not begun, and holds nothing
-        ended()
-        raise ToolError(f"the tool could not be started: {error}", code="no_thread") from None
-    try:
-        value = await asyncio.shield(future)
-    except asyncio.CancelledError:
-        if future.done():
-            raise  # the tool's own
-        # A thread cannot be stopped, but it may look at `ctx.cancelled` and say how far it came.
-        await asyncio.wait({future}, timeout=CANCEL_GRACE)
-        future.add_done_callback(functools.partial(_look_at, ended))
-        if not future.done() or _unawaited(future):
-            raise
-        return future.result()
-    if not inspect.isawaitable(value):
-        return value
-    try:
-        return await value  # a plain wrapper around an async function gives what is still to be awaited
-    finally:
-        ended()
-
-
-def _unawaited(future: asyncio.Future[Any]) -> bool:
-    return not future.cancelled() and future.exception() is None and inspect.isawaitable(future.result())
-
-
-def _look_at(ended: Callable[[], None], future: asyncio.Future[Any]) -> None:
-    """Nobody waits for it any more: looked at, so that asyncio does not complain; what it gave is not awaited."""
-    if _unawaited(future):
-        if inspect.iscoroutine(future.result()):
-            future.result().close()
-        ended()
-
-
-def _cut_off(ready: Ready, interrupted: Interrupted) -> ToolOutcome | Again:
-    """A started body that was stopped: nobody knows how far it came."""
-    if interrupted.reason is None:
+def cut_off(recovery: Recovery, interruption: Interruption) -> ToolOutcome | Again:
+    """How a body ends that was cancelled: unknown, unless it cancelled itself."""
+    if interruption.reason is None:
         return Failed("tool_raised", "CancelledError: the tool cancelled itself")
-    unknown = OutcomeUnknown(interrupted.reason)
-    if interrupted.timed_out and ready.entry.spec.recovery == "rerun":
-        return Again(Failed("timeout", interrupted.reason), None, unknown)
+    unknown = OutcomeUnknown(interruption.reason)
+    if interruption.timed_out and recovery == "rerun":
+        return Again(Failed("timeout", interruption.reason), None, unknown)
     return unknown
 
 
-async def returned(value: Any, outlet: Outlet) -> Attempted:
-    """What the tool returned as JSON within the output budget; what did not fit is kept whole beside it."""
+def failure(error: ToolError) -> Failed:
+    """What a tool told us went wrong, as far as it can be stored."""
     try:
-        value, files = await _saved(value, outlet)
-        plain = clean(value)
-    except InvalidInput as error:
-        return Attempted(Failed("invalid_output", str(error)))
-    except BaseException as error:  # its own methods ran, and are no more to be trusted than the tool
-        return Attempted(Failed("invalid_output", f"{type(error).__name__}: {error_text(error)}"))
-    encoded = encode(plain)
-    if len(encoded) > MAX_VALUE:
-        return Attempted(
-            Failed("output_too_large", f"the result has {len(encoded):,} bytes, the limit is {MAX_VALUE:,}")
-        )
-    if outlet.look is not None:
-        seen = await outlet.look(Ok(plain, files=files))
-        if not isinstance(seen, Ok):
-            return Attempted(seen)
-        plain, encoded, files = seen.value, encode(seen.value), seen.files
-    withheld = ""
-    if outlet.project is not None:
-        seen_by_model = await outlet.project(Ok(plain, files=files))
-        withheld = seen_by_model.withheld
-        if not withheld:
-            return await _kept(seen_by_model.value, plain, encoded, files, outlet)
-    shown = output.project(plain, outlet.budget, encoded=encoded)
-    ended = await _kept(shown.value if shown.truncated else plain, plain, encoded, files, outlet)
-    return replace(ended, withheld=withheld) if withheld else ended
+        return Failed(clean_text(error.code), clean_text(error.message), clean(error.data))
+    except Exception:  # the tool put anything there, and its methods ran
+        return Failed("tool_error", error_text(error))
 
 
-async def _kept(value: Any, plain: Any, encoded: bytes, files: tuple[File, ...], outlet: Outlet) -> Attempted:
-    """The model sees `value`; the whole is kept where that is less. Files are referred to by the record."""
-    blobs = blobs_of(files) if files else ()
-    if value is plain or value == plain:
-        return Attempted(Ok(plain, files=files), blobs)
-    digest = await outlet.keeps.keep(encoded)
-    return Attempted(Ok(value, BlobRef(digest, len(encoded)), files), (*blobs, digest))
+# ---------------------------------------------------------------------- what that means
 
 
-async def _saved(value: Any, outlet: Outlet) -> tuple[Any, tuple[File, ...]]:
-    """The value with the bytes of its files in the store, and those files: the value itself, or what stands in a list
-    or a dict. Deeper down nothing is looked for, so that a large value costs no more than a look at its items."""
-    if isinstance(value, FILES):
-        [item], files = await _saved([value], outlet)
-        return item, files
-    if type(value) is dict and any(isinstance(each, FILES) for each in value.values()):
-        items, files = await _saved(list(value.values()), outlet)
-        return dict(zip(value, items, strict=True)), files
-    if type(value) in (list, tuple) and any(isinstance(each, FILES) for each in value):
-        items = [await _passed(each, outlet) if isinstance(each, FILES) else each for each in value]
-        return items, tuple([each for each in items if isinstance(each, FILES)])
-    return value, ()
+class Stop(Enum):
+    """Why attempts are stopped: their turn or process is cancelled, or the Runtime is left."""
+
+    CANCELLED = "cancelled"
+    LEFT = "left"
 
 
-async def _passed(file: File, outlet: Outlet) -> File | str:
-    """The file with its bytes in the store as filters leave them; a text in its place where they withhold it."""
-    keeps = outlet.keeps
-    if outlet.filter_file is not None and not isinstance(file, FileRef) and isinstance(file.source, Local | Inline):
-        data = await asyncio.to_thread(_read, file.source.path) if isinstance(file.source, Local) else file.source.data
-        if data is None or len(data) > MAX_VALUE:
-            return f"file {file.name!r} is withheld: plugins look at {MAX_VALUE:,} bytes at most, and it has more"
-        if not data:
-            raise _empty(file)
-        try:
-            file = replace(file, source=Inline(outlet.filter_file(file.name, data, file.media_type)))
-        except ToolError as error:
-            return str(error)
-    return await saved(file, keeps.keep, keeps.keep_file)
+class Finish(Struct, frozen=True, gc=False, tag="finish"):
+    """The call has ended. `harmless`: the last attempt said that it had no effect."""
+
+    outcome: ToolOutcome
+    harmless: bool = False
 
 
-def _read(path: str) -> bytes | None:
-    """A file of the host; None where it is too large to be looked at."""
-    with contextlib.suppress(OSError, ValueError):  # what is wrong with it is said by `host_pieces`
-        if os.stat(path).st_size > MAX_VALUE:
-            return None
-    pieces, size = list[bytes](), 0
-    for piece in host_pieces(path):
-        pieces.append(piece)
-        size += len(piece)
-        if size > MAX_VALUE:  # it grows
-            return None
-    return b"".join(pieces)
+class TryAgain(Struct, frozen=True, gc=False, tag="try_again"):
+    """Record the failure, and attempt it again when the pause is over; `after` is the pause that the tool asked for."""
+
+    failed: Failed
+    after: float | None = None
 
 
-async def saved(
-    file: File, put: Callable[[bytes], Awaitable[str]], put_file: Callable[[str], Awaitable[tuple[str, int]]]
-) -> File:
-    """The file with its bytes in the store, unless they are at an address. They pass through memory in pieces."""
-    if isinstance(file, FileRef):
-        return file
-    source = file.source
-    if isinstance(source, Local):
-        digest, size = await put_file(source.path)
-    elif isinstance(source, Inline):
-        digest, size = await put(source.data), len(source.data)
-    else:
-        return file
-    if not size:
-        raise _empty(file)
-    return replace(file, source=Stored(digest, size))
+class Leave(Struct, frozen=True, gc=False, tag="leave"):
+    """Record no end: the next owner finds a started call, and its contract decides."""
 
 
-def _empty(file: File) -> InvalidInput:
-    return InvalidInput(f"the {type(file).__name__} {file.name!r} is empty")
+class Withdraw(Struct, frozen=True, gc=False, tag="withdraw"):
+    """Take the recorded start back: what is on disk must not say that its body may have run."""
 
 
-def blobs_of(files: Iterable[File]) -> tuple[str, ...]:
-    """What a record that holds these files refers to."""
-    sources = [file.source for file in files if not isinstance(file, FileRef)]
-    return tuple(dict.fromkeys([source.digest for source in sources if isinstance(source, Stored)]))
+Verdict: TypeAlias = Finish | TryAgain | Leave | Withdraw
+
+
+def settle(end: End, call: Recorded, contract: ToolSpec | None, stop: Stop | None = None, room: bool = True) -> Verdict:
+    """What the end of an attempt means for its call, which is recorded as started.
+
+    `contract` is None where the tool is gone. Without `room` for more records there is no further attempt.
+    """
+    if isinstance(end, NotBegun):
+        return Withdraw()
+    retries, recovery = (0, "once") if contract is None else (contract.retries, contract.recovery)
+    again, outcome = isinstance(end, Again), end.otherwise if isinstance(end, Again) else end
+    if isinstance(end, Again) and stop is not Stop.CANCELLED and room and call.attempts - call.repeated <= retries:
+        return TryAgain(end.failed, end.after)
+    unknown = isinstance(outcome, OutcomeUnknown)
+    if stop is Stop.LEFT:
+        if unknown and (recovery != "once" or call.background):
+            return Leave()  # the next owner runs it again, asks a person, or registers its process again
+        if call.deferred and (unknown or again):
+            return Leave()  # its key may have been handed out: it stays on its wait
+    return Finish(outcome, harmless=again and not unknown)

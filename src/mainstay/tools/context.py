@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from mainstay.engine.hands import Work
 from mainstay.errors import ToolError, quoted
@@ -12,7 +12,7 @@ from mainstay.model.process import ParentEnd, WakePolicy
 from mainstay.model.tool import Artifact, PreparedCall, ToolSpec
 from mainstay.ports.services import ToolHost
 from mainstay.ports.tool import Handle, Handles, StartOptions
-from mainstay.tools.artifacts import Artifacts, Shelf, must_be_awaited
+from mainstay.tools.artifacts import Artifacts, ArtifactStore, MemoryArtifacts, must_be_awaited
 
 if TYPE_CHECKING:
     # Type checkers know it on every Python: a context whose deps nobody looks at needs no argument.
@@ -22,11 +22,38 @@ if TYPE_CHECKING:
 else:
     Deps = TypeVar("Deps")
 
-Prepare: TypeAlias = "Callable[[str, Mapping[str, Any]], Awaitable[tuple[PreparedCall, ToolSpec]]]"
-"""Another tool of the catalogue, prepared as if the model had asked for it in this call."""
-
 MAX_DEFER = 10 * 366 * 86_400
 """Seconds: what is longer than ten years is a mistake."""
+
+
+class CallHost:
+    """What a context asks of the driver that attempts its call. Drivers say what they have in place of these answers,
+    which are those of a context that belongs to no session, as tests of tools make them."""
+
+    __slots__ = ()
+
+    def progress(self, value: Any) -> None:
+        """Show how far the call is; from any thread."""
+
+    def completion_key(self) -> str | None:
+        """The signed key of a deferred call; None where the tool does not declare that it defers."""
+        return None
+
+    def artifact_store(self) -> ArtifactStore:
+        return MemoryArtifacts()
+
+    def services(self) -> ToolHost:
+        raise ToolError("host services are unavailable here: they belong to the call of a session")
+
+    def handles(self) -> Handles:
+        raise ToolError("processes are unavailable here: they belong to the call of a session")
+
+    async def prepare(self, ctx: ToolContext[Any], name: str, args: Mapping[str, Any]) -> tuple[PreparedCall, ToolSpec]:
+        """Another tool of the catalogue, prepared as if the model had asked for it in this call."""
+        raise ToolError(f"{ctx.tool} starts tools from the conversation, not from a tool in the background")
+
+
+_NO_HOST = CallHost()
 
 
 class ToolContext(Generic[Deps]):
@@ -41,12 +68,8 @@ class ToolContext(Generic[Deps]):
         "_cancelled",
         "_handles",
         "_host",
-        "_key",
-        "_make_handles",
         "_over",
-        "_progress",
         "_services",
-        "_shelf",
         "_store",
         "_work",
         "attempt",
@@ -56,13 +79,12 @@ class ToolContext(Generic[Deps]):
         "deps",
         "generation",
         "payload",
-        "prepare",
         "session_id",
         "tool",
         "turn_id",
     )
 
-    def __init__(  # noqa: PLR0913  # made by the dispatcher, and by tests of tools
+    def __init__(  # noqa: PLR0913  # what is known of one attempt, each by name
         self,
         *,
         session_id: str = "",
@@ -70,14 +92,10 @@ class ToolContext(Generic[Deps]):
         call_id: str = "",
         tool: str = "",
         attempt: int = 1,
-        generation: int = 0,
+        generation: int = 1,
         deps: Deps | None = None,
         payload: Any = None,
-        progress: Callable[[Any], None] | None = None,
-        key: str | None = None,
-        shelf: Shelf | None = None,
-        host: Callable[[], ToolHost] | None = None,
-        handles: Callable[[], Handles] | None = None,
+        host: CallHost = _NO_HOST,
         work: Work | None = None,
         store: str = "",
     ) -> None:
@@ -85,15 +103,13 @@ class ToolContext(Generic[Deps]):
         self.attempt, self.generation, self.payload = attempt, generation, payload
         # A tool that asks for deps is given them by its host; one that does not never looks.
         self.deps = cast(Deps, deps)
-        self._progress, self._key, self._shelf, self._host, self._work = progress, key, shelf, host, work
-        self._store = store
+        self._host, self._work, self._store = host, work, store
         self._artifacts: Artifacts | None = None
         self._services: ToolHost | None = None
-        self._make_handles = handles
         self._handles: Handles | None = None
-        self.prepare: Prepare | None = None
         self.deferred = self._over = False
         self.defer_timeout: float | None = None
+        # Made when it is needed: most calls are never cancelled, and a lock costs as much as all of the above.
         self._cancelled: threading.Event | None = None
 
     @property
@@ -115,20 +131,20 @@ class ToolContext(Generic[Deps]):
     @property
     def host(self) -> ToolHost:
         """What a tool may ask of its session and its Runtime; for async tools."""
-        if self._host is None:
-            raise ToolError("host services are unavailable here: they belong to the call of a session")
         if self._services is None:  # one for the whole attempt: it tells what is asked twice from what is asked again
-            self._services = self._host()
+            self._services = self._host.services()
         return self._services
 
     @property
     def handles(self) -> Handles:
         """What the tools for processes do; others use `start`."""
-        if self._handles is None:
-            if self._make_handles is None:
-                raise ToolError("processes are unavailable here: they belong to the call of a session")
-            self._handles = self._make_handles()  # one for the whole attempt: it counts what is started
+        if self._handles is None:  # one for the whole attempt: it counts what is started
+            self._handles = self._host.handles()
         return self._handles
+
+    def prepare(self, name: str, args: Mapping[str, Any]) -> Coroutine[Any, Any, tuple[PreparedCall, ToolSpec]]:
+        """For tools that start other tools: one of the catalogue, prepared as if the model had asked for it here."""
+        return self._host.prepare(self, name, args)
 
     def start(  # noqa: PLR0913  # what may be said about a start, each by name
         self,
@@ -153,14 +169,13 @@ class ToolContext(Generic[Deps]):
 
     def progress(self, value: Any = None) -> None:
         """Tell whoever watches how far the call is. Live only: it is not stored and never reaches the model."""
-        if self._progress is not None:
-            self._progress(value)
+        self._host.progress(value)
 
     @property
     def artifacts(self) -> Artifacts:
         """Bytes by name: `await ctx.artifacts.put(…)` for later tools and the host, `await ctx.artifacts.get(name)`."""
         if self._artifacts is None:
-            self._artifacts = Artifacts(self._shelf, self.tool, over=self._over)
+            self._artifacts = Artifacts(self._host.artifact_store(), self.tool, over=self._over)
         return self._artifacts
 
     def close(self) -> tuple[Artifact, ...]:
@@ -176,7 +191,8 @@ class ToolContext(Generic[Deps]):
         After this the tool's return value is ignored and the turn parks until the key is resolved, in whatever
         process. Only for tools declared with `deferred=True`: their key is durable before their body runs.
         """
-        if self._key is None:
+        key = self._host.completion_key()
+        if key is None:
             raise ToolError(
                 f"tool {self.tool!r} may not defer: declare it with @tool(deferred=True)",
                 code="tool_deferral_not_declared",
@@ -184,4 +200,4 @@ class ToolContext(Generic[Deps]):
         if timeout is not None and not (type(timeout) in (int, float) and 0 <= timeout < MAX_DEFER):
             raise ToolError(f"defer for 0 to {MAX_DEFER:,} seconds or without a limit, not {quoted(timeout)}")
         self.deferred, self.defer_timeout = True, timeout
-        return self._key
+        return key

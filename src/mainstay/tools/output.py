@@ -1,4 +1,8 @@
-"""The output budget: what a model sees of a tool's value when the whole is too large for it.
+"""What becomes of what a tool returned: files into the store, plugins, the output budget.
+
+    a value → JSON, its files in the store → plugins (`look`) → what the model sees (`project`, else the budget) → Ok
+
+The output budget says what a model sees of a value when the whole is too large for it; the whole is kept beside it.
 
     text    head + marker + tail
     list    head items + a marker item + tail items, when there are too many; items too large are cut themselves
@@ -12,13 +16,182 @@ with the budget, and the rest (encoding to know a size) is linear in the value.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from mainstay.model.codec import MAX_VALUE
-from mainstay.model.tool import OutputBudget
+from mainstay.errors import InvalidInput, ToolError
+from mainstay.model.codec import MAX_VALUE, clean, encode, error_text
+from mainstay.model.media import FILES, File, FileRef, Inline, Local, Stored
+from mainstay.model.tool import BlobRef, Failed, Ok, OutputBudget, ToolOutcome
+from mainstay.plugins.turn import Projected
+from mainstay.stores.blobs import host_pieces
+from mainstay.tools.attempt import Again
+
+
+class Keeps(Protocol):
+    """Keeps bytes beside the store and gives their digest; of a file of the host, also its size."""
+
+    async def keep(self, data: bytes) -> str: ...
+
+    async def keep_file(self, path: str) -> tuple[str, int]: ...
+
+
+Look: TypeAlias = Callable[[ToolOutcome], Awaitable[ToolOutcome]]
+"""What plugins make of how a call ended, before anything of it is kept."""
+
+Project: TypeAlias = Callable[[ToolOutcome], Awaitable[Projected]]
+"""What a plugin lets the model see of a result."""
+
+FilterFile: TypeAlias = Callable[[str, bytes, str], bytes]
+"""The bytes of a file of this name and media type as filters let them be kept. Raises ToolError where they do not."""
+
+
+class OutputRules(msgspec.Struct, frozen=True, gc=False):
+    """What a returned value passes: `look`, then `project` or the `budget`; the whole goes to `keeps`.
+
+    The bytes of its files pass `filter_file` before they are kept.
+    """
+
+    keeps: Keeps
+    budget: OutputBudget
+    look: Look | None = None
+    project: Project | None = None
+    filter_file: FilterFile | None = None
+
+
+class Result(msgspec.Struct, frozen=True, gc=False):
+    """How an attempt ended, and the blobs that its record refers to. `withheld` is shown to the model in place of a
+    result that a plugin failed to project."""
+
+    end: ToolOutcome | Again
+    blobs: tuple[str, ...] = ()
+    withheld: str = ""
+
+
+_ATOMS = (str, int, float, bool, type(None))
+
+
+async def returned(value: Any, rules: OutputRules) -> Result:
+    """What the tool returned as JSON within the output budget; what did not fit is kept whole beside it."""
+    files: tuple[File, ...] = ()
+    try:
+        if type(value) not in _ATOMS:
+            value, files = await _saved(value, rules)
+        plain = clean(value)
+    except InvalidInput as error:
+        return Result(Failed("invalid_output", str(error)))
+    except BaseException as error:  # its own methods ran, and are no more to be trusted than the tool
+        return Result(Failed("invalid_output", f"{type(error).__name__}: {error_text(error)}"))
+    encoded = encode(plain)
+    if len(encoded) > MAX_VALUE:
+        return Result(Failed("output_too_large", f"the result has {len(encoded):,} bytes, the limit is {MAX_VALUE:,}"))
+    if rules.look is not None:
+        seen = await rules.look(Ok(plain, files=files))
+        if not isinstance(seen, Ok):
+            return Result(seen)
+        plain, encoded, files = seen.value, encode(seen.value), seen.files
+    withheld = ""
+    if rules.project is not None:
+        seen_by_model = await rules.project(Ok(plain, files=files))
+        withheld = seen_by_model.withheld
+        if not withheld:
+            return await _kept(seen_by_model.value, plain, encoded, files, rules)
+    shown = project(plain, rules.budget, encoded=encoded)
+    if not shown.truncated and not files:
+        return Result(Ok(plain), (), withheld)
+    ended = await _kept(shown.value if shown.truncated else plain, plain, encoded, files, rules)
+    return replace(ended, withheld=withheld) if withheld else ended
+
+
+async def _kept(value: Any, plain: Any, encoded: bytes, files: tuple[File, ...], rules: OutputRules) -> Result:
+    """The model sees `value`; the whole is kept where that is less. Files are referred to by the record."""
+    blobs = blobs_of(files) if files else ()
+    if value is plain or value == plain:
+        return Result(Ok(plain, files=files), blobs)
+    digest = await rules.keeps.keep(encoded)
+    return Result(Ok(value, BlobRef(digest, len(encoded)), files), (*blobs, digest))
+
+
+async def _saved(value: Any, rules: OutputRules) -> tuple[Any, tuple[File, ...]]:
+    """The value with the bytes of its files in the store, and those files: the value itself, or what stands in a list
+    or a dict. Deeper down nothing is looked for, so that a large value costs no more than a look at its items."""
+    if isinstance(value, FILES):
+        [item], files = await _saved([value], rules)
+        return item, files
+    if type(value) is dict and any(isinstance(each, FILES) for each in value.values()):
+        items, files = await _saved(list(value.values()), rules)
+        return dict(zip(value, items, strict=True)), files
+    if type(value) in (list, tuple) and any(isinstance(each, FILES) for each in value):
+        items = [await _passed(each, rules) if isinstance(each, FILES) else each for each in value]
+        return items, tuple([each for each in items if isinstance(each, FILES)])
+    return value, ()
+
+
+async def _passed(file: File, rules: OutputRules) -> File | str:
+    """The file with its bytes in the store as filters leave them; a text in its place where they withhold it."""
+    keeps = rules.keeps
+    if rules.filter_file is not None and not isinstance(file, FileRef) and isinstance(file.source, Local | Inline):
+        data = await asyncio.to_thread(_read, file.source.path) if isinstance(file.source, Local) else file.source.data
+        if data is None or len(data) > MAX_VALUE:
+            return f"file {file.name!r} is withheld: plugins look at {MAX_VALUE:,} bytes at most, and it has more"
+        if not data:
+            raise _empty(file)
+        try:
+            file = replace(file, source=Inline(rules.filter_file(file.name, data, file.media_type)))
+        except ToolError as error:
+            return str(error)
+    return await saved(file, keeps.keep, keeps.keep_file)
+
+
+def _read(path: str) -> bytes | None:
+    """A file of the host; None where it is too large to be looked at."""
+    with contextlib.suppress(OSError, ValueError):  # what is wrong with it is said by `host_pieces`
+        if os.stat(path).st_size > MAX_VALUE:
+            return None
+    pieces, size = list[bytes](), 0
+    for piece in host_pieces(path):
+        pieces.append(piece)
+        size += len(piece)
+        if size > MAX_VALUE:  # it grows
+            return None
+    return b"".join(pieces)
+
+
+async def saved(
+    file: File, put: Callable[[bytes], Awaitable[str]], put_file: Callable[[str], Awaitable[tuple[str, int]]]
+) -> File:
+    """The file with its bytes in the store, unless they are at an address. They pass through memory in pieces."""
+    if isinstance(file, FileRef):
+        return file
+    source = file.source
+    if isinstance(source, Local):
+        digest, size = await put_file(source.path)
+    elif isinstance(source, Inline):
+        digest, size = await put(source.data), len(source.data)
+    else:
+        return file
+    if not size:
+        raise _empty(file)
+    return replace(file, source=Stored(digest, size))
+
+
+def _empty(file: File) -> InvalidInput:
+    return InvalidInput(f"the {type(file).__name__} {file.name!r} is empty")
+
+
+def blobs_of(files: Iterable[File]) -> tuple[str, ...]:
+    """What a record that holds these files refers to."""
+    sources = [file.source for file in files if not isinstance(file, FileRef)]
+    return tuple(dict.fromkeys([source.digest for source in sources if isinstance(source, Stored)]))
+
+
+# ---------------------------------------------------------------------- the output budget
 
 USUAL = OutputBudget()
 

@@ -35,7 +35,7 @@ from mainstay.processes.function.scheduler import Branch
 from mainstay.processes.run import Unloaded
 from mainstay.processes.tracebacks import log_raised, traceback_text
 from mainstay.tools.attempt import needs_of
-from mainstay.tools.context import ToolContext
+from mainstay.tools.context import CallHost, ToolContext
 from mainstay.tools.define import Tool
 
 STEP_RETRIES = RetryPolicy()
@@ -346,9 +346,19 @@ class StepRun:
             attempt=attempt.number,
             generation=calls.journal.scope.generation,
             deps=self._host.deps,
-            progress=self._progress,
+            host=StepCallHost(self._progress),
             store=attempt.store,
         )
+
+
+class StepCallHost(CallHost):
+    """What the context of a tool can reach that runs as a step: progress, which is that of its process."""
+
+    def __init__(self, progress: Callable[[Any], None]) -> None:
+        self._progress = progress
+
+    def progress(self, value: Any) -> None:
+        self._progress(value)
 
 
 class Body:

@@ -41,7 +41,7 @@ from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.setup import Setup
 from mainstay.sessions.wakes.text import IN_FULL, Heard, in_words, instead, outcome_of
-from mainstay.tools.attempt import Look
+from mainstay.tools.output import Look
 
 log = logging.getLogger("mainstay.sessions")
 

@@ -1,0 +1,942 @@
+"""Running the tool calls of turns: all calls of a reply at once, each under its recovery contract.
+
+    Dispatcher    one per Runtime: which calls start with their reply, the threads and places that all turns share
+    Round         the calls of one reply under way: begin them, record what ends, wait for answers, stop
+    ActiveCall    one of them in memory: what its context can reach, what plugins say about it
+
+`tools/attempt.py` decides what a call needs next and what the end of an attempt means. This module does it: it records
+in the journal of the turn, waits at the gate of the turn, and opens durable waits (`tools/waits.py`) for answers from
+outside. A round ends when every call has an outcome, or parks when all that is left waits for an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mainstay.engine import driver
+from mainstay.engine.admission import Admission
+from mainstay.engine.driver import Parked
+from mainstay.engine.gate import CANCEL_GRACE, Gate, Leaving
+from mainstay.engine.hands import Circles, Work, depth
+from mainstay.engine.lease import Worker
+from mainstay.engine.threads import Threads
+from mainstay.engine.waits import decode_pending, sign
+from mainstay.errors import Fenced, InternalError, MainstayError, ProcessPruned, StoreError
+from mainstay.model.codec import clean, model_text
+from mainstay.model.effect import AskedCall, RunTools
+from mainstay.model.event import ToolFinished, ToolProgress, ToolStarted, WaitingFor
+from mainstay.model.message import Message, Part
+from mainstay.model.outcome import PendingCall
+from mainstay.model.plugin import Decision
+from mainstay.model.record import INTERRUPTED, Answered, Ended, Faltered, Slot, Started
+from mainstay.model.session import WaitRow
+from mainstay.model.tool import (
+    Artifact,
+    Cancelled,
+    Failed,
+    Ok,
+    OutcomeUnknown,
+    PreparedCall,
+    ToolOutcome,
+    ToolSpec,
+)
+from mainstay.model.transcript import NEVER_RAN, calls_of
+from mainstay.plugins.turn import plugins_of
+from mainstay.ports.host import Clock, Random
+from mainstay.ports.services import ToolHost, TurnServices
+from mainstay.ports.store import Store
+from mainstay.ports.tool import Handles
+from mainstay.tools.artifacts import SessionArtifacts
+from mainstay.tools.attempt import (
+    NOT_SEEN,
+    TOOL_RETRIES,
+    Again,
+    Ask,
+    Begin,
+    Conclude,
+    EndsAs,
+    Finish,
+    Interruption,
+    Known,
+    Need,
+    Register,
+    Return,
+    Run,
+    Stop,
+    TryAgain,
+    Vet,
+    need_after,
+    needs_of,
+    next_need,
+    settle,
+)
+from mainstay.tools.context import CallHost, ToolContext
+from mainstay.tools.invoke import Ready, checked, execute, prepared
+from mainstay.tools.output import OutputRules, Result, returned
+from mainstay.tools.waits import CallWaits, body_is_over, completion_of
+from mainstay.turn.native import asked_calls
+from mainstay.turn.states import Phase
+
+log = logging.getLogger("mainstay.tools")
+
+WITHHELD = "what it said is withheld: plugins have not seen it"
+"""The message of a failure after which the call is attempted again. Plugins see how the call ends; until then nothing
+that it said is stored."""
+
+_HERE = Known(here=True)
+
+
+class NeedsApproval(Struct, frozen=True, gc=False):
+    """Plugins let the call run with these arguments once a person has approved it."""
+
+    call: AskedCall
+    reason: str
+
+
+class HandedOver(Struct, frozen=True, gc=False):
+    """The body is over, and the completion of the call comes from outside, within `seconds` if there is a limit."""
+
+    seconds: float | None
+
+
+CallEnd: TypeAlias = Result | NeedsApproval | HandedOver
+"""What the task of a call returns."""
+
+
+def stop_of(gate: Gate) -> Stop | None:
+    """Why attempts are stopped. A cancel request goes before leaving: it ends the turn or process for good."""
+    if gate.request is not None:
+        return Stop.CANCELLED
+    return Stop.LEFT if gate.leaving else None
+
+
+class Dispatcher:
+    """Handles RunTools for every turn of a Runtime, and owns what all attempts of tools share.
+
+    `running` names the tool behind each call whose body is under way; `services` makes what a tool may ask of its
+    session, `handles` what it may do with processes. `_abandoned` are tasks that did not end when they were cancelled:
+    nothing waits for them, and asyncio itself keeps only weak references to tasks.
+    """
+
+    def __init__(self, store: Store, worker: Worker, clock: Clock, random: Random, deps: Any) -> None:
+        self.store, self.worker, self.clock, self.random, self.deps = store, worker, clock, random, deps
+        self.threads = Threads()
+        self.admission, self.circles = Admission(), Circles(worker.id)
+        self.running: dict[str, str] = {}
+        self.services: Callable[[driver.Run], TurnServices] | None = None
+        self.handles: Callable[[driver.Run, str], Handles] | None = None
+        self._abandoned: set[asyncio.Task[Any]] = set()
+
+    def admit(self, run: driver.Run, step: int, parts: Sequence[Part]) -> tuple[int, ...]:
+        """Which calls of a reply start with its record: nothing to ask, nothing to wait for. Their places are taken."""
+        plugins = plugins_of(run)
+        if plugins is not None and plugins.vets:
+            return ()  # plugins are asked first, and what they decide is recorded with the start
+        calls = calls_of(parts, step)
+        if not calls:
+            return ()
+        started = []
+        for index, asked in enumerate(asked_calls(calls, ()).values()):
+            ready = checked(run.agent.catalog, asked, f"{run.turn_id}.{asked.call}")
+            if isinstance(ready, Failed) or ready.entry.provider is not None:
+                continue
+            spec = ready.entry.spec
+            # A background call has a start record of its own: after a crash it must be registered again.
+            plain = spec.approval == "never" and not spec.deferred and not spec.background
+            if plain and ((spec.limit is None and spec.resource is None) or self.admission.try_take(needs_of(spec))):
+                run.held[asked.call] = ready
+                started.append(index)
+        return tuple(started)
+
+    async def run(self, run: driver.Run, effect: RunTools) -> Parked | None:
+        calls = Round(self, run, effect.calls)
+        try:
+            return await calls.go()
+        finally:
+            # Whatever ended the round, no body of it goes on: a fenced owner must not act any more.
+            for active in calls.running.values():
+                if active.task is not None:
+                    active.task.cancel()
+
+    async def conclude(self, run: driver.Run, refused: str = "") -> None:
+        """The turn is cancelled or aborted: record how its calls without an outcome end."""
+        state = run.machine.state
+        if state.calls and state.phase is Phase.TOOLS:
+            await Round(self, run, tuple(state.calls.values())).conclude(refused)
+
+    def withdraw(self, run: driver.Run) -> None:
+        """The Runtime is left before calls began whose start is in their reply's record: record that they did not."""
+        now = self.clock.now()
+        for key in run.held:
+            step = int(key.partition(".")[0])
+            run.record(Faltered(INTERRUPTED, "the runtime was closed before it began", now, 0, step, key, now))
+
+    def release(self, run: driver.Run) -> None:
+        """Release the places of calls that never ran here. Until then `held` says that they did not."""
+        for ready in run.held.values():
+            self.admission.release(needs_of(ready.entry.spec))
+        run.held.clear()
+
+    def abandon(self, task: asyncio.Task[Any]) -> None:
+        """Keep a task that does not end when it is cancelled until it ends by itself."""
+        self._abandoned.add(task)
+        task.add_done_callback(self._abandoned.discard)
+
+
+class ActiveCall(CallHost):
+    """One call of a round in memory. Lives on the event loop, besides `progress`, which any thread may call.
+
+    `asked` is the call with the arguments that it runs with, `ready` how it is prepared. `task` carries out what it
+    needs, until one attempt has ended; `interruption` and `context` belong to that attempt. `pending` is what it waits
+    for outside, `answer` how that wait ended and is not recorded yet. `decisions` and `said` are what plugins decided
+    and said, until a record carries it. `artifacts` were put by a deferred call, whose body was over before.
+    """
+
+    __slots__ = (
+        "_key",
+        "_loop",
+        "answer",
+        "artifacts",
+        "asked",
+        "began",
+        "context",
+        "decisions",
+        "home",
+        "id",
+        "interruption",
+        "key",
+        "late",
+        "pending",
+        "plugins",
+        "ready",
+        "run",
+        "said",
+        "task",
+    )
+
+    def __init__(self, home: Dispatcher, run: driver.Run, asked: AskedCall) -> None:
+        self.home, self.run, self.asked, self.plugins = home, run, asked, plugins_of(run)
+        self.key, self.id = asked.call, f"{run.turn_id}.{asked.call}"
+        self.ready: Ready | None = None
+        self.task: asyncio.Task[CallEnd] | None = None
+        self.context: ToolContext[Any] | None = None
+        self.interruption: Interruption | None = None
+        self.pending: PendingCall | None = None
+        self.answer: Answered | None = None
+        self.began: float | None = None
+        self.late = False
+        self.decisions: tuple[Decision, ...] = ()
+        self.said: tuple[Message, ...] = ()
+        self.artifacts: tuple[Artifact, ...] = ()
+        self._key: str | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def spec(self) -> ToolSpec | None:
+        """The contract of its tool: as it was prepared, else as the catalogue has it; None when the tool is gone."""
+        if self.ready is not None:
+            return self.ready.entry.spec
+        entry = self.run.agent.catalog.get(self.asked.name)
+        return None if entry is None else entry.spec
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the round need not wait for its task any more."""
+        return self.late or (self.task is not None and self.task.done())
+
+    def checked(self) -> Ready | Failed:
+        return checked(self.run.agent.catalog, self.asked, self.id)
+
+    # ------------------------------------------------------------------ its context
+
+    def open_context(self, ready: Ready, attempt: int, store: str) -> ToolContext[Any]:
+        """What one attempt is given, of a call whose first attempt started in `store`. The running task works for the
+        call from here on."""
+        run, home, scope = self.run, self.home, self.run.scope
+        self._loop = asyncio.get_running_loop()
+        if ready.entry.spec.deferred:
+            self._key = sign(home.store.secret(), completion_of(run, self.key))
+        return ToolContext(
+            session_id=scope.session_id,
+            turn_id=run.turn_id,
+            call_id=self.id,
+            tool=ready.call.name,
+            attempt=attempt,
+            generation=scope.generation,
+            deps=home.deps,
+            payload=ready.call.payload,
+            host=self,
+            work=Work(home.worker.id, (scope.session_id, scope.turn), depth=depth()).begin(),
+            store=store,
+        )
+
+    def close_context(self) -> tuple[Artifact, ...]:
+        """The artifacts of a call whose body is over, or is not waited for any more. Its context takes no more.
+
+        The reference is dropped: the context refers to this object, and a cycle would be left to the collector.
+        """
+        context, artifacts = self.context, self.artifacts
+        self.context, self.artifacts = None, ()
+        return artifacts if context is None else (*artifacts, *context.close())
+
+    def progress(self, value: Any) -> None:
+        plain = clean(value)
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: a thread outlived it, and nothing listens
+            self._loop.call_soon_threadsafe(self._show, plain)  # plugins are called on the event loop only
+
+    def _show(self, value: Any) -> None:
+        filters, name = None if self.plugins is None else self.plugins.filters, self.asked.name
+        shown = value if filters is None else filters.value("progress", value, self.id, name)
+        self.run.events.emit(ToolProgress, call_id=self.id, tool=name, value=shown)
+
+    def completion_key(self) -> str | None:
+        return self._key
+
+    def artifact_store(self) -> SessionArtifacts:
+        return SessionArtifacts(self.home.store, self.run, self.plugins, self.id, self.asked.name)
+
+    def services(self) -> ToolHost:
+        make = self.home.services
+        return super().services() if make is None else make(self.run).for_call(self.id)
+
+    def handles(self) -> Handles:
+        make = self.home.handles
+        return super().handles() if make is None else make(self.run, self.id)
+
+    async def prepare(self, ctx: ToolContext[Any], name: str, args: Mapping[str, Any]) -> tuple[PreparedCall, ToolSpec]:
+        """Plugins are asked about that tool, not only about the one which starts it: else it would be a way round
+        them."""
+        asked = AskedCall(self.key, self.asked.provider_id, name, dict(args))
+        ready = checked(self.run.agent.catalog, asked, self.id)
+        if isinstance(ready, Failed):
+            raise EndsAs(ready)
+        if self.plugins is not None and self.plugins.vets:
+            vetted = await self.vet(asked, ready.entry.spec)
+            if isinstance(vetted, Result):
+                raise EndsAs(vetted.end.otherwise if isinstance(vetted.end, Again) else vetted.end)
+            if isinstance(vetted, NeedsApproval):
+                raise EndsAs(_approval_needed(name))
+            ready = vetted[1]
+        if ready.entry.spec.approval == "ask":
+            raise EndsAs(_approval_needed(name))
+        found = await prepared(ready, ctx, anew=True)
+        if not isinstance(found, Ready):
+            raise EndsAs(found)
+        return found.call, found.entry.spec
+
+    # ------------------------------------------------------------------ what plugins say
+
+    async def vet(self, asked: AskedCall, spec: ToolSpec) -> Result | NeedsApproval | tuple[AskedCall, Ready]:
+        """How a call ends that plugins do not let begin, or whom it waits for; else the call as they left it."""
+        assert self.plugins is not None
+        verdict = await self.plugins.before_call(self.id, spec, asked.args)
+        self.decisions = verdict.decisions
+        if verdict.outcome is not None:
+            return Result(await self.filtered(spec, verdict.args, verdict.outcome))
+        if verdict.args is not asked.args:
+            asked = replace(asked, args=verdict.args, raw=None)
+        ready = checked(self.run.agent.catalog, asked, self.id)
+        if isinstance(ready, Failed):
+            return Result(ready)
+        if verdict.ask is not None or spec.approval == "ask":
+            return NeedsApproval(asked, "the tool asks for approval" if verdict.ask is None else verdict.ask)
+        return asked, ready
+
+    async def filtered(self, spec: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:
+        """The outcome of a call whose body did not run: what plugins, providers and people say passes filters too."""
+        if self.plugins is None or not self.plugins.judges:
+            return outcome
+        return await self.plugins.filtered(self.id, spec, args, outcome)
+
+    async def look(self, spec: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:
+        """What plugins let be recorded of how the call ended."""
+        assert self.plugins is not None
+        left, said = await self.plugins.after_call(self.id, spec, args, outcome)
+        self.decisions, self.said = left.decisions, said
+        return left.outcome
+
+    async def seen(self, ready: Ready, result: Result) -> Result:
+        """Let plugins look at an attempt that did not return a value; one that did has passed them already."""
+        end, plugins, stop = result.end, self.plugins, stop_of(self.run.gate)
+        if plugins is None or not plugins.looks or isinstance(end, Ok):
+            return result
+        spec = ready.entry.spec
+        if isinstance(end, Again):
+            if isinstance(settle(end, self.run.machine.state.calls[self.key], spec, stop), TryAgain):
+                if not plugins.judges or not isinstance(end.otherwise, Failed):
+                    return result  # it was cut off, and said nothing
+                failed = Failed(end.failed.code, WITHHELD)
+                return Result(Again(failed, end.after, failed))
+            end = end.otherwise
+        if stop is not None and not isinstance(end, Failed):
+            return result  # our own words: the body said nothing
+        return Result(await self.look(spec, ready.call.args, end), result.blobs)
+
+    def output_rules(self, spec: ToolSpec | None, args: dict[str, Any]) -> OutputRules:
+        """What a returned value passes, also when its tool is gone meanwhile: plugins, then the budget."""
+        budget = (None if spec is None else spec.output_budget) or self.run.agent.output_budget
+        plugins = self.plugins
+        if plugins is None:
+            return OutputRules(self.run.journal, budget)
+        filters, name = plugins.filters, self.asked.name
+        filter_file = None if filters is None else functools.partial(filters.content, "file", self.id, name)
+        if not plugins.looks:
+            return OutputRules(self.run.journal, budget, filter_file=filter_file)
+        spec = ToolSpec(name) if spec is None else spec
+        look = functools.partial(self.look, spec, args) if plugins.judges else None
+        project = functools.partial(plugins.project, self.id, spec, args) if plugins.projects else None
+        return OutputRules(self.run.journal, budget, look, project, filter_file)
+
+    def slot(self) -> Slot | None:
+        """What a record of this call carries: what the turn has gathered, and what plugins decided about the call."""
+        slot = self.run.slot()
+        decisions, said = self.decisions, self.said
+        if not decisions and not said:
+            return slot
+        self.decisions, self.said = (), ()
+        return replace(slot or Slot(), decisions=decisions, queued=said)
+
+
+class Round:
+    """The calls of one RunTools effect under way. Lives on the event loop.
+
+    `calls` are all of them in the order the model asked; `running` have a task, `waiting` only an answer from outside
+    can end. `opened` are rows of waits for the next write: they and the records that lead to them are one transaction.
+    """
+
+    def __init__(self, home: Dispatcher, run: driver.Run, calls: Iterable[AskedCall]) -> None:
+        self.home, self.run = home, run
+        self.calls = {call.call: ActiveCall(home, run, call) for call in calls}
+        self.running: dict[str, ActiveCall] = {}
+        self.waiting: dict[str, ActiveCall] = {}
+        self.opened: list[WaitRow] = []
+
+    @property
+    def waits(self) -> CallWaits:
+        return CallWaits(self.home.store, self.run)
+
+    async def go(self) -> Parked | None:
+        gate = self.run.gate
+        # Only a turn that began before this run of it can have waits on disk.
+        known = await self.waits.known() if self.run.resumed else {}
+        todo = [(active, need) for active in self.calls.values() if (need := self._next(active, known)) is not None]
+        if todo or not self.waiting:
+            await self._flush()
+        self._spawn(todo)
+        while True:
+            self._collect()
+            if not self.running and not self.waiting:
+                if self.opened:
+                    await self._flush()
+                return None
+            if gate.shut:
+                await self._stop_all()
+            elif not self.running:
+                parked = await self._park()
+                if parked is not None:
+                    return parked
+                await self._read_answers()
+            else:
+                await self._flush()
+                if gate.nudged and self.waiting:
+                    await self._read_answers()
+                elif not any(active.has_ended for active in self.running.values()):
+                    await gate.pause()
+
+    # ------------------------------------------------------------------ how a call begins
+
+    def _next(self, active: ActiveCall, waits: Mapping[str, WaitRow]) -> Need | None:
+        """What the task of a call has to do; None when it has an outcome now, or waits for an answer."""
+        call, run = active.asked, self.run
+        held = run.held.get(call.call) if call.started else None
+        if held is not None:
+            active.ready = held
+            return next_need(call, held.entry.spec, _HERE)
+        found = active.checked()
+        if isinstance(found, Ready):
+            active.ready = found
+        known, plugins = Known(), active.plugins
+        if call.started and call.deferred:
+            completion = waits.get(self.waits.wait_id(call.call, "deferred"))
+            if completion is not None and completion.state == "revoked":
+                # Its body failed, and no record tells how: another attempt gets another key.
+                active.answer = Answered("revoked")
+            elif completion is not None:
+                known = Known(completed=body_is_over(completion))
+        elif not call.started and not call.attempts:
+            entry = run.agent.catalog.get(call.name)
+            known = Known(
+                asked=bool(waits) and self.waits.wait_id(call.call, "approval") in waits,
+                # They are asked about tools that are there, before anything is said about the arguments.
+                vetted=plugins is not None and plugins.vets and entry is not None and entry.fault is None,
+            )
+        need = next_need(call, found.entry.spec if isinstance(found, Ready) else found, known)
+        match need:
+            case Ask(kind, reason):
+                wait = waits.get(self.waits.wait_id(call.call, kind))
+                if wait is not None and wait.state != "open":
+                    return self._answered(active, wait)
+                self._ask(active, kind, reason, wait)
+                return None
+            case Conclude(outcome):
+                self._end(active, outcome)
+                return None
+            case _:
+                return need
+
+    def _ask(self, active: ActiveCall, kind: Any, reason: str, wait: WaitRow | None = None) -> None:
+        """Wait for an answer from outside; `wait` is the row of a question that was asked before."""
+        if wait is None:
+            decisions, active.decisions = active.decisions, ()
+            active.pending = self.waits.pending(active.asked, kind, reason=reason, decisions=decisions)
+            self.opened.append(self.waits.row(active.asked, kind, active.pending))
+        else:
+            active.pending = decode_pending(wait.body)
+        self.waiting[active.key] = active
+
+    def _answered(self, active: ActiveCall, wait: WaitRow) -> Need | None:
+        """Go on as the answer of a wait says, or the end of its time."""
+        shown, answer = decode_pending(wait.body), self.waits.answer(active.asked, wait)
+        # The next record of the call tells of it: the wait itself goes with the commit.
+        active.answer = Answered(wait.state) if answer is None else Answered(answer.verdict, answer.by, answer.reason)
+        need = need_after(answer, active.asked)
+        if not isinstance(need, Begin):
+            active.artifacts = shown.artifacts
+            active.interruption = Interruption(over=True, acknowledged=True)
+            if isinstance(need, Return):
+                return need
+            self._end(active, need.outcome)
+            return None
+        if not need.repeat:  # an approval is for what the person was shown, and nothing else
+            active.decisions = shown.decisions
+            active.asked = replace(active.asked, args=shown.args, raw=None)
+        found = active.checked()
+        if isinstance(found, Failed):
+            self._end(active, found)
+            return None
+        active.ready = found
+        return need
+
+    def _spawn(self, todo: Iterable[tuple[ActiveCall, Need]]) -> None:
+        loop = asyncio.get_running_loop()
+        for active, need in todo:
+            active.task = loop.create_task(self._carry_out(active, need))
+            self.running[active.key] = active
+
+    # ------------------------------------------------------------------ the task of a call
+
+    async def _carry_out(self, active: ActiveCall, need: Need) -> CallEnd:
+        """Do what a call needs, to the end of one attempt.
+
+        It wakes the round as its last step: a done callback would do so one pass of the event loop later.
+        """
+        try:
+            match need:
+                case Run():
+                    return await self._run_body(active)
+                case Vet():
+                    spec = active.spec
+                    assert spec is not None
+                    vetted = await active.vet(active.asked, spec)
+                    if not isinstance(vetted, tuple):
+                        return vetted
+                    active.asked, active.ready = vetted
+                    return await self._begin(active)
+                case Begin(repeat):
+                    return await self._begin(active, repeat)
+                case Register():
+                    return await self._register(active)
+                case Return(outcome):
+                    return await self._returned(active, outcome)
+                case _:
+                    raise InternalError(f"a {type(need).__name__} needs no task")
+        finally:
+            self.run.gate.wake()
+
+    async def _begin(self, active: ActiveCall, repeat: bool = False) -> CallEnd:
+        """The way to a body that did not start with its reply: due time, preparation, place, start record."""
+        home, run, call, ready = self.home, self.run, active.asked, active.ready
+        assert ready is not None
+        now = home.clock.now()
+        if call.due > now:
+            await home.clock.sleep((TOOL_RETRIES.due(call.due, now) - now) / 1000)
+        store = call.store or ("" if call.attempts else run.journal.store_id)
+        if ready.entry.provider is not None:
+            context = active.open_context(ready, call.attempts + 1, store)
+            context.close()  # preparation has no effects
+            found = await prepared(ready, context)
+            if not isinstance(found, Ready):
+                return Result(await active.filtered(ready.entry.spec, ready.call.args, found))
+            ready = active.ready = found
+        spec = ready.entry.spec
+        needs = () if spec.background else needs_of(spec)
+        await home.admission.take(needs)
+        told, active.answer = active.answer, None
+        approved = told is not None and told.verdict == "approved"
+        started = Started(
+            call.call,
+            ready.call.args,
+            call.attempts + 1,
+            ready.call.payload,
+            {"by": told.by} if told is not None and approved else None,
+            spec.deferred,
+            call.repeated + repeat,
+            home.clock.now(),
+            active.slot(),
+            spec.background,
+            None if approved else told,
+            "" if call.store else store,
+        )
+        try:
+            run.record(started)
+            await self._flush(*([self.waits.reserved(call)] if spec.deferred else []))
+        except BaseException:  # also a cancellation: a place that is not released is lost to all
+            home.admission.release(needs)
+            raise
+        return await (self._register(active) if spec.background else self._run_body(active))
+
+    async def _run_body(self, active: ActiveCall) -> CallEnd:
+        """Run the body in the place that it holds; a thread holds that until it has really ended."""
+        home, run, ready, key = self.home, self.run, active.ready, active.key
+        assert ready is not None
+        spec, call = ready.entry.spec, run.machine.state.calls[key]
+        needs, loop = needs_of(spec), asyncio.get_running_loop()
+        try:
+            await self._check_owner()
+        except BaseException:  # also a cancellation
+            if key not in run.held:  # the places of held calls are released with the turn
+                home.admission.release(needs)
+            raise
+        run.held.pop(key, None)
+        context = active.context = active.open_context(ready, call.attempts, call.store)
+        interruption = active.interruption = Interruption()
+        home.running[active.id], active.began = spec.name, home.clock.monotonic()
+        run.events.emit(ToolStarted, call_id=active.id, tool=call.name, args=ready.call.args, attempt=call.attempts)
+        timer = None if spec.timeout is None else loop.call_later(spec.timeout, self._expire, active, spec.timeout)
+        threaded = ready.entry.tool is not None and not ready.entry.tool.is_async
+        ended = functools.partial(home.admission.release_from_thread, loop, needs) if threaded else None
+        try:
+            rules = active.output_rules(spec, ready.call.args)
+            result = await execute(ready, context, home.threads, rules, interruption, ended)
+        finally:
+            if timer is not None:
+                timer.cancel()
+            home.running.pop(active.id, None)
+            if not threaded and needs:
+                home.admission.release(needs)
+        if context.deferred:
+            last = not isinstance(settle(result.end, call, spec), TryAgain)
+            if isinstance(result.end, Ok) or await self.waits.completed(call, last):
+                return HandedOver(context.defer_timeout)
+        return result if active.plugins is None else await active.seen(ready, result)
+
+    async def _register(self, active: ActiveCall) -> Result:
+        """Leave a call to the workers of processes: what it returns is a handle.
+
+        Its start is on disk, so after a crash it is registered again, under the same id: the call's own.
+        """
+        home, call, ready = self.home, active.asked, active.ready
+        await self._check_owner()
+        active.interruption = Interruption(over=True)  # a registration under way is not to be stopped half-way
+        active.began = home.clock.monotonic()
+        args = call.args if ready is None else ready.call.args
+        attempt = max(self.run.machine.state.calls[active.key].attempts, 1)
+        self.run.events.emit(ToolStarted, call_id=active.id, tool=call.name, args=args, attempt=attempt)
+        outcome = await _registered(None if home.handles is None else home.handles(self.run, active.id), active)
+        if isinstance(outcome, Ok):
+            return await returned(outcome.value, active.output_rules(active.spec, args))
+        return Result(outcome) if ready is None else await active.seen(ready, Result(outcome))
+
+    async def _returned(self, active: ActiveCall, outcome: Ok | Failed) -> Result:
+        """What somebody outside said that the call returned: it passes the plugins and the budget like any output."""
+        spec, args, plugins = active.spec, active.asked.args, active.plugins
+        if isinstance(outcome, Ok):
+            return await returned(outcome.value, active.output_rules(spec, args))
+        if plugins is None or not plugins.looks:
+            return Result(outcome)
+        return Result(await active.look(ToolSpec(active.asked.name) if spec is None else spec, args, outcome))
+
+    async def _check_owner(self) -> None:
+        """Before anything acts: an owner that was fenced while it stood still starts nothing."""
+        if not self.home.worker.sure() and not await self.home.worker.confirm(self.run.scope):
+            raise Fenced(self.run.turn_id, self.run.scope.generation)
+
+    # ------------------------------------------------------------------ cutting a body off
+
+    def _expire(self, active: ActiveCall, seconds: float) -> None:
+        self._interrupt(active, f"it did not end within {seconds:g} s", timed_out=True)
+        # The limit ends the wait, whatever the body makes of its cancellation.
+        asyncio.get_running_loop().call_later(CANCEL_GRACE, self._give_up, active, active.task)
+
+    def _give_up(self, active: ActiveCall, late: asyncio.Task[Any] | None) -> None:
+        task, interruption = active.task, active.interruption
+        if task is None or task.done() or task is not late or interruption is None:
+            return  # it has ended, or another attempt is under way by now, with a time of its own
+        if interruption.timed_out and not interruption.over:
+            log.warning("call %s does not end when it is cancelled; it is left behind", active.id)
+            active.late = True
+            self.run.gate.wake()
+
+    def _interrupt(self, active: ActiveCall, reason: str, timed_out: bool = False) -> None:
+        task, interruption = active.task, active.interruption
+        if task is None or task.done() or (interruption is not None and interruption.over):
+            return
+        if interruption is not None and interruption.reason is None:
+            interruption.reason, interruption.timed_out = reason, timed_out
+        if active.context is not None:
+            active.context.mark_cancelled()
+        task.cancel()
+
+    # ------------------------------------------------------------------ how a call ends
+
+    def _collect(self) -> None:
+        """Record what has ended since the last look, in the order in which the model asked."""
+        for active in [each for key, each in self.calls.items() if key in self.running]:
+            task = active.task
+            if task is None or not active.has_ended:
+                continue
+            active.task = None
+            del self.running[active.key]
+            if not task.done():
+                self.home.abandon(task)
+                reason = "" if active.interruption is None else active.interruption.reason
+                self._attempted(active, Result(OutcomeUnknown(reason or "")))
+            elif task.cancelled():
+                self._attempted(active, self._cancelled_itself(active))
+            else:
+                self._attempted(active, task.result())
+
+    def _cancelled_itself(self, active: ActiveCall) -> Result:
+        """Something on the way cancelled its task: a provider's preparation, or a body in a way we did not see."""
+        if self.run.machine.state.calls[active.key].started:
+            return Result(OutcomeUnknown("it was cancelled while it ran"))
+        return Result(Failed("tool_prepare_failed", "CancelledError: preparation cancelled itself"))
+
+    def _attempted(self, active: ActiveCall, ended: CallEnd) -> None:
+        """Record what the end of a task means for its call."""
+        match ended:
+            case NeedsApproval(asked, reason):
+                active.asked = asked
+                self._ask(active, "approval", reason)
+            case HandedOver(seconds):
+                self._hand_over(active, seconds)
+            case Result(end, blobs, withheld):
+                call = self.run.machine.state.calls[active.key]
+                verdict = settle(end, call, active.spec, stop_of(self.run.gate), self.run.room >= 2)
+                if isinstance(verdict, Finish):
+                    self._end(active, verdict.outcome, blobs, withheld)
+                elif isinstance(verdict, TryAgain):
+                    self._faltered(active, call, verdict)
+                    found = active.checked()
+                    if isinstance(found, Failed):
+                        self._end(active, found)
+                    else:
+                        active.ready = found
+                        self._spawn([(active, Begin())])
+
+    def _faltered(self, active: ActiveCall, call: AskedCall, verdict: TryAgain) -> None:
+        """Record a failed attempt, and when the next one is due."""
+        run, now, failed = self.run, self.home.clock.now(), verdict.failed
+        active.close_context()  # and its artifacts are forgotten: only those of the last attempt count
+        delay = TOOL_RETRIES.delay(call.attempts - call.repeated, verdict.after, self.home.random)
+        due, step = now + int(delay * 1000), int(call.call.partition(".")[0])
+        run.record(Faltered(failed.code, failed.message, due, call.attempts, step, call.call, now, run.slot()))
+        active.asked = run.machine.state.calls[active.key]
+
+    def _hand_over(self, active: ActiveCall, seconds: float | None) -> None:
+        """The body of a deferred call is over: the rest is for whoever has its key."""
+        run, artifacts, waits = self.run, active.close_context(), self.waits
+        due = None if seconds is None else run.clock.now() + int(seconds * 1000)
+        active.pending = waits.pending(run.machine.state.calls[active.key], "deferred", due=due, artifacts=artifacts)
+        self.waiting[active.key] = active
+        self.opened.append(waits.row(active.asked, "deferred", active.pending))
+        run.journal.refer([artifact.digest for artifact in artifacts])
+
+    def _end(self, active: ActiveCall, outcome: ToolOutcome, blobs: tuple[str, ...] = (), withheld: str = "") -> None:
+        home, run, call = self.home, self.run, self.run.machine.state.calls[active.key]
+        spent = 0 if active.began is None else int((home.clock.monotonic() - active.began) * 1000)
+        artifacts, slot, answer = active.close_context(), active.slot(), active.answer
+        if answer is not None and answer.verdict in ("failed", "error") and answer.reason and type(outcome) is Failed:
+            answer = replace(answer, reason=outcome.message)  # as plugins let it be recorded
+        if answer is None and call.deferred and run.gate.request is None:
+            # A completion that was reserved in vain: its key is worth nothing any more. A cancel closes it by itself.
+            self.opened.append(self.waits.revoked(call, "deferred"))
+            answer = Answered("revoked")
+        active.answer = None
+        run.record(
+            Ended(
+                call.call, outcome, call.attempts, call.repeated, spent, home.clock.now(), slot, artifacts, answer,
+                withheld,
+            ),
+            (*blobs, *[artifact.digest for artifact in artifacts]) if artifacts else blobs,
+        )  # fmt: skip
+        run.events.emit(ToolFinished, call_id=active.id, tool=call.name, outcome=outcome)
+
+    # ------------------------------------------------------------------ waiting and stopping
+
+    async def _flush(self, *waits: WaitRow) -> None:
+        """Make what is recorded durable, and with it the waits that were opened."""
+        await self.run.journal.flush((*waits, *self._take_opened()) if self.opened else waits)
+
+    def _take_opened(self) -> tuple[WaitRow, ...]:
+        """The waits that the next write brings; with them goes what plugins changed on the way there."""
+        if not self.opened:
+            return ()
+        plugins = plugins_of(self.run)
+        if plugins is not None:
+            plugins.note()
+        opened, self.opened = self.opened, []
+        return tuple(opened)
+
+    async def _park(self) -> Parked | None:
+        """Leave the turn to the disk; None when an answer came in between."""
+        pending = [(active.key, active.pending) for active in self.waiting.values() if active.pending is not None]
+        names = tuple([self.waits.wait_id(key, each.kind) for key, each in pending])
+        appended = await self.run.journal.flush(self._take_opened(), names)
+        if appended is None or not appended.parked:
+            self.run.heed()
+            self.run.gate.check()
+            return None
+        calls = tuple([each for _, each in pending])
+        self.run.events.emit(WaitingFor, calls=calls)
+        return Parked(calls)
+
+    async def _read_answers(self) -> None:
+        """Read the waits, and go on with the calls whose wait has ended."""
+        self.run.gate.nudged = False
+        known, waits = await self.waits.known(), self.waits
+        todo = []
+        for key, active in list(self.waiting.items()):
+            assert active.pending is not None
+            wait = known.get(waits.wait_id(key, active.pending.kind))
+            if wait is None:
+                raise InternalError(f"the wait of {active.id} is gone")
+            if wait.state == "open":
+                continue
+            del self.waiting[key]
+            active.pending, active.asked = None, self.run.machine.state.calls[key]
+            if (need := self._answered(active, wait)) is not None:
+                todo.append((active, need))
+        if todo:
+            await self._flush()
+        self._spawn(todo)
+
+    async def _stop_all(self) -> None:
+        """Cancel what runs, give it a moment, and record what is known of it. Raises what shut the gate."""
+        leaving = stop_of(self.run.gate) is Stop.LEFT
+        reason = "the runtime was closed while it ran" if leaving else "it was cancelled while it ran"
+        for active in self.running.values():
+            self._interrupt(active, reason)
+        tasks = [each.task for each in self.running.values() if each.task is not None]
+        acknowledged = [
+            each.task
+            for each in self.running.values()
+            if each.task is not None and each.interruption is not None and each.interruption.acknowledged
+        ]
+        if acknowledged and not leaving:
+            await asyncio.wait(acknowledged)  # hooks that look at an answer have a time limit
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_GRACE)
+        for active in list(self.running.values()):
+            task, active.task = active.task, None
+            del self.running[active.key]
+            if task is not None and not task.done():
+                self.home.abandon(task)
+                task = None
+            self._stopped(active, None if task is None or task.cancelled() else task.result(), reason)
+        if leaving:
+            await self._flush()
+            raise Leaving
+        await self.conclude()
+        self.run.gate.check()
+
+    def _stopped(self, active: ActiveCall, ended: CallEnd | None, reason: str) -> None:
+        """A call that was told to stop. What it reported counts; what it did not is unknown; what never ran is not."""
+        call, stop = self.run.machine.state.calls[active.key], stop_of(self.run.gate)
+        if not call.started or active.key in self.run.held or isinstance(ended, NeedsApproval):
+            return
+        if isinstance(ended, HandedOver):
+            if stop is not Stop.LEFT:  # else it stays on the wait that it has
+                self._hand_over(active, ended.seconds)
+            return
+        result = Result(OutcomeUnknown(reason)) if ended is None else ended
+        verdict = settle(result.end, call, active.spec, stop, self.run.room >= 2)
+        if isinstance(verdict, Finish):
+            self._end(active, verdict.outcome, result.blobs, result.withheld)
+        elif isinstance(verdict, TryAgain):
+            self._faltered(active, call, verdict)
+
+    async def conclude(self, refused: str = "") -> None:
+        """The turn ends, and with it the calls without an outcome. An answer that was acknowledged says how its call
+        ended; without one, the end of a call that has started is unknown.
+
+        `refused`: the plugin without which no answer may be recorded, because it could not look at them.
+        """
+        run, answered = self.run, await self.waits.final()
+        for call in list(run.machine.state.calls.values()):
+            active = self.calls.get(call.call) or ActiveCall(self.home, run, call)
+            pending, wait = active.pending, answered.get(call.call)
+            active.asked, active.pending = call, None
+            self.waiting.pop(call.call, None)
+            if wait is not None:
+                active.artifacts = decode_pending(wait.body).artifacts
+            if pending is not None and pending.artifacts:
+                active.artifacts = pending.artifacts  # handed over, and not on disk yet
+            if wait is not None and wait.state in ("resolved", "expired"):
+                await self._conclude_answered(active, wait, refused)
+            elif call.started and call.call not in run.held:
+                self._end(active, OutcomeUnknown(NOT_SEEN))
+
+    async def _conclude_answered(self, active: ActiveCall, wait: WaitRow, refused: str) -> None:
+        call, request = active.asked, self.run.gate.request
+        answer = self.waits.answer(call, wait, refused)
+        active.answer = Answered(wait.state) if answer is None else Answered(answer.verdict, answer.by, answer.reason)
+        match need_after(answer, call):
+            case Begin():
+                never = NEVER_RAN if request is None else Cancelled(request.by, request.reason)
+                self._end(active, OutcomeUnknown(NOT_SEEN) if call.started else never)
+            case Conclude(outcome):
+                self._end(active, outcome)
+            case Return(outcome) if refused:
+                said = f"result withheld: plugin {refused!r} could not look at it"
+                self._end(active, Ok(said) if isinstance(outcome, Ok) else Failed(outcome.code, said))
+            case Return(outcome):
+                result = await self._returned(active, outcome)
+                assert not isinstance(result.end, Again)
+                self._end(active, result.end, result.blobs, result.withheld)
+
+
+_UNAVAILABLE = Failed("processes_unavailable", "nothing can be started in the background here")
+
+
+async def _registered(handles: Handles | None, active: ActiveCall) -> ToolOutcome:
+    """The handle of the call's process, which exists from now on; or why there is none."""
+    if handles is None:
+        return _UNAVAILABLE
+    ready = active.ready
+    if ready is None:
+        # Its tool is gone. If the process was registered before, it is what the model was to be told of.
+        found, gone = await handles.known(), active.checked()
+        return Ok(found) if found is not None else gone if isinstance(gone, Failed) else _UNAVAILABLE
+    try:
+        return Ok(await handles.begin(ready.call, ready.entry.spec))
+    except ProcessPruned:  # it has ended long ago, and is not kept; it was started, and that is what is asked here
+        found = await handles.known()
+        return _UNAVAILABLE if found is None else Ok(found)
+    except StoreError:
+        raise
+    except MainstayError as error:
+        return Failed(error.code, model_text(error))
+
+
+def _approval_needed(name: str) -> Failed:
+    return Failed("approval_needed", f"tool {name} waits for approval: call it itself, and it will be asked for")

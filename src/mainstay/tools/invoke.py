@@ -1,0 +1,212 @@
+"""Calling a tool's code: its preparation, and its body once.
+
+Preparation is everything that can be said against a call before anything happens. Its order is fixed, and each step has
+its own failure code. It has no effects, so it may run again after a crash.
+
+    tool_unavailable            there is no such tool
+    tool_contract_unavailable   it has no schema that arguments could be held to
+    invalid_tool_args           the arguments are no object, are too large, or do not fit the schema
+    tool_prepare_failed         its provider's own preparation raised, or answered with nonsense
+    prepared_tool_id_mismatch   it answered for another tool
+
+A body may do anything: whatever it raises becomes the outcome of its own call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct, ValidationError
+
+from mainstay.engine.gate import CANCEL_GRACE
+from mainstay.engine.threads import Threads
+from mainstay.errors import InvalidInput, ToolError
+from mainstay.model.codec import clean, convert, encode, model_text
+from mainstay.model.effect import AskedCall
+from mainstay.model.own import own
+from mainstay.model.tool import Failed, PreparedCall, ToolOutcome
+from mainstay.ports.tool import CallContext
+from mainstay.tools.attempt import Interruption, cut_off, failure, raised
+from mainstay.tools.catalog import Catalog, Entry
+from mainstay.tools.check import check
+from mainstay.tools.context import ToolContext
+from mainstay.tools.output import OutputRules, Result, returned
+
+log = logging.getLogger("mainstay.tools")
+
+MAX_ARGS = 1024 * 1024
+
+
+# ---------------------------------------------------------------------- preparation
+
+
+class Ready(Struct, frozen=True, gc=False):
+    """A call that may run. `kwargs` are a function's own arguments, converted to its types."""
+
+    entry: Entry
+    call: PreparedCall
+    kwargs: dict[str, Any] | None = None
+
+
+def checked(catalog: Catalog, asked: AskedCall, call_id: str) -> Ready | Failed:
+    """The part of preparation that calls no code of the tool: is it there, are its arguments an object that fits."""
+    entry = catalog.get(asked.name)
+    if entry is None:
+        known = ", ".join(catalog.names()[:20]) or "none"
+        return Failed("tool_unavailable", f"there is no tool {asked.name[:80]!r}; available: {known}")
+    spec = entry.spec
+    if entry.fault is not None:
+        return Failed("tool_contract_unavailable", f"tool {spec.name} cannot be called: {entry.fault}")
+    if asked.raw is not None:
+        return Failed("invalid_tool_args", f"the arguments are not a JSON object: {asked.raw[:200]}")
+    size = len(encode(asked.args))
+    if size > MAX_ARGS:
+        return Failed("invalid_tool_args", f"the arguments have {size:,} bytes, the limit is {MAX_ARGS:,}")
+    prepared = PreparedCall(call_id, spec.id or spec.tool_id, spec.name, asked.args, asked.payload)
+    if entry.tool is not None:
+        try:
+            return Ready(entry, prepared, entry.tool.bind(asked.args))
+        except ToolError as error:
+            return Failed(error.code, error.message)
+    if asked.attempts:
+        return Ready(entry, prepared)  # its recorded start holds what preparation made of it
+    try:
+        problem = check(spec.input_schema, asked.args)
+    except Exception as error:  # a foreign schema, changed since it was looked at
+        return Failed("tool_contract_unavailable", f"its schema cannot be read ({type(error).__name__})")
+    return Ready(entry, prepared) if problem is None else Failed("invalid_tool_args", problem)
+
+
+async def prepared(ready: Ready, ctx: CallContext, anew: bool = False) -> Ready | ToolOutcome:
+    """The provider's own preparation, which may rewrite the arguments, attach a payload or end the call.
+
+    Another attempt runs as it was prepared, unless it must be prepared `anew`.
+    """
+    provider = ready.entry.provider
+    if provider is None or (ctx.attempt > 1 and not anew):
+        return ready
+    try:
+        answer = await provider.prepare(own(ready.call), ctx)
+    except ToolError as error:
+        return failure(error)
+    except Exception as error:  # the provider's code may raise anything; the call ends with it and the turn goes on
+        return Failed("tool_prepare_failed", f"{type(error).__name__}: {model_text(error)}")
+    if not isinstance(answer, PreparedCall):
+        return _decided(answer)
+    if answer.tool_id != ready.entry.spec.tool_id:
+        return Failed(
+            "prepared_tool_id_mismatch", f"preparation answered for {answer.tool_id}, not {ready.entry.spec.tool_id}"
+        )
+    try:
+        args, payload = clean(answer.args), clean(answer.payload)
+    except InvalidInput as error:
+        return Failed("tool_prepare_failed", str(error))
+    if not isinstance(args, dict):
+        return Failed("tool_prepare_failed", f"preparation made a {type(args).__name__} of the arguments")
+    return Ready(ready.entry, PreparedCall(ready.call.call_id, answer.tool_id, ready.call.name, args, payload))
+
+
+def _decided(outcome: object) -> ToolOutcome:
+    """The outcome with which preparation ended a call, when it can be stored and read back."""
+    try:
+        plain = clean(outcome) if isinstance(outcome, ToolOutcome) else None
+        decided: ToolOutcome = convert(plain, ToolOutcome)
+    except (InvalidInput, ValidationError):
+        return Failed("tool_prepare_failed", f"preparation answered with a {type(outcome).__name__}")
+    return decided
+
+
+# ---------------------------------------------------------------------- the body
+
+
+async def execute(
+    ready: Ready,
+    ctx: ToolContext[Any],
+    threads: Threads,
+    rules: OutputRules,
+    interruption: Interruption,
+    ended: Callable[[], None] | None = None,
+) -> Result:
+    """Run the body once. Never raises: a tool may do anything and harms nothing but its own call.
+
+    `ended` is called when a sync body's thread has really ended, also after the call was given up.
+    """
+    tool = ready.entry.tool
+    interruption.begun = True
+    try:
+        if tool is None:
+            assert ready.entry.provider is not None
+            value = await ready.entry.provider.execute(own(ready.call), ctx)
+        elif tool.is_async:
+            value = await tool.invoke(ready.kwargs or {}, ctx)
+        else:
+            value = await on_thread(functools.partial(tool.invoke, ready.kwargs or {}, ctx), threads, ended)
+    except asyncio.CancelledError:
+        return Result(cut_off(ready.entry.spec.recovery, interruption))
+    except BaseException as error:  # SystemExit and KeyboardInterrupt of a tool end the tool only
+        end = raised(error)
+        if isinstance(end, Failed) and end.code == "tool_raised":
+            log.warning("tool %s raised %s", ctx.tool, type(error).__name__, exc_info=error)
+        return Result(end)
+    interruption.over = True
+    return await returned(value, rules)
+
+
+async def on_thread(function: Callable[[], Any], threads: Threads, ended: Callable[[], None] | None = None) -> Any:
+    """What a plain function returns, run on a thread. Cancelled, it has a moment to look at `ctx.cancelled` and return.
+
+    `ended` is called once, on whatever thread, when the function has really ended, or will never begin.
+    """
+
+    def work() -> Any:
+        value = None
+        try:
+            value = function()
+            return value
+        finally:
+            if ended is not None and not inspect.isawaitable(value):
+                ended()
+
+    try:
+        future = threads.run(work)
+    except RuntimeError as error:  # no more threads: it has not begun, and holds nothing
+        if ended is not None:
+            ended()
+        raise ToolError(f"the tool could not be started: {error}", code="no_thread") from None
+    try:
+        value = await asyncio.shield(future)
+    except asyncio.CancelledError:
+        if future.done():
+            raise  # the tool's own
+        # A thread cannot be stopped, but it may look at `ctx.cancelled` and say how far it came.
+        await asyncio.wait({future}, timeout=CANCEL_GRACE)
+        future.add_done_callback(functools.partial(_abandoned, ended))
+        if not future.done() or _unawaited(future):
+            raise
+        return future.result()
+    if not inspect.isawaitable(value):
+        return value
+    try:
+        return await value  # a plain wrapper around an async function gives what is still to be awaited
+    finally:
+        if ended is not None:
+            ended()
+
+
+def _unawaited(future: asyncio.Future[Any]) -> bool:
+    return not future.cancelled() and future.exception() is None and inspect.isawaitable(future.result())
+
+
+def _abandoned(ended: Callable[[], None] | None, future: asyncio.Future[Any]) -> None:
+    """Take the result of a thread that nothing waits for: asyncio warns of exceptions that are never retrieved, and a
+    coroutine that it returned is never awaited."""
+    if _unawaited(future):
+        if inspect.iscoroutine(future.result()):
+            future.result().close()
+        if ended is not None:
+            ended()
