@@ -29,22 +29,64 @@ _DELTAS = frozenset((TextDelta, ReasoningDelta, ToolCallDelta))
 """Most events are pieces of text, in which there is nothing that a reader could change."""
 
 
+class Reader:
+    """One reader of a channel: registered there once, from its first wait to its last, and not for each event."""
+
+    __slots__ = ("_channel", "_waiter")
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __enter__(self) -> Reader:
+        self._channel.readers.add(self)
+        return self
+
+    def __exit__(self, *how: object) -> None:
+        self._channel.readers.discard(self)
+
+    def wake(self, _: object = None) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Until something is published, or the channel ends. Nothing may be awaited between a look and this."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+
 class Channel:
     """Recent events of one session. `first` is the position of the oldest kept, `next` of the one to come.
 
-    `head` is the newest turn that readers know to be committed, if anybody has looked; `over`: the session is deleted.
+    `head` is the newest turn that readers know to be committed, if anybody has looked; `over`: the session is deleted;
+    `unread`: no reader has taken anything since the newest event.
     """
 
-    __slots__ = ("__weakref__", "_events", "_feed", "_times", "_waiters", "first", "head", "next", "over", "session_id")
+    __slots__ = (
+        "__weakref__",
+        "_events",
+        "_feed",
+        "_times",
+        "first",
+        "head",
+        "next",
+        "over",
+        "readers",
+        "session_id",
+        "unread",
+    )
 
     def __init__(self, feed: Feed, session_id: str, start: int) -> None:
         self._feed, self.session_id = feed, session_id
         self.first = self.next = start
         self.head: int | None = None
-        self.over = False
+        self.over, self.unread = False, True
         self._events: deque[Any] = deque()
         self._times: deque[float] = deque()
-        self._waiters: list[asyncio.Future[None]] = []
+        self.readers: set[Reader] = set()
 
     def publish(self, kind: type[Event], turn_id: str, fields: dict[str, Any]) -> None:
         self.next += 1
@@ -52,14 +94,13 @@ class Channel:
         self._times.append(self._feed.monotonic())
         if len(self._events) > REPLAY_EVENTS:
             self._drop()
-        if self._waiters:
-            self.wake()
+        self.unread = True
+        for reader in self.readers:
+            reader.wake()
 
     def wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        for reader in self.readers:
+            reader.wake()
 
     def trim(self, before: float) -> None:
         """Forget what is older than the replay time."""
@@ -73,7 +114,7 @@ class Channel:
 
     @property
     def busy(self) -> bool:
-        return bool(self._events or self._waiters)
+        return bool(self._events or self.readers)
 
     def take(self, position: int) -> tuple[AnyEvent, int] | None:
         """The event at `position`, with JSON of the reader's own, and the position after it.
@@ -83,29 +124,25 @@ class Channel:
         if position < self.first:
             return self.gap("the reader fell behind the bounded replay"), self.first
         if position < self.next:
+            self.unread = False
             event = self._events[position - self.first]
             return event if type(event) in _DELTAS else own(event), position + 1
         return None
-
-    def wake_next(self, waiter: asyncio.Future[None]) -> None:
-        """Wake this waiter when the next event comes."""
-        self._waiters.append(waiter)
 
     async def read(self, position: int, reason: str = "") -> AsyncGenerator[AnyEvent, None]:
         """Events from `position` on, until the feed is closed. With `reason`, a gap comes first."""
         if reason:
             yield self.gap(reason)
-        while True:
-            taken = self.take(position)
-            if taken is None and (self._feed.closed or self.over):
-                return
-            if taken is None:
-                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self.wake_next(waiter)
-                await waiter
-            else:
-                event, position = taken
-                yield event
+        with Reader(self) as reader:
+            while True:
+                taken = self.take(position)
+                if taken is not None:
+                    event, position = taken
+                    yield event
+                elif self._feed.closed or self.over:
+                    return
+                else:
+                    await reader.wait()
 
     def gap(self, reason: str) -> Gap:
         last = turn_id(self.session_id, self.head) if self.head else ""
@@ -195,7 +232,11 @@ class Feed:
 
 
 class TurnEvents:
-    """The sink of one running turn. Text is gathered and published once per pass of the event loop."""
+    """The sink of one running turn.
+
+    A piece of text is published at once when a reader has taken what came before it. Otherwise it is gathered with
+    those that follow it in the same pass of the event loop: no reader can run in between.
+    """
 
     __slots__ = ("_feed", "_loop", "_parts", "_session_id", "_step", "_turn_id")
 
@@ -214,10 +255,13 @@ class TurnEvents:
             channel.publish(kind, self._turn_id, fields)
 
     def text(self, step: int, text: str) -> None:
-        if self._parts and step != self._step:
-            self.flush()  # a model that never waits may begin its next step in the same pass of the loop
-        if not self._parts:
-            if self._feed.listening(self._session_id) is None:
+        if not self._parts or step != self._step:
+            self.flush()
+            channel = self._feed.listening(self._session_id)
+            if channel is None:
+                return
+            if not channel.unread:
+                channel.publish(TextDelta, self._turn_id, {"text": clean_text(text), "step": step})
                 return
             self._step = step
             self._loop.call_soon(self.flush)

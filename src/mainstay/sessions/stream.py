@@ -8,7 +8,7 @@ from typing import Any
 
 from mainstay.model.event import AnyEvent, Gap, Retracted, TextDelta, TurnCommitted, WaitingFor
 from mainstay.model.ids import split
-from mainstay.observe.feed import Feed
+from mainstay.observe.feed import Feed, Reader
 from mainstay.sessions.parts import SessionParts
 from mainstay.tools.partial import NOTHING, PartialOutput
 
@@ -28,32 +28,23 @@ class Listener:
 
     async def events(self, turn_id: str, over: asyncio.Future[Any]) -> AsyncGenerator[AnyEvent, None]:
         """The events of a turn until it commits or parks. `over`: it has ended, perhaps where nobody can hear it."""
-        while True:
-            taken = self._channel.take(self._position)
-            if taken is not None:
-                event, self._position = taken
-                if event.turn_id == turn_id or isinstance(event, Gap):
-                    yield event
-                    if isinstance(event, TurnCommitted | WaitingFor):
-                        return
-            elif over.done():
-                return  # it ended in another process, whose events we do not see
-            else:
-                await self._next(over)
-
-    async def _next(self, over: asyncio.Future[Any]) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def wake(_: object) -> None:
-            if not waiter.done():
-                waiter.set_result(None)
-
-        self._channel.wake_next(waiter)
-        over.add_done_callback(wake)
-        try:
-            await waiter
-        finally:
-            over.remove_done_callback(wake)
+        with Reader(self._channel) as reader:
+            over.add_done_callback(reader.wake)
+            try:
+                while True:
+                    taken = self._channel.take(self._position)
+                    if taken is not None:
+                        event, self._position = taken
+                        if event.turn_id == turn_id or isinstance(event, Gap):
+                            yield event
+                            if isinstance(event, TurnCommitted | WaitingFor):
+                                return
+                    elif over.done():
+                        return  # it ended in another process, whose events are not seen here
+                    else:
+                        await reader.wait()
+            finally:
+                over.remove_done_callback(reader.wake)
 
 
 class PartialOutputs:
