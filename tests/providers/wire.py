@@ -653,6 +653,32 @@ def _google_error(status: int, kind: str, message: str, details: list[dict[str, 
 
 
 GOOGLE_FAILURES = {
+    "rate limit that speaks of a quota": Failure(
+        _google_error(
+            429,
+            "RESOURCE_EXHAUSTED",
+            "You exceeded your current quota, please check your plan and billing details",
+            [
+                {"@type": "QuotaFailure", "violations": [{"quotaId": "GenerateRequestsPerMinutePerProjectPerModel"}]},
+                {"@type": "RetryInfo", "retryDelay": "34.07s"},
+            ],
+        ),
+        "rate_limited",
+        True,
+        34.07,
+    ),
+    "quota of a day": Failure(
+        _google_error(
+            429,
+            "RESOURCE_EXHAUSTED",
+            "You exceeded your current quota, please check your plan and billing details",
+            [
+                {"@type": "QuotaFailure", "violations": [{"quotaId": "GenerateRequestsPerDayPerProjectPerModel"}]},
+                {"@type": "RetryInfo", "retryDelay": "34s"},
+            ],
+        ),
+        "quota",
+    ),
     "overloaded": Failure(_google_error(503, "UNAVAILABLE", "The model is overloaded."), "overloaded", True),
     "rate limit": Failure(
         _google_error(429, "RESOURCE_EXHAUSTED", "slow down", [{"@type": "RetryInfo", "retryDelay": "34s"}]),

@@ -14,6 +14,8 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec import Struct
+
 from mainstay.builtin.history import (
     TOKEN_BYTES,
     Estimate,
@@ -43,6 +45,18 @@ SYSTEM = (
 )
 
 
+class Room(Struct, frozen=True):
+    """In tokens: above `trigger` a history is compacted, to `goal` if cutting tool outputs can do it; `keep` stays."""
+
+    trigger: int
+    goal: int
+    keep: int
+
+    def within(self, most: int) -> Room:
+        trigger = max(min(self.trigger, most), 1)
+        return Room(trigger, min(self.goal, trigger), min(self.keep, trigger // 2))
+
+
 class Compaction(Plugin):
     """Replaces the older part of a long conversation by a summary, for prompts only.
 
@@ -50,7 +64,8 @@ class Compaction(Plugin):
     turns as fit into `keep`, word for word; the newest one may be twice as large. `buffer` and `keep` are 20,000
     tokens, and at most a quarter of the context each. Old tool results are cut to `result_tokens` first: when that
     frees as much as `buffer`, no model is asked. Summaries are asked of the session's model, under the label
-    "compaction", and given up after `seconds`.
+    "compaction", and given up after `seconds`. When the model refuses a conversation as too long although it was
+    estimated to fit, it is compacted to half of its size, once in a turn.
 
         Agent(model, plugins=[Compaction(context_tokens=200_000)])
     """
@@ -69,15 +84,14 @@ class Compaction(Plugin):
     ) -> None:
         quarter = max(whole_number("context_tokens", context_tokens) // 4, 1)
         buffer = whole_number("buffer", min(20_000, quarter) if buffer is None else buffer)
-        self._keep = whole_number("keep", min(20_000, quarter) if keep is None else keep)
-        self._trigger = context_tokens - buffer
-        if self._keep >= self._trigger:
+        keep = whole_number("keep", min(20_000, quarter) if keep is None else keep)
+        trigger = context_tokens - buffer
+        if keep >= trigger:
             raise InvalidDefinition(
-                f"buffer={buffer} and keep={self._keep} leave nothing of context_tokens={context_tokens} to sum up: "
-                "give less"
+                f"buffer={buffer} and keep={keep} leave nothing of context_tokens={context_tokens} to sum up: give less"
             )
         # A frame that is hardly smaller than the trigger would be made again at every turn.
-        self._goal = max(self._trigger - buffer, self._trigger // 2)
+        self._room = Room(trigger, max(trigger - buffer, trigger // 2), keep)
         self._results = result_budget(result_tokens)
         self._estimate = estimate
         if not seconds > 0:
@@ -86,35 +100,38 @@ class Compaction(Plugin):
         self.time_limit = seconds + DEFAULT_LIMIT  # our own limit skips a compaction, this one would end the turn
 
     async def compact(self, ctx: CompactContext) -> Frame | None:
-        if self._size(ctx.messages) <= self._trigger:
+        room, size = self._room, self._size(ctx.messages)
+        if ctx.overflow:
+            room = room.within(size // 2)  # the estimate was wrong, and nobody knows how far
+        if size <= room.trigger:
             return None
-        cut = self._cut(ctx.messages)
+        cut = self._cut(ctx.messages, room.keep)
         if cut == 0:
             return None
         old, recent = shrunk(ctx.messages[:cut], self._results), tuple(ctx.messages[cut:])
         size = self._size(old) + self._size(recent)
-        if size > self._goal:
-            summary = await self._summary(ctx, old)
+        if size > room.goal:
+            summary = await self._summary(ctx, old, room.trigger)
             if summary is not None:
                 return Frame((summary, *recent), reason="summed up")
-        return Frame((*old, *recent), reason="tool outputs cut") if size <= self._trigger else None
+        return Frame((*old, *recent), reason="tool outputs cut") if size <= room.trigger else None
 
-    def _cut(self, messages: Sequence[Message]) -> int:
+    def _cut(self, messages: Sequence[Message], keep: int) -> int:
         """Where the part begins that stays as it is: at a user turn, or at the end when none is small enough."""
-        cut, room, size = len(messages), 2 * self._keep, 0
+        cut, room, size = len(messages), 2 * keep, 0
         for start in reversed(user_turns(messages)):
             size += self._size(messages[start:cut])
             if size > room:
                 break
-            cut, room = start, self._keep
+            cut, room = start, keep
         return cut
 
-    async def _summary(self, ctx: CompactContext, old: list[Message]) -> Message | None:
+    async def _summary(self, ctx: CompactContext, old: list[Message], most: int) -> Message | None:
         """The old part in few words; None, and a line in the log, when there is no usable summary."""
         text = ""
         try:
             async with asyncio.timeout(self._seconds):
-                for piece in self._pieces(old):
+                for piece in self._pieces(old, most):
                     completion = await ctx.host.complete(_question(text, piece), label=LABEL, system=SYSTEM)
                     text = completion.text.strip()
                     if not text:
@@ -128,15 +145,15 @@ class Compaction(Plugin):
             return None
         return summary
 
-    def _pieces(self, messages: Iterable[Message]) -> Iterator[str]:
+    def _pieces(self, messages: Iterable[Message], tokens_each: int) -> Iterator[str]:
         """The conversation as text, in pieces that the model has room for: usually one."""
-        most = OutputBudget(bytes=max(self._trigger * TOKEN_BYTES, LEAST_BYTES), lines=None)
+        most = OutputBudget(bytes=max(tokens_each * TOKEN_BYTES, LEAST_BYTES), lines=None)
         piece: list[str] = []
         size = 0
         for message in messages:
             text = project(_told(message), most).value
             tokens = self._estimate(Message("user", text))
-            if piece and size + tokens > self._trigger:
+            if piece and size + tokens > tokens_each:
                 yield "\n\n".join(piece)
                 piece, size = [], 0
             piece.append(text)

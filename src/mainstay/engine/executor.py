@@ -23,7 +23,7 @@ from mainstay.model.ids import call_id
 from mainstay.model.llm import BUCKETS, CallPiece, Delta, ModelRequest, ModelResponse, Stop, Usage
 from mainstay.model.media import Stored
 from mainstay.model.message import Part, ProviderPart, Reasoning, Text, ToolCall
-from mainstay.model.record import INTERRUPTED, Faltered, Replied
+from mainstay.model.record import INTERRUPTED, Faltered, Framed, Record, Replied
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.hooks import StreamEnd, TurnHooks
 from mainstay.ports.host import Random
@@ -43,6 +43,9 @@ MOST = 2**53
 
 PER_PART = 16
 """Characters that a part counts for besides what it says: any number of empty ones is not nothing."""
+
+OVERFLOW = "context_overflow"
+"""The code of an attempt that the model refused because the conversation does not fit. A turn is made shorter once."""
 
 YIELD_EVERY = 256
 """A provider that never waits must not keep other sessions from their turn."""
@@ -67,6 +70,8 @@ class ModelCaller:
         await run.journal.flush()
         if effect.due and not await _waited(run, self._policy.due(effect.due, run.clock.now())):
             run.machine.receive(TimeIsUp())
+            return
+        if effect.attempt > 1 and not await self._shrunk(run, effect):
             return
         request, run.begun = await self._request(run, effect), False
         run.gate.check()
@@ -103,6 +108,21 @@ class ModelCaller:
             if run.hooks is not None:
                 response = await self._responded(run, run.hooks, effect, response)
             self._answered(run, effect, response)
+
+    async def _shrunk(self, run: Run, effect: CallModel) -> bool:
+        """Make the conversation shorter where the attempt before found it too long; False when that ended the turn.
+
+        What is recorded decides: after a crash the same is done from here, with the summaries that were recorded.
+        """
+        found = next((r for r in reversed(run.records) if type(r) is Framed or _overflow(r)), None)
+        if type(found) is not Faltered:
+            return True
+        if run.hooks is not None and await run.hooks.shrink():
+            await run.journal.flush()
+            return True
+        why = f"{found.message} (it could not be made shorter either)"
+        run.machine.receive(GaveUp(found.code, why, effect.attempt - 1, False, found.model))
+        return False
 
     async def _room(self, run: Run, effect: CallModel, request: ModelRequest) -> Ticket | None:
         """Wait for the rate limits of the model; None when it is not to be asked now, which the machine knows then.
@@ -261,6 +281,11 @@ class ModelCaller:
         code = clean_text(str(error.code)) if isinstance(error, MainstayError) else "provider_raised"
         message = error_text(error) or type(error).__name__
         run.events.emit(Retracted, step=effect.step, reason=message)
+        if code == OVERFLOW and not any(_overflow(record) for record in run.records):
+            if run.hooks is not None and run.hooks.may_shrink():
+                self._record_failure(run, effect, code, message, 0)
+                return True
+            message = f"{message} (Compaction(context_tokens=…) in the agent's plugins makes conversations shorter)"
         if not isinstance(error, ProviderError):
             log.error("the model of %s raised", call_id(run.turn_id, effect.step, 0), exc_info=error)
             message = f"{type(error).__name__}: {message}"
@@ -322,6 +347,10 @@ def _candidate(run: Run, effect: CallModel) -> Provider:
     """The model to ask. A turn that was begun with more of them than there are now goes on with the last."""
     models = candidates(run.agent.provider)
     return models[min(effect.candidate, len(models) - 1)]
+
+
+def _overflow(record: Record) -> bool:
+    return type(record) is Faltered and record.code == OVERFLOW and not record.call
 
 
 def _name(run: Run, effect: CallModel) -> str:

@@ -87,10 +87,14 @@ class ViewContext(HookContext, frozen=True):
 
 
 class CompactContext(HookContext, frozen=True):
-    """A turn begins. `messages` is what a model would be shown of the session before it."""
+    """A turn begins. `messages` is what a model would be shown of the session before it.
+
+    `overflow`: the model has refused it as too long, whatever it was estimated at. What is left must be shorter.
+    """
 
     host: HistoryHost
     messages: Sequence[Message]
+    overflow: bool = False
 
 
 class TurnContext(HookContext, frozen=True):
@@ -277,7 +281,8 @@ class Plugin:
     def compact(self, ctx: CompactContext) -> Maybe[Compaction | None]:
         """Begin a new frame before the turn's first model call, or None. The first answer wins.
 
-        An exception ends the turn.
+        Called again, once in a turn, when the model refuses the conversation as too long (`ctx.overflow`): the model is
+        asked again with the new frame, and without one the turn ends. An exception ends the turn.
         """
         return None
 

@@ -141,12 +141,26 @@ class TurnPlugins:
             ctx = TurnContext(*self._base, self._host, said.message, Seen(run.history))
             asked = collect(hooks, lambda _: (replace(ctx, said=own(said.message)),))
             messages = await self._directed("before_turn", await self._asked(asked))
-        if (hooks := self._table.get("compact")) is not None and not any(type(r) is Framed for r in run.records):
-            past = CompactContext(*self._base, self._host, Seen(run.history))
-            found = await self._asked(first(hooks, lambda _: (past,), _frame))
-            if found is not None:
-                await self._host.frame(found[1].reason, found[1].summary)
+        if not any(type(r) is Framed for r in run.records):
+            await self._compact()
         return messages
+
+    def may_shrink(self) -> bool:
+        return bool(self._run.history) and "compact" in self._table
+
+    async def shrink(self) -> bool:
+        return await self._compact(overflow=True)
+
+    async def _compact(self, overflow: bool = False) -> bool:
+        """Perhaps begin a new frame; whether there is one."""
+        hooks = self._table.get("compact")
+        if hooks is None:
+            return False
+        past = CompactContext(*self._base, self._host, Seen(self._run.history), overflow)
+        found = await self._asked(first(hooks, lambda _: (past,), _frame))
+        if found is not None:
+            await self._host.frame(found[1].reason, found[1].summary)
+        return found is not None
 
     async def _checkpoint(self, boundary: Boundary) -> tuple[Message, ...]:
         """A boundary in the middle of a turn."""

@@ -35,6 +35,14 @@ class TextStream(Protocol):
 class TurnHooks(Protocol):
     """Raises TurnAborted where a plugin ends the turn, or one that it cannot do without has failed."""
 
+    def may_shrink(self) -> bool:
+        """Whether a plugin could make the conversation before this turn shorter."""
+        ...
+
+    async def shrink(self) -> bool:
+        """Make it shorter, because the model refuses it as too long; False when that cannot be done."""
+        ...
+
     async def shape(
         self, step: int, tools: Sequence[ToolSpec], instructions: str, messages: list[Message]
     ) -> tuple[str, list[Message]]:

@@ -412,6 +412,8 @@ OVERFLOW = re.compile(
     r"|token count.{0,40}exceeds|exceeds?.{0,30}(context|token limit)|reduce the length",
     re.IGNORECASE,
 )
+OVERFLOW_KINDS = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+"""Said with any status, also in the middle of a stream."""
 QUOTA = re.compile(r"insufficient_quota|billing|credit balance|exceeded your current quota|spend limit|payment", re.I)
 
 
@@ -423,7 +425,7 @@ def status_error(status: int, headers: Mapping[str, str], message: str, kind: st
         return ProviderError(f"the provider did not accept the key: {said}", code="authentication")
     if status == 404:
         return ProviderError(f"the provider knows no such model or address: {said}", code="unknown_model")
-    if status == 413 or (status in (400, 422) and OVERFLOW.search(told)):
+    if status == 413 or kind in OVERFLOW_KINDS or (status in (400, 422) and OVERFLOW.search(told)):
         return ProviderError(f"the conversation does not fit the model: {said}", code="context_overflow")
     if status in (402, 429) and QUOTA.search(told):
         return ProviderError(f"the account's quota is spent: {said}", code="quota")

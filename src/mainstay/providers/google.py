@@ -38,6 +38,7 @@ from mainstay.providers.dialect import (
     nonsense,
     own_tools,
     result_text,
+    retry_after,
     status_error,
     told_in_words,
     unsupported,
@@ -407,6 +408,10 @@ def _failure(status: int, headers: Mapping[str, str], body: bytes) -> ProviderEr
     wait = next((delay for delay in delays if delay), "")
     if wait and "retry-after" not in headers:
         headers = {**headers, "retry-after": wait}
+    if status == 429 and wait and "PerDay" not in str(error.details):
+        # "You exceeded your current quota" is said of a minute too; a spent quota is none that seconds would mend.
+        said = f"{error.message} (HTTP 429, {error.status})"
+        return ProviderError(said, retryable=True, after=retry_after(headers), code="rate_limited")
     if status == 400 and "API key not valid" in error.message:
         status = 401
     return status_error(status, headers, error.message, error.status)
