@@ -27,6 +27,7 @@ from mainstay.model.session import CancelRequest, Node
 from mainstay.model.write import Write
 from mainstay.stores import rules
 from mainstay.stores.memory import MemoryRows
+from mainstay.stores.rules.rows import run
 
 ASKED = Registration("p", "function", "rerunnable", events=(EventType("signal.go"),))
 FIRST = ProcessScope("p", 1, "w1", 1)
@@ -57,23 +58,27 @@ def orders(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("order", list(itertools.permutations(names)), ids=" ".join)
 
 
+def applied(rows: MemoryRows, write: Write[Any]) -> Any:
+    return run(rules.transact(rows, write))
+
+
 def begun(registration: Registration = ASKED) -> MemoryRows:
     rows = MemoryRows()
-    rules.apply(rows, Register(registration, 1, "w1"))
+    applied(rows, Register(registration, 1, "w1"))
     if registration.recovery != "externally_owned":
-        rules.apply(rows, Advance(FIRST, 2, (Node(0, b"begun"),), first=True, seen=1))
+        applied(rows, Advance(FIRST, 2, (Node(0, b"begun"),), first=True, seen=1))
     return rows
 
 
 def tried(rows: MemoryRows, write: Write[Any]) -> Any:
     try:
-        return rules.apply(rows, write)
+        return applied(rows, write)
     except MainstayError as refusal:
         return type(refusal)
 
 
 def process(rows: MemoryRows) -> ProcessRow:
-    row = rows.process("p")
+    row = run(rows.process("p"))
     assert row is not None
     return row
 
@@ -164,7 +169,7 @@ def test_what_somebody_outside_does_ends_once(order: tuple[str, ...]) -> None:
 @orders("stop", "take")
 def test_what_nobody_has_begun_ends_with_the_request_unless_it_is_claimed_first(order: tuple[str, ...]) -> None:
     rows = MemoryRows()
-    rules.apply(rows, Register(ASKED, 1))
+    applied(rows, Register(ASKED, 1))
     for name in order:
         tried(rows, Take("p", "w2", 0, 14) if name == "take" else STOP)
 

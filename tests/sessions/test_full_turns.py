@@ -185,7 +185,7 @@ async def test_a_session_that_has_had_its_last_input_refuses_the_next_one_and_ca
         await session.run("go")
         store = runtime.store
         assert isinstance(store, MemoryStore)
-        row = store.rows.session("s")
+        row = await store.rows.session("s")
         assert row is not None
         store.rows.put_session(replace(row, next=MAX_TURN + 1))
 

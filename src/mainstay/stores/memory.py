@@ -9,33 +9,56 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.errors import BlobMissing, MainstayError
-from mainstay.model.session import Deaths, InboxRow, Node, SessionRow, WaitRow, WorkerRow
+from mainstay.model.codec import convert, decode, encode
+from mainstay.model.own import own
+from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow
+from mainstay.model.process_write import ProcessFilter
+from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import SessionFilter, StoreFacts, Write
 from mainstay.ports.host import Clock
 from mainstay.ports.store import SWEEP_GRACE
 from mainstay.stores import fork_guard, identity, rules
 from mainstay.stores.blobs import host_pieces
-from mainstay.stores.memory_processes import MemoryProcessReads, MemoryProcessRows
-from mainstay.stores.rules.rows import waits_of
+from mainstay.stores.rules.filters import PROCESS_ATTRIBUTES, SESSION_ATTRIBUTES, matches
+from mainstay.stores.rules.rows import Change, run, waits_of
 
 R = TypeVar("R")
+S = TypeVar("S", bound=Struct)
 
 
 def _system_time() -> int:
     return time.time_ns() // 1_000_000
 
 
-class MemoryRows(MemoryProcessRows):
-    """Tables as dictionaries."""
+class MemoryRows:
+    """Tables as dictionaries. What is put in comes out as from disk: no reader shares a struct with a writer.
+
+    `log` is the change feed: which process has the event at a place. The dictionaries of one process's events and
+    records are in order, because both only grow.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.process_ids: dict[str, int] = {}
+        self.by_pid: dict[int, ProcessRow] = {}
+        self.active_pids: dict[int, None] = {}
+        self.due_pids: dict[int, int] = {}
+        self.by_parent: dict[str, dict[int, None]] = {}
+        self.log: dict[int, int] = {}
+        self.places = 0
+        self.events_of: dict[int, dict[int, tuple[int, Event]]] = {}
+        self.event_keys: dict[int, dict[str, int]] = {}
+        self.journals: dict[int, dict[int, bytes]] = {}
+        self.awaits: dict[str, dict[int, None]] = {}
+        self.grants: dict[str, dict[int, None]] = {}
+        self.wake_rows: dict[int, WakeRow] = {}
+        self.tombstones: dict[str, Tombstone] = {}
         self.by_id: dict[str, int] = {}
         self.by_sid: dict[int, SessionRow] = {}
         self.open_sids: dict[int, None] = {}
@@ -54,18 +77,23 @@ class MemoryRows(MemoryProcessRows):
         self.held: str | None = None
         self.changes = 0
 
-    def session(self, session_id: str) -> SessionRow | None:
+    async def flush(self, changes: Sequence[Change]) -> None:
+        for name, args in changes:
+            getattr(self, name)(*args)
+
+    async def session(self, session_id: str) -> SessionRow | None:
         sid = self.by_id.get(session_id)
         return None if sid is None else self.by_sid[sid]
 
-    def session_by_sid(self, sid: int) -> SessionRow | None:
+    async def session_by_sid(self, sid: int) -> SessionRow | None:
         return self.by_sid.get(sid)
 
-    def add_session(self, row: SessionRow) -> SessionRow:
-        row = replace(row, sid=len(self.by_sid) + 1)
+    async def next_sid(self) -> int:
+        return len(self.by_sid) + 1
+
+    def add_session(self, row: SessionRow) -> None:
         self.by_id[row.id] = row.sid
         self.put_session(row)
-        return row
 
     def put_session(self, row: SessionRow) -> None:
         self.by_sid[row.sid] = row
@@ -77,33 +105,30 @@ class MemoryRows(MemoryProcessRows):
     def put_settings(self, sid: int, settings: bytes) -> None:
         """Nothing to do: the row itself keeps them here."""
 
-    def owned_by(self, worker_id: str) -> list[SessionRow]:
+    async def owned_by(self, worker_id: str) -> list[SessionRow]:
         return [row for sid in self.open_sids if (row := self.by_sid[sid]).owner == worker_id]
 
-    def forks_of(self, sid: int) -> int:
+    async def forks_of(self, sid: int) -> int:
         return sum(1 for row in self.by_sid.values() if row.fork is not None and row.fork.sid == sid)
 
-    def key(self, sid: int, key: str) -> tuple[int, bytes] | None:
-        return self.keys.get((sid, key))
+    async def key(self, session_id: str, key: str) -> tuple[int, bytes] | None:
+        return self.keys.get((self.by_id[session_id], key)) if session_id in self.by_id else None
 
     def put_key(self, sid: int, key: str, turn: int, digest: bytes) -> None:
         self.keys[sid, key] = (turn, digest)
 
-    def node(self, sid: int, turn: int, ordinal: int) -> bytes | None:
+    async def node(self, sid: int, turn: int, ordinal: int) -> bytes | None:
         bodies = self.bodies.get(sid, {}).get(turn, ())
         return bodies[ordinal] if ordinal < len(bodies) else None
 
-    def add_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> bool:
-        bodies = self.bodies.setdefault(sid, {}).setdefault(turn, [])
-        if ordinal < len(bodies):
-            return False
-        assert ordinal == len(bodies), "ordinals have no gaps"
-        bodies.append(body)
-        return True
+    async def records(self, sid: int, turn: int) -> int:
+        return len(self.bodies.get(sid, {}).get(turn, ()))
 
-    def add_nodes(self, sid: int, turn: int, nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            self.add_node(sid, turn, node.ordinal, node.body)
+    def add_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> None:
+        bodies = self.bodies.setdefault(sid, {}).setdefault(turn, [])
+        if ordinal >= len(bodies):
+            assert ordinal == len(bodies), "ordinals have no gaps"
+            bodies.append(body)
 
     def put_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> None:
         self.bodies[sid][turn][ordinal] = body
@@ -118,25 +143,24 @@ class MemoryRows(MemoryProcessRows):
         for refs in self.blob_refs.values():
             refs.discard(number)
 
-    def add_blobs(self, sid: int, digests: Iterable[str]) -> None:
+    def add_blobs(self, sid: int, digests: tuple[str, ...]) -> None:
         for digest in digests:
             self.blob_refs.setdefault(digest, set()).add(sid)
 
-    def has_blob(self, digest: str) -> bool:
+    async def has_blob(self, digest: str) -> bool:
         return digest in self.blobs
 
-    def first_mail(self, sid: int) -> InboxRow | None:
-        letters = self.letters.get(sid)
-        return None if letters is None else next((m for m in letters.values() if m.kind != "note"), None)
+    async def first_mail(self, sid: int, besides: tuple[int, ...]) -> InboxRow | None:
+        letters = self.letters.get(sid, {}).values()
+        return next((m for m in letters if m.kind != "note" and m.input not in besides), None)
 
-    def has_mail(self, sid: int) -> bool:
-        letters = self.letters.get(sid)
-        return letters is not None and any(m.kind != "queue" for m in letters.values())
+    async def has_mail(self, sid: int, besides: tuple[int, ...]) -> bool:
+        return any(m.kind != "queue" and m.input not in besides for m in self.letters.get(sid, {}).values())
 
-    def some_mail(self, sid: int) -> bool:
+    async def some_mail(self, sid: int) -> bool:
         return bool(self.letters.get(sid))
 
-    def mail(self, sid: int, number: int) -> InboxRow | None:
+    async def mail(self, sid: int, number: int) -> InboxRow | None:
         return self.letters.get(sid, {}).get(number)
 
     def put_mail(self, row: InboxRow) -> None:
@@ -148,7 +172,7 @@ class MemoryRows(MemoryProcessRows):
         if not letters:
             self.letters.pop(sid, None)
 
-    def wait(self, wait_id: str) -> WaitRow | None:
+    async def wait(self, wait_id: str) -> WaitRow | None:
         return self.waits.get(wait_id)
 
     def put_wait(self, row: WaitRow) -> None:
@@ -161,7 +185,7 @@ class MemoryRows(MemoryProcessRows):
                 del self.waits[wait_id]
             self.drop_references(waits_of(sid))
 
-    def worker(self, worker_id: str) -> WorkerRow | None:
+    async def worker(self, worker_id: str) -> WorkerRow | None:
         return self.workers_by_id.get(worker_id)
 
     def put_worker(self, row: WorkerRow) -> None:
@@ -170,11 +194,17 @@ class MemoryRows(MemoryProcessRows):
     def drop_worker(self, worker_id: str) -> None:
         self.workers_by_id.pop(worker_id, None)
 
-    def workers(self) -> list[WorkerRow]:
+    async def workers(self) -> list[WorkerRow]:
         return list(self.workers_by_id.values())
 
-    def deaths(self, scope: int) -> Deaths | None:
+    async def deaths(self, scope: int) -> Deaths | None:
         return self.deaths_by_scope.get(scope)
+
+    async def session_deaths(self, session_id: str) -> Deaths | None:
+        return self.deaths_by_scope.get(self.by_id.get(session_id, 0))
+
+    async def process_deaths(self, process_id: str) -> Deaths | None:
+        return self.deaths_by_scope.get(-self.process_ids.get(process_id, 0))
 
     def put_deaths(self, row: Deaths) -> None:
         self.deaths_by_scope[row.scope] = row
@@ -182,13 +212,159 @@ class MemoryRows(MemoryProcessRows):
     def drop_deaths(self, scope: int) -> None:
         self.deaths_by_scope.pop(scope, None)
 
+    # ------------------------------------------------------------------ processes
 
-class MemoryStore(MemoryProcessReads):
+    async def process(self, process_id: str) -> ProcessRow | None:
+        pid = self.process_ids.get(process_id)
+        return None if pid is None else self.by_pid[pid]
+
+    async def process_by_pid(self, pid: int) -> ProcessRow | None:
+        row = self.by_pid.get(pid)
+        return row if row is not None and row.pruned is None else None
+
+    async def next_pid(self) -> int:
+        return len(self.by_pid) + 1
+
+    def add_process(self, row: ProcessRow) -> None:
+        row = replace(row, registration=_again(row.registration))
+        self.process_ids[row.id] = row.pid
+        if row.registration.parent is not None:
+            self.by_parent.setdefault(row.registration.parent, {})[row.pid] = None
+        self.put_process(row)
+
+    def put_process(self, row: ProcessRow) -> None:
+        self.by_pid[row.pid] = replace(row, record=_again(row.record))
+        if row.active:
+            self.active_pids[row.pid] = None
+        else:
+            self.active_pids.pop(row.pid, None)
+        due = row.due
+        if due is None:
+            self.due_pids.pop(row.pid, None)
+        else:
+            self.due_pids[row.pid] = due
+
+    def entomb(self, tombstone: Tombstone, place: int) -> None:
+        row = tombstone.row
+        parent = self.by_pid[row.pid].registration.parent
+        if parent is not None:
+            self.by_parent[parent].pop(row.pid, None)
+        self.put_process(row)
+        self.tombstones[row.id] = tombstone
+        for freed, _ in self.events_of.pop(row.pid).values():
+            del self.log[freed]
+        self.places = place
+        self.log[place] = row.pid
+        self.event_keys.pop(row.pid, None)
+        self.journals.pop(row.pid, None)
+        self.wake_rows = {n: w for n, w in self.wake_rows.items() if w.pid != row.pid}
+        self.drop_awaits(row.pid)
+        for seen in self.grants.values():
+            seen.pop(row.pid, None)
+        self.drop_references(-row.pid)
+
+    async def tombstone(self, process_id: str) -> Tombstone | None:
+        return self.tombstones.get(process_id)
+
+    async def children(self, parent: str, over: bool) -> list[ProcessRow]:
+        rows = [self.by_pid[pid] for pid in self.by_parent.get(parent, ())]
+        return [row for row in rows if row.live or (over and row.pruned is None)]
+
+    async def processes_of(self, worker_id: str) -> list[ProcessRow]:
+        return [row for pid in sorted(self.active_pids) if (row := self.by_pid[pid]).owner == worker_id]
+
+    async def has_live_processes(self, session_id: str) -> bool:
+        return any(self.by_pid[pid].live for pid in self.grants.get(session_id, ()))
+
+    async def prunable(self, before: int, after: tuple[int, int], limit: int) -> list[ProcessRow]:
+        over = [r for r in self.by_pid.values() if not r.live and r.pruned is None and r.record.updated < before]
+        over.sort(key=lambda r: (r.record.updated, r.pid))
+        return [r for r in over if (r.record.updated, r.pid) > after][:limit]
+
+    async def next_place(self) -> int:
+        return self.places + 1
+
+    def add_event(self, pid: int, sequence: int, event: Event, place: int) -> None:
+        kept = _again(event)
+        self.places = place
+        self.log[place] = pid
+        self.events_of.setdefault(pid, {})[sequence] = (place, kept)
+        if kept.key is not None:
+            self.event_keys.setdefault(pid, {})[kept.key] = sequence
+
+    async def event_by_key(self, pid: int, key: str) -> tuple[int, Event] | None:
+        sequence = self.event_keys.get(pid, {}).get(key)
+        return None if sequence is None else (sequence, self.events_of[pid][sequence][1])
+
+    async def events_after(self, pid: int, sequence: int) -> list[Event]:
+        return [event for n, (_, event) in self.events_of.get(pid, {}).items() if n > sequence]
+
+    async def last_event(self, pid: int) -> int:
+        events = self.events_of[pid]
+        return events[next(reversed(events))][0]
+
+    async def step(self, pid: int, ordinal: int) -> bytes | None:
+        return self.journals.get(pid, {}).get(ordinal)
+
+    async def last_step(self, pid: int) -> int:
+        return next(reversed(self.journals.get(pid, {})), -1)
+
+    def add_step(self, pid: int, ordinal: int, body: bytes) -> None:
+        self.journals.setdefault(pid, {})[ordinal] = body
+
+    def drop_steps(self, pid: int, before: int) -> None:
+        self.journals[pid] = {n: b for n, b in self.journals.get(pid, {}).items() if n >= before}
+
+    async def awaiting(self, target: str) -> list[int]:
+        return sorted(self.awaits.get(target, ()))
+
+    def put_awaits(self, pid: int, targets: tuple[str, ...]) -> None:
+        for target in targets:
+            self.awaits.setdefault(target, {})[pid] = None
+
+    def drop_awaits(self, pid: int) -> None:
+        for target in [t for t, waiting in self.awaits.items() if pid in waiting]:
+            del self.awaits[target][pid]
+            if not self.awaits[target]:
+                del self.awaits[target]
+
+    async def granted(self, session_id: str, pid: int) -> bool:
+        return pid in self.grants.get(session_id, ())
+
+    def put_grant(self, session_id: str, pid: int) -> None:
+        self.grants.setdefault(session_id, {})[pid] = None
+
+    def drop_grant(self, session_id: str, pid: int) -> None:
+        self.grants.get(session_id, {}).pop(pid, None)
+
+    def drop_grants(self, session_id: str) -> None:
+        self.grants.pop(session_id, None)
+
+    async def live_named(self, session_id: str, name: str) -> list[ProcessRow]:
+        rows = [self.by_pid[pid] for pid in self.grants.get(session_id, ())]
+        return [row for row in rows if row.live and row.registration.name == name]
+
+    def add_wake(self, row: WakeRow) -> None:
+        self.wake_rows[row.number] = row
+
+    async def wake(self, number: int) -> WakeRow | None:
+        return self.wake_rows.get(number)
+
+    def put_wake(self, row: WakeRow) -> None:
+        self.wake_rows[row.number] = row
+
+    async def pending_wakes(self, pid: int) -> list[WakeRow]:
+        return [w for w in self.wake_rows.values() if w.pid == pid and w.state == "pending"]
+
+    async def pending_wakes_for(self, session_id: str) -> list[WakeRow]:
+        return [w for w in self.wake_rows.values() if w.session_id == session_id and w.state == "pending"]
+
+
+class MemoryStore:
     """A store whose rows live as long as their object. `clock` tells the age of blobs; without one, the system does."""
 
     def __init__(self, rows: MemoryRows | None = None, clock: Clock | None = None) -> None:
         self.rows = rows or MemoryRows()
-        super().__init__(self.rows)
         self._now = clock.now if clock is not None else _system_time
         self._ours = 0
         self._others = 0
@@ -210,19 +386,19 @@ class MemoryStore(MemoryProcessReads):
             done(receipt, None)
 
     def _apply(self, write: Write[R]) -> R:
-        receipt = rules.apply(self.rows, write, self.rows.held is not None)
+        receipt = run(rules.transact(self.rows, write, self.rows.held is not None))
         self.rows.changes += 1
         self._ours += 1
         return receipt
 
     async def session(self, session_id: str) -> SessionRow | None:
-        return self.rows.session(session_id)
+        return await self.rows.session(session_id)
 
     async def session_by_sid(self, sid: int) -> SessionRow | None:
         return self.rows.by_sid.get(sid)
 
     async def sessions(self, wanted: SessionFilter) -> list[SessionRow]:
-        found = [r for r in self.rows.by_sid.values() if not r.deleted and matches(r, wanted)]
+        found = [r for r in self.rows.by_sid.values() if not r.deleted and matches(r, wanted, SESSION_ATTRIBUTES)]
         found.sort(key=lambda r: (r.updated, r.sid), reverse=True)
         return found[: wanted.limit]
 
@@ -247,8 +423,57 @@ class MemoryStore(MemoryProcessReads):
     async def wait(self, wait_id: str) -> WaitRow | None:
         return self.rows.waits.get(wait_id)
 
+    async def process(self, process_id: str) -> ProcessRow | None:
+        return own(await self.rows.process(process_id))
+
+    async def processes(self, wanted: ProcessFilter) -> list[ProcessRow]:
+        asking = wanted.session_id or ""
+        seen = self.rows.grants.get(asking, {})
+        attributes = {**PROCESS_ATTRIBUTES, "seen by": lambda row: (asking,) if row.pid in seen else ()}
+        found = [r for r in self.rows.by_pid.values() if r.pruned is None and matches(r, wanted, attributes)]
+        return own(found[::-1][: max(0, wanted.limit)])
+
+    async def active_processes(self) -> list[ProcessRow]:
+        return own([self.rows.by_pid[pid] for pid in sorted(self.rows.active_pids)])
+
+    async def unowned_processes(self, after: int, limit: int) -> list[ProcessRow]:
+        rows = (self.rows.by_pid[pid] for pid in sorted(self.rows.active_pids) if pid > after)
+        return own([row for row in rows if row.owner is None][:limit])
+
+    async def due_processes(self, now: int, limit: int = 1000, skip: int = 0) -> list[ProcessRow]:
+        due = sorted((due, pid) for pid, due in self.rows.due_pids.items() if due <= now)
+        return own([self.rows.by_pid[pid] for _, pid in due[skip : skip + limit]])
+
+    async def events(self, pid: int, after: int = 0, limit: int = 1000) -> list[tuple[int, int, Event]]:
+        events = self.rows.events_of.get(pid, {}).items()
+        found = [(place, sequence, event) for sequence, (place, event) in events if sequence > after]
+        return own(found[: max(0, limit)])
+
+    async def changes(self, after: int = 0, limit: int = 1000) -> list[tuple[int, ProcessRow]]:
+        page = [(place, pid) for place, pid in self.rows.log.items() if place > after][: max(0, limit)]
+        latest = {pid: place for place, pid in page}
+        return own([(place, self.rows.by_pid[pid]) for pid, place in sorted(latest.items(), key=lambda e: e[1])])
+
+    async def last_change(self) -> int:
+        return self.rows.places
+
+    async def steps(self, pid: int) -> list[tuple[int, bytes]]:
+        return sorted(self.rows.journals.get(pid, {}).items())
+
+    async def is_granted(self, session_id: str, process_id: str) -> bool:
+        row = await self.rows.process(process_id)
+        return row is not None and await self.rows.granted(session_id, row.pid)
+
+    async def grantees(self, process_id: str) -> list[str]:
+        row = await self.rows.process(process_id)
+        return sorted(each for each, seen in self.rows.grants.items() if row is not None and row.pid in seen)
+
+    async def wakes(self, session_id: str | None = None, state: str = "pending") -> list[WakeRow]:
+        wakes = [w for _, w in sorted(self.rows.wake_rows.items()) if w.state == state]
+        return [w for w in wakes if session_id is None or w.session_id == session_id]
+
     async def workers(self) -> list[WorkerRow]:
-        return self.rows.workers()
+        return await self.rows.workers()
 
     async def deaths(self) -> list[Deaths]:
         return list(self.rows.deaths_by_scope.values())
@@ -332,11 +557,6 @@ def _host_bytes(path: str) -> bytes:
     return b"".join(host_pieces(path))
 
 
-def matches(row: Any, wanted: SessionFilter) -> bool:
-    """Whether a session is one of those wanted."""
-    return (
-        (wanted.agent is None or row.agent == wanted.agent)
-        and (wanted.state is None or row.state == wanted.state)
-        and row.id.startswith(wanted.prefix)
-        and (wanted.before is None or row.updated < wanted.before)
-    )
+def _again(value: S) -> S:
+    """A struct as it comes back from disk."""
+    return convert(decode(encode(value)), type(value))

@@ -9,11 +9,12 @@ the old owner's changes anything. *Recognition*: a write sent twice because its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
+from mainstay.errors import MainstayError
 from mainstay.model.process_write import (
     Advance,
     Complete,
@@ -50,20 +51,33 @@ from mainstay.model.write import (
     Write,
 )
 from mainstay.stores.rules import processes, sessions, takeovers, wakes
-from mainstay.stores.rules.rows import Rows
+from mainstay.stores.rules.rows import Rows, Transaction
 
 R = TypeVar("R")
 
 
-def apply(rows: Rows, write: Write[R], held: bool = False) -> R:
+async def apply(rows: Transaction, write: Write[R], held: bool = False) -> R:
     """Run the rule of a write. In a store that is `held` everything is accepted and nothing is claimed."""
     if held:
         if isinstance(write, Claim):
-            return cast(R, Claimed(rows.session(write.session_id), won=False))
+            return cast(R, Claimed(await rows.session(write.session_id), won=False))
         if isinstance(write, Take):
-            return cast(R, Taken(rows.process(write.process_id), won=False))
+            return cast(R, Taken(await rows.process(write.process_id), won=False))
         write = unclaimed(write)
-    receipt: R = RULES[type(write)](rows, write)
+    try:
+        receipt: R = await RULES[type(write)](rows, write)
+    except MainstayError:
+        rows.discard()
+        raise
+    rows.keep()
+    return receipt
+
+
+async def transact(rows: Rows, write: Write[R], held: bool = False) -> R:
+    """A write in a transaction of its own, flushed."""
+    transaction = Transaction(rows)
+    receipt = await apply(transaction, write, held)
+    await transaction.flush()
     return receipt
 
 
@@ -72,40 +86,43 @@ def unclaimed(write: Write[R]) -> Write[R]:
     return cast(Write[R], replace(write, worker=None)) if isinstance(write, CLAIMING) else write
 
 
-def beat(rows: Rows, write: Beat) -> bool:
-    known = rows.worker(write.worker.id)
+async def beat(rows: Transaction, write: Beat) -> bool:
+    known = await rows.worker(write.worker.id)
     # Which suspect it runs is decided by claims, not by the worker.
-    running = None if known is None else takeovers.running(rows, known)
+    running = None if known is None else await takeovers.running(rows, known)
     rows.put_worker(replace(write.worker, suspect=running))
     return known is not None or write.worker.beat == 0
 
 
-def retire(rows: Rows, write: Retire) -> None:
-    turns, work = rows.owned_by(write.worker_id), rows.processes_of(write.worker_id)
+async def retire(rows: Transaction, write: Retire) -> None:
+    turns, work = await rows.owned_by(write.worker_id), await rows.processes_of(write.worker_id)
     if write.dead and (turns or work):
         return  # what a dead worker owned is claimed first, each with its own fence
-    if write.dead and _tells(rows, write):
+    if write.dead and await _tells(rows, write):
         return
     for row in turns:
         rows.put_session(replace(row, owner=None))
     for process in work:
-        processes.drained(rows, process, write.at)
+        await processes.drained(rows, process, write.at)
     rows.drop_worker(write.worker_id)
 
 
-def _tells(rows: Rows, write: Retire) -> bool:
+async def _tells(rows: Transaction, write: Retire) -> bool:
     """Whether the row says which suspect ran when others died whose scopes are not claimed yet."""
-    row = rows.worker(write.worker_id)
+    row = await rows.worker(write.worker_id)
     if row is None or row.suspect is None:
         return False
-    others = [each for each in rows.workers() if each.id in write.beside and each.process == row.process != ""]
-    return any(rows.owned_by(each.id) or rows.processes_of(each.id) for each in others if each.id != row.id)
+    others = [each for each in await rows.workers() if each.id in write.beside and each.process == row.process != ""]
+    for each in others:
+        if each.id != row.id and (await rows.owned_by(each.id) or await rows.processes_of(each.id)):
+            return True
+    return False
 
 
 CLAIMING = (Accept, Cancel, Resolve, Resume, Register, Deliver)
 """Writes that claim what they open, for the worker that they name."""
 
-RULES: dict[type, Callable[[Rows, Any], Any]] = {
+RULES: dict[type, Callable[[Transaction, Any], Awaitable[Any]]] = {
     Accept: sessions.accept,
     Claim: sessions.claim,
     Append: sessions.append,
@@ -137,7 +154,7 @@ RULES: dict[type, Callable[[Rows, Any], Any]] = {
 }
 
 
-def applied(rows: Rows, write: Write[R], held: bool = False) -> R | None:
+async def applied(rows: Transaction, write: Write[R], held: bool = False) -> R | None:
     """The receipt of a write that may have landed before its reply was lost; None when it must be sent again.
 
     All but these recognise themselves when they are applied again. An acceptance with a key, or a registration, would
@@ -146,7 +163,7 @@ def applied(rows: Rows, write: Write[R], held: bool = False) -> R | None:
     if held:
         write = unclaimed(write)
     if isinstance(write, Accept):
-        return cast("R | None", sessions.accept_applied(rows, write))
+        return cast("R | None", await sessions.accept_applied(rows, write))
     if isinstance(write, Register):
-        return cast("R | None", processes.register_applied(rows, write))
+        return cast("R | None", await processes.register_applied(rows, write))
     return None

@@ -75,8 +75,8 @@ from mainstay.model.process_write import (
 )
 from mainstay.model.session import CancelRequest
 from mainstay.stores.rules import takeovers
-from mainstay.stores.rules.process_log import appended, asked_to_stop, awaited, end, follow, resumed
-from mainstay.stores.rules.rows import Rows, check_blobs
+from mainstay.stores.rules.process_events import appended, asked_to_stop, awaited, end, follow, resumed
+from mainstay.stores.rules.rows import Transaction, check_blobs
 from mainstay.stores.rules.wakes import check_name, retargeted
 
 MARKS = frozenset(
@@ -91,54 +91,55 @@ MARKS = frozenset(
 """Events of ours that somebody outside may write."""
 
 
-def register(rows: Rows, write: Register) -> Registered:
+async def register(rows: Transaction, write: Register) -> Registered:
     registration = check(write.registration)
-    row = rows.process(registration.id)
+    row = await rows.process(registration.id)
     if row is not None:
         if row.pruned is not None:
-            tombstone = rows.tombstone(row.id)
+            tombstone = await rows.tombstone(row.id)
             if tombstone is not None and tombstone.digest != asking_digest(registration):
                 raise ProcessConflict(row.id)
             raise ProcessPruned(row.id, row.status, row.pruned)
         if not same_asking(row.registration, registration):
             raise ProcessConflict(row.id)
         return Registered(row, known=True)
-    late = registration.parent is not None and _is_over(rows, registration.parent, registration.id)
+    late = registration.parent is not None and await _is_over(rows, registration.parent, registration.id)
     if is_task(registration) and isinstance(registration.origin, SessionOrigin):
-        check_name(rows, registration.origin.session_id, registration.name)
-    check_blobs(rows, write.blobs)
+        await check_name(rows, registration.origin.session_id, registration.name)
+    await check_blobs(rows, write.blobs)
     created = Event(events.CREATED, at=write.at)
     owner = write.worker if registration.contract.may_begin else None
     claimed = int(owner is not None)
-    row = ProcessRow(0, registration, fold(ProcessRecord(), created), write.at, owner, claimed, claimed)
-    row = rows.add_process(row)
-    rows.add_event(row.pid, 1, created)
+    number, place = await rows.next_pid(), await rows.next_place()
+    row = ProcessRow(number, registration, fold(ProcessRecord(), created), write.at, owner, claimed, claimed)
+    rows.add_process(row)
+    rows.add_event(row.pid, 1, created, place)
     for session_id in write.grants:
         rows.put_grant(session_id, row.pid)
     rows.add_blobs(-row.pid, write.blobs)
     if late and registration.parent_end == "cancel":
         # It comes too late to be asked with the others.
         request = CancelRequest(f"parent {registration.parent}", "its parent has ended")
-        row, _ = asked_to_stop(rows, row, request, write.at)
+        row, _ = await asked_to_stop(rows, row, request, write.at)
     return Registered(row)
 
 
-def _is_over(rows: Rows, parent: str, child: str) -> bool:
+async def _is_over(rows: Transaction, parent: str, child: str) -> bool:
     """Whether a parent, a process or a turn, has ended. Who was relieved of a turn, and does not know, may still start
     something for it."""
-    process = rows.process(parent)
+    process = await rows.process(parent)
     if process is not None:
         return not process.live
     session_id, _, turn = parent.rpartition(".")
-    session = rows.session(session_id) if turn.isascii() and turn.isdigit() else None
+    session = await rows.session(session_id) if turn.isascii() and turn.isdigit() else None
     if session is None or not 0 < int(turn) < session.next:
         raise UnknownProcess(parent, f"it was to be the parent of {child!r}, and is not here")
     return session.deleted or int(turn) <= session.head
 
 
-def register_applied(rows: Rows, write: Register) -> Registered | None:
+async def register_applied(rows: Transaction, write: Register) -> Registered | None:
     """The receipt of a registration whose reply was lost: applied again it would take itself for a second asking."""
-    row = rows.process(write.registration.id)
+    row = await rows.process(write.registration.id)
     if row is None or row.created != write.at or row.record.sequence != 1 or row.owner != write.worker:
         return None
     return Registered(row) if same(row.registration, write.registration) else None
@@ -147,23 +148,23 @@ def register_applied(rows: Rows, write: Register) -> Registered | None:
 # ---------------------------------------------------------------------- an owned process
 
 
-def take(rows: Rows, write: Take) -> Taken:
-    row = rows.process(write.process_id)
+async def take(rows: Transaction, write: Take) -> Taken:
+    row = await rows.process(write.process_id)
     if row is None or not row.live or row.stuck is not None or not row.registration.contract.may_begin:
         return Taken(row, won=False)
     if row.owner == write.worker and row.generation == write.generation + 1:
-        mark = rows.deaths(-row.pid) if row.takeovers else None
+        mark = await rows.process_deaths(row.id) if row.takeovers else None
         return Taken(row, won=True, suspect=mark is not None and suspects.is_suspect(mark))
     if row.generation != write.generation or row.owner == write.worker:
         return Taken(row, won=False)
     if row.status == "waiting" and not is_due(row, write.at):
         return Taken(row, won=False)
     if row.owner is not None and row.after_owner_death == "abandon":
-        return _given_up(rows, row, write)
-    return _taken(rows, row, write)
+        return await _given_up(rows, row, write)
+    return await _taken(rows, row, write)
 
 
-def _given_up(rows: Rows, row: ProcessRow, write: Take) -> Taken:
+async def _given_up(rows: Transaction, row: ProcessRow, write: Take) -> Taken:
     request = row.record.abandon
     if write.proof is not None:
         evidence = Evidence("sweep", write.at, row.owner, write.proof)
@@ -171,11 +172,11 @@ def _given_up(rows: Rows, row: ProcessRow, write: Take) -> Taken:
         evidence = Evidence("reconciled_request", write.at, row.owner, f"{request.by}: {request.reason}")
     else:
         return Taken(row, won=False)  # silent is not dead, and nobody else may do this work
-    row, woken = end(rows, row, Abandoned(evidence), write.at)
+    row, woken = await end(rows, row, Abandoned(evidence), write.at)
     return Taken(row, won=False, woken=woken)
 
 
-def _taken(rows: Rows, row: ProcessRow, write: Take) -> Taken:
+async def _taken(rows: Transaction, row: ProcessRow, write: Take) -> Taken:
     """Claimed, unless it has been begun too often.
 
     To reattach to work that lives is no takeover: its owner died, the work did not. Nothing is held against it.
@@ -186,56 +187,58 @@ def _taken(rows: Rows, row: ProcessRow, write: Take) -> Taken:
     limit = row.registration.max_attempts
     if again and limit is not None and row.attempts >= limit:
         failure = Failure("attempts_exhausted", f"it was begun {row.attempts} times, and its owners died")
-        row, woken = end(rows, row, failure, write.at)
+        row, woken = await end(rows, row, failure, write.at)
         return Taken(row, won=False, woken=woken)
-    ruling = takeovers.rule_on(rows, -row.pid, dead_owner, row.takeovers, (write.worker, write.death))
+    mark = await rows.process_deaths(row.id) if row.takeovers else None
+    ruling = await takeovers.rule_on(rows, -row.pid, dead_owner, mark, (write.worker, write.death))
     if ruling.fate == "held":
         return Taken(row, won=False, suspect=True)
     # Counted on when a person resumes it: a takeover is a step that may have been made for nothing.
     row = replace(row, generation=row.generation + 1, takeovers=row.takeovers + over)
     if ruling.fate == "stuck" and ruling.deaths is not None:
         rows.put_deaths(ruling.deaths)
-        row = _stuck(rows, row, suspects.REASON.format("it"), write.at)
+        row = await _stuck(rows, row, suspects.REASON.format("it"), write.at)
         return Taken(row, won=False)
-    takeovers.taken(rows, ruling, write.worker, write.lived)
+    await takeovers.taken(rows, ruling, write.worker, write.lived)
     row = replace(row, owner=write.worker, attempts=max(row.attempts + again, 1))
     if row.status == "waiting":
-        row = resumed(rows, row, write.at)
+        row = await resumed(rows, row, write.at)
     rows.put_process(row)
     return Taken(row, won=True, suspect=ruling.suspect)
 
 
-def advance(rows: Rows, write: Advance) -> Advanced:
+async def advance(rows: Transaction, write: Advance) -> Advanced:
     scope = write.scope
-    row = rows.process_by_pid(scope.pid)
-    again = _again(rows, row, write)
+    row = await rows.process_by_pid(scope.pid)
+    again = await _again(rows, row, write)
     if again is not None:
         return again
     row = before = _owned(row, scope)
     if write.drop is not None and (not write.records or write.records[-1].ordinal < write.drop):
         raise InternalError(f"process {scope.id} would drop its whole journal: something must stay to begin from")
-    check_blobs(rows, write.blobs)
-    if not _is_known(rows, row, write):
-        row = _told(rows, row, write)
+    await check_blobs(rows, write.blobs)
+    ahead = bool(write.park) and before.record.sequence <= write.seen and await _all_ahead(rows, write)
+    if not await _is_known(rows, row, write):
+        row = await _told(rows, row, write)
     if write.outcome is not None:
-        row, woken = end(rows, row, write.outcome, write.at)
+        row, woken = await end(rows, row, write.outcome, write.at)
         return Advanced(row, woken=woken)
-    if write.park and before.record.sequence <= write.seen and _all_ahead(rows, write):
-        row = appended(rows, row, Event(events.WAITING, {"waits": write.park}, write.at))
-        takeovers.goes_on(rows, -row.pid, row.takeovers)
+    if ahead:
+        row = await appended(rows, row, Event(events.WAITING, {"waits": write.park}, write.at))
+        await takeovers.goes_on(rows, -row.pid, row.takeovers)
         row = replace(row, owner=None, takeovers=0)
         rows.put_process(row)
         rows.put_awaits(row.pid, awaited(write.park))
         return Advanced(row, parked=True)
     if row.takeovers and write.records and not write.repeats:
-        takeovers.goes_on(rows, -row.pid, row.takeovers)
+        await takeovers.goes_on(rows, -row.pid, row.takeovers)
         row = replace(row, takeovers=0)
     if row is not before:
         rows.put_process(row)
     return Advanced(row)
 
 
-def _again(rows: Rows, row: ProcessRow | None, write: Advance) -> Advanced | None:
+async def _again(rows: Transaction, row: ProcessRow | None, write: Advance) -> Advanced | None:
     """The receipt of an owner's last write, which may come again because its reply was lost.
 
     Whoever woke because of it is not named a second time.
@@ -244,40 +247,44 @@ def _again(rows: Rows, row: ProcessRow | None, write: Advance) -> Advanced | Non
         return None
     if write.outcome is not None:
         return Advanced(row) if same(row.record.outcome, write.outcome) else None
-    there = all(rows.step(row.pid, node.ordinal) == node.body for node in write.records)
-    return Advanced(row, parked=True) if write.park and there and row.live and row.stuck is None else None
+    if not write.park or not row.live or row.stuck is not None:
+        return None
+    for node in write.records:
+        if await rows.step(row.pid, node.ordinal) != node.body:
+            return None
+    return Advanced(row, parked=True)
 
 
-def _is_known(rows: Rows, row: ProcessRow, write: Advance) -> bool:
+async def _is_known(rows: Transaction, row: ProcessRow, write: Advance) -> bool:
     """Whether this was written before, by a first sending. Refuses what contradicts that, having changed nothing.
 
     Ordinals of a journal only grow, so what is not beyond its end was in it once, and may have been dropped since.
     Without records it is the events that tell: an owner has looked at all up to `seen`.
     """
     if write.records:
-        if write.records[-1].ordinal > rows.last_step(row.pid):
-            _check_keys(rows, row, write.events)
+        if write.records[-1].ordinal > await rows.last_step(row.pid):
+            await _check_keys(rows, row, write.events)
             return False
         for node in write.records:
-            if (body := rows.step(row.pid, node.ordinal)) not in (None, node.body):
+            if (body := await rows.step(row.pid, node.ordinal)) not in (None, node.body):
                 raise InternalError(f"record {node.ordinal} of process {row.id} exists with other content ({body!r})")
         return True
     if not write.events:
         return False
-    there = rows.events_after(row.pid, write.seen)
+    there = await rows.events_after(row.pid, write.seen)
     if all(any(same(event, each) for each in there) for event in write.events):
         return True
-    _check_keys(rows, row, write.events)
+    await _check_keys(rows, row, write.events)
     return False
 
 
-def _check_keys(rows: Rows, row: ProcessRow, told: tuple[Event, ...]) -> None:
+async def _check_keys(rows: Transaction, row: ProcessRow, told: tuple[Event, ...]) -> None:
     for event in told:
-        if event.key is not None and rows.event_by_key(row.pid, event.key) is not None:
+        if event.key is not None and await rows.event_by_key(row.pid, event.key) is not None:
             raise Conflict(f"key {event.key!r} of process {row.id!r} was used for another event: use a new one")
 
 
-def _told(rows: Rows, row: ProcessRow, write: Advance) -> ProcessRow:
+async def _told(rows: Transaction, row: ProcessRow, write: Advance) -> ProcessRow:
     """What the owner tells, the first time it does."""
     first = 0 if write.drop is None else write.drop
     if write.drop is not None:
@@ -288,39 +295,39 @@ def _told(rows: Rows, row: ProcessRow, write: Advance) -> ProcessRow:
     rows.add_blobs(-row.pid, write.blobs)
     if write.first and row.record.first_started is None:
         start = FirstStart(write.scope.owner, row.generation, row.attempts, write.at, write.store)
-        row = appended(rows, row, Event(events.FIRST_STARTED, start, write.at))
+        row = await appended(rows, row, Event(events.FIRST_STARTED, start, write.at))
     for event in write.events:
-        row = appended(rows, row, event)
+        row = await appended(rows, row, event)
     return row
 
 
-def _all_ahead(rows: Rows, write: Advance) -> bool:
+async def _all_ahead(rows: Transaction, write: Advance) -> bool:
     """Whether nothing that it wants to wait for is there already."""
     for wait in write.park:
         if wait.kind == "process":
-            target = rows.process(wait.name)
+            target = await rows.process(wait.name)
             if target is None or not target.live:
                 return False
-        elif wait.kind == "turn" and not _is_parked(rows, wait.name):
+        elif wait.kind == "turn" and not await _is_parked(rows, wait.name):
             return False
     return True
 
 
-def _is_parked(rows: Rows, turn: str) -> bool:
+async def _is_parked(rows: Transaction, turn: str) -> bool:
     session_id, _, number = turn.rpartition(".")
-    session = rows.session(session_id)
+    session = await rows.session(session_id)
     return session is not None and str(session.turn) == number and session.state == "parked"
 
 
-def let_go(rows: Rows, write: LetGo) -> Advanced:
-    row = rows.process_by_pid(write.scope.pid)
+async def let_go(rows: Transaction, write: LetGo) -> Advanced:
+    row = await rows.process_by_pid(write.scope.pid)
     if row is not None and _was_let_go(row, write):
         return Advanced(row)  # sent again, because its reply was lost
     row = _owned(row, write.scope)
-    takeovers.let_go(rows, -row.pid, row.takeovers)
+    await takeovers.let_go(rows, -row.pid, row.takeovers)
     if write.stuck is not None:
-        return Advanced(_stuck(rows, row, write.stuck, write.at))
-    return _freed(rows, row, write.at, "its owner let it go")
+        return Advanced(await _stuck(rows, row, write.stuck, write.at))
+    return await _freed(rows, row, write.at, "its owner let it go")
 
 
 def _was_let_go(row: ProcessRow, write: LetGo) -> bool:
@@ -328,23 +335,23 @@ def _was_let_go(row: ProcessRow, write: LetGo) -> bool:
     return free and (write.stuck is None or row.stuck == write.stuck)
 
 
-def _freed(rows: Rows, row: ProcessRow, at: int, why: str) -> Advanced:
+async def _freed(rows: Transaction, row: ProcessRow, at: int, why: str) -> Advanced:
     """Nobody owns it any more: what only its owner could do is given up, everything else is free to claim."""
     if row.after_owner_death == "abandon":
-        row, woken = end(rows, row, Abandoned(Evidence("owner_drain", at, row.owner, why)), at)
+        row, woken = await end(rows, row, Abandoned(Evidence("owner_drain", at, row.owner, why)), at)
         return Advanced(row, woken=woken)
     row = replace(row, owner=None)
     rows.put_process(row)
     return Advanced(row)
 
 
-def drained(rows: Rows, row: ProcessRow, at: int) -> None:
+async def drained(rows: Transaction, row: ProcessRow, at: int) -> None:
     """Its owner leaves."""
-    _freed(rows, row, at, "its owner left")
+    await _freed(rows, row, at, "its owner left")
 
 
-def _stuck(rows: Rows, row: ProcessRow, why: str, at: int) -> ProcessRow:
-    row = appended(rows, replace(row, owner=None, stuck=why), Event(events.STUCK, {"reason": why}, at))
+async def _stuck(rows: Transaction, row: ProcessRow, why: str, at: int) -> ProcessRow:
+    row = await appended(rows, replace(row, owner=None, stuck=why), Event(events.STUCK, {"reason": why}, at))
     rows.put_process(row)
     return row
 
@@ -359,21 +366,21 @@ def _owned(row: ProcessRow | None, scope: ProcessScope) -> ProcessRow:
 # ---------------------------------------------------------------------- from outside
 
 
-def tell(rows: Rows, write: Tell) -> Told:
-    row = known(rows.process(write.process_id), write.process_id)
+async def tell(rows: Transaction, write: Tell) -> Told:
+    row = known(await rows.process(write.process_id), write.process_id)
     event = Event(f"{events.SIGNAL}{write.name}", write.payload, write.at, write.key)
-    before = _told_before(rows, row, event)
+    before = await _told_before(rows, row, event)
     if before is not None:
         return before
     row = alive(row, write.process_id)
     declared(row.registration, event.type)
-    return _added(rows, row, event)
+    return await _added(rows, row, event)
 
 
-def mark(rows: Rows, write: Mark) -> Told:
-    row = known(rows.process(write.process_id), write.process_id)
+async def mark(rows: Transaction, write: Mark) -> Told:
+    row = known(await rows.process(write.process_id), write.process_id)
     event = write.event
-    before = _told_before(rows, row, event)
+    before = await _told_before(rows, row, event)
     if before is not None:
         return before
     row = alive(row, write.process_id)
@@ -388,12 +395,12 @@ def mark(rows: Rows, write: Mark) -> Told:
         fold(row.record, event)
     except msgspec.ValidationError as error:
         raise InvalidProcess(f"event {event.type!r} of process {row.id!r} cannot say this: {error}") from None
-    return _added(rows, row, event)
+    return await _added(rows, row, event)
 
 
-def _told_before(rows: Rows, row: ProcessRow, event: Event) -> Told | None:
+async def _told_before(rows: Transaction, row: ProcessRow, event: Event) -> Told | None:
     """The receipt of an event that was told before under the same key."""
-    found = None if event.key is None else rows.event_by_key(row.pid, event.key)
+    found = None if event.key is None else await rows.event_by_key(row.pid, event.key)
     if found is None:
         return None
     sequence, before = found
@@ -402,30 +409,30 @@ def _told_before(rows: Rows, row: ProcessRow, event: Event) -> Told | None:
     return Told(row, sequence, known=True)
 
 
-def _added(rows: Rows, row: ProcessRow, event: Event) -> Told:
-    row = appended(rows, row, event)
+async def _added(rows: Transaction, row: ProcessRow, event: Event) -> Told:
+    row = await appended(rows, row, event)
     sequence = row.record.sequence
     if awaits(row, event):
-        row = resumed(rows, row, event.at)
+        row = await resumed(rows, row, event.at)
     rows.put_process(row)
     if event.type == events.SUBSCRIPTION_RETARGETED:
-        retargeted(rows, row)
-    woken = follow(rows, row, event.at) if row.status in RETIRED else ()
+        await retargeted(rows, row)
+    woken = await follow(rows, row, event.at) if row.status in RETIRED else ()
     return Told(row, sequence, woken=woken)
 
 
-def stop(rows: Rows, write: Stop) -> Stopped:
-    row = known(rows.process(write.process_id), write.process_id)
+async def stop(rows: Transaction, write: Stop) -> Stopped:
+    row = known(await rows.process(write.process_id), write.process_id)
     if row.status in RETIRED:
         return Stopped("ended", row)
     if row.record.cancel is not None:
         return Stopped("already_requested", row)
-    row, woken = asked_to_stop(rows, row, write.request, write.at)
+    row, woken = await asked_to_stop(rows, row, write.request, write.at)
     return Stopped("requested", row, woken)
 
 
-def complete(rows: Rows, write: Complete) -> Ending:
-    row = known(rows.process(write.process_id), write.process_id)
+async def complete(rows: Transaction, write: Complete) -> Ending:
+    row = known(await rows.process(write.process_id), write.process_id)
     check_authority(row, write.authority, write.outcome)
     if row.status in TERMINAL:
         return Ending("already_applied" if same(row.record.outcome, write.outcome) else "superseded", row)
@@ -435,15 +442,15 @@ def complete(rows: Rows, write: Complete) -> Ending:
             f"process {row.id!r} is owned by worker {row.owner!r}, which says how it ends: cancel it instead"
         )
     payload = {"outcome": write.outcome, "authority": write.authority}
-    row, woken = end(rows, row, write.outcome, write.at, payload)
+    row, woken = await end(rows, row, write.outcome, write.at, payload)
     return Ending("committed", row, woken)
 
 
-def revive(rows: Rows, write: Revive) -> ProcessRow | None:
-    row = known(rows.process(write.process_id), write.process_id)
+async def revive(rows: Transaction, write: Revive) -> ProcessRow | None:
+    row = known(await rows.process(write.process_id), write.process_id)
     if row.stuck is None:
         return None
-    takeovers.resumed(rows, -row.pid, row.takeovers)
-    row = appended(rows, replace(row, stuck=None), Event(events.REVIVED, None, write.at))
+    await takeovers.resumed(rows, -row.pid, row.takeovers)
+    row = await appended(rows, replace(row, stuck=None), Event(events.REVIVED, None, write.at))
     rows.put_process(row)
     return row

@@ -21,7 +21,7 @@ from mainstay.lifecycle import suspects
 from mainstay.model.codec import encode, spilled
 from mainstay.model.ids import MAX_ORDINAL, MAX_TURN, turn_id
 from mainstay.model.record import Joined
-from mainstay.model.session import CancelRequest, Fork, InboxRow, Node, SessionRow
+from mainstay.model.session import CancelRequest, Fork, InboxRow, Node, SessionRow, WaitRow
 from mainstay.model.settings import committed, forked
 from mainstay.model.write import (
     Accept,
@@ -45,8 +45,8 @@ from mainstay.model.write import (
     Scope,
 )
 from mainstay.stores.rules import takeovers
-from mainstay.stores.rules.process_log import asked_by, turn_ended, turn_goes_on
-from mainstay.stores.rules.rows import Rows, check_blobs, waits_of
+from mainstay.stores.rules.process_events import asked_by, turn_ended, turn_goes_on
+from mainstay.stores.rules.rows import Transaction, check_blobs, waits_of
 
 READ_BACK = 256
 """How many of a session's newest inputs are searched for an acceptance whose reply was lost."""
@@ -55,11 +55,11 @@ READ_BACK = 256
 # ---------------------------------------------------------------------- inputs
 
 
-def accept(rows: Rows, write: Accept) -> Accepted:
-    row = rows.session(write.session_id)
+async def accept(rows: Transaction, write: Accept) -> Accepted:
+    row = await rows.session(write.session_id)
     if row is not None:
         _check_usable(row, write.agent)
-        if write.key is not None and (known := rows.key(row.sid, write.key)) is not None:
+        if write.key is not None and (known := await rows.key(row.id, write.key)) is not None:
             turn, digest = known
             if digest != write.digest:
                 raise KeyConflict(row.id, write.key, turn_id(row.id, turn))
@@ -67,12 +67,14 @@ def accept(rows: Rows, write: Accept) -> Accepted:
         if row.next > MAX_TURN:
             raise SessionFull(row.id, MAX_TURN)
     if write.blobs:
-        check_blobs(rows, write.blobs)
+        await check_blobs(rows, write.blobs)
     opens = write.kind != "note" and (row is None or row.turn is None)
     if row is None:
         turn = 1
-        row = SessionRow(0, write.session_id, write.agent, next=2, created=write.at, updated=write.at)
-        row = rows.add_session(_opened(row, turn, write) if opens else row)
+        number = await rows.next_sid()
+        row = SessionRow(number, write.session_id, write.agent, next=2, created=write.at, updated=write.at)
+        row = _opened(row, turn, write) if opens else row
+        rows.add_session(row)
     else:
         turn = row.next
         row = replace(row, next=turn + 1, updated=write.at)
@@ -103,12 +105,12 @@ def _opened(row: SessionRow, turn: int, write: Accept) -> SessionRow:
     )
 
 
-def accept_applied(rows: Rows, write: Accept) -> Accepted | None:
-    row = rows.session(write.session_id)
+async def accept_applied(rows: Transaction, write: Accept) -> Accepted | None:
+    row = await rows.session(write.session_id)
     if row is None:
         return None
     for turn in range(row.next - 1, max(0, row.next - 1 - READ_BACK), -1):
-        body = rows.node(row.sid, turn, 0)
+        body = await rows.node(row.sid, turn, 0)
         if body is not None and body == write.body:
             return Accepted(turn, row, opened=row.turn == turn)
     return None
@@ -117,19 +119,20 @@ def accept_applied(rows: Rows, write: Accept) -> Accepted | None:
 # ---------------------------------------------------------------------- an owned turn
 
 
-def claim(rows: Rows, write: Claim) -> Claimed:
-    row = rows.session(write.session_id)
+async def claim(rows: Transaction, write: Claim) -> Claimed:
+    row = await rows.session(write.session_id)
     if row is None or row.deleted or row.turn is None or row.state == "stuck":
         return Claimed(row, won=False)
     if row.owner == write.worker and row.generation == write.generation + 1:
-        mark = rows.deaths(row.sid) if row.takeovers else None
+        mark = await rows.session_deaths(row.id) if row.takeovers else None
         return Claimed(row, won=True, suspect=mark is not None and suspects.is_suspect(mark))
     if row.generation != write.generation or row.owner == write.worker:
         return Claimed(row, won=False)
-    ruling = takeovers.rule_on(rows, row.sid, row.owner, row.takeovers, (write.worker, write.death))
+    mark = await rows.session_deaths(row.id) if row.takeovers else None
+    ruling = await takeovers.rule_on(rows, row.sid, row.owner, mark, (write.worker, write.death))
     if ruling.fate == "held":
         return Claimed(row, won=False, suspect=True)
-    _unparked(rows, row, write.at)
+    await _unparked(rows, row, write.at)
     # Counted on when a person resumes the turn: a takeover is a model call that may have been asked for nothing.
     taken_over = row.takeovers + (row.owner is not None)
     if ruling.fate == "stuck" and ruling.deaths is not None:
@@ -139,7 +142,7 @@ def claim(rows: Rows, write: Claim) -> Claimed:
         rows.put_session(row)
         rows.put_deaths(ruling.deaths)
         return Claimed(row, won=False)
-    takeovers.taken(rows, ruling, write.worker, write.lived)
+    await takeovers.taken(rows, ruling, write.worker, write.lived)
     row = replace(
         row,
         owner=write.worker,
@@ -153,39 +156,45 @@ def claim(rows: Rows, write: Claim) -> Claimed:
     return Claimed(row, won=True, suspect=ruling.suspect)
 
 
-def append(rows: Rows, write: Append) -> Appended:
+async def append(rows: Transaction, write: Append) -> Appended:
     scope = write.scope
-    if write.park and (row := _let_go(rows, scope)) is not None and row.state == "parked" and _all_there(rows, write):
-        return Appended(row.cancel, rows.has_mail(scope.sid), parked=True)
-    row = _owned(rows.session_by_sid(scope.sid), scope)
+    found = await rows.session_by_sid(scope.sid)
+    parked = _let_go(found, scope) if write.park else None
+    if parked is not None and parked.state == "parked" and await _are_there(rows, scope, write.nodes):
+        return Appended(parked.cancel, await rows.has_mail(scope.sid, ()), parked=True)
+    row = _owned(found, scope)
     if write.blobs:
-        check_blobs(rows, write.blobs)
+        await check_blobs(rows, write.blobs)
     if write.waits:
-        check_blobs(rows, _spilled([wait.body for wait in write.waits]))
-    if _add_nodes(rows, scope, write.nodes):
+        await check_blobs(rows, _spilled([wait.body for wait in write.waits]))
+    # Everything is read before anything is changed: a store over a network asks once.
+    mail = await rows.has_mail(scope.sid, write.take)
+    new = await _is_new(rows, scope, write.nodes)
+    waits = await _waits(rows, write, new)
+    park = bool(write.park) and row.cancel is None and all(_is_open(waits.get(wait_id)) for wait_id in write.park)
+    if new:
+        _add_nodes(rows, scope, write.nodes)
         _take(rows, scope, write.take)
         for wait in write.waits:
-            known = rows.wait(wait.id)
-            if known is None or (known.state == "open" and known != wait):
+            if waits[wait.id] is wait:
                 rows.put_wait(wait)
                 rows.add_blobs(waits_of(scope.sid), _spilled([wait.body]))
         if write.blobs:
             rows.add_blobs(scope.sid, write.blobs)
-    park = bool(write.park) and row.cancel is None and _all_open(rows, write.park)
     if park:
-        takeovers.goes_on(rows, row.sid, row.takeovers)
+        await takeovers.goes_on(rows, row.sid, row.takeovers)
         rows.put_session(replace(row, state="parked", owner=None, takeovers=0, updated=write.at))
     elif row.takeovers and write.nodes and not write.repeats:
-        takeovers.goes_on(rows, row.sid, row.takeovers)
+        await takeovers.goes_on(rows, row.sid, row.takeovers)
         rows.put_session(replace(row, takeovers=0))
-    return Appended(row.cancel, rows.has_mail(scope.sid), park)
+    return Appended(row.cancel, mail, park)
 
 
-def commit(rows: Rows, write: Commit) -> Committed | CancelWon:
+async def commit(rows: Transaction, write: Commit) -> Committed | CancelWon:
     scope = write.scope
-    row = rows.session_by_sid(scope.sid)
-    if row is not None and row.head >= scope.turn and _same_last(rows, write):
-        asked = asked_by(rows, turn_id(row.id, scope.turn)) if write.children else ()
+    row = await rows.session_by_sid(scope.sid)
+    if row is not None and row.head >= scope.turn and await _same_last(rows, write):
+        asked = await asked_by(rows, turn_id(row.id, scope.turn)) if write.children else ()
         return Committed(row, asked)
     row = _owned(row, scope)
     if row.head != write.head:
@@ -193,15 +202,17 @@ def commit(rows: Rows, write: Commit) -> Committed | CancelWon:
     if row.cancel is not None and not write.cancelled:
         return CancelWon(row.cancel)
     if write.blobs:
-        check_blobs(rows, write.blobs)
+        await check_blobs(rows, write.blobs)
+    mail = await rows.first_mail(scope.sid, write.take)
+    if not write.over and not await _is_new(rows, scope, write.nodes):
+        raise InternalError(f"records of {scope.session_id}.{scope.turn} were written before its commit")
     _add_last(rows, write)
     if write.take:
         _take(rows, scope, write.take)
     if write.blobs:
         rows.add_blobs(scope.sid, write.blobs)
-    takeovers.goes_on(rows, row.sid, row.takeovers)
+    await takeovers.goes_on(rows, row.sid, row.takeovers)
     rows.drop_waits(scope.sid)  # what became of them is in the records
-    mail = rows.first_mail(scope.sid)
     if mail is None:
         row = replace(
             row, head=scope.turn, turn=None, state="idle", owner=None, takeovers=0, cancel=None, updated=write.at
@@ -212,15 +223,16 @@ def commit(rows: Rows, write: Commit) -> Committed | CancelWon:
     if write.tools or row.settings:
         row = _configured(rows, row, committed(row.settings, write.tools, write.recorded))
     rows.put_session(row)
-    return Committed(row, turn_ended(rows, turn_id(row.id, scope.turn), write.at) if write.children else ())
+    return Committed(row, await turn_ended(rows, turn_id(row.id, scope.turn), write.at) if write.children else ())
 
 
-def release(rows: Rows, write: Release) -> None:
-    free = _let_go(rows, write.scope)
+async def release(rows: Transaction, write: Release) -> None:
+    found = await rows.session_by_sid(write.scope.sid)
+    free = _let_go(found, write.scope)
     if free is not None and (write.stuck is None or free.state == "stuck"):
         return
-    row = _owned(rows.session_by_sid(write.scope.sid), write.scope)
-    takeovers.let_go(rows, row.sid, row.takeovers)
+    row = _owned(found, write.scope)
+    await takeovers.let_go(rows, row.sid, row.takeovers)
     state = "stuck" if write.stuck is not None else row.state
     rows.put_session(replace(row, owner=None, state=state, reason=write.stuck, updated=write.at))
 
@@ -234,9 +246,8 @@ def _owned(row: SessionRow | None, scope: Scope) -> SessionRow:
     return row
 
 
-def _let_go(rows: Rows, scope: Scope) -> SessionRow | None:
+def _let_go(row: SessionRow | None, scope: Scope) -> SessionRow | None:
     """The session, when `scope` was its last owner and gave it up: that write may come again, its reply was lost."""
-    row = rows.session_by_sid(scope.sid)
     free = row is not None and row.owner is None and row.generation == scope.generation and row.turn == scope.turn
     return row if free else None
 
@@ -245,73 +256,91 @@ def _spilled(bodies: list[bytes]) -> tuple[str, ...]:
     return tuple([digest for body in bodies if (digest := spilled(body)) is not None])
 
 
-def _all_there(rows: Rows, write: Append) -> bool:
-    return all(rows.node(write.scope.sid, write.scope.turn, n.ordinal) == n.body for n in write.nodes)
+async def _are_there(rows: Transaction, scope: Scope, nodes: tuple[Node, ...]) -> bool:
+    for node in nodes:
+        if await rows.node(scope.sid, scope.turn, node.ordinal) != node.body:
+            return False
+    return True
 
 
-def _add_nodes(rows: Rows, scope: Scope, nodes: tuple[Node, ...]) -> bool:
-    """Write records; False when they are there already, from a first sending of the same write."""
+async def _is_new(rows: Transaction, scope: Scope, nodes: tuple[Node, ...]) -> bool:
+    """Whether records are to be written; False when they are there already, from a first sending of the same write."""
     if not nodes:
         return True
-    first = nodes[0]
     if nodes[-1].ordinal > MAX_ORDINAL:
         raise TurnFull(turn_id(scope.session_id, scope.turn), MAX_ORDINAL)
-    if rows.add_node(scope.sid, scope.turn, first.ordinal, first.body):
-        if len(nodes) > 1:
-            rows.add_nodes(scope.sid, scope.turn, nodes[1:])
+    first = nodes[0].ordinal
+    if first >= await rows.records(scope.sid, scope.turn):
         return True
-    if any(rows.node(scope.sid, scope.turn, n.ordinal) != n.body for n in nodes):
-        raise InternalError(f"record {first.ordinal} of {scope.session_id}.{scope.turn} exists with other content")
+    if not await _are_there(rows, scope, nodes):
+        raise InternalError(f"record {first} of {scope.session_id}.{scope.turn} exists with other content")
     return False
 
 
-def _add_last(rows: Rows, write: Commit) -> None:
+def _add_nodes(rows: Transaction, scope: Scope, nodes: tuple[Node, ...]) -> None:
+    for node in nodes:
+        rows.add_node(scope.sid, scope.turn, node.ordinal, node.body)
+
+
+def _add_last(rows: Transaction, write: Commit) -> None:
     scope = write.scope
     if write.over:
         rows.put_node(scope.sid, scope.turn, write.nodes[0].ordinal, write.nodes[0].body)
-    elif not _add_nodes(rows, scope, write.nodes):
-        raise InternalError(f"records of {scope.session_id}.{scope.turn} were written before its commit")
+    else:
+        _add_nodes(rows, scope, write.nodes)
 
 
-def _same_last(rows: Rows, write: Commit) -> bool:
+async def _same_last(rows: Transaction, write: Commit) -> bool:
     last = write.nodes[-1]
-    return rows.node(write.scope.sid, write.scope.turn, last.ordinal) == last.body
+    return await rows.node(write.scope.sid, write.scope.turn, last.ordinal) == last.body
 
 
-def _take(rows: Rows, scope: Scope, numbers: tuple[int, ...]) -> None:
+def _take(rows: Transaction, scope: Scope, numbers: tuple[int, ...]) -> None:
     """Settle inputs that were delivered into the turn: each gets a record that says so."""
     for number in numbers:
         rows.drop_mail(scope.sid, number)
         rows.add_node(scope.sid, number, 1, encode(Joined(scope.turn)))
 
 
-def _all_open(rows: Rows, wait_ids: tuple[str, ...]) -> bool:
+async def _waits(rows: Transaction, write: Append, new: bool) -> dict[str, WaitRow | None]:
+    """The waits that a write names, as they are after it: an answer that came before it stands."""
+    if not write.waits and not write.park:
+        return {}
+    named = (*(wait.id for wait in write.waits), *write.park)
+    waits = {wait_id: await rows.wait(wait_id) for wait_id in named}
+    for wait in write.waits if new else ():
+        known = waits[wait.id]
+        if known is None or (known.state == "open" and known != wait):
+            waits[wait.id] = wait
+    return waits
+
+
+def _is_open(wait: WaitRow | None) -> bool:
     """Whether no answer arrived between the owner's last look and this transaction: else there is work to do."""
-    waits = [rows.wait(wait_id) for wait_id in wait_ids]
-    return all(wait is not None and wait.state == "open" for wait in waits)
+    return wait is not None and wait.state == "open"
 
 
 # ---------------------------------------------------------------------- from outside
 
 
-def cancel(rows: Rows, write: Cancel) -> CancelReceipt:
-    row = rows.session(write.session_id)
+async def cancel(rows: Transaction, write: Cancel) -> CancelReceipt:
+    row = await rows.session(write.session_id)
     if row is None or row.deleted:
         return CancelReceipt("unknown")
     turn = write.turn if write.turn is not None else row.turn
     if turn is None:
         return CancelReceipt("completion_won", row.head or None, row)
     if turn != row.turn:
-        return _cancel_queued(rows, row, turn, write.request)
+        return await _cancel_queued(rows, row, turn, write.request)
     if row.cancel is not None:
         return CancelReceipt("already_requested", turn, row)
-    row = _wake(rows, replace(row, cancel=encode(write.request), updated=write.at), write.worker)
+    row = await _wake(rows, replace(row, cancel=encode(write.request), updated=write.at), write.worker)
     rows.put_session(row)
     return CancelReceipt("requested", turn, row)
 
 
-def _cancel_queued(rows: Rows, row: SessionRow, turn: int, request: CancelRequest) -> CancelReceipt:
-    mail = rows.mail(row.sid, turn)
+async def _cancel_queued(rows: Transaction, row: SessionRow, turn: int, request: CancelRequest) -> CancelReceipt:
+    mail = await rows.mail(row.sid, turn)
     if mail is None or mail.kind == "note":
         # A note opens no turn, so there is none to stop; opened as a cancelled one it could move the head back.
         return CancelReceipt("completion_won" if 0 < turn < row.next else "unknown", turn, row)
@@ -321,21 +350,21 @@ def _cancel_queued(rows: Rows, row: SessionRow, turn: int, request: CancelReques
     return CancelReceipt("requested", turn, row)
 
 
-def resume(rows: Rows, write: Resume) -> SessionRow | None:
-    row = rows.session(write.session_id)
+async def resume(rows: Transaction, write: Resume) -> SessionRow | None:
+    row = await rows.session(write.session_id)
     if row is None or row.deleted or row.state != "stuck":
         return None
-    row = _wake(rows, replace(row, updated=write.at), write.worker)
+    row = await _wake(rows, replace(row, updated=write.at), write.worker)
     rows.put_session(row)
     if write.worker is None:
-        takeovers.resumed(rows, row.sid, row.takeovers)
+        await takeovers.resumed(rows, row.sid, row.takeovers)
     else:
-        takeovers.resumed_by(rows, row.sid, row.takeovers, write.worker, write.lived)
+        await takeovers.resumed_by(rows, row.sid, row.takeovers, write.worker, write.lived)
     return row
 
 
-def configure(rows: Rows, write: Configure) -> SessionRow:
-    row = rows.session(write.session_id)
+async def configure(rows: Transaction, write: Configure) -> SessionRow:
+    row = await rows.session(write.session_id)
     if row is not None:
         _check_usable(row, write.agent)
         if row.settings == write.settings:
@@ -344,26 +373,28 @@ def configure(rows: Rows, write: Configure) -> SessionRow:
         raise StaleSettings(write.session_id)
     if write.next is not None and write.next != (1 if row is None else row.next):
         raise StaleSettings(write.session_id)
-    check_blobs(rows, write.blobs)
+    await check_blobs(rows, write.blobs)
     if row is None:
-        row = rows.add_session(SessionRow(0, write.session_id, write.agent, created=write.at, updated=write.at))
+        number = await rows.next_sid()
+        row = SessionRow(number, write.session_id, write.agent, created=write.at, updated=write.at)
+        rows.add_session(row)
     rows.add_blobs(row.sid, write.blobs)
     row = replace(_configured(rows, row, write.settings), updated=write.at)
     rows.put_session(row)
     return row
 
 
-def _configured(rows: Rows, row: SessionRow, settings: bytes) -> SessionRow:
+def _configured(rows: Transaction, row: SessionRow, settings: bytes) -> SessionRow:
     if settings != row.settings:
         rows.put_settings(row.sid, settings)
     return replace(row, settings=settings)
 
 
-def resolve(rows: Rows, write: Resolve) -> Resolved:
-    wait = rows.wait(write.wait_id)
+async def resolve(rows: Transaction, write: Resolve) -> Resolved:
+    wait = await rows.wait(write.wait_id)
     if wait is None or wait.state == "revoked":
         return Resolved("unknown", wait)
-    row = rows.session_by_sid(wait.sid)
+    row = await rows.session_by_sid(wait.sid)
     if row is None or row.deleted:
         return Resolved("unknown", wait)
     if wait.state != "open":
@@ -375,67 +406,68 @@ def resolve(rows: Rows, write: Resolve) -> Resolved:
         wait = replace(wait, state="expired")
     else:
         body = encode(write.answer)
-        check_blobs(rows, _spilled([body]))
+        await check_blobs(rows, _spilled([body]))
         wait = replace(wait, state="resolved", answer=body)
         rows.add_blobs(waits_of(wait.sid), _spilled([body]))
     rows.put_wait(wait)
     if row.turn == wait.turn and row.owner is None:
-        row = _wake(rows, replace(row, updated=write.at), write.worker if row.agent in write.agents else None)
+        row = await _wake(rows, replace(row, updated=write.at), write.worker if row.agent in write.agents else None)
         rows.put_session(row)
     return Resolved("accepted", wait, row)
 
 
-def _wake(rows: Rows, row: SessionRow, worker: str | None) -> SessionRow:
+async def _wake(rows: Transaction, row: SessionRow, worker: str | None) -> SessionRow:
     """A turn that nobody works on has something to do again: `worker` takes it, or whoever comes first."""
     if row.owner is not None:
         return row
-    _unparked(rows, row, row.updated)
+    await _unparked(rows, row, row.updated)
     if worker is None:
         return replace(row, state="open", reason=None)
     return replace(row, state="open", owner=worker, generation=row.generation + 1, reason=None)
 
 
-def _unparked(rows: Rows, row: SessionRow, at: int) -> None:
+async def _unparked(rows: Transaction, row: SessionRow, at: int) -> None:
     """Every way out of being parked passes here: processes may wait with the turn."""
     if row.state == "parked" and row.turn is not None:
-        turn_goes_on(rows, turn_id(row.id, row.turn), at)
+        await turn_goes_on(rows, turn_id(row.id, row.turn), at)
 
 
-def branch(rows: Rows, write: Branch) -> SessionRow:
-    source = rows.session(write.source)
+async def branch(rows: Transaction, write: Branch) -> SessionRow:
+    source = await rows.session(write.source)
     if source is None:
         raise UnknownSession(write.source)
     if source.deleted:
         raise SessionDeleted(source.id)
     fork = Fork(source.sid, write.turn, write.ordinal)
-    existing = rows.session(write.session_id)
+    existing = await rows.session(write.session_id)
     if existing is not None:
         if existing.fork == fork and existing.agent == write.agent and not existing.deleted:
             return existing
         raise InvalidSessionId(write.session_id, "it is taken, and ids are used once per store: choose another")
-    row = SessionRow(0, write.session_id, write.agent, fork=fork, created=write.at, updated=write.at)
-    row = rows.add_session(row)
+    number = await rows.next_sid()
+    row = SessionRow(number, write.session_id, write.agent, fork=fork, created=write.at, updated=write.at)
+    rows.add_session(row)
     if source.settings:
         row = _configured(rows, row, forked(source.settings, write.whole and source.head == write.turn))
         rows.put_session(row)
     for process_id in write.grants:
-        process = rows.process(process_id)
-        if process is not None and rows.granted(source.id, process.pid):
+        process = await rows.process(process_id)
+        if process is not None and await rows.granted(source.id, process.pid):
             rows.put_grant(row.id, process.pid)
     return row
 
 
-def delete(rows: Rows, write: Delete) -> bool:
-    row = rows.session(write.session_id)
+async def delete(rows: Transaction, write: Delete) -> bool:
+    row = await rows.session(write.session_id)
     if row is None or row.deleted:
         return False
-    if write.unused_since is not None and not _is_unused(rows, row, write.unused_since):
+    if write.unused_since is not None and not await _is_unused(rows, row, write.unused_since):
         return False
     rows.drop_waits(row.sid)
-    takeovers.goes_on(rows, row.sid, row.takeovers)
+    await takeovers.goes_on(rows, row.sid, row.takeovers)
     if row.turn is not None:
-        turn_ended(rows, turn_id(row.id, row.turn), write.at)
-        _unparked(rows, row, write.at)
+        await turn_ended(rows, turn_id(row.id, row.turn), write.at)
+        await _unparked(rows, row, write.at)
     row = replace(
         row,
         deleted=True,
@@ -450,28 +482,28 @@ def delete(rows: Rows, write: Delete) -> bool:
     row = _configured(rows, row, b"")
     rows.put_session(row)
     rows.drop_grants(row.id)
-    for wake in rows.pending_wakes_for(row.id):
+    for wake in await rows.pending_wakes_for(row.id):
         rows.put_wake(replace(wake, state="discarded", reason="its session was deleted"))
-    _collect(rows, row)
+    await _collect(rows, row)
     return True
 
 
-def _is_unused(rows: Rows, row: SessionRow, since: int) -> bool:
+async def _is_unused(rows: Transaction, row: SessionRow, since: int) -> bool:
     """Whether a session has been idle since then, and nothing that exists can change that."""
     if row.turn is not None or row.state != "idle" or row.updated >= since:
         return False
-    if rows.some_mail(row.sid) or rows.forks_of(row.sid) or rows.pending_wakes_for(row.id):
+    if await rows.some_mail(row.sid) or await rows.forks_of(row.sid) or await rows.pending_wakes_for(row.id):
         return False
-    return not rows.has_live_processes(row.id)
+    return not await rows.has_live_processes(row.id)
 
 
-def _collect(rows: Rows, row: SessionRow | None) -> None:
+async def _collect(rows: Transaction, row: SessionRow | None) -> None:
     """Drop the nodes of deleted sessions that no fork reaches, up the line."""
-    while row is not None and row.deleted and not rows.forks_of(row.sid):
+    while row is not None and row.deleted and not await rows.forks_of(row.sid):
         rows.drop_session_data(row.sid)
         source = row.fork
         rows.put_session(replace(row, fork=None))
-        row = rows.session_by_sid(source.sid) if source is not None else None
+        row = await rows.session_by_sid(source.sid) if source is not None else None
 
 
 # ---------------------------------------------------------------------- parts

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from mainstay.lifecycle import suspects
 from mainstay.model.session import Death, Deaths, WorkerRow
 from mainstay.model.write import Outlived
-from mainstay.stores.rules.rows import Rows
+from mainstay.stores.rules.rows import Transaction
 
 Fate: TypeAlias = Literal["runs", "held", "stuck"]
 
@@ -33,72 +33,75 @@ class Ruling(Struct, frozen=True):
 NOTHING_KNOWN = Ruling()
 
 
-def rule_on(rows: Rows, scope: int, owner: str | None, takeovers: int, claim: tuple[str, Death | None]) -> Ruling:
-    """Decide about a claim of a scope by a worker; `claim` is the worker and what it knows of the owner's death."""
+async def rule_on(
+    rows: Transaction, scope: int, owner: str | None, mark: Deaths | None, claim: tuple[str, Death | None]
+) -> Ruling:
+    """Decide about a claim of a scope. `mark` is what is known of its deaths, `claim` the worker that claims it and
+    what that one knows of the owner's death."""
     worker, death = claim
-    if owner is None and not takeovers:
-        return NOTHING_KNOWN
-    mark = rows.deaths(scope) if takeovers else None
     if owner is not None:
         mark = suspects.after(mark, scope, Death(owner) if death is None else death)
     if mark is None:
         return NOTHING_KNOWN
     if suspects.is_stuck(mark):
         return Ruling("stuck", mark)
-    if suspects.is_suspect(mark) and _runs_another(rows, worker, scope):
+    if suspects.is_suspect(mark) and await _runs_another(rows, worker, scope):
         return Ruling("held", mark)
     return Ruling("runs", mark)
 
 
-def _runs_another(rows: Rows, worker: str, scope: int) -> bool:
+async def _runs_another(rows: Transaction, worker: str, scope: int) -> bool:
     """Whether the worker's OS process runs another suspect. Several Runtimes may live in one."""
-    me = rows.worker(worker)
+    me = await rows.worker(worker)
     if me is None:
         return False
-    beside = [row for row in rows.workers() if row.process == me.process] if me.process else [me]
-    return any(running(rows, row) not in (None, scope) for row in beside)
+    everybody = await rows.workers() if me.process else [me]
+    for row in everybody:
+        if row.process == me.process and await running(rows, row) not in (None, scope):
+            return True
+    return False
 
 
-def running(rows: Rows, row: WorkerRow) -> int | None:
+async def running(rows: Transaction, row: WorkerRow) -> int | None:
     """The suspect that a worker runs. One that another worker has claimed since is not its any more."""
-    mark = None if row.suspect is None else rows.deaths(row.suspect)
+    mark = None if row.suspect is None else await rows.deaths(row.suspect)
     return mark.scope if mark is not None and mark.worker == row.id else None
 
 
-def taken(rows: Rows, ruling: Ruling, worker: str, lived: int) -> None:
+async def taken(rows: Transaction, ruling: Ruling, worker: str, lived: int) -> None:
     """The claim is won: the scope runs from now on, as its worker's suspect if it is one."""
     if ruling.deaths is None:
         return
     rows.put_deaths(replace(ruling.deaths, worker=worker, since=lived))
-    row = rows.worker(worker) if ruling.suspect else None
+    row = await rows.worker(worker) if ruling.suspect else None
     if row is not None:
         rows.put_worker(replace(row, suspect=ruling.deaths.scope))
 
 
-def goes_on(rows: Rows, scope: int, takeovers: int) -> None:
+async def goes_on(rows: Transaction, scope: int, takeovers: int) -> None:
     """The scope has a new record, is parked or has ended: what it was suspected of is over."""
-    mark = rows.deaths(scope) if takeovers else None
+    mark = await rows.deaths(scope) if takeovers else None
     if mark is not None:
         rows.drop_deaths(scope)
-        _rests(rows, mark)
+        await _rests(rows, mark)
 
 
-def let_go(rows: Rows, scope: int, takeovers: int) -> None:
+async def let_go(rows: Transaction, scope: int, takeovers: int) -> None:
     """Its owner gave it up: it is suspected still, and runs no more."""
-    mark = rows.deaths(scope) if takeovers else None
+    mark = await rows.deaths(scope) if takeovers else None
     if mark is not None:
-        _rests(rows, mark)
+        await _rests(rows, mark)
 
 
-def _rests(rows: Rows, mark: Deaths) -> None:
-    row = rows.worker(mark.worker) if suspects.is_suspect(mark) else None
+async def _rests(rows: Transaction, mark: Deaths) -> None:
+    row = await rows.worker(mark.worker) if suspects.is_suspect(mark) else None
     if row is not None and row.suspect == mark.scope:
         rows.put_worker(replace(row, suspect=None))
 
 
-def resumed(rows: Rows, scope: int, takeovers: int) -> Ruling:
+async def resumed(rows: Transaction, scope: int, takeovers: int) -> Ruling:
     """A person had a look: the deaths as the only suspect are counted anew. It is a suspect still."""
-    mark = rows.deaths(scope) if takeovers else None
+    mark = await rows.deaths(scope) if takeovers else None
     if mark is None:
         return NOTHING_KNOWN
     mark = replace(mark, alone=0)
@@ -106,18 +109,18 @@ def resumed(rows: Rows, scope: int, takeovers: int) -> Ruling:
     return Ruling("runs", mark)
 
 
-def resumed_by(rows: Rows, scope: int, takeovers: int, worker: str, lived: int) -> None:
+async def resumed_by(rows: Transaction, scope: int, takeovers: int, worker: str, lived: int) -> None:
     """The same, and a worker takes it: as its suspect, unless its OS process runs another."""
-    ruling = resumed(rows, scope, takeovers)
-    if not ruling.suspect or not _runs_another(rows, worker, scope):
-        taken(rows, ruling, worker, lived)
+    ruling = await resumed(rows, scope, takeovers)
+    if not ruling.suspect or not await _runs_another(rows, worker, scope):
+        await taken(rows, ruling, worker, lived)
 
 
-def outlived(rows: Rows, write: Outlived) -> bool:
-    mark = rows.deaths(write.scope)
+async def outlived(rows: Transaction, write: Outlived) -> bool:
+    mark = await rows.deaths(write.scope)
     if mark is None or mark.worker != write.worker:
         return False
     if suspects.is_suspect(mark):
-        _rests(rows, mark)
+        await _rests(rows, mark)
         rows.put_deaths(suspects.excused(mark))
     return True

@@ -16,6 +16,7 @@ from mainstay.model.write import Delete, Write
 from mainstay.stores import rules
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.files import access_of, identity, make_parents
+from mainstay.stores.rules.rows import Transaction, run
 from mainstay.stores.sqlite.backup import COPY, ID, WITHOUT_LOCK, has_rows, held_because
 from mainstay.stores.sqlite.compaction import give_back
 from mainstay.stores.sqlite.connection import (
@@ -72,6 +73,7 @@ class WriterFile:
         self._folded = self._freed = False
         self._doomed: dict[str, int] = {}
         self._rows = SqlRows(self._connection, self._has_blob)
+        self._transaction = Transaction(self._rows)
 
     def _open(self) -> Connection:
         """Bring the file to the current schema, or refuse it whole."""
@@ -146,6 +148,8 @@ class WriterFile:
         if self._connection.lock is None:  # it was closed by a rollback
             self._connection = connect(self._path)
             self._rows = SqlRows(self._connection, self._has_blob)
+            self._transaction = Transaction(self._rows)
+        self._transaction.begin()
         self._connection.execute("BEGIN IMMEDIATE")
         if self._rows.begin():
             self._read_marks(self._connection)  # it may have been restored meanwhile
@@ -155,10 +159,16 @@ class WriterFile:
         self._freed = self._freed or isinstance(write, Delete | Prune)
         if isinstance(write, Sweep):
             return self._sweep(write)
-        return rules.apply(self._rows, write, self.held is not None)
+        return run(self._apply(write))
+
+    async def _apply(self, write: Write[Any]) -> Any:
+        receipt = await rules.apply(self._transaction, write, self.held is not None)
+        await self._transaction.flush()
+        return receipt
 
     def applied(self, write: Write[Any]) -> Any | None:
-        return None if isinstance(write, Sweep) else rules.applied(self._rows, write, self.held is not None)
+        held = self.held is not None
+        return None if isinstance(write, Sweep) else run(rules.applied(self._transaction, write, held))
 
     def commit(self) -> None:
         if self._rows.last is None or self._rows.last == (0, 0):

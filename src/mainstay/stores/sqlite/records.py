@@ -22,6 +22,8 @@ from mainstay.model.process import (
 )
 from mainstay.model.process_write import ProcessFilter
 from mainstay.model.session import Deaths, Fork, InboxRow, Offers, SessionRow, WaitRow, WorkerRow
+from mainstay.model.write import SessionFilter
+from mainstay.stores.rules.filters import where
 
 
 def row_checksum(values: tuple[Any, ...]) -> int:
@@ -66,15 +68,18 @@ SESSION_ROW = f"{SESSION}, (SELECT body FROM settings WHERE settings.sid = sessi
 SESSION_BY_ID = f"SELECT {SESSION_ROW} FROM sessions WHERE id = ?"
 SESSION_BY_SID = f"SELECT {SESSION_ROW} FROM sessions WHERE sid = ?"
 OPEN_SESSIONS = f"SELECT {SESSION_ROW} FROM sessions INDEXED BY sessions_open WHERE turn IS NOT NULL"
-ADD_SESSION = f"INSERT INTO sessions ({SESSION}) VALUES (NULL{', ?' * 18})"
+ADD_SESSION = f"INSERT INTO sessions ({SESSION}) VALUES (?{', ?' * 18})"
+NEXT_SID = "SELECT coalesce(max(sid), 0) + 1 FROM sessions"
+KEY = "SELECT sid, key, turn, digest, crc FROM keys WHERE sid = (SELECT sid FROM sessions WHERE id = ?) AND key = ?"
 PUT_SESSION = (
     "UPDATE sessions SET head = ?, next = ?, turn = ?, state = ?, owner = ?, generation = ?, takeovers = ?, "
     "cancel = ?, reason = ?, fork_sid = ?, fork_turn = ?, fork_ordinal = ?, updated = ?, deleted = ?, crc = ? "
     "WHERE sid = ?"
 )
-FIRST_MAIL = f"SELECT {MAIL} FROM inbox WHERE sid = ? AND kind != 'note' ORDER BY input LIMIT 1"
+FIRST_MAIL = f"SELECT {MAIL} FROM inbox WHERE sid = ? AND kind != 'note' {{}} ORDER BY input LIMIT 1"
 SOME_MAIL = (
-    "SELECT EXISTS (SELECT 1 FROM inbox WHERE sid = ?), EXISTS (SELECT 1 FROM inbox WHERE sid = ? AND kind != 'queue')"
+    "SELECT EXISTS (SELECT 1 FROM inbox WHERE sid = ?), "
+    "EXISTS (SELECT 1 FROM inbox WHERE sid = ? AND kind != 'queue' {})"
 )
 ADD_NODE = "INSERT OR IGNORE INTO nodes (place, crc, body) VALUES (?, ?, ?)"
 NODES = "SELECT place, crc, body FROM nodes WHERE place BETWEEN ? AND ? ORDER BY place"
@@ -193,8 +198,9 @@ SPENT = "SELECT max(sequence) FROM events WHERE pid = 0"
 """The highest number of a process that was pruned. One row of `events` belongs to no process: that of the last pruning.
 Its place and its sequence keep those numbers from being given out again."""
 PROCESS_BY_PID = f"SELECT {PROCESS_ROW} FROM processes WHERE pid = ?"
-NEXT_PID = f"max((SELECT coalesce(max(pid), 0) FROM processes), coalesce(({SPENT}), 0)) + 1"
-ADD_PROCESS = f"INSERT INTO processes ({PROCESS}) VALUES ({NEXT_PID}{', ?' * 15})"
+NEXT_PID = f"SELECT max((SELECT coalesce(max(pid), 0) FROM processes), coalesce(({SPENT}), 0)) + 1"
+NEXT_PLACE = "SELECT coalesce(max(place), 0) + 1 FROM events"
+ADD_PROCESS = f"INSERT INTO processes ({PROCESS}) VALUES (?{', ?' * 15})"
 PUT_PROCESS = (
     "UPDATE processes SET live = ?, active = ?, due = ?, updated = ?, owner = ?, generation = ?, attempts = ?, "
     "takeovers = ?, stuck = ?, pruned = ?, crc = ?, record = ? WHERE pid = ?"
@@ -211,14 +217,14 @@ CHILDREN = f"SELECT {PROCESS_ROW} FROM processes WHERE parent = ? AND live = 1 O
 ALL_CHILDREN = f"SELECT {PROCESS_ROW} FROM processes WHERE parent = ? AND pruned IS NULL ORDER BY pid"
 PRUNABLE = (
     f"SELECT {PROCESS_ROW} FROM processes INDEXED BY processes_over "
-    "WHERE live = 0 AND pruned IS NULL AND updated < ? ORDER BY updated, pid"
+    "WHERE live = 0 AND pruned IS NULL AND updated < ? AND (updated, pid) > (?, ?) ORDER BY updated, pid LIMIT ?"
 )
 STATE = (
     "CASE WHEN stuck IS NOT NULL THEN 'stuck' WHEN active = 1 AND owner IS NULL THEN 'queued' "
     "ELSE coalesce(json_extract(CAST(record AS TEXT), '$.status'), 'running') END"
 )
 """`ProcessRow.state`."""
-ADD_EVENT = "INSERT INTO events (pid, sequence, key, crc, body) VALUES (?, ?, ?, ?, ?)"
+ADD_EVENT = "INSERT INTO events (place, pid, sequence, key, crc, body) VALUES (?, ?, ?, ?, ?, ?)"
 ADD_STEP = "INSERT INTO steps (place, crc, body) VALUES (?, ?, ?)"
 STEPS = "SELECT place, crc, body FROM steps WHERE place BETWEEN ? AND ? ORDER BY place"
 
@@ -321,36 +327,41 @@ def _problem(read: Callable[[Any], object], found: tuple[Any, ...]) -> str:
     return ""
 
 
+def session_filter(wanted: SessionFilter) -> tuple[str, list[Any]]:
+    """The rest of a SELECT from sessions, and its arguments."""
+    clauses, args = where(wanted, SESSION_COLUMNS)
+    deleted = " AND ".join(["deleted = 0", *clauses])
+    return f"sessions WHERE {deleted} ORDER BY updated DESC, sid DESC LIMIT ?", [*args, wanted.limit]
+
+
 def process_filter(wanted: ProcessFilter) -> tuple[str, list[Any]]:
     """The rest of a SELECT from processes, and its arguments."""
-    clauses, args = ["pruned IS NULL"], list[Any]()
-    if wanted.status:
-        clauses.append(f"{STATE} IN ({', '.join('?' * len(wanted.status))})")
-        args += wanted.status
-    if wanted.live is not None:
-        clauses.append(f"live = {int(wanted.live)}")  # spelt out: only so is the index of live ones used
-    for clause, value in (
-        (f"{_asked('kind')} = ?", wanted.kind),
-        (f"{_asked('name')} = ?", wanted.name),
-        (f"{_asked('definition')} = ?", wanted.definition),
-        (f"{_asked('label')} = ?", wanted.label),
-        (f"{_asked('origin.session_id')} = ?", wanted.origin),
-        (f"{_asked('cause.id')} = ?", wanted.cause),
-        ("pid IN (SELECT pid FROM grants WHERE session_id = ?)", wanted.session_id),
-        ("parent = ?", wanted.parent),
-        ("created >= ?", wanted.since),
-        ("created < ?", wanted.until),
-        ("pid < ?", wanted.before),
-        ("(stuck IS NOT NULL) = ?", wanted.stuck),
-    ):
-        if value is not None:
-            clauses.append(clause)
-            args.append(value)
-    return f"processes WHERE {' AND '.join(clauses)} ORDER BY pid DESC LIMIT ?", [*args, max(0, wanted.limit)]
+    clauses, args = where(wanted, PROCESS_COLUMNS)
+    kept = " AND ".join(["pruned IS NULL", *clauses])
+    return f"processes WHERE {kept} ORDER BY pid DESC LIMIT ?", [*args, max(0, wanted.limit)]
 
 
 def _asked(path: str) -> str:
     return f"coalesce(json_extract(CAST(substr({REGISTRATION}, 5) AS TEXT), '$.{path}'), '')"
+
+
+SESSION_COLUMNS = {name: name for name in ("agent", "state", "id", "updated")}
+PROCESS_COLUMNS = {
+    "state": STATE,
+    "live": "live",
+    "kind": _asked("kind"),
+    "name": _asked("name"),
+    "definition": _asked("definition"),
+    "label": _asked("label"),
+    "origin": _asked("origin.session_id"),
+    "cause": _asked("cause.id"),
+    "seen by": "pid IN (SELECT pid FROM grants WHERE session_id = ?)",
+    "parent": "parent",
+    "created": "created",
+    "number": "pid",
+    "stuck": "(stuck IS NOT NULL)",
+}
+"""What filters compare (`rules.filters`), as expressions."""
 
 
 def process_values(row: ProcessRow) -> list[Any]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from mainstay.lifecycle.fold import PRUNED
 from mainstay.model.codec import encode
+from mainstay.model.ids import MAX_ORDINAL
 from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow
 from mainstay.model.process_write import ProcessFilter
-from mainstay.model.session import Deaths, InboxRow, Node, SessionRow, WaitRow, WorkerRow
-from mainstay.stores.rules.rows import waits_of
+from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.stores.rules.rows import Change, waits_of
 from mainstay.stores.sqlite.records import (
     ACTIVE,
     ADD_EVENT,
@@ -28,8 +28,12 @@ from mainstay.stores.sqlite.records import (
     DEATHS,
     EVENT,
     FIRST_MAIL,
+    KEY,
     MAIL,
     MAX_STEPS,
+    NEXT_PID,
+    NEXT_PLACE,
+    NEXT_SID,
     OPEN_SESSIONS,
     PROCESS_BY_ID,
     PROCESS_BY_PID,
@@ -77,229 +81,40 @@ REMEMBERED = 4096
 
 
 class Known(Struct):
-    """What is known of a session that somebody works on. `mail`, `waits`: whether it may have any."""
+    """What is known of a session that somebody works on. `mail`, `waits`: whether it may have any.
+
+    `records` is how many records turn `turn` has; 0 is no turn.
+    """
 
     row: SessionRow
     mail: bool = True
     waits: bool = True
+    turn: int = 0
+    records: int = 0
 
 
-class SqlProcessRows:
-    """The part of a transaction that is about processes.
-
-    What this connection has written is remembered, until anybody else commits or a transaction is undone: rows that
-    somebody owns, by number; how far their journals go; and the ids of new ones that nobody waits for or is a child of.
-    """
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._do = connection.execute
-        self._processes: dict[int, ProcessRow] = {}
-        self._last_steps: dict[int, int] = {}
-        self._alone: set[str] = set()
-
-    @property
-    def remembered(self) -> int:
-        return max(len(self._processes), len(self._alone))
-
-    def forget_processes(self) -> None:
-        self._processes.clear()
-        self._last_steps.clear()
-        self._alone.clear()
-
-    def _remember_process(self, row: ProcessRow) -> None:
-        if row.owner is not None:
-            self._processes[row.pid] = row
-            return
-        self._processes.pop(row.pid, None)
-        self._last_steps.pop(row.pid, None)
-
-    def process(self, process_id: str) -> ProcessRow | None:
-        found = self._do(PROCESS_BY_ID, (process_id,)).fetchone()
-        return None if found is None else process_or_tombstone(found)
-
-    def tombstone(self, process_id: str) -> Tombstone | None:
-        found = self._do(TOMBSTONE_BY_ID, (process_id,)).fetchone()
-        return None if found is None else tombstone_row(found)
-
-    def process_by_pid(self, pid: int) -> ProcessRow | None:
-        known = self._processes.get(pid)
-        if known is not None:
-            return known
-        found = self._do(PROCESS_BY_PID, (pid,)).fetchone()
-        return None if found is None else process_row(found)
-
-    def add_process(self, row: ProcessRow) -> ProcessRow:
-        values, record = process_values(row), encode(row.record)
-        pid = self._do(ADD_PROCESS, (*values, row_crc(values, record), record)).lastrowid
-        assert pid is not None
-        self._do(
-            "INSERT INTO registrations (pid, body) VALUES (?, ?)", (pid, with_checksum(pid, encode(row.registration)))
-        )
-        row = replace(row, pid=pid)
-        self._remember_process(row)
-        if not row.id.rpartition(".")[2].isdecimal():  # a turn may be called so, and may have children
-            self._alone.add(row.id)
-        if row.registration.parent is not None:
-            self._alone.discard(row.registration.parent)
-        if row.owner is not None:
-            self._last_steps[pid] = -1
-        return row
-
-    def put_process(self, row: ProcessRow) -> None:
-        before = self._processes.get(row.pid)
-        self._remember_process(row)
-        values, record = process_values(row), encode(row.record)
-        # Neither its id nor its parent nor its birth ever changes while it is retained.
-        changing = (values[5], *values[7:], row_crc(values, record), record, row.pid)
-        if before is not None and values[1:4] == [before.live, before.active, before.due]:
-            self._do(PUT_GOING_ON, changing)
-        else:
-            self._do(PUT_PROCESS, (*values[1:4], *changing))
-
-    def entomb(self, tombstone: Tombstone) -> None:
-        pid = tombstone.pid
-        place = self._do("SELECT max(place) + 1 FROM events").fetchone()[0]
-        spent = max(self._do(SPENT).fetchone()[0] or 0, pid)
-        values = (tombstone.id, pid, STATUSES.index(tombstone.status), tombstone.pruned, tombstone.digest, place)
-        self._do(f"INSERT INTO tombstones ({TOMBSTONE}) VALUES (?{', ?' * 6})", (*values, row_checksum(values)))
-        self._processes.pop(pid, None)
-        self._last_steps.pop(pid, None)
-        self._do("DELETE FROM events WHERE pid IN (0, ?)", (pid,))
-        body = encode(Event(PRUNED, at=tombstone.pruned))
-        last = (place, 0, spent, None, body_crc(body, 0, spent), body)
-        self._do(f"INSERT INTO events ({EVENT}) VALUES (?{', ?' * 5})", last)
-        for table in ("processes", "registrations", "awaits", "grants", "wakes"):
-            self._do(f"DELETE FROM {table} WHERE pid = ?", (pid,))
-        self._do("DELETE FROM blobs WHERE sid = ?", (-pid,))
-        self.drop_steps(pid, MAX_STEPS)
-
-    def children(self, parent: str, over: bool = False) -> list[ProcessRow]:
-        query = ALL_CHILDREN if over else CHILDREN
-        return [] if parent in self._alone else [process_row(r) for r in self._do(query, (parent,))]
-
-    def processes_of(self, worker_id: str) -> list[ProcessRow]:
-        return [process_row(r) for r in self._do(f"{ACTIVE} AND owner = ? ORDER BY pid", (worker_id,))]
-
-    def has_live_processes(self, session_id: str) -> bool:
-        query = "SELECT 1 FROM grants JOIN processes USING (pid) WHERE session_id = ? AND live = 1 LIMIT 1"
-        return self._do(query, (session_id,)).fetchone() is not None
-
-    def prunable(self, before: int) -> Iterator[ProcessRow]:
-        """Those that are over since before then, the first to end first."""
-        return map(process_row, self._do(PRUNABLE, (before,)))
-
-    # ------------------------------------------------------------------ events and journals
-
-    def add_event(self, pid: int, sequence: int, event: Event) -> int:
-        body = encode(event)
-        place = self._do(ADD_EVENT, (pid, sequence, event.key, body_crc(body, pid, sequence), body)).lastrowid
-        assert place is not None
-        return place
-
-    def event_by_key(self, pid: int, key: str) -> tuple[int, Event] | None:
-        found = self._do(f"SELECT {EVENT} FROM events WHERE pid = ? AND key = ?", (pid, key)).fetchone()
-        return None if found is None else event_row(found)[2:]
-
-    def events_after(self, pid: int, sequence: int) -> list[Event]:
-        found = self._do(f"SELECT {EVENT} FROM events WHERE pid = ? AND sequence > ?", (pid, sequence))
-        return [event_row(r)[3] for r in found]
-
-    def last_event(self, pid: int) -> int:
-        query = "SELECT place FROM events WHERE pid = ? ORDER BY sequence DESC LIMIT 1"
-        return int(self._do(query, (pid,)).fetchone()[0])
-
-    def step(self, pid: int, ordinal: int) -> bytes | None:
-        found = self._do("SELECT body FROM steps WHERE place = ?", (step_place(pid, ordinal),)).fetchone()
-        return None if found is None else found[0]
-
-    def last_step(self, pid: int) -> int:
-        """The number of the last record of a journal, -1 where there is none."""
-        known = self._last_steps.get(pid)
-        if known is not None:
-            return known
-        span = (step_place(pid, 0), step_place(pid, MAX_STEPS))
-        found = self._do("SELECT max(place) FROM steps WHERE place BETWEEN ? AND ?", span).fetchone()[0]
-        return -1 if found is None else int(found) & MAX_STEPS
-
-    def add_step(self, pid: int, ordinal: int, body: bytes) -> None:
-        where = step_place(pid, ordinal)
-        self._do(ADD_STEP, (where, body_crc(body, where), body))
-        self._last_steps[pid] = ordinal
-
-    def drop_steps(self, pid: int, before: int) -> None:
-        self._do("DELETE FROM steps WHERE place >= ? AND place < ?", (step_place(pid, 0), step_place(pid, before)))
-
-    # ------------------------------------------------------------------ who waits, who sees, who is told
-
-    def awaiting(self, process_id: str) -> list[int]:
-        if process_id in self._alone:
-            return []
-        return [r[0] for r in self._do("SELECT pid FROM awaits WHERE target = ? ORDER BY pid", (process_id,))]
-
-    def put_awaits(self, pid: int, process_ids: tuple[str, ...]) -> None:
-        self._alone.difference_update(process_ids)
-        for process_id in process_ids:
-            self._do("INSERT OR IGNORE INTO awaits (target, pid) VALUES (?, ?)", (process_id, pid))
-
-    def drop_awaits(self, pid: int) -> None:
-        self._do("DELETE FROM awaits WHERE pid = ?", (pid,))
-
-    def granted(self, session_id: str, pid: int) -> bool:
-        query = "SELECT 1 FROM grants WHERE session_id = ? AND pid = ?"
-        return self._do(query, (session_id, pid)).fetchone() is not None
-
-    def put_grant(self, session_id: str, pid: int) -> None:
-        self._do("INSERT OR IGNORE INTO grants (session_id, pid) VALUES (?, ?)", (session_id, pid))
-
-    def drop_grant(self, session_id: str, pid: int) -> None:
-        self._do("DELETE FROM grants WHERE session_id = ? AND pid = ?", (session_id, pid))
-
-    def drop_grants(self, session_id: str) -> None:
-        self._do("DELETE FROM grants WHERE session_id = ?", (session_id,))
-
-    def live_named(self, session_id: str, name: str) -> list[ProcessRow]:
-        query, args = process_filter(ProcessFilter(name=name, session_id=session_id, live=True, limit=2**31))
-        return [process_row(found) for found in self._do(f"SELECT {PROCESS_ROW} FROM {query}", args)]
-
-    def add_wake(self, row: WakeRow) -> None:
-        values = msgspec.structs.astuple(row)
-        self._do(f"INSERT INTO wakes ({WAKE}) VALUES (?{', ?' * 10})", (*values, row_checksum(values)))
-
-    def wake(self, number: int) -> WakeRow | None:
-        found = self._do(f"SELECT {WAKE} FROM wakes WHERE number = ?", (number,)).fetchone()
-        return None if found is None else wake_row(found)
-
-    def put_wake(self, row: WakeRow) -> None:
-        self._do(
-            "UPDATE wakes SET session_id = ?, policy = ?, at = ?, state = ?, turn = ?, reason = ?, crc = ? "
-            "WHERE number = ?",
-            (
-                row.session_id, row.policy, row.at, row.state, row.turn, row.reason,
-                row_checksum(msgspec.structs.astuple(row)), row.number,
-            ),
-        )  # fmt: skip
-
-    def pending_wakes(self, pid: int) -> list[WakeRow]:
-        query = f"SELECT {WAKE} FROM wakes WHERE pid = ? AND state = 'pending' ORDER BY number"
-        return [wake_row(r) for r in self._do(query, (pid,))]
-
-    def pending_wakes_for(self, session_id: str) -> list[WakeRow]:
-        query = f"SELECT {WAKE} FROM wakes WHERE session_id = ? AND state = 'pending' ORDER BY number"
-        return [wake_row(r) for r in self._do(query, (session_id,))]
+def _but_for(numbers: tuple[int, ...]) -> str:
+    """A clause that excludes inputs which are delivered by the same write."""
+    return f"AND input NOT IN ({', '.join('?' * len(numbers))})" if numbers else ""
 
 
-class SqlRows(SqlProcessRows):
-    """A transaction of a SQLite connection, seen as rows.
+class SqlRows:
+    """A transaction of a SQLite connection, seen as rows (`rules.rows.Rows`). It answers at once.
 
     The owner of a turn writes to it again and again, and every write begins with the session's row. What this
-    connection has written is therefore remembered, until anybody else commits anything or a transaction is undone.
+    connection has written is therefore remembered, until anybody else commits anything or a transaction is undone: rows
+    of sessions and processes that somebody owns, by number; how far journals go; the ids of new processes that nobody
+    waits for or is a child of; and the next numbers of new rows.
     """
 
     def __init__(self, connection: sqlite3.Connection, has_blob: Callable[[str], bool]) -> None:
-        super().__init__(connection)
+        self._do = connection.execute
         self._known: dict[int, Known] = {}
+        self._processes: dict[int, ProcessRow] = {}
+        self._last_steps: dict[int, int] = {}
+        self._alone: set[str] = set()
+        self._numbers: dict[str, int] = {}
         self._version = -1
-        self._many = connection.executemany
         self._has_blob = has_blob
         # Identity of the last record written in this transaction; (0, 0) when records were deleted since. `rewrote`: a
         # record that was there before this transaction is gone, or is another one now.
@@ -312,14 +127,27 @@ class SqlRows(SqlProcessRows):
         self.last, self.rewrote = None, False
         version = self._do("PRAGMA data_version").fetchone()[0]
         changed = bool(version != self._version)
-        if changed or max(len(self._known), self.remembered) > REMEMBERED:
+        if changed or max(len(self._known), len(self._processes), len(self._alone)) > REMEMBERED:
             self.forget()
             self._version = version
         return changed
 
     def forget(self) -> None:
         self._known.clear()
-        self.forget_processes()
+        self._processes.clear()
+        self._last_steps.clear()
+        self._alone.clear()
+        self._numbers.clear()
+
+    async def flush(self, changes: Sequence[Change]) -> None:
+        for name, args in changes:
+            getattr(self, name)(*args)
+
+    def _next(self, name: str, query: str) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = self._do(query).fetchone()[0]
+        return number
 
     def _remember(self, row: SessionRow, new: bool = False) -> None:
         if row.owner is None:
@@ -334,11 +162,11 @@ class SqlRows(SqlProcessRows):
 
     # ------------------------------------------------------------------ sessions
 
-    def session(self, session_id: str) -> SessionRow | None:
+    async def session(self, session_id: str) -> SessionRow | None:
         found = self._do(SESSION_BY_ID, (session_id,)).fetchone()
         return None if found is None else session_row(found)
 
-    def session_by_sid(self, sid: int) -> SessionRow | None:
+    async def session_by_sid(self, sid: int) -> SessionRow | None:
         known = self._known.get(sid)
         if known is not None:
             return known.row
@@ -349,12 +177,14 @@ class SqlRows(SqlProcessRows):
         self._remember(row)
         return row
 
-    def add_session(self, row: SessionRow) -> SessionRow:
+    async def next_sid(self) -> int:
+        return self._next("sid", NEXT_SID)
+
+    def add_session(self, row: SessionRow) -> None:
         values = session_values(row)
-        cursor = self._do(ADD_SESSION, (*values, row_checksum(values)))
-        row = replace(row, sid=cursor.lastrowid)
+        self._do(ADD_SESSION, (row.sid, *values, row_checksum(values)))
+        self._numbers["sid"] = row.sid + 1
         self._remember(row, new=True)
-        return row
 
     def put_session(self, row: SessionRow) -> None:
         self._remember(row)
@@ -365,16 +195,16 @@ class SqlRows(SqlProcessRows):
     def put_settings(self, sid: int, settings: bytes) -> None:
         self._do("INSERT OR REPLACE INTO settings (sid, body) VALUES (?, ?)", (sid, with_checksum(sid, settings)))
 
-    def owned_by(self, worker_id: str) -> list[SessionRow]:
+    async def owned_by(self, worker_id: str) -> list[SessionRow]:
         return [session_row(r) for r in self._do(f"{OPEN_SESSIONS} AND owner = ?", (worker_id,))]
 
-    def forks_of(self, sid: int) -> int:
+    async def forks_of(self, sid: int) -> int:
         return int(self._one("SELECT count(*) FROM sessions WHERE fork_sid = ?", sid)[0])
 
     # ------------------------------------------------------------------ keys, nodes, blobs
 
-    def key(self, sid: int, key: str) -> tuple[int, bytes] | None:
-        found = self._one("SELECT sid, key, turn, digest, crc FROM keys WHERE sid = ? AND key = ?", sid, key)
+    async def key(self, session_id: str, key: str) -> tuple[int, bytes] | None:
+        found = self._one(KEY, session_id, key)
         if found is None:
             return None
         _, _, turn, digest = checked("keys", found)
@@ -386,17 +216,26 @@ class SqlRows(SqlProcessRows):
             "INSERT INTO keys (sid, key, turn, digest, crc) VALUES (?, ?, ?, ?, ?)", (*values, row_checksum(values))
         )
 
-    def node(self, sid: int, turn: int, ordinal: int) -> bytes | None:
+    async def node(self, sid: int, turn: int, ordinal: int) -> bytes | None:
         found = self._one("SELECT body FROM nodes WHERE place = ?", node_place(sid, turn, ordinal))
         return None if found is None else found[0]
 
-    def add_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> bool:
+    async def records(self, sid: int, turn: int) -> int:
+        known = self._known.get(sid)
+        if known is not None and known.turn == turn:
+            return known.records
+        span = (node_place(sid, turn, 0), node_place(sid, turn, MAX_ORDINAL))
+        last = self._do("SELECT max(place) FROM nodes WHERE place BETWEEN ? AND ?", span).fetchone()[0]
+        return 0 if last is None else (int(last) & MAX_ORDINAL) + 1
+
+    def add_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> None:
         where = node_place(sid, turn, ordinal)
         crc = node_crc(where, body)
-        added = self._do(ADD_NODE, (where, crc, body)).rowcount == 1
-        if added:
+        if self._do(ADD_NODE, (where, crc, body)).rowcount == 1:
             self.last = (where, crc)
-        return added
+            known = self._known.get(sid)
+            if known is not None and known.row.turn == turn:
+                known.turn, known.records = turn, ordinal + 1
 
     def put_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> None:
         where = node_place(sid, turn, ordinal)
@@ -404,44 +243,40 @@ class SqlRows(SqlProcessRows):
         self._do("UPDATE nodes SET crc = ?, body = ? WHERE place = ?", (crc, body, where))
         self.last, self.rewrote = (where, crc), True
 
-    def add_nodes(self, sid: int, turn: int, nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            self.add_node(sid, turn, node.ordinal, node.body)
-
     def drop_session_data(self, sid: int) -> None:
         self.last, self.rewrote = (0, 0), True
         self._do("DELETE FROM nodes WHERE place BETWEEN ? AND ?", (sid << 36, ((sid + 1) << 36) - 1))
         for table in ("inbox", "keys", "blobs", "settings"):
             self._do(f"DELETE FROM {table} WHERE sid = ?", (sid,))
 
-    def add_blobs(self, sid: int, digests: Iterable[str]) -> None:
+    def add_blobs(self, sid: int, digests: tuple[str, ...]) -> None:
         for digest in digests:
             self._do("INSERT OR IGNORE INTO blobs (digest, sid) VALUES (?, ?)", (digest, sid))
 
-    def has_blob(self, digest: str) -> bool:
+    async def has_blob(self, digest: str) -> bool:
         return self._has_blob(digest)
 
     # ------------------------------------------------------------------ inbox
 
-    def first_mail(self, sid: int) -> InboxRow | None:
+    async def first_mail(self, sid: int, besides: tuple[int, ...]) -> InboxRow | None:
         if (known := self._known.get(sid)) is not None and not known.mail:
             return None
-        found = self._one(FIRST_MAIL, sid)
+        found = self._one(FIRST_MAIL.format(_but_for(besides)), sid, *besides)
         return None if found is None else mail_row(found)
 
-    def has_mail(self, sid: int) -> bool:
+    async def has_mail(self, sid: int, besides: tuple[int, ...]) -> bool:
         known = self._known.get(sid)
         if known is not None and not known.mail:
             return False
-        some, for_the_turn = self._one(SOME_MAIL, sid, sid)
+        some, for_the_turn = self._one(SOME_MAIL.format(_but_for(besides)), sid, sid, *besides)
         if known is not None:
             known.mail = bool(some)
         return bool(for_the_turn)
 
-    def some_mail(self, sid: int) -> bool:
+    async def some_mail(self, sid: int) -> bool:
         return self._one("SELECT 1 FROM inbox WHERE sid = ? LIMIT 1", sid) is not None
 
-    def mail(self, sid: int, number: int) -> InboxRow | None:
+    async def mail(self, sid: int, number: int) -> InboxRow | None:
         found = self._one(f"SELECT {MAIL} FROM inbox WHERE sid = ? AND input = ?", sid, number)
         return None if found is None else mail_row(found)
 
@@ -456,7 +291,7 @@ class SqlRows(SqlProcessRows):
 
     # ------------------------------------------------------------------ waits
 
-    def wait(self, wait_id: str) -> WaitRow | None:
+    async def wait(self, wait_id: str) -> WaitRow | None:
         found = self._one(f"SELECT {WAIT} FROM waits WHERE id = ?", wait_id)
         return None if found is None else wait_row(found)
 
@@ -478,7 +313,7 @@ class SqlRows(SqlProcessRows):
 
     # ------------------------------------------------------------------ workers
 
-    def worker(self, worker_id: str) -> WorkerRow | None:
+    async def worker(self, worker_id: str) -> WorkerRow | None:
         found = self._one(f"SELECT {WORKER} FROM workers WHERE id = ?", worker_id)
         return None if found is None else worker_row(found)
 
@@ -491,11 +326,21 @@ class SqlRows(SqlProcessRows):
             ),
         )  # fmt: skip
 
-    def workers(self) -> list[WorkerRow]:
+    async def workers(self) -> list[WorkerRow]:
         return [worker_row(r) for r in self._do(f"SELECT {WORKER} FROM workers ORDER BY id")]
 
-    def deaths(self, scope: int) -> Deaths | None:
+    async def deaths(self, scope: int) -> Deaths | None:
         found = self._one(f"SELECT {DEATHS} FROM deaths WHERE scope = ?", scope)
+        return None if found is None else deaths_row(found)
+
+    async def session_deaths(self, session_id: str) -> Deaths | None:
+        query = f"SELECT {DEATHS} FROM deaths WHERE scope = (SELECT sid FROM sessions WHERE id = ?)"
+        found = self._one(query, session_id)
+        return None if found is None else deaths_row(found)
+
+    async def process_deaths(self, process_id: str) -> Deaths | None:
+        query = f"SELECT {DEATHS} FROM deaths WHERE scope = (SELECT -pid FROM processes WHERE id = ?)"
+        found = self._one(query, process_id)
         return None if found is None else deaths_row(found)
 
     def put_deaths(self, row: Deaths) -> None:
@@ -509,3 +354,186 @@ class SqlRows(SqlProcessRows):
 
     def drop_worker(self, worker_id: str) -> None:
         self._do("DELETE FROM workers WHERE id = ?", (worker_id,))
+
+    # ------------------------------------------------------------------ processes
+
+    def _remember_process(self, row: ProcessRow) -> None:
+        if row.owner is not None:
+            self._processes[row.pid] = row
+            return
+        self._processes.pop(row.pid, None)
+        self._last_steps.pop(row.pid, None)
+
+    async def process(self, process_id: str) -> ProcessRow | None:
+        found = self._do(PROCESS_BY_ID, (process_id,)).fetchone()
+        return None if found is None else process_or_tombstone(found)
+
+    async def tombstone(self, process_id: str) -> Tombstone | None:
+        found = self._do(TOMBSTONE_BY_ID, (process_id,)).fetchone()
+        return None if found is None else tombstone_row(found)
+
+    async def process_by_pid(self, pid: int) -> ProcessRow | None:
+        known = self._processes.get(pid)
+        if known is not None:
+            return known
+        found = self._do(PROCESS_BY_PID, (pid,)).fetchone()
+        return None if found is None else process_row(found)
+
+    async def next_pid(self) -> int:
+        return self._next("pid", NEXT_PID)
+
+    def add_process(self, row: ProcessRow) -> None:
+        values, record = process_values(row), encode(row.record)
+        self._do(ADD_PROCESS, (row.pid, *values, row_crc(values, record), record))
+        registration = with_checksum(row.pid, encode(row.registration))
+        self._do("INSERT INTO registrations (pid, body) VALUES (?, ?)", (row.pid, registration))
+        self._numbers["pid"] = row.pid + 1
+        self._remember_process(row)
+        if not row.id.rpartition(".")[2].isdecimal():  # a turn may be called so, and may have children
+            self._alone.add(row.id)
+        if row.registration.parent is not None:
+            self._alone.discard(row.registration.parent)
+        if row.owner is not None:
+            self._last_steps[row.pid] = -1
+
+    def put_process(self, row: ProcessRow) -> None:
+        before = self._processes.get(row.pid)
+        self._remember_process(row)
+        values, record = process_values(row), encode(row.record)
+        # Neither its id nor its parent nor its birth ever changes while it is retained.
+        changing = (values[5], *values[7:], row_crc(values, record), record, row.pid)
+        if before is not None and values[1:4] == [before.live, before.active, before.due]:
+            self._do(PUT_GOING_ON, changing)
+        else:
+            self._do(PUT_PROCESS, (*values[1:4], *changing))
+
+    def entomb(self, tombstone: Tombstone, place: int) -> None:
+        pid = tombstone.pid
+        self._numbers["place"] = place + 1
+        spent = max(self._do(SPENT).fetchone()[0] or 0, pid)
+        values = (tombstone.id, pid, STATUSES.index(tombstone.status), tombstone.pruned, tombstone.digest, place)
+        self._do(f"INSERT INTO tombstones ({TOMBSTONE}) VALUES (?{', ?' * 6})", (*values, row_checksum(values)))
+        self._processes.pop(pid, None)
+        self._last_steps.pop(pid, None)
+        self._do("DELETE FROM events WHERE pid IN (0, ?)", (pid,))
+        body = encode(Event(PRUNED, at=tombstone.pruned))
+        last = (place, 0, spent, None, body_crc(body, 0, spent), body)
+        self._do(f"INSERT INTO events ({EVENT}) VALUES (?{', ?' * 5})", last)
+        for table in ("processes", "registrations", "awaits", "grants", "wakes"):
+            self._do(f"DELETE FROM {table} WHERE pid = ?", (pid,))
+        self._do("DELETE FROM blobs WHERE sid = ?", (-pid,))
+        self.drop_steps(pid, MAX_STEPS)
+
+    async def children(self, parent: str, over: bool) -> list[ProcessRow]:
+        query = ALL_CHILDREN if over else CHILDREN
+        return [] if parent in self._alone else [process_row(r) for r in self._do(query, (parent,))]
+
+    async def processes_of(self, worker_id: str) -> list[ProcessRow]:
+        return [process_row(r) for r in self._do(f"{ACTIVE} AND owner = ? ORDER BY pid", (worker_id,))]
+
+    async def has_live_processes(self, session_id: str) -> bool:
+        query = "SELECT 1 FROM grants JOIN processes USING (pid) WHERE session_id = ? AND live = 1 LIMIT 1"
+        return self._do(query, (session_id,)).fetchone() is not None
+
+    async def prunable(self, before: int, after: tuple[int, int], limit: int) -> list[ProcessRow]:
+        return [process_row(r) for r in self._do(PRUNABLE, (before, *after, limit))]
+
+    # ------------------------------------------------------------------ events and journals
+
+    async def next_place(self) -> int:
+        return self._next("place", NEXT_PLACE)
+
+    def add_event(self, pid: int, sequence: int, event: Event, place: int) -> None:
+        body = encode(event)
+        self._do(ADD_EVENT, (place, pid, sequence, event.key, body_crc(body, pid, sequence), body))
+        self._numbers["place"] = place + 1
+
+    async def event_by_key(self, pid: int, key: str) -> tuple[int, Event] | None:
+        found = self._do(f"SELECT {EVENT} FROM events WHERE pid = ? AND key = ?", (pid, key)).fetchone()
+        return None if found is None else event_row(found)[2:]
+
+    async def events_after(self, pid: int, sequence: int) -> list[Event]:
+        found = self._do(f"SELECT {EVENT} FROM events WHERE pid = ? AND sequence > ?", (pid, sequence))
+        return [event_row(r)[3] for r in found]
+
+    async def last_event(self, pid: int) -> int:
+        query = "SELECT place FROM events WHERE pid = ? ORDER BY sequence DESC LIMIT 1"
+        return int(self._do(query, (pid,)).fetchone()[0])
+
+    async def step(self, pid: int, ordinal: int) -> bytes | None:
+        found = self._do("SELECT body FROM steps WHERE place = ?", (step_place(pid, ordinal),)).fetchone()
+        return None if found is None else found[0]
+
+    async def last_step(self, pid: int) -> int:
+        known = self._last_steps.get(pid)
+        if known is not None:
+            return known
+        span = (step_place(pid, 0), step_place(pid, MAX_STEPS))
+        found = self._do("SELECT max(place) FROM steps WHERE place BETWEEN ? AND ?", span).fetchone()[0]
+        return -1 if found is None else int(found) & MAX_STEPS
+
+    def add_step(self, pid: int, ordinal: int, body: bytes) -> None:
+        where = step_place(pid, ordinal)
+        self._do(ADD_STEP, (where, body_crc(body, where), body))
+        self._last_steps[pid] = ordinal
+
+    def drop_steps(self, pid: int, before: int) -> None:
+        self._do("DELETE FROM steps WHERE place >= ? AND place < ?", (step_place(pid, 0), step_place(pid, before)))
+
+    # ------------------------------------------------------------------ who waits, who sees, who is told
+
+    async def awaiting(self, target: str) -> list[int]:
+        if target in self._alone:
+            return []
+        return [r[0] for r in self._do("SELECT pid FROM awaits WHERE target = ? ORDER BY pid", (target,))]
+
+    def put_awaits(self, pid: int, targets: tuple[str, ...]) -> None:
+        self._alone.difference_update(targets)
+        for target in targets:
+            self._do("INSERT OR IGNORE INTO awaits (target, pid) VALUES (?, ?)", (target, pid))
+
+    def drop_awaits(self, pid: int) -> None:
+        self._do("DELETE FROM awaits WHERE pid = ?", (pid,))
+
+    async def granted(self, session_id: str, pid: int) -> bool:
+        query = "SELECT 1 FROM grants WHERE session_id = ? AND pid = ?"
+        return self._do(query, (session_id, pid)).fetchone() is not None
+
+    def put_grant(self, session_id: str, pid: int) -> None:
+        self._do("INSERT OR IGNORE INTO grants (session_id, pid) VALUES (?, ?)", (session_id, pid))
+
+    def drop_grant(self, session_id: str, pid: int) -> None:
+        self._do("DELETE FROM grants WHERE session_id = ? AND pid = ?", (session_id, pid))
+
+    def drop_grants(self, session_id: str) -> None:
+        self._do("DELETE FROM grants WHERE session_id = ?", (session_id,))
+
+    async def live_named(self, session_id: str, name: str) -> list[ProcessRow]:
+        query, args = process_filter(ProcessFilter(name=name, session_id=session_id, live=True, limit=2**31))
+        return [process_row(found) for found in self._do(f"SELECT {PROCESS_ROW} FROM {query}", args)]
+
+    def add_wake(self, row: WakeRow) -> None:
+        values = msgspec.structs.astuple(row)
+        self._do(f"INSERT INTO wakes ({WAKE}) VALUES (?{', ?' * 10})", (*values, row_checksum(values)))
+
+    async def wake(self, number: int) -> WakeRow | None:
+        found = self._do(f"SELECT {WAKE} FROM wakes WHERE number = ?", (number,)).fetchone()
+        return None if found is None else wake_row(found)
+
+    def put_wake(self, row: WakeRow) -> None:
+        self._do(
+            "UPDATE wakes SET session_id = ?, policy = ?, at = ?, state = ?, turn = ?, reason = ?, crc = ? "
+            "WHERE number = ?",
+            (
+                row.session_id, row.policy, row.at, row.state, row.turn, row.reason,
+                row_checksum(msgspec.structs.astuple(row)), row.number,
+            ),
+        )  # fmt: skip
+
+    async def pending_wakes(self, pid: int) -> list[WakeRow]:
+        query = f"SELECT {WAKE} FROM wakes WHERE pid = ? AND state = 'pending' ORDER BY number"
+        return [wake_row(r) for r in self._do(query, (pid,))]
+
+    async def pending_wakes_for(self, session_id: str) -> list[WakeRow]:
+        query = f"SELECT {WAKE} FROM wakes WHERE session_id = ? AND state = 'pending' ORDER BY number"
+        return [wake_row(r) for r in self._do(query, (session_id,))]

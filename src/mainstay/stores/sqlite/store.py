@@ -165,21 +165,9 @@ class SqliteStore:
             return None if found is None else session_row(found)
 
     async def sessions(self, wanted: SessionFilter) -> list[SessionRow]:
-        clauses, args = ["deleted = 0"], list[Any]()
-        for clause, value in (("agent = ?", wanted.agent), ("state = ?", wanted.state), ("updated < ?", wanted.before)):
-            if value is not None:
-                clauses.append(clause)
-                args.append(value)
-        if wanted.prefix:
-            clauses.append("substr(id, 1, ?) = ?")
-            args += [len(wanted.prefix), wanted.prefix]
-        where = " AND ".join(clauses)
+        rest, args = records.session_filter(wanted)
         with reading(self.path):
-            found = self._live().execute(
-                f"SELECT {records.SESSION_ROW} FROM sessions WHERE {where} ORDER BY updated DESC, sid DESC LIMIT ?",
-                (*args, wanted.limit),
-            )
-            return [session_row(r) for r in found]
+            return [session_row(r) for r in self._live().execute(f"SELECT {records.SESSION_ROW} FROM {rest}", args)]
 
     async def open_sessions(self) -> list[SessionRow]:
         with reading(self.path):
