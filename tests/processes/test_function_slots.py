@@ -13,6 +13,7 @@ from mainstay.errors import OutcomeUnknown
 from mainstay.model.process import Cancelled
 from mainstay.processes.function.waits import PARK_DELAY
 from mainstay.testing import FunctionModel
+from mainstay.tools.attempt import needs_of
 from tests.processes.functions import dying, journal_of, living, memory, result
 from tests.sessions.places import SOON, Place, file, place, until
 
@@ -289,3 +290,20 @@ async def test_a_branch_that_is_not_chosen_leaves_the_line(place: Place) -> None
         assert await result(await runtime.start(one, {"who": "c"})) == "c"
 
     assert press.begun == ["a", "c"]
+
+
+async def test_a_plain_tool_that_returns_a_coroutine_holds_its_place_until_that_has_ended(place: Place) -> None:
+    press = Press()
+
+    @tool(name="print_it", limit=1)
+    def print_it(who: str) -> Any:
+        return press.use(who)
+
+    one = one_step(print_it)
+    async with living(place, one) as runtime:
+        first = await runtime.start(one, {"who": "a"})
+        await press.has_begun(1)
+        held = not runtime._dispatcher.admission.try_take(needs_of(print_it.spec))
+        press.go.set()
+
+        assert (await result(first), held) == ("a", True)

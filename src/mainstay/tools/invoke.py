@@ -25,7 +25,7 @@ from msgspec import Struct, ValidationError
 
 from mainstay.engine.gate import CANCEL_GRACE
 from mainstay.engine.threads import Threads
-from mainstay.errors import InvalidInput, ToolError
+from mainstay.errors import InvalidInput, Retry, ToolError
 from mainstay.model.codec import clean, convert, encode, model_text
 from mainstay.model.effect import AskedCall
 from mainstay.model.own import own
@@ -157,8 +157,11 @@ async def execute(
     return await returned(value, rules)
 
 
-async def on_thread(function: Callable[[], Any], threads: Threads, ended: Callable[[], None] | None = None) -> Any:
-    """What a plain function returns, run on a thread. Cancelled, it has a moment to look at `ctx.cancelled` and return.
+async def on_thread(
+    function: Callable[[], Any], threads: Threads, ended: Callable[[], None] | None, grace: float = CANCEL_GRACE
+) -> Any:
+    """What a plain function returns, run on a thread. Cancelled, it has `grace` seconds to look at `ctx.cancelled` and
+    return.
 
     `ended` is called once, on whatever thread, when the function has really ended, or will never begin.
     """
@@ -177,14 +180,14 @@ async def on_thread(function: Callable[[], Any], threads: Threads, ended: Callab
     except RuntimeError as error:  # no more threads: it has not begun, and holds nothing
         if ended is not None:
             ended()
-        raise ToolError(f"the tool could not be started: {error}", code="no_thread") from None
+        raise Retry(f"the tool could not be started: {error}", code="no_thread") from None
     try:
         value = await asyncio.shield(future)
     except asyncio.CancelledError:
         if future.done():
             raise  # the tool's own
         # A thread cannot be stopped, but it may look at `ctx.cancelled` and say how far it came.
-        await asyncio.wait({future}, timeout=CANCEL_GRACE)
+        await asyncio.wait({future}, timeout=grace)
         future.add_done_callback(functools.partial(_abandoned, ended))
         if not future.done() or _unawaited(future):
             raise

@@ -28,15 +28,33 @@ from mainstay.errors import Fenced, InvalidInput, Retry, ToolError
 from mainstay.model.codec import MAX_VALUE, clean, clean_text, encode, error_text
 from mainstay.model.process import WaitOn
 from mainstay.model.step import Begun, Done, Fault, StepFaltered
-from mainstay.model.tool import ToolSpec
+from mainstay.model.tool import Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
 from mainstay.processes.function.calls import Calls, answered
 from mainstay.processes.function.replay import Open, shape
 from mainstay.processes.function.scheduler import Branch
 from mainstay.processes.run import Unloaded
 from mainstay.processes.tracebacks import log_raised, traceback_text
-from mainstay.tools.attempt import needs_of
+from mainstay.tools.attempt import (
+    NOT_BEGUN,
+    Again,
+    Conclude,
+    End,
+    Finish,
+    Interruption,
+    Leave,
+    NotBegun,
+    Stop,
+    TryAgain,
+    Verdict,
+    Withdraw,
+    cut_off,
+    needs_of,
+    next_need,
+    settle,
+)
 from mainstay.tools.context import CallHost, ToolContext
 from mainstay.tools.define import Tool
+from mainstay.tools.invoke import on_thread
 
 STEP_RETRIES = RetryPolicy()
 """How long the pauses between attempts are; how many there are is the step's to say."""
@@ -52,6 +70,9 @@ ATOMS: frozenset[type] = frozenset(
 """Types whose objects cannot change."""
 
 
+_NO_SCHEMA: dict[str, Any] = {}
+
+
 class StepOptions(Struct, frozen=True):
     """What a call says of its step. What is None is taken from its tool, or has its default."""
 
@@ -62,7 +83,8 @@ class StepOptions(Struct, frozen=True):
 
 
 class StepCall(Struct, frozen=True):
-    """One step as it was asked for. `tool` is set if it is one: its limits hold for steps as for calls in turns."""
+    """One step as it was asked for. `contract` is that of its tool with the options of the call; a plain function has
+    one, too. Its limits hold for steps as for calls in turns."""
 
     key: str
     name: str
@@ -70,10 +92,11 @@ class StepCall(Struct, frozen=True):
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    reruns: bool
-    retries: int
-    timeout: float | None
-    tool: ToolSpec | None = None
+    contract: ToolSpec
+
+    @property
+    def reruns(self) -> bool:
+        return self.contract.recovery == "rerun"
 
     @property
     def sees_key(self) -> bool:
@@ -92,34 +115,33 @@ class StepCall(Struct, frozen=True):
         return msgspec.structs.replace(self, args=args, kwargs=kwargs)
 
 
-class Ended(Struct, frozen=True):
-    """How one attempt ended. `again`: another one may be made, after so many seconds if it said so. `stopped`: its
-    branch was asked to stop."""
-
-    value: Any = None
-    fault: Fault | None = None
-    unknown: str | None = None
-    stopped: bool = False
-    dropped: bool = False
-    again: bool = False
-    after: float | None = None
-
-
 class Attempt(Struct, frozen=True):
-    """One attempt of a step, whose first one started in `store`. `repeated` of those before it were made because a
-    crash left the one before unknown."""
+    """One attempt of a step, whose first one started in `store`. `attempts` is its number; `repeated` of those before
+    it were made because a crash left the one before unknown. A step neither defers nor goes to the background."""
 
-    number: int = 1
+    attempts: int = 1
     repeated: int = 0
     store: str = ""
+    started: bool = True
+    deferred: bool = False
+    background: bool = False
 
     @property
     def failures(self) -> int:
         """How many attempts have failed if this one does: what a crash cut off has not."""
-        return self.number - self.repeated
+        return self.attempts - self.repeated
 
     def after_failure(self) -> Attempt:
-        return Attempt(self.number + 1, self.repeated, self.store)
+        return Attempt(self.attempts + 1, self.repeated, self.store)
+
+
+class BodyEnd(Struct, frozen=True):
+    """How a body ended, and why it was stopped, if it was. `fault` is a failure as a step records it, with its
+    traceback."""
+
+    end: End
+    fault: Fault | None = None
+    stop: Stop | None = None
 
 
 class StepRun:
@@ -149,10 +171,10 @@ class StepRun:
             if branch.pending:
                 if attempt.repeated:  # what a dead worker did of it may have had its effect
                     dropped = branch.deliver_stop()
-                    stopped = step.done(unknown=DIED, cut=True, dropped=dropped, attempts=attempt.number - 1)
+                    stopped = step.done(unknown=DIED, cut=True, dropped=dropped, attempts=attempt.attempts - 1)
                     return await self._end(stopped)
                 await calls.check_stop(branch, step.key, "step", step.name, step.asked)
-            if step.tool is not None and not await self._take_slot(step.tool):
+            if not await self._take_place():
                 continue  # asked to stop meanwhile
             ended = await self._attempt(attempt)
             if isinstance(ended, Done):
@@ -162,18 +184,20 @@ class StepRun:
 
     def _first_attempt(self, before: Open | None) -> Attempt | None:
         """The attempt that is due, after those that are recorded; None when the last one may not be made again."""
-        calls, reruns = self._calls, self._step.reruns
+        calls, contract = self._calls, self._step.contract
         # A step that may be repeated leaves no record when it begins: if it is the first call that no record answers,
         # every worker that died since may have made it.
-        lost = calls.interrupted if reruns and self._branch.unrecorded == 1 else 0
+        lost = calls.interrupted if self._step.reruns and self._branch.unrecorded == 1 else 0
         if before is None:
             return Attempt(1 + lost, lost, self._host.store.identity())
         repeated, store = (0, "") if before.begun is None else (before.begun.repeated, before.begun.store)
         if before.faltered is not None:
             return Attempt(before.faltered.attempt + 1, repeated, store)
         assert before.begun is not None
+        if isinstance(next_need(Attempt(before.begun.attempt, repeated), contract), Conclude):
+            return None
         lost = max(calls.row.attempts - before.begun.life if before.begun.life else lost, 1)
-        return Attempt(before.begun.attempt + lost, repeated + lost, store) if reruns else None
+        return Attempt(before.begun.attempt + lost, repeated + lost, store)
 
     async def _pause(self, due: int, since: int) -> None:
         step = self._step
@@ -186,13 +210,13 @@ class StepRun:
             self._calls.raise_stopped(done)
         return answered(done)
 
-    async def _take_slot(self, tool: ToolSpec) -> bool:
-        """Wait until the tool's limits leave room; False when the branch is asked to stop before.
+    async def _take_place(self) -> bool:
+        """Wait until the limits of its tool leave room; False when the branch is asked to stop before.
 
-        A branch gives up the worker's place while it waits for a slot, and does not wait for a place once it has a
-        slot: holding one while waiting for the other could deadlock.
+        A branch gives up the worker's place while it waits for one of its tool, and does not wait for the worker's once
+        it has that: holding one while waiting for the other could deadlock.
         """
-        admission, needs, scheduler = self._host.admission, needs_of(tool), self._calls.scheduler
+        admission, needs, scheduler = self._host.admission, needs_of(self._step.contract), self._calls.scheduler
         if admission.try_take(needs):
             return True
         try:
@@ -207,23 +231,20 @@ class StepRun:
         return True
 
     async def _attempt(self, attempt: Attempt) -> Done | int:
-        """One attempt: how the step ended, or when the next one is due.
-
-        It holds a slot of its tool. A body on a thread gives that back itself, when it has really ended.
-        """
-        step, host, tool = self._step, self._host, self._step.tool
+        """One attempt, in the place that it holds: how the step ended, or when the next attempt is due."""
+        step, host, needs = self._step, self._host, needs_of(self._step.contract)
         # An attempt that may be followed by another must not leave its changes of the arguments to it.
-        own = step.with_copies(host.deps) if step.retries else step
+        own = step.with_copies(host.deps) if step.contract.retries else step
         context = self._tool_context(attempt) if step.sees_key else None
-        ended = None
-        if tool is not None:
-            ended = functools.partial(host.admission.release_from_thread, asyncio.get_running_loop(), needs_of(tool))
+        # A body on a thread releases its place itself, when it has really ended.
+        loop = asyncio.get_running_loop()
+        ended = functools.partial(host.admission.release_from_thread, loop, needs) if needs else None
         body = Body(host.threads, own, context, ended)
         try:
             return await self._try(attempt, body)
         finally:
-            if tool is not None and not body.on_thread:
-                host.admission.release(needs_of(tool))
+            if needs and not body.on_thread:
+                host.admission.release(needs)
 
     async def _try(self, attempt: Attempt, body: Body) -> Done | int:
         calls, step = self._calls, self._step
@@ -234,22 +255,30 @@ class StepRun:
         if not await self._host.still_ours(calls.row):
             raise Fenced(f"process {calls.process_id}", calls.journal.scope.generation)
         began = self._clock.monotonic()
-        try:
-            ended = await self._run_body(body)
-        except Leaving:
-            self._leave(attempt, body.began, recorded)
-            raise Unloaded from None
-        if ended.fault is not None and ended.again and attempt.failures <= step.retries:
-            if not recorded:
-                self._record_begun(attempt)  # the attempt that `_retry_at` says has failed
-            return self._retry_at(ended, attempt)
-        return step.done(
-            value=ended.value,
-            fault=ended.fault if ended.unknown is None else None,
-            unknown=ended.unknown or (DIED if ended.stopped and attempt.repeated else None),
-            cut=ended.stopped,
-            dropped=ended.dropped,
-            attempts=attempt.number,
+        ended = await self._run_body(body)
+        verdict = settle(ended.end, attempt, step.contract, ended.stop)
+        match verdict:
+            case TryAgain(failed, after):
+                if not recorded:
+                    self._record_begun(attempt)  # the attempt that `_retry_at` says has failed
+                return self._retry_at(ended.fault or Fault(failed.code, failed.message), after, attempt)
+            case Finish(outcome) if ended.stop is not Stop.LEFT:
+                return self._done(attempt, outcome, ended, began)
+            case Withdraw() if ended.stop is Stop.CANCELLED:
+                # This attempt did nothing; what a dead worker did of the one before may have had its effect.
+                return self._done(attempt, OutcomeUnknown(DIED) if attempt.repeated else None, ended, began)
+        self._leave(attempt, verdict, recorded)
+        raise Unloaded
+
+    def _done(self, attempt: Attempt, outcome: ToolOutcome | None, ended: BodyEnd, began: float) -> Done:
+        stopped = ended.stop is Stop.CANCELLED
+        return self._step.done(
+            value=outcome.value if isinstance(outcome, Ok) else None,
+            fault=ended.fault if isinstance(outcome, Failed) else None,
+            unknown=outcome.reason if isinstance(outcome, OutcomeUnknown) else None,
+            cut=stopped,
+            dropped=stopped and self._branch.deliver_stop(),
+            attempts=attempt.attempts,
             repeated=attempt.repeated,
             ms=round((self._clock.monotonic() - began) * 1000),
             at=self._clock.now(),
@@ -270,38 +299,45 @@ class StepRun:
         step, now = self._step, self._clock.now()
         life = self._calls.row.attempts if step.reruns else 0
         begun = Begun(
-            step.key, "step", step.name, step.asked, None, attempt.number, attempt.repeated, now, life, attempt.store
+            step.key, "step", step.name, step.asked, None, attempt.attempts, attempt.repeated, now, life, attempt.store
         )
         self._calls.scheduler.record(begun, repeats=repeats)
 
-    async def _run_body(self, body: Body) -> Ended:
-        branch, step = self._branch, self._step
+    async def _run_body(self, body: Body) -> BodyEnd:
+        branch, contract = self._branch, self._step.contract
         branch.in_step = True
         try:
-            return Ended(checked(await branch.gate.guard(body.run(), step.timeout), "the result"))
+            return BodyEnd(Ok(checked(await branch.gate.guard(body.run(), contract.timeout), "the result")))
         except TurnCancelled:
             body.stop()
-            unknown = "it was cancelled while it ran" if body.began else None
-            return Ended(unknown=unknown, stopped=True, dropped=branch.deliver_stop())
-        except OutOfTime:
-            body.stop()
-            late = f"it did not end within {step.timeout:g} s"
-            return Ended(fault=Fault("timeout", late), unknown=late, again=step.reruns)
-        except SelfCancelled:
-            return Ended(fault=Fault("raised", "CancelledError: the step cancelled itself"))
-        except Retry as retry:
-            return Ended(fault=self._fault(retry), again=True, after=retry.after)
-        except ToolError as error:
-            return Ended(fault=self._fault(error))
+            unknown = OutcomeUnknown("it was cancelled while it ran")
+            return BodyEnd(unknown if body.began else NotBegun(), stop=Stop.CANCELLED)
         except Leaving:
             body.stop()
-            raise
+            unknown = OutcomeUnknown("the runtime was left while it ran")
+            return BodyEnd(unknown if body.began else NotBegun(), stop=Stop.LEFT)
+        except OutOfTime:
+            body.stop()
+            late = Interruption(reason=f"it did not end within {contract.timeout:g} s", timed_out=True)
+            return BodyEnd(cut_off(contract.recovery, late))
+        except SelfCancelled:
+            return self._failed(Fault("raised", "CancelledError: the step cancelled itself"), again=False)
+        except Retry as retry:
+            return self._failed(self._fault(retry), again=True, after=retry.after)
+        except ToolError as error:
+            return self._failed(self._fault(error), again=False)
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
             raise  # not by the step: its task is ended, or everything is
-        except BaseException as error:  # a step may raise anything, and its function decides what it means
-            return Ended(fault=self._fault(error), again=True)
+        except BaseException as error:
+            # A step may raise anything. Unlike a tool that a model calls, it is tried again without asking for that:
+            # its function says how often, and handles the fault.
+            return self._failed(self._fault(error), again=True)
         finally:
             branch.in_step = False
+
+    def _failed(self, fault: Fault, again: bool, after: float | None = None) -> BodyEnd:
+        failed = Failed(fault.code, fault.message, fault.data)
+        return BodyEnd(Again(failed, after, failed) if again else failed, fault)
 
     def _fault(self, error: BaseException) -> Fault:
         """What a step raised, as far as it can be stored; it is logged too."""
@@ -315,27 +351,27 @@ class StepRun:
             data = None
         return Fault(clean_text(error.code), clean_text(error.message)[:MAX_TEXT], data, where)
 
-    def _retry_at(self, ended: Ended, attempt: Attempt) -> int:
+    def _retry_at(self, fault: Fault, after: float | None, attempt: Attempt) -> int:
         """Record a failed attempt and when the next one is due."""
-        now, fault = self._clock.now(), ended.fault
-        assert fault is not None
-        due = now + round(STEP_RETRIES.delay(attempt.failures, ended.after, self._host.random) * 1000)
-        failed = StepFaltered(self._step.key, fault.code, fault.message, due, attempt.number, now, fault.traceback)
+        now = self._clock.now()
+        due = now + round(STEP_RETRIES.delay(attempt.failures, after, self._host.random) * 1000)
+        failed = StepFaltered(self._step.key, fault.code, fault.message, due, attempt.attempts, now, fault.traceback)
         self._calls.scheduler.record(failed)
         return due
 
-    def _leave(self, attempt: Attempt, began: bool, recorded: bool) -> None:
+    def _leave(self, attempt: Attempt, verdict: Verdict, recorded: bool) -> None:
         """The Runtime is left while a step runs, or just before: the next worker must know which."""
         step, scheduler, now = self._step, self._calls.scheduler, self._clock.now()
-        if not began:
-            if recorded:
-                waits = StepFaltered(step.key, "interrupted", "it had not begun", now, attempt.number - 1, now)
-                scheduler.record(waits)
-        elif not step.reruns:
-            unknown = "the runtime was left while it ran"
-            scheduler.record(step.done(unknown=unknown, attempts=attempt.number, at=now))
-        elif not recorded:
-            self._record_begun(attempt)
+        match verdict:
+            case Withdraw() if recorded:
+                code, message = NOT_BEGUN.code, NOT_BEGUN.message
+                scheduler.record(StepFaltered(step.key, code, message, now, attempt.attempts - 1, now))
+            case Leave() if not recorded:
+                self._record_begun(attempt)
+            case Finish(OutcomeUnknown(reason)):
+                scheduler.record(step.done(unknown=reason, attempts=attempt.attempts, at=now))
+            case _:
+                pass  # what is on disk tells it already
 
     def _tool_context(self, attempt: Attempt) -> ToolContext[Any]:
         calls = self._calls
@@ -343,7 +379,7 @@ class StepRun:
             session_id=calls.session_id or "",
             call_id=f"{calls.process_id}.{calls.unique(self._step.key)}",
             tool=self._step.name,
-            attempt=attempt.number,
+            attempt=attempt.attempts,
             generation=calls.journal.scope.generation,
             deps=self._host.deps,
             host=StepCallHost(self._progress),
@@ -387,17 +423,8 @@ class Body:
             fn = fn.fn
         if inspect.iscoroutinefunction(fn):
             return await fn(*args, **kwargs)
-        running = self._threads.run(functools.partial(self._run_on_thread, fn, args, kwargs))
         self.on_thread = True
-        found = await running
-        return await found if inspect.isawaitable(found) else found
-
-    def _run_on_thread(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        try:
-            return fn(*args, **kwargs)
-        finally:
-            if self._ended is not None:
-                self._ended()
+        return await on_thread(functools.partial(fn, *args, **kwargs), self._threads, self._ended, grace=0)
 
 
 def read_step(
@@ -419,7 +446,10 @@ def read_step(
     name = clean_text(
         options.name or (spec.name if spec is not None else str(getattr(fn, "__name__", type(fn).__name__)))
     )
-    return StepCall(key, name, shape(args, kwargs), fn, args, kwargs, recovery == "rerun", retries, timeout, spec)
+    # The name of its limits is that of the tool, whatever the step is called.
+    contract = ToolSpec(name, input_schema=_NO_SCHEMA) if spec is None else spec
+    contract = msgspec.structs.replace(contract, recovery=recovery, retries=retries, timeout=timeout)
+    return StepCall(key, name, shape(args, kwargs), fn, args, kwargs, contract)
 
 
 def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
