@@ -119,7 +119,6 @@ class Agent(Generic[T]):
         if settings is not None and not isinstance(settings, ModelSettings):
             raise InvalidDefinition(f"settings={quoted(settings)} is not usable: give ModelSettings(…)")
         self.settings = settings or DEFAULT_SETTINGS
-        self._provider = None if isinstance(model, str) else model
         check_model(model)
 
     @property
@@ -140,13 +139,12 @@ class Agent(Generic[T]):
 
     def definition(self) -> Definition:
         """The agent made ready to run."""
-        if self._provider is None:
-            assert isinstance(self.model, str)
-            self._provider = provider_for(self.model)
+        # Made anew for each Runtime, which closes it.
+        provider = provider_for(self.model) if isinstance(self.model, str) else self.model
         codec = self._codec
         return Definition(
             self.name,
-            self._provider,
+            provider,
             self.instructions,
             self._catalog,
             self.budget,
@@ -190,7 +188,7 @@ class Agent(Generic[T]):
         other = copy.copy(self)
         if model is not None:
             check_model(model)
-            other.model, other._provider = model, None if isinstance(model, str) else model
+            other.model = model
         if settings is not None:
             other.settings = settings.over(self.settings)
         return other

@@ -37,7 +37,6 @@ from mainstay.model.settings import load
 from mainstay.observe.feed import Feed
 from mainstay.plugins.engines import engines_of
 from mainstay.ports.host import Clock, Random
-from mainstay.ports.provider import Connecting, candidates
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import OnDisk, Store
 from mainstay.processes.external import ExternalEngine
@@ -56,7 +55,7 @@ from mainstay.sessions.definition import Defined, Definition, by_name
 from mainstay.sessions.directory import Retention, Sessions
 from mainstay.sessions.environment import Environments
 from mainstay.sessions.inbox import Inbox, pick_agent
-from mainstay.sessions.models import Models
+from mainstay.sessions.models import Models, keep_open
 from mainstay.sessions.models import checked as checked_models
 from mainstay.sessions.operations import RuntimeOperations, task_engine
 from mainstay.sessions.outcomes import TurnOutcomes
@@ -163,10 +162,9 @@ class Runtime:
         definitions = {name: agent.definition() for name, agent in self._agents.items()}
         # Entered first and so left last: turns that are cut off still close their streams.
         connections = await opened.enter_async_context(contextlib.AsyncExitStack())
-        models = [model for each in definitions.values() for model in candidates(each.provider)]
-        for model in {id(model): model for model in models}.values():
-            if isinstance(model, Connecting):
-                await connections.enter_async_context(model.connected())
+        for agent, definition in definitions.items():
+            made = isinstance(getattr(self._agents[agent], "model", None), str)
+            await keep_open(definition.provider, connections, made)
         offers, forgets = Offers(retention=self._retention is not None), self._retention is not None
         if self._recover:
             offers = Offers(tuple(definitions), tuple([each.definition for each in self._functions]), forgets)

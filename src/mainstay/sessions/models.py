@@ -68,11 +68,22 @@ class Models:
             except MainstayError as error:
                 # Not kept: what is missing may be set in the environment before the next turn.
                 return Missing(name, str(error) if ":" in name else f"give it one, models={{{name!r}: …}}")
-            for each in candidates(found):
-                if isinstance(each, Connecting):
-                    await self._opened.enter_async_context(each.connected())
-            self._made[name] = found
+            self._made[name] = found  # before the first wait: another turn may ask for it meanwhile
+            await keep_open(found, self._opened, made=name not in self._given)
         return self._made[name]
+
+
+async def keep_open(provider: Provider, opened: contextlib.AsyncExitStack, made: bool) -> None:
+    """Keep the connections of a model until `opened` is left.
+
+    One that this Runtime `made` from a string is closed then. An object of the host's is the host's to close: it may be
+    in other Runtimes, and in the next one.
+    """
+    for each in candidates(provider):
+        if isinstance(each, Connecting):
+            await opened.enter_async_context(each.connected())
+        elif made and callable(close := getattr(each, "aclose", None)):
+            opened.push_async_callback(close)
 
 
 def _registry() -> ModuleType:
