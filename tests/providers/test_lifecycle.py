@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
+import httpx2
 import pytest
 
 from mainstay import Agent, ModelRequest, ModelResponse, Runtime
@@ -110,7 +111,7 @@ async def test_certificates_are_loaded_off_the_loop_and_once(monkeypatch: pytest
         threads.append(threading.current_thread().name)
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
-    monkeypatch.setattr(http.httpx2, "create_ssl_context", load)
+    monkeypatch.setattr(httpx2, "create_ssl_context", load)
     http._tls.cache_clear()
     try:
         for name in ("openai", "mistral"):

@@ -11,6 +11,8 @@ import msgspec
 import typer
 from msgspec import Struct
 
+from mainstay.agent import Agent
+from mainstay.cli.doctor_models import ModelState, examine_models
 from mainstay.cli.doctor_processes import PATIENCE_MS, Need, Processes, examine_processes, read_processes
 from mainstay.cli.host import (
     FAILED,
@@ -21,9 +23,12 @@ from mainstay.cli.host import (
     dead_workers,
     existing,
     is_terminal,
+    is_there,
     perform,
     reading,
+    store_path,
 )
+from mainstay.cli.loading import load_agent
 from mainstay.cli.render import ago, complain, console, heading, plural, print_json, size, span, table, text_line
 from mainstay.engine.journal import load
 from mainstay.engine.waits import asked
@@ -67,23 +72,38 @@ class Health(Struct):
     needs: list[Need]
     checked: int | None = None
     suspects: dict[str, str] = {}
+    models: list[ModelState] = []
 
 
 def doctor(
+    agents: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[AGENT]...", help="Agents whose models to check: module:attribute or file.py:attribute."
+        ),
+    ] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Check every page, record and blob.")] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
     """Check a store: its health, its workers, its open turns and processes, and what needs a person.
 
+    With agents, also whether their models can be asked from here: extras, keys and addresses. Nothing is asked of them,
+    and no key is shown.
+
     Exit codes: 0 all is well, 1 something needs a person, 2 there is no such store.
     """
 
     async def work() -> int:
+        given = [(name, load_agent(name)) for name in agents or ()]
+        if given and not is_there(store_path(store)):  # before anything was said, models are all there is to check
+            return await _only_models(given, json)
         where = existing(store)
         try:
             async with reading(store) as opened:
                 health = await examine(opened, deep)
+                health.models, needs = await examine_models(opened, given)
+                health.needs += needs
         except StoreError as error:
             # The file itself is the patient: the typed error says what to do with it.
             if json:
@@ -99,6 +119,17 @@ def doctor(
         return FAILED if health.needs else OK
 
     perform(work, json)
+
+
+async def _only_models(agents: list[tuple[str, Agent[object]]], json: bool) -> int:
+    states, needs = await examine_models(None, agents)
+    if json:
+        found = {"models": msgspec.to_builtins(states), "needs": msgspec.to_builtins(needs)}
+        print_json({"store": None, "healthy": not needs, **found})
+    else:
+        _print_models(console(), states)
+        _print_needs(console(), needs)
+    return FAILED if needs else OK
 
 
 # ---------------------------------------------------------------------- examining
@@ -310,6 +341,7 @@ def _as_json(health: Health) -> dict[str, Any]:
         "records_read": health.checked,
         "workers": health.workers,
         "suspects": health.suspects,
+        "models": msgspec.to_builtins(health.models),
         "open_turns": [msgspec.to_builtins(t) for t in health.open],
         "needs": [msgspec.to_builtins(n) for n in health.needs],
     }
@@ -337,11 +369,25 @@ def _print(health: Health) -> None:
         heading(out, "suspects", "bold yellow")
         for name, why in health.suspects.items():
             text_line(out, f"  {name}: {why}")
-    if not health.needs:
+    _print_models(out, health.models)
+    _print_needs(out, health.needs)
+
+
+def _print_models(out: Any, states: list[ModelState]) -> None:
+    if states:
+        heading(out, "models")
+    for state in states:
+        text_line(
+            out, f"  {state.model} ({', '.join(state.named_by)}): {'; '.join(state.lacks) or 'nothing is missing'}"
+        )
+
+
+def _print_needs(out: Any, needs: list[Need]) -> None:
+    if not needs:
         heading(out, "all is well", "bold green")
         return
-    heading(out, f"{plural(len(health.needs), 'thing needs', 'things need')} a person", "bold yellow")
-    for need in health.needs:
+    heading(out, f"{plural(len(needs), 'thing needs', 'things need')} a person", "bold yellow")
+    for need in needs:
         text_line(out, f"  {need.about}: {need.problem}", "yellow")
         text_line(out, f"    → {need.advice}")
 

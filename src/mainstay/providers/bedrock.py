@@ -475,6 +475,16 @@ class BedrockKeys:
     def __init__(self, region: str, keys: FindKeys | None = None, now: Callable[[], float] = time.time) -> None:
         self._region, self._keys, self._now = region, keys, now
 
+    def lacking(self) -> str:
+        """What is missing, in words. A `credential_process` is not run for it."""
+        if self._keys is not None or os.environ.get("AWS_BEARER_TOKEN_BEDROCK", "").strip():
+            return ""
+        try:
+            _credentials_at_hand()
+        except ProviderError as error:
+            return str(error)
+        return ""
+
     async def __call__(self, wire: Wire, url: str, body: Callable[[], AsyncIterator[bytes]]) -> Mapping[str, str]:
         token = os.environ.get("AWS_BEARER_TOKEN_BEDROCK", "").strip()
         if token and self._keys is None:
@@ -494,6 +504,12 @@ class BedrockKeys:
 
 async def find_credentials() -> Credentials:
     """Where the AWS tools look, in their order."""
+    found = _credentials_at_hand()
+    return await _from_process(found) if isinstance(found, str) else found
+
+
+def _credentials_at_hand() -> Credentials | str:
+    """Keys of variables or of a profile, or the command that prints them."""
     variables = os.environ
     if variables.get("AWS_ACCESS_KEY_ID") and variables.get("AWS_SECRET_ACCESS_KEY"):
         return Credentials(
@@ -505,7 +521,7 @@ async def find_credentials() -> Credentials:
         token = found.get("aws_session_token", "")
         return Credentials(found["aws_access_key_id"], found["aws_secret_access_key"], token)
     if found.get("credential_process"):
-        return await _from_process(found["credential_process"])
+        return found["credential_process"]
     raise ProviderError(
         "there are no keys for 'bedrock': set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
         f"AWS_BEARER_TOKEN_BEDROCK, or fill the profile {profile!r}, or make the provider with key=…",

@@ -63,19 +63,26 @@ class KeyHeader:
     async def __call__(self, wire: Wire, url: str, body: Callable[[], AsyncIterator[bytes]]) -> Mapping[str, str]:
         key: object = self._key
         if key is None:
-            key = next((found for each in self._variables if (found := os.environ.get(each, "").strip())), "")
+            key = self._variable()
         elif callable(key):
             key = key()
             key = await key if inspect.isawaitable(key) else key
         if not isinstance(key, str) or not key.strip():  # a function of the host's may return anything
-            where = " or ".join(self._variables) or "key=…"
-            raise ProviderError(
-                f"there is no key for {self._provider!r}: set {where}, or make the provider with key=…",
-                code="missing_key",
-            )
+            raise ProviderError(self._missing(), code="missing_key")
         if not key.strip().isascii() or not key.strip().isprintable():
             raise ProviderError(f"the key for {self._provider!r} has characters that no key has", code="authentication")
         return {self._header: self._prefix + key.strip()}
+
+    def lacking(self) -> str:
+        """What is missing, in words; "" where there is a key, or a function that may give one."""
+        return self._missing() if self._key is None and not self._variable() else ""
+
+    def _variable(self) -> str:
+        return next((found for each in self._variables if (found := os.environ.get(each, "").strip())), "")
+
+    def _missing(self) -> str:
+        where = " or ".join(self._variables) or "key=…"
+        return f"there is no key for {self._provider!r}: set {where}, or make the provider with key=…"
 
 
 async def no_key(wire: Wire, url: str, body: Callable[[], AsyncIterator[bytes]]) -> Mapping[str, str]:
@@ -125,6 +132,18 @@ class HttpProvider:
 
     def __repr__(self) -> str:
         return f"<provider {self.name} at {self._base}>"
+
+    def lacking(self) -> list[str]:
+        """What keeps it from being asked, as far as can be told without asking: an address, a key. No key is in it."""
+        found = []
+        try:
+            url = httpx2.URL(self._base)
+            if url.scheme not in ("http", "https") or not url.host:
+                found.append(f"the base URL of {self.name} is no address: it begins with http:// or https://")
+        except httpx2.InvalidURL as error:
+            found.append(f"the base URL of {self.name} is no address: {error}")
+        key = getattr(self._authorise, "lacking", None)
+        return [*found, *([missing] if key is not None and (missing := key()) else [])]
 
     # ------------------------------------------------------------------ connections
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import inspect
 import os
 import threading
@@ -19,6 +20,10 @@ from mainstay.providers.dialect import Wire
 from mainstay.providers.google import GoogleGenerate
 from mainstay.providers.http import HttpProvider, Key
 
+NO_TOKEN = (
+    "there is no token for 'vertex': set GOOGLE_ACCESS_TOKEN, make the provider with key=…, or install google-auth and "
+    "requests, which find the default credentials of this machine"
+)
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -44,6 +49,13 @@ def vertex(model: str, base_url: str, key: Key | None, headers: Mapping[str, str
     )
 
 
+def _has_google_auth() -> bool:
+    try:
+        return importlib.util.find_spec("google.auth") is not None
+    except ModuleNotFoundError:  # not even the package around it
+        return False
+
+
 class VertexToken:
     """Puts a token of Google Cloud into requests."""
 
@@ -61,15 +73,16 @@ class VertexToken:
             token = await asyncio.to_thread(self._default)
         return {"authorization": f"Bearer {token}"}
 
+    def lacking(self) -> str:
+        """What is missing, in words. Whether google-auth finds credentials is known only by asking it."""
+        found = self._key or os.environ.get("GOOGLE_ACCESS_TOKEN", "").strip() or _has_google_auth()
+        return "" if found else NO_TOKEN
+
     def _default(self) -> str:
         try:
             auth, requests = map(importlib.import_module, ("google.auth", "google.auth.transport.requests"))
         except ImportError:
-            raise ProviderError(
-                "there is no token for 'vertex': set GOOGLE_ACCESS_TOKEN, make the provider with key=…, or install "
-                "google-auth and requests, which find the default credentials of this machine",
-                code="missing_key",
-            ) from None
+            raise ProviderError(NO_TOKEN, code="missing_key") from None
         with self._refreshing:
             try:
                 if self._credentials is None:
