@@ -9,9 +9,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import anyio._backends._asyncio  # noqa: F401
-import httpcore2  # noqa: F401  # both are imported at the first request otherwise, by every fork again
-
 from mainstay import Agent, ToolContext, tool
 from mainstay.providers.http import HttpProvider, no_key
 from mainstay.testing.crash import Lab

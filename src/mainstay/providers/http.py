@@ -20,6 +20,7 @@ import os
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Protocol, TypeAlias
+from urllib.request import getproxies
 
 from mainstay.errors import InternalError, MissingExtra, ProviderError
 from mainstay.model.llm import Delta, ModelRequest
@@ -30,6 +31,8 @@ from mainstay.providers.structured import asking
 
 try:
     import httpx2
+
+    from mainstay.providers.transport import AsyncioTransport
 except ImportError:  # the class below is refused before it is used
     raise MissingExtra("a model over HTTP", "mainstay[http]") from None
 
@@ -91,9 +94,12 @@ async def no_key(wire: Wire, url: str, body: Callable[[], AsyncIterator[bytes]])
 
 
 @functools.cache
-def _tls() -> ssl.SSLContext:
-    """Made once: loading the certificates of the system takes a tenth of a second."""
-    return httpx2.create_ssl_context()
+def _tls(http2: bool) -> ssl.SSLContext:
+    """Made once: loading the certificates of the system takes a tenth of a second. One for each version of HTTP, which
+    is agreed on when the connection is secured."""
+    context = httpx2.create_ssl_context()
+    context.set_alpn_protocols(["http/1.1", "h2"] if http2 else ["http/1.1"])
+    return context
 
 
 @functools.cache
@@ -171,14 +177,17 @@ class HttpProvider:
         return shared
 
     async def _client(self) -> httpx2.AsyncClient:
-        if self._base.startswith("http://"):
-            context = _no_tls()
-        else:
-            context = _tls() if _tls.cache_info().currsize else await asyncio.to_thread(_tls)
+        client = self._shared().client
+        if client is not None:
+            return client
+        context = _no_tls() if self._base.startswith("http://") else await asyncio.to_thread(_tls, self._http2)
         shared = self._shared()
         if shared.client is None:
+            # Where there are proxies, httpx2 knows who is reached through them, with transports of its own only.
+            direct = not self._http2 and not getproxies().keys() - {"no"}
             shared.client = httpx2.AsyncClient(
                 verify=context,
+                transport=AsyncioTransport(context) if direct else None,
                 http2=self._http2,
                 timeout=httpx2.Timeout(CONNECT, read=FIRST_BYTE, write=CHUNK, pool=None),
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
@@ -257,8 +266,10 @@ class HttpProvider:
 
     def _check_network(self) -> None:
         """Refuse to leave this machine where `MAINSTAY_NO_NETWORK` is set: a test that would do so is a mistake."""
+        if not os.environ.get("MAINSTAY_NO_NETWORK"):
+            return
         host = httpx2.URL(self._base).host
-        if os.environ.get("MAINSTAY_NO_NETWORK") and host not in ("localhost", "127.0.0.1", "::1"):
+        if host not in ("localhost", "127.0.0.1", "::1"):
             raise ProviderError(
                 f"{self.name} is at {host}, and MAINSTAY_NO_NETWORK forbids to go there: use a Cassette, a ModelServer "
                 "or a FunctionModel in tests",
