@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ from mainstay.ports.provider import Provider
 from mainstay.providers.http import HttpProvider, KeyHeader
 from mainstay.providers.registry import SERVICES, provider
 from mainstay.testing import FunctionModel, ScriptedModel
-from mainstay.testing.model_server import ModelServer, Reply
+from mainstay.testing.model_server import End, ModelServer, Reply
+from tests.fuzzing import cases
 from tests.providers.wire import ANSWERS, FAILURES, MODEL, dialects
 
 ANSWER_CASES = [(name, case) for name, answers in ANSWERS.items() for case in answers]
@@ -88,6 +90,42 @@ async def test_a_connection_that_is_cut_off_is_a_broken_stream(name: str) -> Non
                 await answer(model)
 
     assert (caught.value.code, caught.value.retryable) == ("broken_stream", True)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("end", ["whole", "cut"])
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_an_answer_cut_off_at_any_byte_is_broken_also_when_the_server_ends_it_cleanly(
+    name: str, end: End, record_property: Callable[[str, object], None]
+) -> None:
+    chance, script = random.Random(name), [answer.reply for answer in ANSWERS[name].values()]
+    last = {"anthropic": b"message_stop", "openai": b"event: response.", "google": b"modelVersion"}
+    terminal = last.get(name, b"metadata" if name == "bedrock" else b'"finish_reason":"')
+    places = [(whole, at) for whole in script for at in range(whole.body.rindex(terminal))]
+    chosen = chance.sample(places, min(cases(25, 2_000), len(places)))
+    async with ModelServer([]) as server:
+        model = connect(server, name)
+        async with model.connected():
+            for whole, at in chosen:
+                server.script = lambda _, whole=whole, at=at: replace(whole, upto=at, end=end, piece=97)
+                with pytest.raises(ProviderError) as caught:
+                    await answer(model)
+                assert (caught.value.code, caught.value.retryable) == ("broken_stream", True), (at, whole.body)
+    record_property("mainstay", f"over HTTP, {name}: {len(chosen)} of {len(places)} places to end an answer, {end}")
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_it_does_not_matter_where_an_answer_is_split_over_http(name: str) -> None:
+    chance = random.Random(name)
+    async with ModelServer([]) as server:
+        model = connect(server, name)
+        async with model.connected():
+            for script in ANSWERS[name].values():
+                for _ in range(cases(2, 100)):
+                    reply = replace(script.reply, piece=chance.randrange(1, 60))
+                    server.script = lambda _, reply=reply: reply
+                    assert (await answer(model))[0] == script.response, reply.piece
 
 
 @pytest.mark.parametrize("name", ANSWERS)

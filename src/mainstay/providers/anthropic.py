@@ -23,6 +23,7 @@ from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, Mo
 from mainstay.model.media import Audio, Document, File, FileRef, Image, Stored, Url
 from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 from mainstay.providers.dialect import (
+    UNREADABLE,
     Block,
     Conversations,
     Piece,
@@ -205,7 +206,7 @@ class AnthropicMessages:
     def failure(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         try:
             error = msgspec.json.decode(body, type=_ErrorEvent).error
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return status_error(status, headers, body[:500].decode("utf-8", "replace"))
         return status_error(status, headers, error.message, error.type)
 
@@ -438,7 +439,7 @@ class AnthropicReader:
                 continue
             try:
                 event = decoder.decode(data)
-            except (msgspec.DecodeError, RecursionError):
+            except UNREADABLE:
                 raise nonsense(f"a {name} event that cannot be read", data) from None
             if type(event) is _BlockDelta:
                 self._continue(event.index, event.delta, out)

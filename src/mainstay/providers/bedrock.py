@@ -31,6 +31,7 @@ from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, Mo
 from mainstay.model.media import Audio, Document, File, Image, Stored
 from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 from mainstay.providers.dialect import (
+    UNREADABLE,
     Block,
     Conversations,
     Piece,
@@ -164,7 +165,7 @@ class BedrockConverse:
         kind = headers.get("x-amzn-errortype", "").partition(":")[0]
         try:
             message = msgspec.json.decode(body, type=_Message).message
-        except (msgspec.DecodeError, RecursionError):
+        except UNREADABLE:
             message = ""
         return status_error(status, headers, message or body[:500].decode("utf-8", "replace"), kind)
 
@@ -388,7 +389,7 @@ class BedrockReader:
             name = str(frame.headers.get(":exception-type") or frame.headers.get(":error-code") or "")
             try:
                 message = msgspec.json.decode(frame.payload, type=_Message).message
-            except (msgspec.DecodeError, RecursionError):
+            except UNREADABLE:
                 message = str(frame.headers.get(":error-message", ""))
             raise status_error(EXCEPTIONS.get(name, 500), {}, message, name)
         decoder = DECODERS.get(str(frame.headers.get(":event-type", "")))
@@ -396,7 +397,7 @@ class BedrockReader:
             return
         try:
             event = decoder.decode(frame.payload)
-        except (msgspec.DecodeError, RecursionError):
+        except UNREADABLE:
             raise nonsense("an event that cannot be read", frame.payload) from None
         match event:
             case _BlockDelta(index, delta):

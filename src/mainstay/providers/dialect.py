@@ -33,6 +33,9 @@ T = TypeVar("T")
 
 encode = msgspec.json.encode
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are no JSON, or not the JSON that was expected."""
+
 Piece: TypeAlias = bytes | Stored
 """Bytes as they are, or a blob whose base64 goes there."""
 
@@ -378,7 +381,7 @@ def parsed_args(text: str) -> tuple[dict[str, Any], str | None]:
         return {}, None
     try:
         args = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return {}, text
     return (args, None) if isinstance(args, dict) else ({}, text)
 
@@ -396,7 +399,7 @@ def figure_in(body: bytes, name: str) -> int:
     """The one figure that a count of tokens is."""
     try:
         value = msgspec.json.decode(body, type=dict[str, Any]).get(name)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         value = None
     if type(value) is not int or value < 0:
         raise nonsense("no count of tokens", body)

@@ -21,6 +21,7 @@ from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, Ou
 from mainstay.model.media import File, FileRef, Stored, Url
 from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 from mainstay.providers.dialect import (
+    UNREADABLE,
     Block,
     Conversations,
     Piece,
@@ -310,7 +311,7 @@ class GoogleReader:
                 for candidate in response.candidates or ():
                     if candidate.index == 0:
                         self._candidate(candidate, out)
-            except (msgspec.DecodeError, RecursionError):
+            except UNREADABLE:
                 raise nonsense("a response that cannot be read", data) from None
         return out
 
@@ -399,7 +400,7 @@ def _usage(counts: _Counts | None) -> Usage | None:
 def _failure(status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
     try:
         found = msgspec.json.decode(body, type=list[_Response] | _Response)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return status_error(status, headers, body[:500].decode("utf-8", "replace"))
     error = None if not found else found[0].error if isinstance(found, list) else found.error
     if error is None:

@@ -22,6 +22,7 @@ from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, Ou
 from mainstay.model.media import Audio, Document, File, FileRef, Image, Stored, Url
 from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 from mainstay.providers.dialect import (
+    UNREADABLE,
     Block,
     Encoded,
     Piece,
@@ -374,7 +375,7 @@ class ChatReader:
                 continue
             try:
                 event = _chunk.decode(data)
-            except (msgspec.DecodeError, RecursionError):
+            except UNREADABLE:
                 raise nonsense("a chunk that cannot be read", data) from None
             if event.error is not None:
                 raise _streamed_error(event.error)
@@ -494,7 +495,7 @@ def openai_failure(status: int, headers: Mapping[str, str], body: bytes) -> Prov
     shown = body[:500].decode("utf-8", "replace")
     try:
         failure = msgspec.json.decode(body, type=_Failure)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return status_error(status, headers, shown)
     error = failure.error
     if isinstance(error, _Error):

@@ -23,6 +23,7 @@ from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, St
 from mainstay.model.media import Audio, Document, File, FileRef, Image, Stored, Url
 from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 from mainstay.providers.dialect import (
+    UNREADABLE,
     Block,
     Encoded,
     Piece,
@@ -328,7 +329,7 @@ class ResponsesReader:
                 if decoder is None:
                     continue
                 event = decoder.decode(data)
-            except (msgspec.DecodeError, RecursionError):
+            except UNREADABLE:
                 if data == b"[DONE]":
                     continue
                 raise nonsense("an event that cannot be read", data) from None

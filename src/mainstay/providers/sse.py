@@ -2,8 +2,8 @@
 
 Follows the WHATWG rules for `text/event-stream`: a line ends with LF, CR or CRLF, a blank line ends an event, lines
 that begin with a colon are comments, several `data` lines are joined by LF. An event that the end of the body cuts
-off is never handed out. Bytes are decoded by nobody here: a chunk may end inside a UTF-8 character, an event never
-does.
+off is never handed out. A chunk may end inside a UTF-8 character, an event never does: one that is no UTF-8 is refused,
+so that no later decoding of a part of it can fail.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SseReader:
     def _line(self, line: bytes, events: list[ServerSentEvent]) -> None:
         if not line:
             if self._data:
-                events.append(ServerSentEvent(self._event, b"\n".join(self._data)))
+                events.append(ServerSentEvent(self._event, _text(b"\n".join(self._data))))
                 self._data = []
                 self._size = sum(map(len, self._pieces))
             self._event = ""
@@ -88,3 +88,15 @@ class SseReader:
                 code="provider_nonsense",
             )
         return events
+
+
+def _text(data: bytes) -> bytes:
+    if not data.isascii():
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            shown = data[:200].decode("utf-8", "replace")
+            raise ProviderError(
+                f"the provider sent an event that is no UTF-8: {shown!r}", code="provider_nonsense"
+            ) from None
+    return data
