@@ -270,7 +270,7 @@ async def test_nor_does_one_that_was_told_of_a_signal_in_the_same_moment(memory:
         await world.has_begun("busy")
         await runtime.store.write(Tell("p", "a", "A", "one", 1))
         told = await runtime.store.write(Tell("p", "b", "B", "two", 1))
-        runtime._work.heed(told.row)
+        runtime._work.reconcile(told.row)
         world.open.set()
 
         assert sorted(await result(handle)) == ["A", "B"]

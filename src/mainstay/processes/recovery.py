@@ -21,7 +21,6 @@ class ProcessWatch:
 
     def __init__(self, worker: ProcessWorker, clock: Clock) -> None:
         self._worker, self._store, self._clock = worker, worker.store, clock
-        self._unattended: set[str] = set()
 
     async def take_over(
         self, rows: Sequence[ProcessRow], gone: Mapping[str, str | None], known: set[str], held: Container[int]
@@ -44,7 +43,11 @@ class ProcessWatch:
             await asyncio.gather(*(self._worker.recover(row, proof) for row, proof in found[at : at + PAGE]))
         if unowned:
             self._worker.look_around()
-        self.attend(rows)
+        self._worker.runner.adopt(rows)
+
+    def adopt(self, rows: Sequence[ProcessRow]) -> None:
+        """Launch processes of ours that have no task."""
+        self._worker.runner.adopt(rows)
 
     def is_for_us(self, row: ProcessRow) -> bool:
         """Whether this worker would take the process if it were free to."""
@@ -62,16 +65,6 @@ class ProcessWatch:
     def try_held(self) -> None:
         """No suspect runs here: processes that were held back may be tried again."""
         self._worker.try_held()
-
-    def attend(self, rows: Sequence[ProcessRow]) -> None:
-        """Processes that are ours and that nobody here works on, seen twice in a row: work on them again.
-
-        Once is normal: a registration may be on disk whose task is about to start. Twice means that it rested.
-        """
-        ours = {row.id: row for row in rows if row.owner == self._worker.id and row.id not in self._worker.runs}
-        for process_id in self._unattended & ours.keys():
-            self._worker.launch(ours.pop(process_id))
-        self._unattended = set(ours)
 
     async def wake(self, now: int) -> None:
         """Take up the parked processes whose time has come."""
@@ -94,7 +87,7 @@ class ProcessWatch:
         for process_id in {*self._worker.awaiting.ids, *self._worker.runs}:
             row = await self._store.process(process_id)
             if row is not None and (not row.live or row.stuck is not None or self._is_news(row)):
-                self._worker.heed(row)
+                self._worker.reconcile(row)
 
     def _is_news(self, row: ProcessRow) -> bool:
         run = self._worker.runs.get(row.id)

@@ -356,7 +356,7 @@ class ProcessService:
 
     async def _mark(self, process_id: str, event: Event) -> Told:
         told = await self._store.write(Mark(process_id, event, self._clock.now()))
-        self._worker.heed(told.row)
+        self._worker.reconcile(told.row)
         return told
 
     async def set_external_ref(self, process: Any, reference: Any) -> None:
@@ -394,7 +394,7 @@ class ProcessService:
         """Work again on a process that is stuck (`doctor` says why). False when it is not."""
         row = await self._store.write(Revive(handle_id(process), self._clock.now()))
         if row is not None:
-            self._worker.heed(row)
+            self._worker.reconcile(row)
         return row is not None
 
     # ------------------------------------------------------------------ who sees it
@@ -417,7 +417,7 @@ class ProcessService:
             return 0
         moved = await self._store.write(Transfer(source, target, ids, self._clock.now()))
         for process_id in ids:
-            self._worker.attend(process_id)  # what the source has not heard of yet, the target hears now
+            self._worker.runner.look(process_id)  # what the source has not heard of yet, the target hears now
         return moved
 
     async def _share(self, session_id: str, processes: Sequence[Any], remove: bool = False) -> int:

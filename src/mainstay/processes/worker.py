@@ -22,6 +22,7 @@ from mainstay.engine.gate import Leaving, TurnCancelled
 from mainstay.engine.hands import Work
 from mainstay.engine.jumps import Jumps
 from mainstay.engine.mode import Mode
+from mainstay.engine.runner import ScopeRunner
 from mainstay.engine.supervisor import Supervisor
 from mainstay.errors import (
     Fenced,
@@ -75,6 +76,7 @@ class ProcessWorker:
         self._queue: dict[asyncio.Future[None], ProcessRun] = {}
         self._filling: asyncio.Task[None] | None = None
         self.awaiting = Awaiting()
+        self.runner: ScopeRunner[ProcessRow] = ScopeRunner(self, self.store, self._worker, supervisor, log.name)
         self.on_news: Callable[[ProcessRow], None] | None = None
         self.on_wake: Callable[[str], None] | None = None
         self.begin_child: StartChild | None = None
@@ -154,10 +156,8 @@ class ProcessWorker:
         if ours is not None:
             self._busy += 1
         try:
-            registered = await self.store.write(Register(registration, self.clock.now(), ours, grants, blobs))
-        except asyncio.CancelledError:
-            self._may_be_ours(registration.id)
-            raise
+            register = Register(registration, self.clock.now(), ours, grants, blobs)
+            registered = await self.runner.write(registration.id, register)
         finally:
             if ours is not None:
                 self._busy -= 1
@@ -172,16 +172,6 @@ class ProcessWorker:
         if not registered.known:
             self._tell_news(row)
         return registered
-
-    def _may_be_ours(self, process_id: str) -> None:
-        """A write that makes it ours may land although its caller goes away."""
-        _ = self._supervisor.spawn(self._catch_up(process_id), f"catch up process {process_id}")
-
-    async def _catch_up(self, process_id: str) -> None:
-        await self._worker.speak()
-        row = await self.store.process(process_id)
-        if row is not None:
-            self.heed(row)
 
     async def take(self, row: ProcessRow, proof: str | None = None) -> bool:
         """Claim a process that nobody alive works on, and work on it."""
@@ -200,10 +190,8 @@ class ProcessWorker:
         self._busy += 1  # its place is kept while it is claimed, so that a sweep of many claims no more than it has
         try:
             death, lived = self._worker.death_of(row.owner), self._worker.lived
-            taken = await self.store.write(Take(row.id, self.id, row.generation, at, proof, death, lived))
-        except asyncio.CancelledError:
-            self._may_be_ours(row.id)
-            raise
+            take = Take(row.id, self.id, row.generation, at, proof, death, lived)
+            taken = await self.runner.write(row.id, take)
         finally:
             self._busy -= 1
         if taken.row is not None and not taken.row.live:
@@ -241,7 +229,7 @@ class ProcessWorker:
         run.on_rest = functools.partial(self._rested, run)
         run.journal.on_events = self._tell_news
         self._give_place(run)
-        _ = self._supervisor.spawn(self._work(run), f"process {row.id}")
+        _ = self.runner.run(ProcessTask(self, run))
         if self.mode.leaving:
             run.leave()  # it became ours too late: its engine puts it back, and nothing of it is given up unseen
 
@@ -333,39 +321,8 @@ class ProcessWorker:
 
     # ------------------------------------------------------------------ working
 
-    async def _work(self, run: ProcessRun) -> None:
-        work = Work(self.id, (run.row.id, None), depth=run.registration.depth).begin()
-        try:
-            await self._to_its_end(run)
-        except (Unloaded, Leaving):
-            if not run.parked:
-                await self._let_go(run)
-        except Fenced as error:
-            run.leaving = True
-            log.warning("%s", error)
-        except StoreUnavailable as error:
-            # It is still ours: the watch finds it unattended and tries again.
-            log.warning("process %s rests: %s", run.row.id, error)
-        except Exception as error:  # a fault of ours, or code that has changed: this one process waits for a person
-            log.exception("process %s is stuck", run.row.id)
-            await self._get_stuck(run, error)
-        finally:
-            work.end()
-            del self.runs[run.row.id]
-            # What it heard with leads back to it: freed at once, and not by the collector.
-            run.listener, run.on_rest = GateListener(run.gate), None
-            self.awaiting.leave(run.row.id, run.listens)
-            if run.placed:
-                self._give_up(run)
-            self.woken(run.journal.woken)
-            if run.parked:
-                self._tell_news(run.journal.row)
-            told = run.heeded or run.row.id in self.awaiting  # somebody waits, and it may be over by another's word
-            if told and (run.parked or run.leaving) and not self.mode.leaving:
-                self.attend(run.row.id)  # what it was told while it left our hands is for whoever takes it next
-            self._fill()
-
-    async def _to_its_end(self, run: ProcessRun) -> None:
+    async def work(self, run: ProcessRun) -> None:
+        """Have the engine of its kind run it, and write how it ended."""
         engine = self._engines[run.registration.kind]
         if run.row.record.cancel is not None:
             run.listener.cancel(run.row.record.cancel)
@@ -382,7 +339,7 @@ class ProcessWorker:
         advanced = await run.journal.settle(outcome)
         self.over(advanced.row)
 
-    async def _let_go(self, run: ProcessRun) -> None:
+    async def give_back(self, run: ProcessRun) -> None:
         """Leave it to whoever comes next, with what has happened written down."""
         try:
             if run.journal.begun:  # what nobody has begun stays anybody's
@@ -395,42 +352,56 @@ class ProcessWorker:
             self.over(freed.row)  # nobody else may do it: it is given up
         self.woken(freed.woken)
 
-    async def _get_stuck(self, run: ProcessRun, error: Exception) -> None:
+    async def set_aside(self, run: ProcessRun, error: Exception) -> None:
         try:
             await self.store.write(LetGo(run.scope, self.clock.now(), f"{type(error).__name__}: {error}"))
-        except Exception as second:  # the first error is the one to tell; the process stays ours and is found again
+        except Exception as second:  # the process stays ours, and is found without a task
             log.error("process %s could not be set aside: %s", run.row.id, second)
         row = await self.store.process(run.row.id)
         if row is not None and row.stuck is not None:
             self.awaiting.answer(row)
             self._tell_news(row)
 
+    def stopped(self, run: ProcessRun) -> None:
+        """The task of a process is over: give its place to another, and pass on what was written meanwhile."""
+        del self.runs[run.row.id]
+        # The listener refers to the run: without this cycle both are freed at once, and not by the collector.
+        run.listener, run.on_rest = GateListener(run.gate), None
+        self.awaiting.leave(run.row.id, run.listens)
+        if run.placed:
+            self._give_up(run)
+        self.woken(run.journal.woken)
+        if run.parked:
+            self._tell_news(run.journal.row)
+        written = run.heeded or run.row.id in self.awaiting  # another worker's write may have ended it
+        if written and (run.parked or run.leaving) and not self.mode.leaving:
+            self.runner.look(run.row.id)
+        self._fill()
+
     # ------------------------------------------------------------------ news
 
     def woken(self, rows: Iterable[ProcessRow]) -> None:
         """Processes that have something to do because of a write of ours."""
         for row in rows:
-            self.heed(row)
+            self.reconcile(row)
 
     def session_deleted(self, session_id: str) -> None:
         """A write of ours has deleted a session, and with it ended its turn: the processes that this turn had started
         were asked to stop, and one that waited with the turn goes on."""
         for run in self.runs.values():
             if (run.registration.parent or "").rpartition(".")[0] == session_id:
-                self.attend(run.row.id)
+                self.runner.look(run.row.id)
         self.look_around()
 
-    def attend(self, process_id: str) -> None:
-        """Something may have happened to a process: look at it."""
-        _ = self._supervisor.spawn(self._attend(process_id), f"look at process {process_id}")
+    async def read(self, key: str) -> ProcessRow | None:
+        return await self.store.process(key)
 
-    async def _attend(self, process_id: str) -> None:
-        row = await self.store.process(process_id)
-        if row is not None:
-            self.heed(row)
+    def is_unattended(self, row: ProcessRow) -> bool:
+        return row.owner == self.id and row.id not in self.runs
 
-    def heed(self, row: ProcessRow) -> None:
-        """What is on disk may be news to a process in our hands; one that nobody works on is taken up."""
+    def reconcile(self, row: ProcessRow) -> None:
+        """Compare what is in memory of a process with a row read from the store: let its run read what others wrote;
+        queue one that no worker owns for claiming; answer who waits for one that has ended or is stuck."""
         run = self.runs.get(row.id)
         if run is not None:
             run.heeded = True
@@ -503,7 +474,7 @@ class ProcessWorker:
     async def send(self, process_id: str, name: str, payload: Any, key: str) -> Told:
         """Send a signal to a process, whoever works on it."""
         told = await self.store.write(Tell(process_id, name, payload, key, self.clock.now()))
-        self.heed(told.row)
+        self.reconcile(told.row)
         return told
 
     def signals_awaited(self, process_id: str) -> tuple[str, ...] | None:
@@ -513,7 +484,7 @@ class ProcessWorker:
 
     async def cancel(self, process_id: str, request: CancelRequest) -> None:
         stopped = await self.store.write(Stop(process_id, request, self.clock.now()))
-        self.heed(stopped.row)
+        self.reconcile(stopped.row)
         self.woken(stopped.woken)
 
     # ------------------------------------------------------------------ leaving
@@ -535,3 +506,35 @@ class ProcessWorker:
 
 def _none(*asked: Any) -> None:
     return None
+
+
+class ProcessTask:
+    """Works on one process until it ends, parks or is given back."""
+
+    def __init__(self, worker: ProcessWorker, run: ProcessRun) -> None:
+        self._worker, self._run = worker, run
+
+    @property
+    def name(self) -> str:
+        return f"process {self._run.row.id}"
+
+    async def work(self) -> None:
+        run = self._run
+        work = Work(self._worker.id, (run.row.id, None), depth=run.registration.depth).begin()
+        try:
+            await self._worker.work(run)
+        except (Unloaded, Leaving):
+            if not run.parked:
+                raise Leaving from None
+        finally:
+            work.end()
+
+    async def give_back(self) -> None:
+        await self._worker.give_back(self._run)
+
+    async def set_aside(self, error: Exception) -> None:
+        await self._worker.set_aside(self._run, error)
+
+    def stopped(self, error: Exception | None) -> None:
+        self._run.leaving = self._run.leaving or isinstance(error, Fenced)
+        self._worker.stopped(self._run)

@@ -26,6 +26,7 @@ from mainstay.engine.journal import TurnJournal, load, taken
 from mainstay.engine.lease import Worker
 from mainstay.engine.limits import RateLimits
 from mainstay.engine.mode import Activity, Mode
+from mainstay.engine.runner import ScopeRunner
 from mainstay.engine.supervisor import Supervisor
 from mainstay.errors import Fenced, SessionDeleted, StoreDamaged, StoreUnavailable, TurnFailed
 from mainstay.graph.commit import End, ledger
@@ -114,6 +115,7 @@ class Turns:
             Checkpoint: self._checkpoint,
         }
         self._lean: dict[str, Setup] = {}
+        self.runner: ScopeRunner[SessionRow] = ScopeRunner(self, self._store, worker, supervisor, log.name)
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -127,18 +129,14 @@ class Turns:
     # ------------------------------------------------------------------ what others wrote
 
     async def write(self, session_id: str, write: Write[R]) -> R:
-        """Send a write that may bring a session something to do. It may land although its caller goes away."""
-        try:
-            return await self._store.write(write)
-        except asyncio.CancelledError:
-            _ = self._supervisor.spawn(self._catch_up(session_id), f"catch up {session_id}")
-            raise
+        """Send a write that may give a session something to do. It may land although its caller is cancelled."""
+        return await self.runner.write(session_id, write)
 
-    async def _catch_up(self, session_id: str) -> None:
-        await self._worker.speak()
-        row = await self._store.session(session_id)
-        if row is not None:
-            self.reconcile(row)
+    async def read(self, key: str) -> SessionRow | None:
+        return await self._store.session(key)
+
+    def is_unattended(self, row: SessionRow) -> bool:
+        return row.owner == self._worker.id and row.state == "open" and self.cache.of(row.id).task is None
 
     def reconcile(self, row: SessionRow) -> None:
         """Compare what is in memory of a session with a row read from the store: pass inputs and cancel requests on to
@@ -168,7 +166,7 @@ class Turns:
             # The turn before is committed, and its task has not heard of it yet or has still to tell plugins so.
             resident.following = row
             return
-        resident.task = self._supervisor.spawn(self._work(resident, row, opening), f"session {row.id}")
+        resident.task = self.runner.run(SessionTask(self, self._worker.id, resident, row, opening))
 
     def go_on(self, row: SessionRow) -> None:
         """Something was written about an open turn: wake its task, or launch one if the turn is ours."""
@@ -201,7 +199,7 @@ class Turns:
 
     async def claim(self, row: SessionRow) -> bool:
         """Take over an open turn and work on it."""
-        if row.agent not in self._definitions or not self._may_begin(row) or self._store.held() is not None:
+        if row.agent not in self._definitions or not self.may_begin(row) or self._store.held() is not None:
             return False
         worker, now = self._worker, self._clock.now()
         death, lived = worker.death_of(row.owner), worker.lived
@@ -218,48 +216,14 @@ class Turns:
             self.launch(claimed.row)
         return True
 
-    def _may_begin(self, row: SessionRow) -> bool:
+    def may_begin(self, row: SessionRow) -> bool:
         """While draining, only what work in hand waits for is begun, and what stands before that in its session."""
         if not self._mode.draining:
             return True
         return not self._mode.leaving and row.turn is not None and row.turn <= self.cache.needed.get(row.id, 0)
 
-    async def _work(self, resident: CachedSession, row: SessionRow, opening: Said | None) -> None:
-        scope = None
-        try:
-            while row.turn is not None and row.owner == self._worker.id and self._may_begin(row):
-                scope = Scope(row.id, row.sid, row.turn, self._worker.id, row.generation)
-                resident.turn = row.turn
-                work = Work(self._worker.id, (row.id, row.turn)).begin()
-                try:
-                    after = await self._turn(resident, row, scope, opening)
-                finally:
-                    work.end()
-                if after is None:
-                    return
-                row, opening = await self._ports.between(after), None
-            if row.turn is not None and row.owner == self._worker.id:
-                await self._let_go(Scope(row.id, row.sid, row.turn, self._worker.id, row.generation))
-        except (Fenced, SessionDeleted) as error:
-            log.warning("%s", error)
-            resident.view = None
-            if isinstance(error, SessionDeleted):
-                self.cache.tell(row.id, row.turn or 0, error)
-        except StoreUnavailable as error:
-            # The turn is still ours: the watch finds it unattended and tries again.
-            log.warning("turn %s.%s rests: %s", row.id, row.turn, error)
-            resident.view = None
-            self.cache.tell(row.id, row.turn or 0, error)
-        except Exception as error:  # whatever it was, it ends with this turn and is told, and harms no other
-            log.exception("turn %s.%s failed", row.id, row.turn)
-            resident.view = None
-            if scope is not None:
-                await self._get_stuck(resident, scope, error)
-        finally:
-            self._rests(resident, scope.turn if scope else 0)
-
-    def _rests(self, resident: CachedSession, turn: int) -> None:
-        """The task of a session is done: its last turn has ended, is parked, or is not ours any more."""
+    def rests(self, resident: CachedSession, turn: int) -> None:
+        """The task of a session is over: its last turn has ended, is parked, or is not ours any more."""
         session_id = resident.session_id
         resident.task = resident.run = resident.turn = None
         following, resident.following = resident.following, None
@@ -269,7 +233,7 @@ class Turns:
             _ = self._supervisor.spawn(self._outcomes.tell_queued(session_id), f"queued in {session_id}")
         self.cache.rest(session_id)
 
-    async def _turn(
+    async def turn(
         self, resident: CachedSession, row: SessionRow, scope: Scope, opening: Said | None
     ) -> SessionRow | None:
         """One turn; the session's row after its commit, or None when it was parked or let go."""
@@ -298,8 +262,7 @@ class Turns:
         except Leaving:
             self._dispatcher.withdraw(run)
             await run.journal.flush()
-            await self._let_go(scope)
-            return None
+            raise
         finally:
             # What plugins have in memory is worth something again when the turn is committed.
             resident.run = resident.setup = None
@@ -311,7 +274,8 @@ class Turns:
                 resident.setup = setup
             plugins = plugins_of(run)
             late = [] if plugins is None else await plugins.persisted(end.end.outcome)
-        return self._ended(resident, run, view, end, late)
+        after = self._ended(resident, run, view, end, late)
+        return None if after is None else await self._ports.between(after)
 
     async def _load(self, row: SessionRow, scope: Scope) -> list[Record]:
         """The records of a turn that is ours as far as `row` tells. Raises Fenced where it is over meanwhile."""
@@ -448,22 +412,22 @@ class Turns:
             for number in taken(result.records):
                 self.cache.tell(session_id, number, result)
 
-    async def _let_go(self, scope: Scope) -> None:
+    async def give_back(self, scope: Scope) -> None:
         try:
             await self._store.write(Release(scope, self._clock.now()))
         except (Fenced, SessionDeleted):
             return
 
-    async def _get_stuck(self, resident: CachedSession, scope: Scope, error: Exception) -> None:
-        """A fault of ours, or of the disk: park this one turn with its reason and harm nobody else."""
+    async def set_aside(self, scope: Scope, error: Exception) -> None:
+        """Park this one turn with the reason, and answer those who wait for it."""
         reason = f"{type(error).__name__}: {error}"
         told = error
         if isinstance(error, MemoryError):  # as whoever asks later is told
             told = TurnFailed(turn_id(scope.session_id, scope.turn), "stuck", {"reason": reason})
-        self.cache.tell(resident.session_id, scope.turn, told)
+        self.cache.tell(scope.session_id, scope.turn, told)
         try:
             await self._store.write(Release(scope, self._clock.now(), stuck=reason))
-        except Exception as second:  # the first error is the one to tell; the turn stays ours and is found again
+        except Exception as second:  # the turn stays ours, and is found without a task
             log.error("turn %s.%s could not be parked: %s", scope.session_id, scope.turn, second)
 
     # ------------------------------------------------------------------ parts of a turn
@@ -491,6 +455,51 @@ class Turns:
                 found.append(Delivered(row.input, said.message))
                 run.events.emit(InputDelivered, input_id=turn_id(run.scope.session_id, row.input))
         return tuple(found)
+
+
+class SessionTask:
+    """Works on one session: turn after turn, while inputs wait and this worker owns it."""
+
+    def __init__(
+        self, turns: Turns, worker: str, session: CachedSession, row: SessionRow, opening: Said | None
+    ) -> None:
+        self._turns, self._worker, self._session, self._row, self._opening = turns, worker, session, row, opening
+        self._scope: Scope | None = None
+
+    @property
+    def name(self) -> str:
+        return f"turn {self._row.id}.{self._row.turn}"
+
+    async def work(self) -> None:
+        while (row := self._row).turn is not None and row.owner == self._worker:
+            scope = self._scope = Scope(row.id, row.sid, row.turn, self._worker, row.generation)
+            if not self._turns.may_begin(row):
+                raise Leaving
+            self._session.turn = row.turn
+            work = Work(self._worker, (row.id, row.turn)).begin()
+            try:
+                after = await self._turns.turn(self._session, row, scope, self._opening)
+            finally:
+                work.end()
+            if after is None:
+                return
+            self._row, self._opening = after, None
+
+    async def give_back(self) -> None:
+        if self._scope is not None:
+            await self._turns.give_back(self._scope)
+
+    async def set_aside(self, error: Exception) -> None:
+        if self._scope is not None:
+            await self._turns.set_aside(self._scope, error)
+
+    def stopped(self, error: Exception | None) -> None:
+        session, row, cache = self._session, self._row, self._turns.cache
+        if error is not None and not isinstance(error, Leaving):
+            session.view = None  # it may be ahead of what another worker committed
+        if isinstance(error, SessionDeleted | StoreUnavailable):
+            cache.tell(row.id, row.turn or 0, error)
+        self._turns.rests(session, 0 if self._scope is None else self._scope.turn)
 
 
 def _past(view: View, records: Sequence[Record]) -> list[Message]:

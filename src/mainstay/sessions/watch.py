@@ -59,7 +59,6 @@ class Watch:
         self._recovering = asyncio.Semaphore(RECOVER_AT_ONCE)
         self._judged = self._trimmed = self._swept = parts.clock.monotonic()
         self._jumps = Jumps(parts.clock)
-        self._unattended: set[str] = set()
         self._waiting = False  # a suspect of ours waits for room
         self._aside = Supervisor()
         self._sweeping: asyncio.Task[None] | None = None
@@ -107,7 +106,7 @@ class Watch:
             else:
                 await self._worker.gone()
                 self._worker.uneasy = any(each.worker == self._worker.id for each in await parts.store.deaths())
-                self._processes.attend(await parts.store.active_processes())
+                self._processes.adopt(await parts.store.active_processes())
             await self._see_to_ours()
         if changed or due:
             await self._observed()
@@ -233,23 +232,11 @@ class Watch:
 
     async def _see_to_ours(self) -> None:
         """What is ours, and what somebody here waits for, must not be forgotten."""
-        self._attend(await self._parts.store.open_sessions())
+        self._parts.turns.runner.adopt(await self._parts.store.open_sessions())
         for resident in self._parts.cache.all():
             if resident.waiters and resident.task is None:
                 # Nobody here is going to tell them: what they wait for may be stuck, or behind something that is.
                 await self._tell(resident.session_id, list(resident.waiters))
-
-    def _attend(self, rows: list[SessionRow]) -> None:
-        """Open turns that are ours and that nobody here works on, seen twice in a row: work on them again.
-
-        Once is normal: an acceptance may be on disk whose task is about to start. Twice means that a turn rested
-        because the store was in trouble.
-        """
-        ours = [r for r in rows if r.owner == self._worker.id and r.state == "open"]
-        found = {r.id: r for r in ours if self._parts.cache.of(r.id).task is None}
-        for session_id in self._unattended & found.keys():
-            self._parts.turns.go_on(found.pop(session_id))
-        self._unattended = set(found)
 
     async def _claim(self, row: SessionRow) -> None:
         async with self._recovering:
