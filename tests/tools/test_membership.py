@@ -10,8 +10,7 @@ import pytest
 from mainstay.errors import UnknownTool
 from mainstay.model.session import ToolState
 from mainstay.model.tool import ToolSpec
-from mainstay.tools.catalog import Catalog
-from mainstay.tools.membership import KEEP, Membership
+from mainstay.tools.catalog import KEEP, Catalog, Membership
 from tests.tools.samples import Offering, add, drop, other_add, say
 
 

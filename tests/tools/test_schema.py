@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 
 from mainstay.errors import InvalidDefinition
 from mainstay.tools.answer import output_codec, output_schema_of
-from mainstay.tools.arguments import Arguments, Parameter
+from mainstay.tools.define import Arguments, Parameter
 
 T = TypeVar("T")
 

@@ -17,8 +17,7 @@ from mainstay.plugins.registry import PluginSet
 from mainstay.ports.provider import Provider
 from mainstay.sessions.operation_table import OperationTable
 from mainstay.tools.answer import schema_codec
-from mainstay.tools.catalog import Catalog
-from mainstay.tools.membership import Membership
+from mainstay.tools.catalog import Catalog, Membership
 
 
 class Definition(Struct):

@@ -30,10 +30,9 @@ from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.setup import contexts_of
 from mainstay.sessions.wakes.late_results import LateResults
-from mainstay.tools.catalog import Catalog, Entry
+from mainstay.tools.catalog import Catalog, Entry, Membership
 from mainstay.tools.define import Tool
 from mainstay.tools.dispatcher import Dispatcher
-from mainstay.tools.membership import Membership
 from mainstay.tools.output import Look
 
 

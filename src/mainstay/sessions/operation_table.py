@@ -57,8 +57,7 @@ from mainstay.plugins.state import revision
 from mainstay.ports.services import ToolHost
 from mainstay.tools import docstring
 from mainstay.tools.answer import OutputCodec, output_codec
-from mainstay.tools.arguments import Arguments
-from mainstay.tools.define import Signature, read_signature, resolve
+from mainstay.tools.define import Arguments, Signature, read_signature, resolve
 
 log = logging.getLogger("mainstay.plugins")
 

@@ -56,7 +56,7 @@ from mainstay.sessions.settings import SettingsEdit, edit_settings, with_choice,
 from mainstay.sessions.setup import Overlay, shown
 from mainstay.sessions.stream import Listener, PartialOutputs
 from mainstay.sessions.wakes.late_results import LateResults
-from mainstay.tools.membership import Membership
+from mainstay.tools.catalog import Membership
 
 
 class Receipt:

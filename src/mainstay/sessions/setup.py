@@ -32,8 +32,7 @@ from mainstay.plugins.hooks import CatalogContext, Plugin, PromptContext, Sessio
 from mainstay.plugins.registry import PluginSession, overrides
 from mainstay.ports.store import BlobStore
 from mainstay.sessions.definition import Definition, answering
-from mainstay.tools.catalog import Catalog
-from mainstay.tools.membership import Membership
+from mainstay.tools.catalog import Catalog, Membership
 
 log = logging.getLogger("mainstay.sessions")
 

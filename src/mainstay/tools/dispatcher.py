@@ -247,11 +247,6 @@ class ActiveCall(CallHost):
         entry = self.run.agent.catalog.get(self.asked.name)
         return None if entry is None else entry.spec
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the round need not wait for its task any more."""
-        return self.late or (self.task is not None and self.task.done())
-
     def checked(self) -> Ready | Failed:
         return checked(self.run.agent.catalog, self.asked, self.id)
 
@@ -449,7 +444,7 @@ class Round:
                 await self._flush()
                 if gate.nudged and self.waiting:
                     await self._read_answers()
-                elif not any(active.has_ended for active in self.running.values()):
+                elif not any(each.late or each.task.done() for each in self.running.values() if each.task is not None):
                     await gate.pause()
 
     # ------------------------------------------------------------------ how a call begins
@@ -611,7 +606,8 @@ class Round:
         spec, call = ready.entry.spec, run.machine.state.calls[key]
         needs, loop = needs_of(spec), asyncio.get_running_loop()
         try:
-            await self._check_owner()
+            if not home.worker.sure():
+                await self._confirm_owner()
         except BaseException:  # also a cancellation
             if key not in run.held:  # the places of held calls are released with the turn
                 home.admission.release(needs)
@@ -645,7 +641,8 @@ class Round:
         Its start is on disk, so after a crash it is registered again, under the same id: the call's own.
         """
         home, call, ready = self.home, active.asked, active.ready
-        await self._check_owner()
+        if not home.worker.sure():
+            await self._confirm_owner()
         active.interruption = Interruption(over=True)  # a registration under way is not to be stopped half-way
         active.began = home.clock.monotonic()
         args = call.args if ready is None else ready.call.args
@@ -665,9 +662,9 @@ class Round:
             return Result(outcome)
         return Result(await active.look(ToolSpec(active.asked.name) if spec is None else spec, args, outcome))
 
-    async def _check_owner(self) -> None:
+    async def _confirm_owner(self) -> None:
         """Before anything acts: an owner that was fenced while it stood still starts nothing."""
-        if not self.home.worker.sure() and not await self.home.worker.confirm(self.run.scope):
+        if not await self.home.worker.confirm(self.run.scope):
             raise Fenced(self.run.turn_id, self.run.scope.generation)
 
     # ------------------------------------------------------------------ cutting a body off
@@ -702,7 +699,7 @@ class Round:
         """Record what has ended since the last look, in the order in which the model asked."""
         for active in [each for key, each in self.calls.items() if key in self.running]:
             task = active.task
-            if task is None or not active.has_ended:
+            if task is None or not (active.late or task.done()):
                 continue
             active.task = None
             del self.running[active.key]

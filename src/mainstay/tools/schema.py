@@ -6,7 +6,7 @@ Pydantic is never imported by us), unions it refuses, paths, and metadata object
     annotation ── plain_type ──> a type msgspec takes ── describe ──> schema, tidied for providers
                                         └── convert, with `decode_foreign` for the rest ──> value
 
-`arguments` and `answer` build on it: what a tool is called with, and what a turn returns. Tools that come with a schema
+`define` and `answer` build on it: what a tool is called with, and what a turn returns. Tools that come with a schema
 and no type are checked by `check`.
 """
 

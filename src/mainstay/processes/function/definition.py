@@ -18,8 +18,7 @@ from mainstay.model.codec import clean_text
 from mainstay.model.process import EventType, ProcessRecovery
 from mainstay.processes.function.context import ProcessContext
 from mainstay.tools.answer import output_codec
-from mainstay.tools.arguments import Arguments
-from mainstay.tools.define import read_signature
+from mainstay.tools.define import Arguments, read_signature
 
 P = ParamSpec("P")
 R = TypeVar("R")

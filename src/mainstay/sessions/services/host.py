@@ -31,8 +31,7 @@ from mainstay.sessions.services.tasks import TaskServices
 from mainstay.sessions.setup import Setup
 from mainstay.sessions.stream import BegunTurn, Listener
 from mainstay.sessions.traces import Tracer, probe_of
-from mainstay.tools.catalog import Catalog
-from mainstay.tools.membership import Membership
+from mainstay.tools.catalog import Catalog, Membership
 from mainstay.turn.prompt import request_messages
 
 
