@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -413,3 +416,52 @@ async def test_prompted_answers_are_read_from_fences_and_out_of_prose() -> None:
 
     assert result.output == Person("Ada")
     assert len(server.asked) == 1
+
+
+# ---------------------------------------------------------------------- kills
+
+
+def killable(url: str, mode: OutputMode) -> Agent[Person]:
+    made = provider(f"anthropic:{MODEL}", base_url=url, key="k")
+    return Agent(made, tools=[get], output=Person, settings=ModelSettings(output_mode=mode))
+
+
+async def live(url: str, path: str, mode: OutputMode) -> None:
+    """What the child process does until it is killed."""
+    async with Runtime(path, agents=[killable(url, mode)]) as runtime:
+        await (await runtime.session("s")).run("Who?", key="once")
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_typed_answer_that_a_kill_cuts_off_is_asked_for_again_in_the_same_way(
+    mode: OutputMode, tmp_path: Path
+) -> None:
+    """SIGKILL in the middle of the answer: the recorded call does not run again, and the turn ends with the value."""
+    path, last = (
+        str(tmp_path / "a.db"),
+        ANSWERS["anthropic"]["answer by tool" if mode == "tool" else "structured"].reply,
+    )
+    children: list[asyncio.subprocess.Process] = []
+
+    def reply(asked: Asked) -> Reply:
+        if b"rain in Paris" not in asked.body:
+            return ANSWERS["anthropic"]["tool"].reply
+        if len(server.asked) > 2:
+            return last
+        half = last.body.index(b"Ada")
+        return msgspec.structs.replace(last, upto=half, end="hang", then=lambda: children[0].kill())
+
+    async with ModelServer(reply) as server:
+        work = f"live({server.url!r}, {path!r}, {mode!r})"
+        code = f"import asyncio; from tests.providers.test_structured import live; asyncio.run({work})"
+        children.append(await asyncio.create_subprocess_exec(sys.executable, "-c", code))
+        assert await children[0].wait() == -signal.SIGKILL
+        async with Runtime(path, agents=[killable(server.url, mode)]) as runtime:
+            result = await (await runtime.session("s")).run("Who?", key="once")
+
+    assert result.output == Person("Ada")
+    assert [call.tool for call in result.tool_calls] == ["get"]
+    assert len(server.asked) == 3
+    assert server.asked[1].body == server.asked[2].body
+    assert result.usage.unknown == 1
