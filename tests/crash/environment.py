@@ -95,17 +95,29 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
         "sessions/test_providers.py::test_what_the_provider_asks_for_is_honoured",
         "sessions/test_providers.py::test_four_attempts_and_then_it_is_given_up",
         "sessions/test_providers.py::test_a_crash_between_attempts_keeps_the_due_time_and_the_count",
+        "providers/test_http.py::test_a_failure_says_what_happens_next",
+        "providers/test_http.py::test_an_overloaded_server_is_asked_again_and_a_wrong_key_is_not",
+        "providers/test_http.py::test_an_attempt_that_takes_too_long_is_made_again",
+        "providers/test_http.py::test_nobody_there_is_worth_another_attempt",
+        "providers/test_transport.py::test_silence_is_a_timeout_and_not_reading_is_one",
+        "crash/test_wired.py::test_an_answer_cut_off_by_a_kill_is_asked_for_once_more_and_a_recorded_one_never",
     ),
     "E16 half a stream": (
         "sessions/test_providers.py::test_a_stream_that_breaks_off_takes_its_text_back",
         "sessions/test_providers.py::test_a_stream_that_only_ends_is_broken_too",
         "sessions/test_results.py::test_an_answer_that_was_cut_short_is_incomplete",
+        "providers/test_reading.py::test_it_does_not_matter_where_a_stream_is_split",
+        "providers/test_reading.py::test_a_stream_that_ends_early_is_never_an_answer",
+        "providers/test_reading.py::test_a_damaged_stream_is_an_answer_or_a_typed_error",
+        "providers/test_http.py::test_an_answer_cut_off_at_any_byte_is_broken_also_when_the_server_ends_it_cleanly",
+        "providers/test_transport.py::test_a_response_that_is_cut_off_anywhere_is_an_error",
     ),
     "E17 bad tool calls": (
         "tools/test_dispatch.py::test_an_unknown_tool_is_told_with_what_there_is",
         "tools/test_dispatch.py::test_duplicate_and_empty_call_ids_are_made_unique",
         "tools/test_dispatch.py::test_ten_megabytes_of_arguments_are_refused_and_the_session_lives",
         "runtime/test_hostile.py::test_a_nonsensical_answer_is_a_failed_turn_and_the_session_goes_on_after_a_restart",
+        "providers/test_http.py::test_half_a_call_is_told_to_the_model_and_the_session_goes_on",
     ),
     "E18 tools that raise, block, recurse": (
         "tools/test_dispatch.py::test_whatever_a_tool_raises_ends_its_call_only",
@@ -239,5 +251,4 @@ OWNERSHIP: dict[str, tuple[str, ...]] = {
 OWED = {
     "E7 Postgres connection lost": "unknown commits read back by operation id: comes with the Postgres store",
     "E8 Postgres crash and failover": "comes with the Postgres store",
-    "E15, E16 over HTTP": "a faulty server, every prefix of recorded streams: comes with the providers",
 }

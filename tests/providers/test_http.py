@@ -333,6 +333,19 @@ async def test_a_turn_with_a_tool_goes_through_a_real_connection(name: str) -> N
         assert "Paris is fine" in server.asked[1].body.decode()
 
 
+@pytest.mark.parametrize("name", [name for name in ANSWERS if "half a call" in ANSWERS[name]])
+async def test_half_a_call_is_told_to_the_model_and_the_session_goes_on(name: str) -> None:
+    script = [ANSWERS[name]["half a call"].reply, ANSWERS[name]["text"].reply, ANSWERS[name]["text"].reply]
+    async with ModelServer(script) as server:
+        async with Runtime("memory", agents=[Agent(connect(server, name), tools=[get])]) as runtime:
+            session = await runtime.session("s")
+            first, second = await session.run("How is Paris?"), await session.run("And now?")
+
+        assert [first.text, second.text] == ["Grüße, Welt 😀"] * 2
+        assert [type(call.outcome).__name__ for call in first.tool_calls] == ["Failed"]
+        assert "city" in server.asked[1].body.decode(), "it sees what it wrote"
+
+
 async def test_an_overloaded_server_is_asked_again_and_a_wrong_key_is_not() -> None:
     failures = FAILURES["anthropic"]
     script = [failures["error in the stream"].reply, ANSWERS["anthropic"]["text"].reply, failures["wrong key"].reply]

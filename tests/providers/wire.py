@@ -503,6 +503,12 @@ CHAT_ANSWERS = {
         ),
         called(C_USAGE, ("call_1", "get", {"city": "Paris"})),
     ),
+    "half a call": Answer(
+        _chat(_calls((0, "call_1", "get", '{"city": "Pa')), finish="tool_calls"),
+        ModelResponse(
+            parts=(ToolCall("call_1", "get", {}, '{"city": "Pa'),), usage=C_USAGE, stop="tool_calls", model=MODEL
+        ),
+    ),
     "parallel": Answer(
         _chat(
             _calls((0, "call_1", "get", '{"n":')),
@@ -694,6 +700,11 @@ GOOGLE_FAILURES = {
         _google_error(400, "INVALID_ARGUMENT", "The input token count (1200000) exceeds the maximum"),
         "context_overflow",
     ),
+    "error in the stream": Failure(
+        Reply.sse({"error": {"code": 503, "status": "UNAVAILABLE", "message": "The model is overloaded."}}),
+        "overloaded",
+        True,
+    ),
     "malformed call": Failure(
         _google(finish="MALFORMED_FUNCTION_CALL", message="print(x"), "malformed_answer", True, says="print"
     ),
@@ -730,6 +741,12 @@ BEDROCK_ANSWERS = {
     "tool": Answer(
         _bedrock(_use("tooluse_1", "get", '{"city": "Pa', 'ris"}'), stop="tool_use"),
         called(B_USAGE, ("tooluse_1", "get", {"city": "Paris"})),
+    ),
+    "half a call": Answer(
+        _bedrock(_use("tooluse_1", "get", '{"city": "Pa'), stop="tool_use"),
+        ModelResponse(
+            parts=(ToolCall("tooluse_1", "get", {}, '{"city": "Pa'),), usage=B_USAGE, stop="tool_calls", model=MODEL
+        ),
     ),
     "parallel": Answer(
         _bedrock(_use("tooluse_1", "get", '{"n":1}'), _use("tooluse_2", "put"), stop="tool_use"),
