@@ -184,9 +184,9 @@ async def test_silence_is_a_timeout_and_not_reading_is_one() -> None:
 
     async with served(silent) as (client, _):
         with pytest.raises(httpx2.ReadTimeout):
-            await client.get("/", timeout=0.05)
+            await client.get("/", timeout=httpx2.Timeout(30, read=0.05))
         with pytest.raises(httpx2.WriteTimeout):
-            await client.post("/", content=b"x" * 50_000_000, timeout=0.05)
+            await client.post("/", content=b"x" * 50_000_000, timeout=httpx2.Timeout(30, write=0.05))
         forever.set()
 
 
