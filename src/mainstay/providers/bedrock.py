@@ -37,6 +37,7 @@ from mainstay.providers.dialect import (
     Piece,
     Spoken,
     Structured,
+    Timeouts,
     Wire,
     broken,
     call_args,
@@ -458,7 +459,9 @@ class BedrockReader:
 FindKeys: TypeAlias = Callable[[], Credentials | Awaitable[Credentials]]
 
 
-def bedrock(model: str, base_url: str, key: Any, headers: Mapping[str, str] | None) -> HttpProvider:
+def bedrock(
+    model: str, base_url: str, key: Any, headers: Mapping[str, str] | None, timeouts: Timeouts | None = None
+) -> HttpProvider:
     """`key` is a function that gives `Credentials`, or a bearer token."""
     region = find_region()
     if not region and not base_url:
@@ -467,7 +470,15 @@ def bedrock(model: str, base_url: str, key: Any, headers: Mapping[str, str] | No
     authorise: Authorise = BedrockKeys(region or "us-east-1", key if callable(key) else None)
     if isinstance(key, str):
         authorise = KeyHeader(NAME, ("AWS_BEARER_TOKEN_BEDROCK",), "authorization", "Bearer ", key)
-    return HttpProvider(BedrockConverse(), model, name=NAME, base_url=where, authorise=authorise, headers=headers)
+    return HttpProvider(
+        BedrockConverse(),
+        model,
+        name=NAME,
+        base_url=where,
+        authorise=authorise,
+        headers=headers,
+        timeouts=timeouts,
+    )
 
 
 class BedrockKeys:

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.errors import ProviderError
+from mainstay.errors import InvalidDefinition, ProviderError, quoted
 from mainstay.model.llm import Delta, ModelRequest, ModelResponse, OutputMode, RateReport, Remaining
 from mainstay.model.media import FILES, File, FileRef, Stored
 from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
@@ -404,6 +404,36 @@ def figure_in(body: bytes, name: str) -> int:
     if type(value) is not int or value < 0:
         raise nonsense("no count of tokens", body)
     return value
+
+
+# ---------------------------------------------------------------------- how long it may take
+
+
+class Timeouts(Struct, frozen=True, kw_only=True):
+    """How long a provider over HTTP may take, in seconds: to connect, until an answer begins, between two pieces of it,
+    and for one attempt as a whole where `ModelSettings(timeout=…)` does not say less.
+
+    Each ends the attempt with a `timeout` that is worth another one.
+    """
+
+    connect: float = 10.0
+    first_byte: float = 300.0
+    silence: float = 120.0
+    whole: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 < value <= 1e9:
+                raise InvalidDefinition(f"Timeouts({name}={quoted(value)}) is not usable: give seconds above 0")
+
+
+def too_slow(who: str, what: str, setting: str, seconds: float) -> ProviderError:
+    return ProviderError(
+        f"{who} {what} within {seconds:g} s: give provider(…, timeouts=Timeouts({setting}=…)) more",
+        retryable=True,
+        code="timeout",
+    )
 
 
 # ---------------------------------------------------------------------- what went wrong

@@ -26,7 +26,17 @@ from mainstay.errors import InternalError, MissingExtra, ProviderError
 from mainstay.model.llm import Delta, ModelRequest
 from mainstay.model.media import OpenFile, Stored
 from mainstay.ports.provider import no_token_count
-from mainstay.providers.dialect import AnswerReader, CountsTokens, Dialect, Piece, Wire, nonsense, rate_report
+from mainstay.providers.dialect import (
+    AnswerReader,
+    CountsTokens,
+    Dialect,
+    Piece,
+    Timeouts,
+    Wire,
+    nonsense,
+    rate_report,
+    too_slow,
+)
 from mainstay.providers.structured import asking
 
 try:
@@ -39,8 +49,8 @@ except ImportError:  # the class below is refused before it is used
 Key: TypeAlias = str | Callable[[], str | Awaitable[str]]
 """A key, or a function that gives it for every request: keys expire and are rotated."""
 
-CONNECT, FIRST_BYTE, CHUNK = 10.0, 300.0, 120.0
-"""Seconds: to connect, until an answer begins, and between two pieces of it."""
+ERROR_SECONDS = 10.0
+"""How long the body of a refusal is read: what it means is told by its status and its first words."""
 
 MAX_ERROR = 64 * 1024
 
@@ -129,8 +139,10 @@ class HttpProvider:
         authorise: Authorise,
         headers: Mapping[str, str] | None = None,
         http2: bool = False,
+        timeouts: Timeouts | None = None,
     ) -> None:
         self.name = f"{name}:{model}"
+        self._timeouts = Timeouts() if timeouts is None else timeouts
         self.model, self.dialect = model, dialect
         self._base, self._authorise = base_url.rstrip("/"), authorise
         self._headers, self._http2 = dict(headers or {}), http2
@@ -181,7 +193,7 @@ class HttpProvider:
         if client is not None:
             return client
         context = _no_tls() if self._base.startswith("http://") else await asyncio.to_thread(_tls, self._http2)
-        shared = self._shared()
+        shared, limits = self._shared(), self._timeouts
         if shared.client is None:
             # Where there are proxies, httpx2 knows who is reached through them, with transports of its own only.
             direct = not self._http2 and not getproxies().keys() - {"no"}
@@ -189,7 +201,7 @@ class HttpProvider:
                 verify=context,
                 transport=AsyncioTransport(context) if direct else None,
                 http2=self._http2,
-                timeout=httpx2.Timeout(CONNECT, read=FIRST_BYTE, write=CHUNK, pool=None),
+                timeout=httpx2.Timeout(limits.connect, read=limits.first_byte, write=limits.silence, pool=None),
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
                 follow_redirects=False,
             )
@@ -205,7 +217,7 @@ class HttpProvider:
             client = await self._client()
             secrets: list[str] = []
             try:
-                with _mapped(self.name):
+                with _mapped(self.name, self._timeouts):
                     self._check_network()
                     answer = self._answer(client, wire, reader, request, secrets)
                     async with contextlib.aclosing(answer) as deltas:
@@ -223,12 +235,12 @@ class HttpProvider:
         async with self.connected():
             client = await self._client()
             try:
-                with _mapped(self.name):
+                with _mapped(self.name, self._timeouts):
                     self._check_network()
                     sending = await self._request(client, wire, request.open_file, secrets)
-                    response = await client.send(sending, stream=True)
+                    response = await self._begun(client, sending)
                     try:
-                        body = await _start_of(response)
+                        body = await _start_of(response, self._timeouts)
                     finally:
                         await response.aclose()
                 if response.status_code != 200:
@@ -246,23 +258,40 @@ class HttpProvider:
         secrets: list[str],
     ) -> AsyncGenerator[Delta, None]:
         sending = await self._request(client, wire, request.open_file, secrets)
-        response = await client.send(sending, stream=True)
+        limits, clock = self._timeouts, asyncio.get_running_loop().time
+        end = clock() + limits.whole
+        response = await self._begun(client, sending)
         try:
             if request.report is not None:
                 request.report(rate_report(response.headers, response.status_code == 200))
             if response.status_code != 200:
-                raise self.dialect.failure(response.status_code, response.headers, await _start_of(response))
+                raise self.dialect.failure(
+                    response.status_code, response.headers, await _start_of(response, self._timeouts)
+                )
             kind = response.headers.get("content-type", "").lower()
             if kind.startswith(("text/html", "application/json")):
-                raise nonsense(f"{kind} in place of a stream", await _start_of(response))
+                raise nonsense(f"{kind} in place of a stream", await _start_of(response, self._timeouts))
             # Read once, when the body is begun.
-            sending.extensions["timeout"]["read"] = CHUNK
+            sending.extensions["timeout"]["read"] = limits.silence
             async for chunk in response.aiter_raw():
+                if clock() > end:  # one that never ends speaks at least this often: silence ends it too
+                    raise too_slow(self.name, "did not complete its answer", "whole", limits.whole)
                 for delta in reader.feed(chunk):
                     yield delta
             yield reader.close()
         finally:
             await response.aclose()
+
+    async def _begun(self, client: httpx2.AsyncClient, sending: httpx2.Request) -> httpx2.Response:
+        """Send a request, and wait for the head of its answer."""
+        limits = self._timeouts
+        try:
+            async with asyncio.timeout(limits.whole):  # a head that comes byte by byte is never silent
+                return await client.send(sending, stream=True)
+        except TimeoutError:
+            raise too_slow(self.name, "did not complete its answer", "whole", limits.whole) from None
+        except httpx2.ReadTimeout:
+            raise too_slow(self.name, "did not begin to answer", "first_byte", limits.first_byte) from None
 
     def _check_network(self) -> None:
         """Refuse to leave this machine where `MAINSTAY_NO_NETWORK` is set: a test that would do so is a mistake."""
@@ -331,29 +360,27 @@ def _without(secrets: list[str], error: ProviderError) -> ProviderError:
     return ProviderError(text, retryable=error.retryable, after=error.after, code=error.code)
 
 
-async def _start_of(response: httpx2.Response) -> bytes:
+async def _start_of(response: httpx2.Response, limits: Timeouts) -> bytes:
     """The beginning of a body that is shown to people; never all of one that does not end."""
     found = b""
-    with contextlib.suppress(httpx2.HTTPError):
-        async for chunk in response.aiter_bytes():
-            found += chunk
-            if len(found) >= MAX_ERROR:
-                break
+    with contextlib.suppress(httpx2.HTTPError, TimeoutError):
+        async with asyncio.timeout(min(ERROR_SECONDS, limits.silence)):
+            async for chunk in response.aiter_bytes():
+                found += chunk
+                if len(found) >= MAX_ERROR:
+                    break
     return found
 
 
 @contextlib.contextmanager
-def _mapped(name: str) -> Generator[None, None, None]:
+def _mapped(name: str, limits: Timeouts) -> Generator[None, None, None]:
     """Errors of the HTTP client as ours. Their texts are passed on only where no header can be quoted in them."""
     try:
         yield
     except httpx2.ConnectTimeout:
-        raise ProviderError(
-            f"{name} could not be reached within {CONNECT:g} s", retryable=True, code="timeout"
-        ) from None
-    except httpx2.TimeoutException as error:
-        kind = type(error).__name__
-        raise ProviderError(f"{name} did not answer in time ({kind})", retryable=True, code="timeout") from None
+        raise too_slow(name, "could not be reached", "connect", limits.connect) from None
+    except httpx2.TimeoutException:
+        raise too_slow(name, "sent or took nothing", "silence", limits.silence) from None
     except httpx2.ConnectError as error:
         if isinstance(error.__cause__, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in str(error):
             raise ProviderError(

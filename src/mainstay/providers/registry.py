@@ -22,7 +22,7 @@ from mainstay.ports.provider import Provider
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from mainstay.providers.dialect import Dialect
+    from mainstay.providers.dialect import Dialect, Timeouts
     from mainstay.providers.http import Key
 
 GROUP = "mainstay.providers"
@@ -175,12 +175,17 @@ def check(model: str) -> None:
 
 
 def provider(
-    model: str, *, base_url: str | None = None, key: Key | None = None, headers: Mapping[str, str] | None = None
+    model: str,
+    *,
+    base_url: str | None = None,
+    key: Key | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeouts: Timeouts | None = None,
 ) -> Provider:
     """The provider behind "provider:model".
 
     `base_url` goes before the service's own variable, `key` before its key variable; a function is asked for the key at
-    every request. `headers` are sent along.
+    every request. `headers` are sent along. `timeouts` are how long the provider may take.
 
         Agent(provider("openai:gpt-5", base_url="https://gateway.example/v1", key=fetch_key))
     """
@@ -188,7 +193,8 @@ def provider(
     name, _, which = model.partition(":")
     found = _entry_point(name) if name not in SERVICES else None
     if found is not None:
-        made: Provider = found.load()(which, base_url=base_url, key=key, headers=headers)
+        more = {} if timeouts is None else {"timeouts": timeouts}
+        made: Provider = found.load()(which, base_url=base_url, key=key, headers=headers, **more)
         return made
     from mainstay.providers.http import HttpProvider, KeyHeader, no_key  # noqa: PLC0415  # needs the extra
 
@@ -197,11 +203,11 @@ def provider(
     if service.dialect == "bedrock":
         from mainstay.providers.bedrock import bedrock  # noqa: PLC0415
 
-        return bedrock(which, where, key, headers)
+        return bedrock(which, where, key, headers, timeouts)
     if service.dialect == "vertex":
         from mainstay.providers.vertex import vertex  # noqa: PLC0415
 
-        return vertex(which, where, key, headers)
+        return vertex(which, where, key, headers, timeouts)
     if not where:
         raise InvalidDefinition(f"where is {name!r}? set {service.base_url_variable}, or give base_url=…")
     if base_url is None:
@@ -210,7 +216,15 @@ def provider(
     variables = service.key_variables or ((f"{name.upper()}_API_KEY",) if service.local else ())
     optional = service.local and key is None and not any(os.environ.get(each) for each in variables)
     authorise = no_key if optional else KeyHeader(name, variables, service.header, prefix, key)
-    return HttpProvider(_dialect(name, service), which, name=name, base_url=where, authorise=authorise, headers=headers)
+    return HttpProvider(
+        _dialect(name, service),
+        which,
+        name=name,
+        base_url=where,
+        authorise=authorise,
+        headers=headers,
+        timeouts=timeouts,
+    )
 
 
 def named(model: str) -> Provider:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from mainstay.errors import InvalidDefinition, ProviderError
-from mainstay.providers.dialect import Wire
+from mainstay.providers.dialect import Timeouts, Wire
 from mainstay.providers.google import GoogleGenerate
 from mainstay.providers.http import HttpProvider, Key
 
@@ -37,7 +37,9 @@ def vertex_address(project: str | None = None, location: str | None = None) -> t
     return f"https://{host}", f"/v1/projects/{project}/locations/{location}/publishers/google"
 
 
-def vertex(model: str, base_url: str, key: Key | None, headers: Mapping[str, str] | None) -> HttpProvider:
+def vertex(
+    model: str, base_url: str, key: Key | None, headers: Mapping[str, str] | None, timeouts: Timeouts | None = None
+) -> HttpProvider:
     where, prefix = vertex_address()
     return HttpProvider(
         GoogleGenerate(prefix),
@@ -46,6 +48,7 @@ def vertex(model: str, base_url: str, key: Key | None, headers: Mapping[str, str
         base_url=base_url or where,
         authorise=VertexToken(key),
         headers=headers,
+        timeouts=timeouts,
     )
 
 
