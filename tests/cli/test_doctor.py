@@ -1,13 +1,14 @@
 """`mainstay doctor`: it finds what needs a person, on whole and on broken files."""
 
 import asyncio
+import hashlib
 import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from mainstay import Agent, Runtime, ToolCall, ToolContext, tool
+from mainstay import Agent, Image, Runtime, ToolCall, ToolContext, tool
 from mainstay.model.codec import encode
 from mainstay.model.message import Message
 from mainstay.model.record import Said
@@ -287,3 +288,19 @@ def test_other_commands_refuse_a_damaged_file_too(command: list[str], store: Pat
 
     assert result.exit_code == 1
     assert "is damaged" in result.stderr
+
+
+def test_a_deep_look_finds_files_whose_bytes_are_gone(store: Path) -> None:
+    async def main() -> None:
+        async with Runtime(store, agents=[Agent(ScriptedModel(["fine"]))]) as runtime:
+            await (await runtime.session("chat")).run(["see", Image.from_bytes(b"some picture", "image/png")])
+
+    asyncio.run(main())
+    digest = hashlib.sha256(b"some picture").hexdigest()
+    [path] = store.parent.rglob(digest[2:])
+    path.unlink()
+
+    assert shell("doctor", store=store).exit_code == 0
+    result = shell("doctor", "--deep", store=store)
+    assert result.exit_code == 1
+    assert digest in result.stdout.replace("\n", "").replace(" ", "")

@@ -15,8 +15,12 @@ from mainstay.builtin import Redaction
 from mainstay.errors import InvalidInput
 from mainstay.model.media import Stored
 from mainstay.model.message import Text
+from mainstay.model.outcome import Finished, ProviderFailed
 from mainstay.model.tool import Failed, Ok
+from mainstay.providers.registry import provider
 from mainstay.testing import FunctionModel
+from mainstay.testing.model_server import ModelServer
+from tests.providers.wire import ANSWERS
 from tests.sessions.places import Place
 
 PNG = b"\x89PNG and so on"
@@ -214,3 +218,104 @@ async def test_a_fork_sees_the_picture_after_its_source_is_gone(place: Place, pi
         result = await branch.run("What was it?")
 
     assert result.text == str(PNG)
+
+
+# ---------------------------------------------------------------------- bytes that are not there any more
+
+
+def lose(folder: Path, data: bytes, how: str) -> None:
+    """Take the blob of these bytes away, or put others in its place."""
+    digest = hashlib.sha256(data).hexdigest()
+    [path] = [each for each in folder.rglob(digest[2:]) if each.is_file()]
+    path.chmod(0o600)
+    path.unlink() if how == "missing" else path.write_bytes(b"others" * 9)
+
+
+@tool
+def photograph() -> Image:
+    """Take a picture."""
+    return Image.from_bytes(b"by a tool", "image/png", "t.png")
+
+
+async def looking(request: ModelRequest) -> str | list[ToolCall]:
+    """Reads every file that it is shown, and repeats what it is told."""
+    last = request.messages[-1]
+    if last.text == "photograph":
+        return [ToolCall("c", "photograph")]
+    told = []
+    for message in request.messages:
+        files = [file for result in message.tool_results for file in result.files]
+        for part in [*message.parts, *files]:
+            if isinstance(part, Image):
+                await read(request, part)
+                told.append(part.name)
+        told += [part.text for part in message.parts if isinstance(part, Text) and part.text.startswith("[Image")]
+        told += [
+            line for result in message.tool_results for line in str(result.content).splitlines() if "not shown" in line
+        ]
+    return "; ".join(told)
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+async def test_a_session_goes_on_without_the_bytes_of_files_said_before(tmp_path: Path, how: str) -> None:
+    agent = Agent(FunctionModel(looking), tools=[photograph])
+    async with Runtime(tmp_path / "a.db", agents=[agent]) as runtime:
+        session = await runtime.session("chat")
+        pictures = [Image.from_bytes(f"picture {n}".encode(), "image/png", f"{n}.png") for n in range(6)]
+        await session.run(["these", *pictures])
+        await session.run("photograph")
+        before = (await session.run("and now?")).text
+    for number in range(5):
+        lose(tmp_path, f"picture {number}".encode(), how)
+    lose(tmp_path, b"by a tool", how)
+    async with Runtime(tmp_path / "a.db", agents=[agent]) as runtime:
+        session = await runtime.session("chat")
+        results = [await session.run(word) for word in ("still there?", "sure?")]
+        history = await session.history()
+
+    assert before == "0.png; 1.png; 2.png; 3.png; 4.png; 5.png; t.png"
+    for result in results:
+        assert "[Image '0.png' is not shown: its bytes are missing or damaged in the store]" in result.text
+        assert "[Image 't.png' is not shown" in result.text
+        assert "5.png;" in result.text
+        assert [issue.code for issue in result.issues] == ["file_unreadable"]
+        assert hashlib.sha256(b"picture 0").hexdigest() in result.issues[0].message
+        assert (result.usage.calls, result.usage.unknown) == (1, 1), "the model does not tell, and was answered once"
+    assert len([part for part in history[0].parts if isinstance(part, Image)]) == 6, "what is stored does not change"
+
+
+async def test_a_turn_whose_own_file_is_lost_fails_with_its_own_code_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    lost = False
+
+    async def losing(request: ModelRequest) -> Any:
+        nonlocal lost
+        if not lost:
+            lost = True
+            lose(tmp_path, PNG, "missing")
+        return await looking(request)
+
+    async with Runtime(tmp_path / "a.db", agents=[Agent(FunctionModel(losing))]) as runtime:
+        session = await runtime.session("chat")
+        first = await session.run(["what is this?", Image.from_bytes(PNG, "image/png", "x.png")])
+        second = await session.run("go on")
+
+    assert isinstance(first.outcome, ProviderFailed)
+    assert (first.outcome.code, first.outcome.attempts) == ("file_unreadable", 1)
+    assert second.text == "[Image 'x.png' is not shown: its bytes are missing or damaged in the store]"
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+async def test_a_request_over_http_is_sent_anew_without_a_lost_file(tmp_path: Path, how: str) -> None:
+    reply = ANSWERS["anthropic"]["text"].reply
+    data = os.urandom(300_000)
+    async with ModelServer(lambda asked: reply) as server:
+        agent = Agent(provider("anthropic:x", base_url=server.url, key="k"))
+        async with Runtime(tmp_path / "a.db", agents=[agent]) as runtime:
+            session = await runtime.session("chat")
+            await session.run(["what is this?", Image.from_bytes(data, "image/png", "x.png")])
+            lose(tmp_path, data, how)
+            result = await session.run("go on")
+
+    assert isinstance(result.outcome, Finished)
+    assert [issue.code for issue in result.issues] == ["file_unreadable"]
+    assert "is not shown" in server.asked[-1].body.decode()

@@ -41,6 +41,8 @@ from mainstay.model.session import SessionRow, WorkerRow
 from mainstay.model.tool import Ok
 from mainstay.model.write import SessionFilter, StoreFacts
 from mainstay.ports.store import Store
+from mainstay.tools.output import blobs_of
+from mainstay.turn.prompt import stored_in
 
 EVERY = 1_000_000
 CHUNK = 256
@@ -292,14 +294,18 @@ async def _read_turns(store: Store, row: SessionRow, first: int, last: int) -> i
 
 
 def _digests(record: Record) -> list[str]:
-    """The blobs that a record refers to: whole results, artifacts, and what plugins keep."""
+    """The blobs that a record refers to: files, whole results, artifacts, and what plugins keep."""
     slot = getattr(record, "slot", None)
     snapshots = slot.snapshots or {} if slot is not None else {}
     found = [blob.digest for snapshot in snapshots.values() for blob in snapshot.blobs.values()]
+    if isinstance(record, Said):
+        found += [source.digest for source in stored_in([record.message])]
     if isinstance(record, Ended):
         found += [artifact.digest for artifact in record.artifacts]
         if isinstance(record.outcome, Ok) and record.outcome.whole is not None:
             found.append(record.outcome.whole.digest)
+        if isinstance(record.outcome, Ok):
+            found += blobs_of(record.outcome.files)
     return found
 
 

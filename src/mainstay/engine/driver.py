@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mainstay.engine.gate import Gate, TurnAborted, TurnCancelled
 from mainstay.engine.journal import TurnJournal
@@ -19,6 +20,7 @@ from mainstay.errors import TurnFull
 from mainstay.model.effect import Aborted, CancelTurn, Effect, Finish, NoRoom
 from mainstay.model.ids import MAX_ORDINAL
 from mainstay.model.outcome import Outcome, PendingCall
+from mainstay.model.plugin import Issue
 from mainstay.model.record import Asking, Completed, Ended, Faltered, Framed, Noted, Record, Replied, Slot, Started
 from mainstay.model.session import CancelRequest
 from mainstay.model.write import Scope
@@ -64,6 +66,7 @@ class Run:
         "history",
         "hooks",
         "interrupted",
+        "issues",
         "journal",
         "machine",
         "noted",
@@ -71,6 +74,7 @@ class Run:
         "resumed",
         "scope",
         "turn_id",
+        "unreadable",
     )
 
     def __init__(
@@ -84,6 +88,8 @@ class Run:
         self.held: dict[str, Any] = {}
         self.records: list[Record] = []
         self.hooks: TurnHooks | None = None
+        self.issues: list[Issue] = []
+        self.unreadable: set[str] = set()
         self.interrupted = self.found = 0
         self.resumed = self.noted = self.children = self.begun = False
         self._began = clock.monotonic() - machine.state.elapsed_ms / 1000
@@ -124,7 +130,11 @@ class Run:
     def slot(self) -> Slot | None:
         """What the next record carries; the time spent so far where the budget counts it."""
         slot = self.machine.slot(self.elapsed_ms if self.agent.budget.seconds is not None else 0)
-        return slot if self.hooks is None else self.hooks.slot(slot)
+        slot = slot if self.hooks is None else self.hooks.slot(slot)
+        if self.issues:
+            issues, self.issues = self.issues, []
+            slot = replace(slot, issues=(*slot.issues, *issues)) if slot is not None else Slot(issues=tuple(issues))
+        return slot
 
     @property
     def elapsed_ms(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from decimal import Decimal
@@ -15,7 +16,7 @@ from mainstay.engine.driver import PER_CALL, Run
 from mainstay.engine.gate import Escaped, Leaving, OutOfTime, TurnAborted, TurnCancelled
 from mainstay.engine.limits import RateLimits, Ticket
 from mainstay.engine.retry import MODEL_RETRIES, RetryBudget, RetryPolicy
-from mainstay.errors import InvalidInput, MainstayError, ProviderError
+from mainstay.errors import BlobMissing, InvalidInput, MainstayError, ProviderError, StoreDamaged
 from mainstay.model.codec import MAX_VALUE, clean_part, clean_text, encode, error_text
 from mainstay.model.effect import CallModel, GaveUp, TimeIsUp
 from mainstay.model.event import RateLimitWait, ReasoningDelta, Retracted, ToolCallDelta
@@ -23,7 +24,8 @@ from mainstay.model.ids import call_id
 from mainstay.model.llm import BUCKETS, CallPiece, Delta, ModelRequest, ModelResponse, Stop, Usage
 from mainstay.model.media import Stored
 from mainstay.model.message import Part, ProviderPart, Reasoning, Text, ToolCall
-from mainstay.model.record import INTERRUPTED, Faltered, Framed, Record, Replied
+from mainstay.model.plugin import Issue
+from mainstay.model.record import INTERRUPTED, Faltered, Framed, Record, Replied, slots
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.hooks import StreamEnd, TurnHooks
 from mainstay.ports.host import Random
@@ -102,7 +104,10 @@ class ModelCaller:
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             raise  # not the provider's: its own are SelfCancelled and Escaped
         except BaseException as error:  # also what pytest.fail raises: whoever waits must hear of it
-            again = self._failed(run, effect, error.error if isinstance(error, Escaped) else error)
+            fault = error.error if isinstance(error, Escaped) else error
+            if run.unreadable:
+                fault = await self._unreadable(run, fault)
+            again = self._failed(run, effect, fault)
             await _finished(run, effect, "attempt_reset" if again else "provider_error")
         else:
             if run.hooks is not None:
@@ -193,12 +198,40 @@ class ModelCaller:
             "none" if effect.last else "auto",
             agent.settings,
             "turn",
-            self._open_file,
+            functools.partial(self._read, run),
             provider_tools=() if effect.last else agent.provider_tools,
         )
 
-    def _open_file(self, stored: Stored) -> AsyncIterator[bytes]:
-        return self._blobs.pieces(stored.digest)
+    async def _read(self, run: Run, stored: Stored) -> AsyncIterator[bytes]:
+        try:
+            async for piece in self._blobs.pieces(stored.digest):
+                yield piece
+        except (BlobMissing, StoreDamaged):
+            run.unreadable.add(stored.digest)
+            raise
+
+    async def _unreadable(self, run: Run, error: BaseException) -> BaseException:
+        """Bytes of a file could not be read while the model was asked. Without a file of an earlier turn it is asked
+        again, told of it in words; else no later turn of the session could be had. One of this turn ends it."""
+        run.unreadable.clear()
+        earlier = {source.digest for source in prompt.stored_in(run.history)}
+        gone = {digest for digest in earlier if not await self._is_whole(digest)}
+        if not gone:
+            return ProviderError(f"a file of this turn cannot be read: {error_text(error)}", code="file_unreadable")
+        run.history = prompt.without_files(run.history, gone)
+        message = f"bytes of {len(gone)} files of the conversation are missing or damaged ({', '.join(sorted(gone))})"
+        issue = Issue("file_unreadable", f"{message}: the model was told of them in words")
+        if not any(issue in slot.issues for slot in slots(run.records)):  # as before a crash
+            run.issues.append(issue)
+        return ProviderError(f"{message}: it is asked without them", retryable=True, after=0.0, code="file_unreadable")
+
+    async def _is_whole(self, digest: str) -> bool:
+        try:
+            async for _ in self._blobs.pieces(digest):
+                pass
+        except (BlobMissing, StoreDamaged):
+            return False
+        return True
 
     async def _ask(self, run: Run, request: ModelRequest, effect: CallModel) -> ModelResponse:
         """Stream one answer into the feed. The last thing streamed must be the whole response."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 
-from mainstay.model.message import Message, Text
+from msgspec.structs import replace
+
+from mainstay.model.codec import encode
+from mainstay.model.media import Stored
+from mainstay.model.message import Message, Part, Text, ToolResult
 from mainstay.model.plugin import PromptPart
 
 
@@ -23,6 +27,48 @@ def compose(instructions: str, parts: Iterable[PromptPart]) -> str:
 def request_messages(instructions: str, messages: list[Message]) -> list[Message]:
     """What a model is shown: instructions, then the conversation."""
     return [Message("system", (Text(instructions),)), *messages] if instructions else messages
+
+
+def stored_in(messages: Iterable[Message]) -> Iterator[Stored]:
+    """The files of messages whose bytes are in the store."""
+    for message in messages:
+        for part in message.parts:
+            for file in part.files if isinstance(part, ToolResult) else (part,):
+                source = getattr(file, "source", None)
+                if isinstance(source, Stored):
+                    yield source
+
+
+def without_files(messages: Iterable[Message], digests: Container[str]) -> list[Message]:
+    """The messages with words in place of files whose bytes cannot be had."""
+    return [
+        Message(message.role, tuple([_in_words(part, digests) for part in message.parts]))
+        if any(source.digest in digests for source in stored_in([message]))
+        else message
+        for message in messages
+    ]
+
+
+def _in_words(part: Part, digests: Container[str]) -> Part:
+    if isinstance(part, ToolResult):
+        gone = [file for file in part.files if _is_gone(file, digests)]
+        if not gone:
+            return part
+        content = part.content if isinstance(part.content, str) else encode(part.content).decode()
+        kept = tuple([file for file in part.files if file not in gone])
+        return replace(part, content="\n".join([content, *map(unreadable, gone)]), files=kept)
+    return Text(unreadable(part)) if _is_gone(part, digests) else part
+
+
+def _is_gone(part: object, digests: Container[str]) -> bool:
+    source = getattr(part, "source", None)
+    return isinstance(source, Stored) and source.digest in digests
+
+
+def unreadable(file: object) -> str:
+    """What a model is told in place of a file."""
+    name = getattr(file, "name", "") or getattr(file, "media_type", "")
+    return f"[{type(file).__name__} {name!r} is not shown: its bytes are missing or damaged in the store]"
 
 
 def step_limit(limit: int) -> Message:
