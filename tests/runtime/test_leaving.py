@@ -4,11 +4,11 @@ import asyncio
 import threading
 from typing import Any
 
-from mainstay import Agent, ModelResponse, ProcessContext, Runtime, ToolCall, ToolContext, Usage, process, tool
+from mainstay import Agent, ModelResponse, ProcessContext, Retry, Runtime, ToolCall, ToolContext, Usage, process, tool
 from mainstay.errors import RuntimeClosed
 from mainstay.model.event import ToolProgress
 from mainstay.model.outcome import Waiting
-from mainstay.model.tool import Ok, OutcomeUnknown
+from mainstay.model.tool import Failed, Ok, OutcomeUnknown
 from mainstay.testing import ScriptedModel
 from tests.keys import within_store
 from tests.sessions.places import SOON, Place, TellingModel, crash, texts
@@ -140,6 +140,89 @@ async def test_what_ended_while_leaving_is_not_lost(place: Place) -> None:
 
     assert result.tool_calls[0].outcome == Ok("tidied up")
     assert ran == [1]
+
+
+class Tidy:
+    """A tool that ends as it likes when it is told to stop, and returns at once in a later attempt."""
+
+    def __init__(self, end: Any, **options: Any) -> None:
+        self.running = asyncio.Event()
+        self.attempts: list[int] = []
+
+        @tool(name="tidy", **options)
+        async def body(ctx: ToolContext[Any]) -> str:
+            self.attempts.append(ctx.attempt)
+            if len(self.attempts) == 1:
+                self.running.set()
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    return end() if callable(end) else str(end)
+            return "tidied up"
+
+        self.tool = body
+
+    async def cut_off(self, place: Place) -> None:
+        agent = Agent(ScriptedModel([[ToolCall("a", "tidy")]]), tools=[self.tool])
+        async with place.runtime(agent, grace=0) as runtime:
+            await (await runtime.session("chat")).send("go")
+            await self.running.wait()
+
+    async def go_on(self, place: Place) -> Any:
+        async with place.runtime(Agent(ScriptedModel(["done"]), tools=[self.tool])) as runtime:
+            return await (await runtime.session("chat")).result("chat.1")
+
+
+def no_effect() -> str:
+    raise Retry("not yet", after=0)
+
+
+async def test_a_retry_that_is_left_is_made_by_the_next_owner(place: Place) -> None:
+    tidy = Tidy(no_effect, retries=1)
+    await tidy.cut_off(place)
+    result = await tidy.go_on(place)
+
+    assert result.tool_calls[0].outcome == Ok("tidied up")
+    assert (tidy.attempts, result.tool_calls[0].repeated) == ([1, 2], 0)
+
+
+async def test_a_retry_without_retries_left_has_failed_when_the_runtime_is_left(place: Place) -> None:
+    tidy = Tidy(no_effect)
+    await tidy.cut_off(place)
+
+    assert (await tidy.go_on(place)).tool_calls[0].outcome == Failed("retry", "not yet")
+    assert tidy.attempts == [1]
+
+
+async def test_a_deferring_tool_that_returns_by_itself_when_it_is_left_waits_for_nobody(place: Place) -> None:
+    tidy = Tidy("nothing to wait for", deferred=True)
+    await tidy.cut_off(place)
+
+    assert (await tidy.go_on(place)).tool_calls[0].outcome == Ok("nothing to wait for")
+    assert tidy.attempts == [1]
+
+
+async def test_an_attempt_that_was_left_is_no_failure_that_retries_count(place: Place) -> None:
+    work, attempts = asyncio.Event(), list[int]()
+
+    @tool(recovery="rerun", retries=1)
+    async def fetch(ctx: ToolContext[Any]) -> str:
+        attempts.append(ctx.attempt)
+        if len(attempts) == 1:
+            work.set()
+            await asyncio.Event().wait()
+        if len(attempts) == 2:
+            raise Retry("not yet", after=0)
+        return "found"
+
+    async with place.runtime(Agent(ScriptedModel([[ToolCall("a", "fetch")]]), tools=[fetch]), grace=0) as runtime:
+        await (await runtime.session("chat")).send("go")
+        await work.wait()
+    async with place.runtime(Agent(ScriptedModel(["done"]), tools=[fetch])) as runtime:
+        result = await (await runtime.session("chat")).result("chat.1")
+
+    assert result.tool_calls[0].outcome == Ok("found")
+    assert (attempts, result.tool_calls[0].repeated) == ([1, 2, 3], 1)
 
 
 async def test_an_outcome_that_comes_in_the_last_moment_is_recorded(place: Place) -> None:
