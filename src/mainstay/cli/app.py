@@ -7,16 +7,14 @@ from typing import Annotated
 import typer
 
 from mainstay import __version__
-from mainstay.cli.copies import backup, compact, prune, restore
-from mainstay.cli.decide import approve, cancel, pending, reject, settle
+from mainstay.cli.approvals import approve, cancel, pending, reject, settle
 from mainstay.cli.demo import demo
 from mainstay.cli.doctor import doctor
 from mainstay.cli.logs import logs
+from mainstay.cli.maintenance import backup, compact, prune, restore
 from mainstay.cli.operations import call, operations
-from mainstay.cli.processes import processes, signal
-from mainstay.cli.ps import ps
-from mainstay.cli.run import run
-from mainstay.cli.say import send, steer
+from mainstay.cli.processes import processes, ps, signal
+from mainstay.cli.run import run, send, steer
 from mainstay.cli.sessions import delete, fork, sessions
 from mainstay.cli.show import show
 

@@ -9,9 +9,8 @@ import msgspec
 import typer
 
 from mainstay.cli.host import JsonOption, Refused, StoreOption, existing, finish, is_there, perform, store_path
-from mainstay.cli.loading import load_agent, load_functions
 from mainstay.cli.render import brief, complain, console, print_json, print_value, table, text_line
-from mainstay.cli.run import EXIT_CODES, AgentArgument
+from mainstay.cli.run import EXIT_CODES, AgentArgument, load_agent, load_functions
 from mainstay.errors import MissingSession
 from mainstay.model.ids import split
 from mainstay.model.outcome import kind_of

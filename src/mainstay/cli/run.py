@@ -1,12 +1,16 @@
-"""`mainstay run`: one turn of an agent, live on a terminal, one answer in a pipe, one object for a machine."""
+"""`mainstay run`, `send` and `steer`: give an agent, or a session that exists, something to do."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -17,16 +21,19 @@ from mainstay.cli.host import (
     JsonOption,
     Refused,
     StoreOption,
+    deciding,
     find,
     finish,
+    is_helped,
     is_terminal,
     is_there,
     on_signals,
     perform,
+    say_when,
     store_path,
 )
-from mainstay.cli.loading import load_agent, load_functions
-from mainstay.cli.render import complain, print_json, print_value, whole_call
+from mainstay.cli.render import complain, console, print_json, print_value, text_line, whole_call
+from mainstay.cli.sessions import SessionArgument
 from mainstay.model.event import AnyEvent, TurnCommitted, WaitingFor
 from mainstay.model.ids import check_session_id, turn_id
 from mainstay.model.outcome import PendingCall, Queued, Waiting, kind_of
@@ -34,9 +41,66 @@ from mainstay.ports.store import Store
 from mainstay.processes.function.definition import Process
 from mainstay.runtime import Runtime
 from mainstay.sessions.result import TurnResult
-from mainstay.sessions.session import Session
+from mainstay.sessions.session import Receipt, Session
 from mainstay.stores.factory import open_store
 from mainstay.wire import result_json
+
+
+def load_agent(name: str) -> Agent[object]:
+    """The agent behind `module:attribute` or `file.py:attribute`, looked for in the current folder first."""
+    module_name, colon, attribute = name.rpartition(":")
+    if not colon:
+        module_name, attribute = name, ""
+    if not module_name:
+        raise Refused(f"{name!r} does not name an agent: write module:attribute, for example app:agent")
+    module = _import(module_name)
+    if not attribute:
+        raise Refused(f"name the agent in {module_name}: {_choices(module_name, module)}")
+    found: object = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise Refused(f"module {module.__name__!r} has no {attribute!r}; {_choices(module_name, module)}")
+        found = getattr(found, part)
+    if not isinstance(found, Agent):
+        raise Refused(f"{name} is a {type(found).__name__}, not an Agent; {_choices(module_name, module)}")
+    return found
+
+
+def load_functions(name: str) -> list[Process[Any, Any]]:
+    """The durable functions in the module of the agent that `name` names: its tools may start them."""
+    module = _import(name.rpartition(":")[0])
+    return list({id(found): found for found in vars(module).values() if isinstance(found, Process)}.values())
+
+
+def _import(name: str) -> ModuleType:
+    folder = Path.cwd()
+    if name.endswith(".py"):
+        path = Path(name)
+        if not path.exists():
+            raise Refused(f"there is no file {name}")
+        folder, name = path.resolve().parent, path.stem
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise Refused(f"there is no module {name!r} in {folder} or on Python's path") from None
+        raise Refused(f"module {name!r} needs {error.name!r}, which is not installed") from None
+    except Exception as error:  # a user's module ran, and may raise anything
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{frame.filename}, line {frame.lineno}"
+        raise Refused(f"module {name!r} cannot be imported: {type(error).__name__}: {error} ({place})") from error
+
+
+def _choices(name: str, module: ModuleType) -> str:
+    agents = [key for key, value in vars(module).items() if isinstance(value, Agent)]
+    if not agents:
+        return "it defines no Agent"
+    return "it has " + ", ".join(f"{name}:{agent}" for agent in agents)
+
+
+# ---------------------------------------------------------------------- run
 
 EXIT_CODES = {
     "finished": 0,
@@ -270,3 +334,46 @@ def _how_to_answer(call: PendingCall) -> str:
     if call.kind == "recovery":
         return f"nobody knows whether {what} took effect: mainstay settle {call.call_id} done|failed|rerun"
     return f"{what} completes outside ({call.call_id})"
+
+
+# ---------------------------------------------------------------------- send and steer
+
+
+def send(
+    session: SessionArgument,
+    prompt: PromptArgument = None,
+    key: KeyOption = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say something to a session, for whoever runs its agent: a turn after what was said before."""
+    example = f"mainstay send {session} 'your question'"
+    _say(session, store, json, lambda s: s.send(what_is_said(prompt, example), key=key))
+
+
+def steer(
+    session: SessionArgument,
+    prompt: PromptArgument = None,
+    key: KeyOption = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say something to the running turn of a session: it arrives at its next boundary. With none, it opens one."""
+    example = f"mainstay steer {session} 'what to mind'"
+    _say(session, store, json, lambda s: s.steer(what_is_said(prompt, example), key=key))
+
+
+def _say(session: str, store: str | None, json: bool, say: Callable[[Session], Awaitable[Receipt]]) -> None:
+    async def work() -> int:
+        async with deciding(store) as runtime:
+            row = await find(runtime.store, session)
+            receipt = await say(await runtime.session(session))
+            helped = await is_helped(runtime, row.owner)
+        if json:
+            print_json({"session_id": session, "input_id": receipt.turn_id, "known": receipt.known})
+        else:
+            text_line(console(), f"{'known before' if receipt.known else 'accepted'}: {receipt.turn_id}", "green")
+            say_when(f"agent {row.agent!r}", helped)
+        return 0
+
+    perform(work, json)

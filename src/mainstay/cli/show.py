@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-class Told(Struct, frozen=True):
+class ShownTurn(Struct, frozen=True):
     """One turn of the conversation: whose it is (a fork's past belongs to another session), and its records."""
 
     session_id: str
@@ -72,9 +72,9 @@ class Story(Struct, frozen=True):
 
     row: SessionRow
     state: str
-    past: list[Told]
-    open: Told | None
-    queued: list[Told]
+    past: list[ShownTurn]
+    open: ShownTurn | None
+    queued: list[ShownTurn]
     pending: list[PendingCall]
 
 
@@ -112,13 +112,13 @@ async def read_story(store: Store, session_id: str) -> Story:
             raise StoreDamaged(f"session {row.id}", "the session it was forked from is gone")
         lineage.append(source)
     names = {r.sid: r.id for r in lineage}
-    past: list[Told] = []
+    past: list[ShownTurn] = []
     for stretch in stretches(lineage):
         for turn in await load_turns(store, stretch.sid, 1, stretch.last):
             if turn.number == stretch.last and stretch.ordinal is not None:
                 turn = Turn(turn.number, turn.records[: stretch.ordinal + 1])
-            past.append(Told(names[stretch.sid], turn))
-    later = [Told(row.id, t) for t in await load_turns(store, row.sid, row.head + 1, row.next)]
+            past.append(ShownTurn(names[stretch.sid], turn))
+    later = [ShownTurn(row.id, t) for t in await load_turns(store, row.sid, row.head + 1, row.next)]
     waits = [w for w in await store.waits(row.sid) if w.state == "open" and row.cancel is None]
     return Story(
         row,
@@ -130,18 +130,18 @@ async def read_story(store: Store, session_id: str) -> Story:
     )
 
 
-def _view(told_: Told) -> TurnView:
+def _view(shown: ShownTurn) -> TurnView:
     """A turn as it reads, also one that was cut short by a fork or is still open."""
-    records = told_.turn.records
-    if told_.turn.closed is None:
+    records = shown.turn.records
+    if shown.turn.closed is None:
         usage = sum((usage_of(r) for r in records if isinstance(r, Replied)), Usage())
         records = [*records, Closed(Cancelled("reader", "not over yet"), usage)]  # so that every call is listed
-    return turn_view(told_.id, records)
+    return turn_view(shown.id, records)
 
 
-def _ended(told_: Told) -> set[str]:
+def _ended(shown: ShownTurn) -> set[str]:
     """Call ids that have an outcome."""
-    return {f"{told_.id}.{r.call}" for r in told_.turn.records if isinstance(r, Ended)}
+    return {f"{shown.id}.{r.call}" for r in shown.turn.records if isinstance(r, Ended)}
 
 
 # ---------------------------------------------------------------------- for machines
@@ -164,23 +164,23 @@ def _story_json(story: Story) -> dict[str, Any]:
     }
 
 
-def _turn_json(told_: Told) -> dict[str, Any]:
-    view, closed, ended = _view(told_), told_.turn.closed, _ended(told_)
+def _turn_json(shown: ShownTurn) -> dict[str, Any]:
+    view, closed, ended = _view(shown), shown.turn.closed, _ended(shown)
     messages = view.messages if closed is not None else [m for m in view.messages if m.role != "tool"]
     return {
-        "turn_id": told_.id,
+        "turn_id": shown.id,
         "outcome": None if closed is None else outcome_json(view.outcome),
         "usage": usage_json(view.usage),
         "messages": [message_json(m) for m in messages],
         "tool_calls": [call_json(c) for c in view.tool_calls if closed is not None or c.call_id in ended],
-        "model_calls": [model_json(call) for call in model_calls(told_.turn.records)],
+        "model_calls": [model_json(call) for call in model_calls(shown.turn.records)],
     }
 
 
-def _queued_json(told_: Told) -> dict[str, Any]:
-    said = told_.turn.said
+def _queued_json(shown: ShownTurn) -> dict[str, Any]:
+    said = shown.turn.said
     return {
-        "input_id": told_.id,
+        "input_id": shown.id,
         "kind": said.kind if said else None,
         "message": message_json(said.message) if said else None,
     }
@@ -188,12 +188,12 @@ def _queued_json(told_: Told) -> dict[str, Any]:
 
 def _records_json(story: Story) -> list[dict[str, Any]]:
     found = []
-    for told_ in [*story.past, *([story.open] if story.open else []), *story.queued]:
-        for ordinal, record in enumerate(told_.turn.records):
+    for shown in [*story.past, *([story.open] if story.open else []), *story.queued]:
+        for ordinal, record in enumerate(shown.turn.records):
             found.append(
                 {
-                    "node_id": node_id(told_.session_id, told_.turn.number, ordinal),
-                    "forkable": forkable(told_.turn, ordinal) is None,
+                    "node_id": node_id(shown.session_id, shown.turn.number, ordinal),
+                    "forkable": forkable(shown.turn, ordinal) is None,
                     "record": msgspec.to_builtins(record),
                 }
             )
@@ -208,28 +208,28 @@ def _print_story(story: Story) -> None:
     now = int(time.time() * 1000)
     reason = f" ({row.reason})" if row.reason else ""
     text_line(out, f"{row.id} · agent {row.agent} · {story.state}{reason} · changed {ago(row.updated, now)}", "bold")
-    for told_ in story.past:
-        if told_.turn.joined is None:
-            _print_turn(out, told_, shared=told_.session_id != row.id)
+    for shown in story.past:
+        if shown.turn.joined is None:
+            _print_turn(out, shown, shared=shown.session_id != row.id)
     if story.open is not None:
         _print_turn(out, story.open, state=story.state)
     for call in story.pending:
         text_block(out, f"  has waited {span(now - call.since)} for {answer_hint(call)}", "yellow")
-    for told_ in story.queued:
-        said = told_.turn.said
-        text_line(out, f"queued {told_.id}: {brief(said.message.text if said else '', 60)}", "dim")
+    for shown in story.queued:
+        said = shown.turn.said
+        text_line(out, f"queued {shown.id}: {brief(said.message.text if said else '', 60)}", "dim")
 
 
-def _print_turn(out: Console, told_: Told, shared: bool = False, state: str = "") -> None:
-    view, closed = _view(told_), told_.turn.closed
-    heading(out, f"── {told_.id}{' (shared history)' if shared else ''}", "dim")
+def _print_turn(out: Console, shown: ShownTurn, shared: bool = False, state: str = "") -> None:
+    view, closed = _view(shown), shown.turn.closed
+    heading(out, f"── {shown.id}{' (shared history)' if shared else ''}", "dim")
     calls = {c.call_id: c for c in view.tool_calls}
     waiting = iter(calls.values())
-    ended = _ended(told_)
+    ended = _ended(shown)
     for message in view.messages:
         if message.role == "tool":
             continue
-        _print_message(out, message, told_.turn.said)
+        _print_message(out, message, shown.turn.said)
         for _ in message.tool_calls:
             call = next(waiting)
             if closed is None and call.call_id not in ended:
@@ -242,7 +242,7 @@ def _print_turn(out: Console, told_: Told, shared: bool = False, state: str = ""
             what = whole_call(call.tool, call.args) if unknown else call_text(call.tool, call.args, 66)
             text_line(out, f"  {MARKS[kind]} {what}{again}", STYLES[kind])
             text_line(out, f"      {kind}: {brief(outcome_words(call.outcome), 64)}", "dim")
-    for failed in [each for call in model_calls(told_.turn.records) for each in call.attempts if each.code]:
+    for failed in [each for call in model_calls(shown.turn.records) for each in call.attempts if each.code]:
         who = failed.model or "the model"
         text_line(out, f"  ! {who}, attempt {failed.number}: {failed.code}: {brief(failed.message, 60)}", "dim")
     if closed is None:
@@ -293,10 +293,10 @@ def answer_hint(call: PendingCall) -> str:
 
 def _print_records(story: Story) -> None:
     rows = []
-    for told_ in [*story.past, *([story.open] if story.open else []), *story.queued]:
-        for ordinal, record in enumerate(told_.turn.records):
-            name = node_id(told_.session_id, told_.turn.number, ordinal)
-            at = "" if forkable(told_.turn, ordinal) is not None else "yes"
+    for shown in [*story.past, *([story.open] if story.open else []), *story.queued]:
+        for ordinal, record in enumerate(shown.turn.records):
+            name = node_id(shown.session_id, shown.turn.number, ordinal)
+            at = "" if forkable(shown.turn, ordinal) is not None else "yes"
             rows.append([name, type(record).__name__.lower(), at, _record_text(record)])
     table(console(), ["node", "record", "fork", "what"], rows, fold=(0, 3))
 
