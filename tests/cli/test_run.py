@@ -67,6 +67,11 @@ def test_json_is_one_object_with_everything(store: Path) -> None:
     told = json.loads(ended.stdout)
     took = told["tool_calls"][0].pop("duration_ms")
     assert took >= 0
+    calls = told.pop("model_calls")
+    assert [(each["step"], each["stop"], len(each["attempts"])) for each in calls] == [
+        (1, "tool_calls", 1),
+        (2, "end", 1),
+    ]
     assert told == {
         "turn_id": "chat.1",
         "session_id": "chat",

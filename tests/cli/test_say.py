@@ -6,7 +6,7 @@ from pathlib import Path
 from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
 from mainstay.testing import FunctionModel
 from tests.cli.shell import process, say, shell, shell_json
-from tests.sessions.places import SOON, noticed
+from tests.kit import SOON, noticed
 
 
 async def test_what_is_steered_reaches_the_turn_that_runs_elsewhere(store: Path) -> None:

@@ -8,7 +8,6 @@ import contextlib
 from mainstay import Agent, ModelRequest, Session, ToolCall, ToolContext, tool
 from mainstay.builtin import Subagents
 from mainstay.errors import AlreadyAnswered, ProcessEnded, UnknownCall
-from mainstay.model.message import ToolResult
 from mainstay.model.outcome import kind_of
 from mainstay.model.process import Cancelled
 from mainstay.model.write import SessionFilter
@@ -16,10 +15,7 @@ from mainstay.ports.store import Store
 from mainstay.processes.handle import ProcessHandle
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Lab
-
-
-def results(request: ModelRequest) -> list[ToolResult]:
-    return [result for message in request.messages for result in message.tool_results]
+from tests.kit import results
 
 
 def agents(lab: Lab) -> Agent[str]:

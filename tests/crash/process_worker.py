@@ -30,7 +30,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from mainstay.model.process import Registration, Success
 from mainstay.ports.process import EngineRun
 from mainstay.processes.function.definition import Process
 from mainstay.testing.crash import Ledger, LedgerLine
+from tests.kit import print_line, until
 
 SHORT = LeaseTerms(term=3, renewal=0.5)
 """Short for a test that waits for its end, and long enough for a thread that a busy machine holds up."""
@@ -218,17 +219,6 @@ async def entered(outside: Outside, **options: Any) -> AsyncGenerator[Runtime]:
         yield made
 
 
-async def until(check: Callable[[], object]) -> None:
-    """What another process does is seen by looking."""
-    async with asyncio.timeout(PATIENCE):
-        while not check():  # noqa: ASYNC110  # there is no event to wait for
-            await asyncio.sleep(0.003)
-
-
-def say(word: str) -> None:
-    print(word, flush=True)
-
-
 # ---------------------------------------------------------------------- what a child does
 
 
@@ -240,10 +230,10 @@ async def hold(folder: Path) -> None:
         await made.start("bound", id="bound")
         await made.processes.register("external", metadata={"job": 7})
         await until(lambda: len(outside.lines("begun")) == 3)
-        say("ready")
+        print_line("ready")
         for name in ("rerun", "once", "bound"):
             outcome = await made.processes.outcome(name)
-            say(f"{name} {type(outcome).__name__} {getattr(outcome, 'value', None)}")
+            print_line(f"{name} {type(outcome).__name__} {getattr(outcome, 'value', None)}")
 
 
 async def lead(folder: Path) -> None:
@@ -251,7 +241,7 @@ async def lead(folder: Path) -> None:
     async with runtime(outside) as made:
         await made.start(leading, id="parent")
         await until(lambda: len(outside.lines("begun")) == 2)
-        say("ready")
+        print_line("ready")
         await asyncio.Event().wait()
 
 
@@ -264,7 +254,7 @@ async def fill(folder: Path, count: str) -> None:
             *(workers[n // 4 % 4].start(kinds[n % 4], {"n": n}, id=f"p-{n:04}") for n in range(int(count)))
         )
         await until(lambda: len(outside.lines("begun")) >= min(int(count) // 8, 4 * 64))
-        say("ready")
+        print_line("ready")
         await asyncio.Event().wait()
 
 
@@ -279,7 +269,7 @@ class Shared(Outside):
 
 async def sweep(folder: Path) -> None:
     outside = Shared(folder)
-    say("ready")
+    print_line("ready")
     await until(lambda: outside.go)
     async with runtime(outside):
         await until((folder / "stop").exists)
@@ -287,11 +277,11 @@ async def sweep(folder: Path) -> None:
 
 async def storm(folder: Path, who: str, count: str) -> None:
     outside = Outside(folder)
-    say("ready")
+    print_line("ready")
     await until(lambda: outside.go)
     async with runtime(outside) as made:
         handles = await asyncio.gather(*(made.start(quick, {"n": n}, id=f"{who}-{n:03}") for n in range(int(count))))
-        say(str(sum([await handle.result(PATIENCE) for handle in handles])))
+        print_line(str(sum([await handle.result(PATIENCE) for handle in handles])))
         await made.wait_idle(PATIENCE)
 
 
@@ -300,11 +290,11 @@ async def same(folder: Path, count: str) -> None:
 
 
 async def start_same(outside: Outside, what: Any, count: str, **options: Any) -> None:
-    say("ready")
+    print_line("ready")
     await until(lambda: outside.go)
     async with runtime(outside, **options) as made:
         handles = await asyncio.gather(*(made.start(what, {"n": n}, id=f"p-{n:03}") for n in range(int(count))))
-        say(str(sum([await handle.result(PATIENCE) for handle in handles])))
+        print_line(str(sum([await handle.result(PATIENCE) for handle in handles])))
 
 
 async def race(folder: Path, count: str) -> None:
@@ -313,7 +303,7 @@ async def race(folder: Path, count: str) -> None:
 
         async def run(n: int) -> None:
             handle = await made.start(racing, {"n": n}, id=f"p-{n:04}")
-            say(f"{handle.id} {await made.processes.outcome(handle.id, PATIENCE)!r}")
+            print_line(f"{handle.id} {await made.processes.outcome(handle.id, PATIENCE)!r}")
 
         for wave in range(0, int(count), WAVE):
             first = str(wave)
@@ -337,7 +327,7 @@ async def cancel(folder: Path, count: str) -> None:
             asked = await made.processes.cancel(name, "race")
             outcome = await made.processes.outcome(name, PATIENCE)
             again = await made.processes.cancel(name, "again")
-            say(f"{name} {asked} {again} {outcome!r}")
+            print_line(f"{name} {asked} {again} {outcome!r}")
 
         for first in range(0, int(count), WAVE):
             outside.note("ready", str(first))
@@ -346,13 +336,13 @@ async def cancel(folder: Path, count: str) -> None:
 
 async def prune(folder: Path) -> None:
     async with Runtime(folder / "agent.db") as made:
-        say("ready")
+        print_line("ready")
         count = 0
         while not (folder / "stop").exists():
             count += await made.processes.prune(0)
             await asyncio.sleep(0)
         count += await made.processes.prune(0)
-        say(str(count))
+        print_line(str(count))
 
 
 class Skewed(SystemClock):
@@ -387,7 +377,7 @@ async def doze(folder: Path, count: str) -> None:
 
 async def ahead(folder: Path) -> None:
     async with runtime(Outside(folder), clock=Skewed(HOUR)):
-        say("ready")
+        print_line("ready")
         await until((folder / "stop").exists)
 
 
@@ -406,10 +396,10 @@ async def serve(folder: Path) -> None:
         await made.start(working, id="other")
         await made.start(working, id="waiting")  # there is no place left
         await until(lambda: len(outside.lines("begun")) == 5)
-        say("ready")
+        print_line("ready")
         await told.wait()
         (folder / "told").touch()
-    say("left")
+    print_line("left")
 
 
 @process
@@ -433,8 +423,8 @@ async def follow(folder: Path, handle: str) -> None:
     async with Runtime(folder / "agent.db") as made:
         waiting = asyncio.ensure_future(made.handle(json.loads(handle)).result(PATIENCE))
         await asyncio.sleep(0)
-        say("ready")
-        say(await waiting)
+        print_line("ready")
+        print_line(await waiting)
 
 
 async def block(folder: Path) -> None:
@@ -442,7 +432,7 @@ async def block(folder: Path) -> None:
     outside = Outside(folder)
     async with runtime(outside, lease=SHORT) as made:
         handle = await made.start(blocking, id="blocking")
-        say(await handle.result(PATIENCE))
+        print_line(await handle.result(PATIENCE))
 
 
 COMMANDS: dict[str, Any] = {

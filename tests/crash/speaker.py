@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
-from mainstay.testing import FunctionModel
+from mainstay import Agent, Runtime, ToolContext, tool
 from mainstay.testing.crash import Ledger, LedgerLine
+from tests.kit import agent_calling
 
 INPUTS = 25
 
@@ -22,10 +22,7 @@ def agent_for(ledger: Path) -> Agent[str]:
         Ledger(ledger).write(LedgerLine("work", ctx.idempotency_key, os.getpid()))
         return "worked"
 
-    def answer(request: ModelRequest) -> Any:
-        return "done" if request.messages[-1].role == "tool" else [ToolCall("c", "work")]
-
-    return Agent(FunctionModel(answer), name="worker", tools=[work])
+    return agent_calling("work", name="worker", tools=[work])
 
 
 async def speak(name: str, store: str, ledger: Path) -> None:

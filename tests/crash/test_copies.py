@@ -23,7 +23,7 @@ from mainstay import Agent, Runtime
 from mainstay.errors import StoreDamaged
 from mainstay.model.write import Accept
 from mainstay.testing import ScriptedModel
-from tests.sessions.places import texts
+from tests.kit import texts
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow]
 

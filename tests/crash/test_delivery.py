@@ -20,7 +20,7 @@ from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Crash, ForkServer, Lab, Ledger, LedgerLine, Played, StoreKind, plans, play
 from tests.crash.children import Child, folder
 from tests.crash.watcher import told
-from tests.sessions.places import until
+from tests.kit import until
 
 __all__ = ["folder"]
 

@@ -14,8 +14,8 @@ from mainstay import Runtime
 from mainstay.engine.lease import LeaseTerms
 from mainstay.model.process import Abandoned, Cancelled, Failure, Success
 from tests.crash.children import beats, child, count, disk, folder, kinds, rows
-from tests.crash.process_worker import PATIENCE, SHORT, Outside, entered, runtime, until, working
-from tests.sessions.places import crash
+from tests.crash.process_worker import PATIENCE, SHORT, Outside, entered, runtime, working
+from tests.kit import crash, until
 
 __all__ = ["folder"]
 

@@ -19,7 +19,8 @@ from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.recovery import ProcessWatch
 from mainstay.testing import VirtualClock
 from tests.crash.children import Child, child, count, folder, rows
-from tests.crash.process_worker import PATIENCE, Outside, asking, quick, runtime, until, working
+from tests.crash.process_worker import PATIENCE, Outside, asking, quick, runtime, working
+from tests.kit import until
 from tests.soak.races import race
 
 __all__ = ["folder"]

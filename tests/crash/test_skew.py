@@ -28,11 +28,11 @@ from tests.crash.outcomes import Fate
 from tests.crash.process_worker import HOUR, Outside
 from tests.crash.skewed import ahead, behind
 from tests.crash.test_matrix import DEATHS, KILLS, check
+from tests.kit import SOON, Place, crash, overloaded, until
 from tests.processes.functions import World, dying, living, parked, result
 from tests.runtime.test_clock import looking
-from tests.sessions.places import SOON, Place, crash, file, overloaded, until
 
-__all__ = ["file", "folder"]
+__all__ = ["folder"]
 
 MINUTES = 600
 LONG = LeaseTerms(term=30_000, renewal=10_000)

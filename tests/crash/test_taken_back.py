@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ToolCall, ToolContext, ToolError, tool
-from mainstay.testing import FunctionModel
+from mainstay import Agent, ToolContext, ToolError, tool
 from mainstay.testing.crash import Crash, Lab, Report, play
+from tests.kit import agent_calling
 
 
 def clerk(lab: Lab, recovery: Literal["once", "rerun"]) -> Agent[str]:
@@ -20,10 +20,7 @@ def clerk(lab: Lab, recovery: Literal["once", "rerun"]) -> Agent[str]:
         ctx.defer()
         raise ToolError("the printer jams")
 
-    def answer(request: ModelRequest) -> str | list[ToolCall]:
-        return "done" if request.messages[-1].role == "tool" else [ToolCall("a", "order")]
-
-    return Agent(FunctionModel(answer), name="clerk", tools=[order])
+    return agent_calling("order", name="clerk", tools=[order])
 
 
 async def ordered(lab: Lab, recovery: Literal["once", "rerun"]) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ToolCall, ToolContext, tool
+from mainstay import Agent, ToolContext, tool
 from mainstay.ports.store import Store
 from mainstay.processes.function.context import ProcessContext
 from mainstay.processes.function.definition import process
-from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Lab, Report
 from tests.crash.reference import ATTENDED, SESSION, patiently
+from tests.kit import agent_calling
 
 
 @process
@@ -29,10 +29,7 @@ async def wind(ctx: ToolContext[Any]) -> str:
 
 
 def clock() -> Agent[str]:
-    def answer(request: ModelRequest) -> Any:
-        return "It ticks." if request.messages[-1].role == "tool" else [ToolCall("a", "wind")]
-
-    return Agent(FunctionModel(answer), name="clock", tools=[wind], wake_depth=2)
+    return agent_calling("wind", answer="It ticks.", name="clock", tools=[wind], wake_depth=2)
 
 
 async def set_aside(store: Store) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from mainstay import Runtime
 from mainstay.model.event import AnyEvent, Gap, TextDelta
 from mainstay.testing.crash import Ledger, LedgerLine
-from tests.crash.process_worker import say, until
+from tests.kit import print_line, until
 
 
 def told(event: AnyEvent) -> list[str]:
@@ -33,7 +33,7 @@ async def watch(folder: Path) -> None:
         assert runtime._parts is not None
         channel = runtime._parts.feed.channel("s")
         await until(lambda: channel.head is not None)  # it knows what is committed: the next one is news
-        say("ready")
+        print_line("ready")
         await reading
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from mainstay.engine.lease import LeaseTerms
 from mainstay.runtime import Runtime
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Ledger, LedgerLine
+from tests.kit import print_line, until
 
 SHORT = LeaseTerms(term=3, renewal=0.5)
 SESSIONS = 50
@@ -51,24 +51,14 @@ def agent_for(ledger: Path, *, wait: bool = False, silent: bool = False, approva
     return Agent(FunctionModel(answer), name="worker", tools=[work])
 
 
-async def until(check: Callable[[], bool]) -> None:
-    """What another process does is seen by looking."""
-    while not check():  # noqa: ASYNC110  # there is no event to wait for
-        await asyncio.sleep(0.005)
-
-
-def say(word: str) -> None:
-    print(word, flush=True)
-
-
 async def hold(store: str, ledger: Path) -> None:
     async with Runtime(store, agents=[agent_for(ledger, wait=True)], lease=SHORT, grace=0.5) as runtime:
         session = await runtime.session("s")
         receipt = await session.send("go")
         await until(lambda: any(line.name == "begun" for line in Ledger(ledger).lines()))
-        say("ready")
+        print_line("ready")
         result = await receipt.result()
-        say(f"saw {result.text}")
+        print_line(f"saw {result.text}")
 
 
 async def open_many(store: str, ledger: Path) -> None:
@@ -77,7 +67,7 @@ async def open_many(store: str, ledger: Path) -> None:
             session = await runtime.session(f"s-{number:02}")
             await session.send("go")
         await until(lambda: sum(line.name == "model" for line in Ledger(ledger).lines()) == SESSIONS)
-        say("ready")
+        print_line("ready")
         await asyncio.Event().wait()
 
 
@@ -99,12 +89,12 @@ async def both(store: str, ledger: Path) -> None:
         await (await runtime.session("s")).send("go")
         await runtime.start(stepping, id="p")
         await until(lambda: {"model", "step"} <= {line.name for line in Ledger(ledger).lines()})
-        say("ready")
+        print_line("ready")
         await asyncio.Event().wait()
 
 
 async def take(store: str, ledger: Path) -> None:
-    say("ready")
+    print_line("ready")
     await until(lambda: Path(f"{ledger}.go").exists())
     async with Runtime(store, agents=[agent_for(ledger)]) as runtime:
         await runtime.wait_idle(timeout=60)

@@ -12,13 +12,13 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from mainstay import Runtime
 from mainstay.model.process import WakePolicy, WakeTarget
 from mainstay.testing import VirtualClock
 from tests.golden.definitions import LARGE, World, runtime
+from tests.kit import until
 
 STORE = "agent.db"
 
@@ -38,12 +38,6 @@ UNKNOWN = (
     "leading",
 )
 """What the last process has no definition of: answers, signals and wakes for these are on disk and not acted on."""
-
-
-async def until(check: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while not await check():  # noqa: ASYNC110  # there is no event to wait for
-            await asyncio.sleep(0.01)
 
 
 async def rest() -> None:

@@ -19,7 +19,7 @@ from mainstay.model.event import (
 )
 from mainstay.model.message import Reasoning
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
-from tests.sessions.places import SOON, Place, TellingModel, until
+from tests.kit import SOON, Place, TellingModel, until
 
 WORDS = ("one ", "two ", "three ", "four")
 

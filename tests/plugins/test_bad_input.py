@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ToolCall, tool
+from mainstay import Agent, tool
 from mainstay.errors import (
     InvalidArguments,
     InvalidDefinition,
@@ -26,9 +26,9 @@ from mainstay.model.plugin import ReplaceArgs, TriggerEvent
 from mainstay.plugins.hooks import Plugin, SessionContext
 from mainstay.plugins.operations import command, query
 from mainstay.testing import FunctionModel
+from tests.kit import Place, agent_calling
 from tests.plugins.made import having
 from tests.plugins.test_engines import Echo
-from tests.sessions.places import Place
 
 
 @tool
@@ -273,12 +273,9 @@ async def test_snapshot_that_does_not_decode_is_an_issue_that_names_its_plugin_a
     def undecodable(plugin: Any, snapshot: Any) -> None:
         plugin.count = int(snapshot.state or 0)
 
-    def model(request: Any) -> Any:
-        return "done" if request.messages[-1].role == "tool" else [ToolCall("c", "add", {"n": 1})]
-
-    async with place.runtime(Agent(FunctionModel(model), tools=[add], plugins=[counting(nothing)])) as runtime:
+    async with place.runtime(agent_calling("add", {"n": 1}, tools=[add], plugins=[counting(nothing)])) as runtime:
         await (await runtime.session("s")).run("go")
-    async with place.runtime(Agent(FunctionModel(model), tools=[add], plugins=[counting(undecodable)])) as runtime:
+    async with place.runtime(agent_calling("add", {"n": 1}, tools=[add], plugins=[counting(undecodable)])) as runtime:
         result = await (await runtime.session("s")).run("go on")
 
     assert result.outcome == Finished("done")

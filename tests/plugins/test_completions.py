@@ -19,8 +19,8 @@ from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.operations import CommandContext, command
 from mainstay.providers.fallback import Fallback
 from mainstay.testing import FunctionModel, ScriptedModel
+from tests.kit import Place, TellingModel, crash
 from tests.plugins.made import having
-from tests.sessions.places import Place, TellingModel, crash
 
 PICK = ToolSpec("pick", "Pick one.", {"type": "object", "properties": {"n": {"type": "integer"}}})
 

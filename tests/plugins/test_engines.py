@@ -15,9 +15,7 @@ from mainstay.errors import InvalidProcess
 from mainstay.model.process import Abandoned, Evidence, ProcessOutcome, Registration, Success
 from mainstay.ports.process import Engine, EngineRun
 from mainstay.testing import ScriptedModel
-from tests.sessions.places import SOON, Place, crash, file, place, until
-
-__all__ = ["file", "place"]
+from tests.kit import SOON, Place, crash, until
 
 
 class Echo:

@@ -24,8 +24,8 @@ from mainstay.plugins.registry import PluginSet
 from mainstay.processes.function.context import ProcessContext
 from mainstay.processes.function.definition import process
 from mainstay.testing import FunctionModel, ScriptedModel
+from tests.kit import SOON, Place
 from tests.plugins.made import having
-from tests.sessions.places import SOON, Place
 
 SECRET = "ghp_" + "abcdefghijklmnopqrstuvwxyz0123456789"  # was never valid
 HIDDEN = "[redacted:api_key]"

@@ -14,7 +14,7 @@ from mainstay.model.settings import load
 from mainstay.plugins.hooks import Plugin, PromptContext, SessionContext, TurnContext
 from mainstay.plugins.operations import QueryContext, query
 from mainstay.testing import FunctionModel
-from tests.sessions.places import Place, TellingModel, crash
+from tests.kit import Place, TellingModel, crash
 
 
 class Tone(Plugin):

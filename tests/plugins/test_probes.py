@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, ToolCall, tool
+from mainstay import tool
 from mainstay.model.outcome import Finished, PluginAborted
 from mainstay.plugins.hooks import Plugin, SessionConfig, SessionContext
-from mainstay.testing import FunctionModel
-from tests.sessions.places import Place
+from tests.kit import Place, agent_calling
 
 
 class Kept:
@@ -73,17 +72,13 @@ def add(n: int) -> int:
     return n + 1
 
 
-def model(request: ModelRequest) -> Any:
-    return "done" if request.messages[-1].role == "tool" else [ToolCall("c", "add", {"n": 1})]
-
-
 def both(kind: str) -> list[tuple[str, str]]:
     return [(f"plugin_hook.{kind}.busy", "begin"), (f"plugin_hook.{kind}.busy", "end")]
 
 
 async def traced(place: Place, failing: str = "") -> tuple[Kept, Any]:
     kept = Kept()
-    agent = Agent(FunctionModel(model), tools=[add], plugins=[Busy(failing)])
+    agent = agent_calling("add", {"n": 1}, tools=[add], plugins=[Busy(failing)])
     async with place.runtime(agent, trace=kept) as runtime:
         return kept, await (await runtime.session("s")).run("go")
 
@@ -149,7 +144,7 @@ class Settling(Plugin):
 async def test_loading_a_session_and_changing_how_it_runs_are_told_with_the_turn_that_does(
     place: Place, failing: str
 ) -> None:
-    kept, agent = Kept(), Agent(FunctionModel(model), tools=[add], plugins=[Settling("kind", failing)])
+    kept, agent = Kept(), agent_calling("add", {"n": 1}, tools=[add], plugins=[Settling("kind", failing)])
     async with place.runtime(agent, trace=kept) as runtime:
         await (await runtime.session("s")).run("go")
         assert kept.lines == [], "it was neither loaded from disk nor changed"
@@ -162,7 +157,7 @@ async def test_loading_a_session_and_changing_how_it_runs_are_told_with_the_turn
 
 
 async def test_loading_a_session_for_somebody_who_reads_it_is_told_without_a_turn(place: Place) -> None:
-    kept, agent = Kept(), Agent(FunctionModel(model), tools=[add], plugins=[Settling("kind")])
+    kept, agent = Kept(), agent_calling("add", {"n": 1}, tools=[add], plugins=[Settling("kind")])
     async with place.runtime(agent) as runtime:
         await (await runtime.session("s")).run("go")
     async with place.runtime(agent, trace=kept) as runtime:
@@ -176,7 +171,7 @@ async def test_trace_that_breaks_harms_no_turn(place: Place) -> None:
         def write(self, name: str, payload: Mapping[str, Any]) -> None:
             raise OSError("no disk")
 
-    agent = Agent(FunctionModel(model), tools=[add], plugins=[Busy()])
+    agent = agent_calling("add", {"n": 1}, tools=[add], plugins=[Busy()])
     async with place.runtime(agent, trace=Broken()) as runtime:
         result = await (await runtime.session("s")).run("go")
 

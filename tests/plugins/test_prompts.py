@@ -16,8 +16,8 @@ from mainstay.model.tool import Ok
 from mainstay.plugins.hooks import Plugin
 from mainstay.testing import FunctionModel
 from mainstay.turn.prompt import compose
+from tests.kit import Place, texts
 from tests.plugins.made import having
-from tests.sessions.places import Place, texts
 
 # ---------------------------------------------------------------------- pieces
 

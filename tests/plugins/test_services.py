@@ -20,8 +20,8 @@ from mainstay.model.settings import load
 from mainstay.model.tool import Cancelled, Failed, Ok
 from mainstay.plugins.hooks import Plugin, ToolEndContext
 from mainstay.testing import FunctionModel, VirtualClock
+from tests.kit import SOON, Place, TellingModel, crash, overloaded, texts
 from tests.plugins.made import having
-from tests.sessions.places import SOON, Place, TellingModel, crash, overloaded, texts
 
 Do = Callable[[Any], Awaitable[Any]]
 

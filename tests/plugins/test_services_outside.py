@@ -14,8 +14,8 @@ from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.operations import CommandContext, QueryContext, command, query
 from mainstay.plugins.registry import PluginSet
 from mainstay.testing import FunctionModel
+from tests.kit import Place, texts
 from tests.plugins.made import having
-from tests.sessions.places import Place, texts
 
 
 class Desk(Plugin):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
+from mainstay import Agent, ModelRequest, Runtime, tool
 from mainstay.errors import Conflict, UnknownSession, UnknownTurn
 from mainstay.model.event import TextDelta, TurnCommitted, TurnStarted, WaitingFor
 from mainstay.model.outcome import Finished
@@ -17,8 +17,8 @@ from mainstay.model.tool import Cancelled, Ok
 from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.operations import CommandContext, command
 from mainstay.testing import FunctionModel
+from tests.kit import SOON, Place, TellingModel, agent_calling, crash
 from tests.plugins.made import having
-from tests.sessions.places import SOON, Place, TellingModel, crash
 
 Do = Callable[[Any], Awaitable[Any]]
 
@@ -29,17 +29,13 @@ def add(n: int) -> int:
     return n + 1
 
 
-def calling(request: ModelRequest) -> Any:
-    return "done" if request.messages[-1].role == "tool" else [ToolCall("c", "add", {"n": 1})]
-
-
 def boss(do: Do) -> Agent[str]:
     """An agent whose plugin does something before its call, in session `s`."""
 
     async def answer(ctx: Any) -> None:
         await do(ctx)
 
-    return Agent(FunctionModel(calling), name="boss", tools=[add], plugins=[having("before_tool_call", answer)])
+    return agent_calling("add", {"n": 1}, name="boss", tools=[add], plugins=[having("before_tool_call", answer)])
 
 
 def echo(request: ModelRequest) -> str:
@@ -108,7 +104,7 @@ async def test_turn_that_parks_ends_its_events_and_is_told_as_waiting(place: Pla
         seen.extend([type(event) async for event in begun.events])
         seen.append((await ctx.host.await_turn(begun.turn_id)).waiting)
 
-    made = Agent(FunctionModel(calling), name="careful", tools=[careful])
+    made = agent_calling("add", {"n": 1}, name="careful", tools=[careful])
     async with place.runtime(boss(listen), HELPER, made) as runtime, asyncio.timeout(SOON):
         await ask(runtime)
 

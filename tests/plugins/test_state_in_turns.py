@@ -23,7 +23,7 @@ from mainstay.model.tool import Ok
 from mainstay.plugins.hooks import Plugin, SessionContext, SnapshotReader, SnapshotWriter, StreamContext, TurnContext
 from mainstay.plugins.operations import command, query
 from mainstay.testing import FunctionModel
-from tests.sessions.places import SOON, Place, TellingModel, crash
+from tests.kit import SOON, Place, TellingModel, crash
 
 
 class Counter(Plugin):

@@ -35,8 +35,8 @@ from mainstay.plugins.hooks import (
 )
 from mainstay.sessions.result import TurnResult
 from mainstay.testing import FunctionModel, VirtualClock
+from tests.kit import SOON, Place, overloaded, texts
 from tests.plugins.made import having
-from tests.sessions.places import SOON, Place, overloaded, texts
 
 
 @tool

@@ -32,8 +32,8 @@ from mainstay.model.tool import Denied, Failed, Ok
 from mainstay.plugins.hooks import Plugin, SessionContext, ToolCallContext
 from mainstay.testing import FunctionModel
 from mainstay.tracing.jsonl import JsonlSink
+from tests.kit import SOON, Place
 from tests.plugins.made import having
-from tests.sessions.places import SOON, Place
 
 
 class Bench:

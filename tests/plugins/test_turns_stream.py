@@ -17,8 +17,8 @@ from mainstay.model.outcome import Finished, PluginAborted, ProviderFailed
 from mainstay.model.tool import Cancelled, Ok
 from mainstay.plugins.hooks import Plugin, StopStream, StreamContext
 from mainstay.testing import FunctionModel, VirtualClock
+from tests.kit import SOON, Place, TellingModel, overloaded
 from tests.plugins.made import having
-from tests.sessions.places import SOON, Place, TellingModel, overloaded
 
 
 async def watched(place: Place, agent: Agent[Any]) -> tuple[Any, str, list[str]]:

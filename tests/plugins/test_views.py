@@ -40,8 +40,8 @@ from mainstay.plugins import (
 )
 from mainstay.ports.tool import CallContext
 from mainstay.testing import FunctionModel
+from tests.kit import SOON, Place
 from tests.plugins.made import having
-from tests.sessions.places import SOON, Place
 
 
 class Reply(Struct):

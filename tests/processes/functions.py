@@ -17,7 +17,7 @@ from mainstay.model.step import StepRecord
 from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.journal import load_steps
 from mainstay.testing import VirtualClock
-from tests.sessions.places import SOON, Place, crash, until
+from tests.kit import SOON, Place, crash, until
 
 
 @pytest.fixture

@@ -24,9 +24,7 @@ from mainstay.errors import (
 )
 from mainstay.model.process import EventType, WakeTarget
 from mainstay.processes.external import External
-from tests.sessions.places import SOON, Place, place
-
-__all__ = ["place"]
+from tests.kit import SOON, Place
 
 WRONG: Any = 5
 

@@ -11,9 +11,7 @@ import pytest
 
 from mainstay import ProcessContext, Runtime, process
 from mainstay.errors import InvalidInput, UnknownProcess
-from tests.sessions.places import SOON, Place, place
-
-__all__ = ["place"]
+from tests.kit import SOON, Place, untyped
 
 WRONG: Any = 5
 NAN = float("nan")
@@ -27,11 +25,6 @@ class Job(str, enum.Enum):  # noqa: UP042  # users write this, and `format` show
 class Loud(str):
     def __str__(self) -> str:
         return "LOUD"
-
-
-def any_of(value: object) -> Any:
-    """A value that no type checker looks at: users have none."""
-    return value
 
 
 @process
@@ -49,21 +42,21 @@ Ask = Callable[[Runtime], Awaitable[object]]
 
 ASKED: dict[str, Ask] = {
     "what to start": lambda runtime: runtime.start(HUGE),
-    "an id": lambda runtime: runtime.start(quick, id=any_of(HUGE)),
+    "an id": lambda runtime: runtime.start(quick, id=untyped(HUGE)),
     "a label": lambda runtime: runtime.start(quick, label=WRONG),
-    "an id to get": lambda runtime: runtime.processes.get(any_of(["ext"])),
+    "an id to get": lambda runtime: runtime.processes.get(untyped(["ext"])),
     "an id that is no text": lambda runtime: runtime.processes.get("\ud800"),
-    "an id to wait for": lambda runtime: runtime.processes.outcome(any_of({}), 0),
-    "a time": lambda runtime: runtime.processes.outcome("ext", any_of("soon")),
+    "an id to wait for": lambda runtime: runtime.processes.outcome(untyped({}), 0),
+    "a time": lambda runtime: runtime.processes.outcome("ext", untyped("soon")),
     "a time that no timer can count": lambda runtime: runtime.processes.outcome("ext", HUGE),
-    "an id to signal": lambda runtime: runtime.processes.signal(any_of(["ext"]), "go"),
-    "an empty key of another kind": lambda runtime: runtime.processes.signal("ext", "go", key=any_of([])),
-    "an id to cancel": lambda runtime: runtime.processes.cancel(any_of({"ext"})),
-    "the id of events": lambda runtime: first_of(runtime.processes.events(any_of(["ext"]))),
-    "where events begin": lambda runtime: first_of(runtime.processes.events("ext", any_of("1"))),
+    "an id to signal": lambda runtime: runtime.processes.signal(untyped(["ext"]), "go"),
+    "an empty key of another kind": lambda runtime: runtime.processes.signal("ext", "go", key=untyped([])),
+    "an id to cancel": lambda runtime: runtime.processes.cancel(untyped({"ext"})),
+    "the id of events": lambda runtime: first_of(runtime.processes.events(untyped(["ext"]))),
+    "where events begin": lambda runtime: first_of(runtime.processes.events("ext", untyped("1"))),
     "statuses": lambda runtime: runtime.processes.list(WRONG),
-    "a status in a list": lambda runtime: runtime.processes.list([any_of(["running"])]),
-    "how many": lambda runtime: runtime.processes.list(limit=any_of(None)),
+    "a status in a list": lambda runtime: runtime.processes.list([untyped(["running"])]),
+    "how many": lambda runtime: runtime.processes.list(limit=untyped(None)),
     "fewer than none": lambda runtime: runtime.processes.list(limit=-1),
     "more than a store can count": lambda runtime: runtime.processes.list(limit=2**70),
     "a kind": lambda runtime: runtime.processes.list(kind=WRONG),
@@ -72,31 +65,31 @@ ASKED: dict[str, Ask] = {
     "whether they live": lambda runtime: runtime.processes.list(live="yes"),
     "before what": lambda runtime: runtime.processes.list(before="3"),
     "before what is not a number": lambda runtime: runtime.processes.list(before=NAN),
-    "a cursor": lambda runtime: runtime.processes.changes(any_of("0")),
+    "a cursor": lambda runtime: runtime.processes.changes(untyped("0")),
     "a cursor below none": lambda runtime: runtime.processes.changes(-1),
-    "how many changes": lambda runtime: runtime.processes.changes(0, any_of(None)),
-    "an id to register": lambda runtime: runtime.processes.register(any_of(object())),
+    "how many changes": lambda runtime: runtime.processes.changes(0, untyped(None)),
+    "an id to register": lambda runtime: runtime.processes.register(untyped(object())),
     "letters for signals": lambda runtime: runtime.processes.register("r", signals="stop"),
     "signals": lambda runtime: runtime.processes.register("r", signals=WRONG),
-    "a signal": lambda runtime: runtime.processes.register("r", signals=[any_of(1)]),
+    "a signal": lambda runtime: runtime.processes.register("r", signals=[untyped(1)]),
     "letters for grants": lambda runtime: runtime.processes.register("r", grants="s"),
-    "a grant": lambda runtime: runtime.processes.register("r", grants=[any_of(None)]),
+    "a grant": lambda runtime: runtime.processes.register("r", grants=[untyped(None)]),
     "events": lambda runtime: runtime.processes.register("r", events=WRONG),
     "an authority": lambda runtime: runtime.processes.complete("ext", 1, authority=WRONG),
-    "an empty authority of another kind": lambda runtime: runtime.processes.complete("ext", 1, authority=any_of("")),
+    "an empty authority of another kind": lambda runtime: runtime.processes.complete("ext", 1, authority=untyped("")),
     "a session to grant to": lambda runtime: runtime.processes.grant(WRONG, "ext"),
-    "no session to grant to": lambda runtime: runtime.processes.grant(any_of(None), "ext"),
-    "a session to revoke from": lambda runtime: runtime.processes.revoke(any_of(["s"]), "ext"),
-    "a session to transfer from": lambda runtime: runtime.processes.transfer(any_of(["s"]), "t", "ext"),
-    "wakes of a session": lambda runtime: runtime.processes.wakes(session_id=any_of(["s"])),
-    "wakes in a state": lambda runtime: runtime.processes.wakes(any_of(HUGE)),
-    "a wake to discard": lambda runtime: runtime.processes.discard(any_of("1"), reason="old"),
-    "a wake to bring back": lambda runtime: runtime.processes.redrive(any_of([1])),
+    "no session to grant to": lambda runtime: runtime.processes.grant(untyped(None), "ext"),
+    "a session to revoke from": lambda runtime: runtime.processes.revoke(untyped(["s"]), "ext"),
+    "a session to transfer from": lambda runtime: runtime.processes.transfer(untyped(["s"]), "t", "ext"),
+    "wakes of a session": lambda runtime: runtime.processes.wakes(session_id=untyped(["s"])),
+    "wakes in a state": lambda runtime: runtime.processes.wakes(untyped(HUGE)),
+    "a wake to discard": lambda runtime: runtime.processes.discard(untyped("1"), reason="old"),
+    "a wake to bring back": lambda runtime: runtime.processes.redrive(untyped([1])),
     "an age without end": lambda runtime: runtime.processes.prune(float("inf")),
     "statuses to prune": lambda runtime: runtime.processes.prune(0, status=WRONG),
     "a living status to prune": lambda runtime: runtime.processes.prune(0, status=["running"]),
-    "a status to prune in a list": lambda runtime: runtime.processes.prune(0, status=[any_of(["completed"])]),
-    "a watermark": lambda runtime: runtime.processes.prune(0, watermark=any_of("3")),
+    "a status to prune in a list": lambda runtime: runtime.processes.prune(0, status=[untyped(["completed"])]),
+    "a watermark": lambda runtime: runtime.processes.prune(0, watermark=untyped("3")),
 }
 
 

@@ -10,8 +10,8 @@ import pytest
 from mainstay import ProcessContext, Runtime, process
 from mainstay.errors import InvalidDefinition, InvalidInput, InvalidProcess
 from mainstay.model.process import EventType
+from tests.kit import Place
 from tests.processes.functions import living, memory, result
-from tests.sessions.places import Place
 
 __all__ = ["memory"]
 

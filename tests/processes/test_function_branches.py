@@ -11,10 +11,10 @@ from mainstay import ProcessContext, process
 from mainstay.errors import ForeignTask, OutcomeUnknown, ProcessFailed, TimedOut
 from mainstay.model.step import Done
 from mainstay.testing import VirtualClock
+from tests.kit import Place, until, until_waits_for
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result
-from tests.sessions.places import Place, file, place, until
 
-__all__ = ["file", "memory", "place"]
+__all__ = ["memory"]
 
 Ctx = ProcessContext[World]
 
@@ -114,13 +114,6 @@ async def test_the_chosen_branch_stays_chosen_on_replay(place: Place) -> None:
         await runtime.handle("p").signal("go")
 
         assert await result(runtime.handle("p")) == [1, "B"]
-
-
-async def until_waits_for(handle: Any, name: str) -> None:
-    async def there() -> bool:
-        return [wait.name for wait in (await handle.record()).record.waits] == [name]
-
-    await until(there)
 
 
 async def test_any_passes_over_errors_and_raises_the_first_when_there_is_nothing_else(place: Place) -> None:

@@ -16,19 +16,12 @@ from mainstay.model.process_write import Stop
 from mainstay.model.session import CancelRequest
 from mainstay.model.step import Done
 from mainstay.stores.memory import MemoryRows, MemoryStore
+from tests.kit import SOON, Place, until, until_waits_for
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result, stuck
-from tests.sessions.places import SOON, Place, file, place, until
 
-__all__ = ["file", "memory", "place"]
+__all__ = ["memory"]
 
 Ctx = ProcessContext[World]
-
-
-async def until_waits_for(handle: Any, *names: str) -> None:
-    async def there() -> bool:
-        return sorted(wait.name for wait in (await handle.record()).record.waits) == sorted(names)
-
-    await until(there)
 
 
 def cancel_own_task() -> None:

@@ -13,10 +13,8 @@ import pytest
 
 from mainstay import ProcessContext, process
 from mainstay.processes.function.step import copied
+from tests.kit import Place
 from tests.processes.functions import World, living, parked, result
-from tests.sessions.places import Place, file, place
-
-__all__ = ["file", "place"]
 
 Ctx = ProcessContext[World]
 

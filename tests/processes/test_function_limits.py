@@ -15,10 +15,10 @@ from mainstay import Process, ProcessContext, process
 from mainstay.errors import ForeignTask, StepFailed
 from mainstay.model.process import Failure
 from mainstay.model.step import Done
+from tests.kit import SOON, Place
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result, stuck
-from tests.sessions.places import SOON, Place, file, place
 
-__all__ = ["file", "memory", "place"]
+__all__ = ["memory"]
 
 Ctx = ProcessContext[World]
 

@@ -13,10 +13,10 @@ from mainstay.model.codec import encode
 from mainstay.model.step import Begun, Done, Segment
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import VirtualClock
+from tests.kit import Place, until, until_waits_for
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result, stuck
-from tests.sessions.places import Place, file, place, until
 
-__all__ = ["file", "memory", "place"]
+__all__ = ["memory"]
 
 Ctx = ProcessContext["Stage"]
 
@@ -43,13 +43,6 @@ class Stage(World):
             await self.has_begun(name)
             self.gate(name).set()
             await until(lambda name=name: name in self.done)  # type: ignore[misc]
-
-
-async def until_waits_for(handle: Any, name: str) -> None:
-    async def there() -> bool:
-        return [wait.name for wait in (await handle.record()).record.waits] == [name]
-
-    await until(there)
 
 
 # ---------------------------------------------------------------------- what branches share

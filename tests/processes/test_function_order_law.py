@@ -22,8 +22,8 @@ from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import VirtualClock
 from mainstay.testing.clock import EPOCH_MS
 from tests.fuzzing import cases
+from tests.kit import SOON, crash
 from tests.processes.functions import journal_of
-from tests.sessions.places import SOON, crash
 
 EXAMPLES = cases(25, 1_000)
 

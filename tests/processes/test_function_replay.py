@@ -15,10 +15,10 @@ from mainstay.model.process_write import Advance, Take
 from mainstay.model.write import Write
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import VirtualClock
+from tests.kit import SOON, Place, until
 from tests.processes.functions import World, dying, living, memory, parked, result, stuck
-from tests.sessions.places import SOON, Place, file, place, until
 
-__all__ = ["file", "memory", "place"]
+__all__ = ["memory"]
 
 Ctx = ProcessContext[World]
 

@@ -21,19 +21,12 @@ from mainstay.errors import (
 from mainstay.model.process import Cancelled, Cause, Failure, ParentEnd
 from mainstay.model.step import Done, Segment
 from mainstay.testing import VirtualClock
+from tests.kit import SOON, Place, until, until_waits_for
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result
-from tests.sessions.places import SOON, Place, file, place, until
 
-__all__ = ["file", "memory", "place"]
+__all__ = ["memory"]
 
 Ctx = ProcessContext[World]
-
-
-async def until_waits_for(handle: Any, name: str) -> None:
-    async def there() -> bool:
-        return [wait.name for wait in (await handle.record()).record.waits] == [name]
-
-    await until(there)
 
 
 async def until_parked_in(handle: Any, segment: int) -> None:

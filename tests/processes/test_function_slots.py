@@ -14,10 +14,10 @@ from mainstay.model.process import Cancelled
 from mainstay.processes.function.waits import PARK_DELAY
 from mainstay.testing import FunctionModel
 from mainstay.tools.attempt import needs_of
+from tests.kit import SOON, Place, until
 from tests.processes.functions import dying, journal_of, living, memory, result
-from tests.sessions.places import SOON, Place, file, place, until
 
-__all__ = ["file", "memory", "place"]
+__all__ = ["memory"]
 
 
 class Press:

@@ -16,10 +16,10 @@ from mainstay.model.process import Failure
 from mainstay.model.step import Begun, Done, StepFaltered
 from mainstay.testing import VirtualClock
 from tests.keys import within_store
+from tests.kit import SOON, Place, until
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result
-from tests.sessions.places import SOON, Place, file, place, until
 
-__all__ = ["file", "memory", "place"]
+__all__ = ["memory"]
 
 Ctx = ProcessContext[World]
 

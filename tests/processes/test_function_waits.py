@@ -14,10 +14,10 @@ from mainstay.errors import InvalidInput, ProcessFailed, TimedOut
 from mainstay.model.process_write import Tell
 from mainstay.model.step import Done
 from mainstay.testing import VirtualClock
+from tests.kit import Place, until
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result
-from tests.sessions.places import Place, file, place, until
 
-__all__ = ["file", "memory", "place"]
+__all__ = ["memory"]
 
 Ctx = ProcessContext[World]
 

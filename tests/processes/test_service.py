@@ -27,9 +27,7 @@ from mainstay.errors import (
 )
 from mainstay.model.process import Abandoned, EventType, Evidence, NoLongerRetained, Registration, Success, WakeTarget
 from mainstay.model.process_write import ReconciledAbandon, Register, WorkflowKey
-from tests.sessions.places import SOON, Place, file, place, until
-
-__all__ = ["file", "place"]
+from tests.kit import SOON, Place, until
 
 
 async def double(n: int) -> int:

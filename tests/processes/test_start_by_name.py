@@ -9,9 +9,7 @@ import pytest
 from mainstay import Agent, ProcessContext, process
 from mainstay.errors import InvalidProcess
 from mainstay.testing import ScriptedModel
-from tests.sessions.places import SOON, Place, file, place, until
-
-__all__ = ["file", "place"]
+from tests.kit import SOON, Place, until
 
 Ctx = ProcessContext[Any]
 

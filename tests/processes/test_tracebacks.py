@@ -14,11 +14,9 @@ from mainstay.model.step import Done, StepFaltered
 from mainstay.model.task import TaskSpec
 from mainstay.processes.journal import load_steps
 from mainstay.processes.tracebacks import MAX_TRACEBACK, log_raised, traceback_text
-from tests.sessions.places import SOON, Place, file, place, until
+from tests.kit import SOON, Place, until
 from tests.sessions.test_tasks import host
 from tests.sessions.test_wakes import Ear
-
-__all__ = ["file", "place"]
 
 Ctx = ProcessContext[Any]
 

@@ -17,11 +17,9 @@ from mainstay.model.process import Success
 from mainstay.model.step import Done
 from mainstay.ports.process import EngineRun
 from mainstay.testing import VirtualClock
+from tests.kit import SOON, Place, crash, until
 from tests.plugins.test_engines import Echo
 from tests.processes.functions import journal_of
-from tests.sessions.places import SOON, Place, crash, file, place, until
-
-__all__ = ["file", "place"]
 
 
 class Hall:

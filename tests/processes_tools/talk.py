@@ -10,7 +10,7 @@ from mainstay import Agent, ModelRequest, Runtime, ToolCall
 from mainstay.model.process import ProcessRow
 from mainstay.model.tool import ToolOutcome, ToolRecord
 from mainstay.testing import FunctionModel
-from tests.sessions.places import SOON
+from tests.kit import SOON
 
 Answer: TypeAlias = "str | list[ToolCall] | Callable[[list[Any]], str | list[ToolCall]]"
 

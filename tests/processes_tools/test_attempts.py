@@ -13,8 +13,8 @@ from mainstay.model.process import Abandoned, Cancelled, Failure, Success
 from mainstay.testing.clock import VirtualClock
 from mainstay.tools.define import Tool
 from tests.keys import within_store
+from tests.kit import SOON, Place, until, wait_for_thread
 from tests.processes_tools.talk import Talk, agent_of, call, ended, event_types, row_of, said
-from tests.sessions.places import SOON, Place, until, wait_for_thread
 
 FIRST = "chat.1.1.0"
 

@@ -17,8 +17,8 @@ from mainstay.plugins.hooks import SessionContext, ToolCallContext, ToolEndConte
 from mainstay.ports.tool import CallContext
 from mainstay.tools.define import Tool
 from tests.keys import within_store
+from tests.kit import SOON, Place, until
 from tests.processes_tools.talk import Talk, agent_of, call, ended, handle, ids, outcomes, row_of, said
-from tests.sessions.places import SOON, Place, until
 
 
 @tool(background=True)

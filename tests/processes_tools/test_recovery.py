@@ -13,9 +13,9 @@ from mainstay.model.process_write import LetGo, ProcessScope
 from mainstay.model.tool import Recovery
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Crash, Lab, play
+from tests.kit import SOON, Place, crash, until
 from tests.processes_tools.crashing import ATTENDED, SESSION
 from tests.processes_tools.talk import Talk, agent_of, call, row_of, said
-from tests.sessions.places import SOON, Place, crash, until
 
 FIRST = "chat.1.1.0"
 

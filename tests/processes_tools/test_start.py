@@ -14,8 +14,8 @@ from mainstay.model.process_write import WorkflowKey
 from mainstay.model.tool import Failed, Ok
 from mainstay.processes.external import External
 from tests.keys import within_store
+from tests.kit import SOON, Place, until
 from tests.processes_tools.talk import Talk, agent_of, call, ended, event_types, handle, ids, outcomes, row_of, said
-from tests.sessions.places import SOON, Place, until
 
 
 @tool

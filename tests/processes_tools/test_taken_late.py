@@ -10,9 +10,9 @@ from mainstay.model.process_write import Take
 from mainstay.model.write import Write
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing.clock import VirtualClock
+from tests.kit import SOON, until
 from tests.processes_tools.talk import Talk, agent_of, call, row_of, said
 from tests.processes_tools.test_attempts import FIRST, flaky
-from tests.sessions.places import SOON, until
 
 R = TypeVar("R")
 

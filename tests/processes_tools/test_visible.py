@@ -19,8 +19,8 @@ from mainstay.processes.policy import CancelAsk
 from mainstay.processes.visible import Asker, Visible, as_call
 from mainstay.testing.clock import VirtualClock
 from mainstay.tools.define import Tool
+from tests.kit import SOON, Place, until
 from tests.processes_tools.talk import Talk, agent_of, call, event_types, handle, outcomes, row_of, said
-from tests.sessions.places import SOON, Place, until
 
 
 @tool(background=True)

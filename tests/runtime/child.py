@@ -9,26 +9,22 @@ import os
 import resource
 import sys
 import threading
-from typing import Any
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
+from mainstay import Agent, ModelRequest, Runtime, tool
 from mainstay.errors import MainstayError
 from mainstay.model.write import Accept
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.testing import FunctionModel
-
-
-def say(text: object) -> None:
-    os.write(1, f"{text}\n".encode())
+from tests.kit import agent_calling, print_line
 
 
 def open_here(path: str) -> None:
     try:
         asyncio.run(SqliteStore(path).open())
     except MainstayError as error:
-        say(type(error).__name__)
+        print_line(type(error).__name__)
     else:
-        say("opened")
+        print_line("opened")
 
 
 async def opens_after_fork(path: str) -> None:
@@ -45,7 +41,7 @@ async def opens_after_fork(path: str) -> None:
         await asyncio.to_thread(os.waitpid, child, 0)
         await session.run("two")
     async with Runtime(path) as runtime:
-        say([m.text for m in await (await runtime.session("s")).history() if m.role == "user"])
+        print_line([m.text for m in await (await runtime.session("s")).history() if m.role == "user"])
 
 
 def opens_another_after_fork(path: str) -> None:
@@ -53,7 +49,7 @@ def opens_another_after_fork(path: str) -> None:
 
     async def work(where: str) -> None:
         async with Runtime(where, agents=[Agent("scripted")]) as runtime:
-            say((await (await runtime.session("s")).run("hello")).turn_id)
+            print_line((await (await runtime.session("s")).run("hello")).turn_id)
 
     asyncio.run(work(path))
     child = os.fork()
@@ -84,7 +80,7 @@ def ends_after_fork(path: str) -> None:
         file.apply(Accept("s", "clerk", bytes(200), f"later-{number}", 1))
     file.commit()
     row = loop.run_until_complete(store.session("s"))
-    say(None if row is None else row.next)
+    print_line(None if row is None else row.next)
     loop.run_until_complete(store.close())
     loop.close()
 
@@ -97,10 +93,7 @@ async def without_descriptors(path: str) -> None:
     async def report() -> str:
         return f"{next(lines)}\n" * 20_000
 
-    def answer(request: ModelRequest) -> Any:
-        return "done" if request.messages[-1].role == "tool" else [ToolCall("a", "report")]
-
-    async with Runtime(path, agents=[Agent(FunctionModel(answer), tools=[report])]) as runtime:
+    async with Runtime(path, agents=[agent_calling("report", tools=[report])]) as runtime:
         session = await runtime.session("s")
         await session.run("warm up")
         limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -114,16 +107,16 @@ async def without_descriptors(path: str) -> None:
         try:
             await session.run("go", key="go")
         except MainstayError as error:
-            say(type(error).__name__)
+            print_line(type(error).__name__)
         try:
             await Runtime(path).__aenter__()
         except MainstayError as error:
-            say(type(error).__name__)
+            print_line(type(error).__name__)
         for descriptor in taken:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
         result = await session.run("go", key="go")
-        say(f"{result.text} {result.tool_calls[0].attempts}")
+        print_line(f"{result.text} {result.tool_calls[0].attempts}")
 
 
 async def as_nobody(path: str) -> None:
@@ -153,10 +146,10 @@ async def loses_its_file(path: str) -> None:
         try:
             await session.run("go", key="go")
         except Exception as error:
-            say(type(error).__name__)
+            print_line(type(error).__name__)
         os.chmod(path, 0o600)
-        say((await session.run("go", key="go")).text)
-        say(await session.resume())
+        print_line((await session.run("go", key="go")).text)
+        print_line(await session.resume())
 
 
 async def loses_its_blobs(path: str) -> None:
@@ -169,11 +162,11 @@ async def loses_its_blobs(path: str) -> None:
     accept = Accept("s", "clerk", b"said", "op", 1, blobs=(digest,))
     for attempt in (store.write(accept), store.blobs.get(digest), store.sweep(0)):
         try:
-            say(type(await attempt).__name__)
+            print_line(type(await attempt).__name__)
         except Exception as error:
-            say(type(error).__name__)
+            print_line(type(error).__name__)
     os.chmod(f"{path}-blobs", 0o700)
-    say((await store.write(accept)).turn)
+    print_line((await store.write(accept)).turn)
     await store.close()
 
 
@@ -184,10 +177,10 @@ async def leaves_without_its_folder(path: str) -> None:
         async with Runtime(path, agents=[Agent(FunctionModel(echo))]) as runtime:
             await (await runtime.session("s")).run("one")
             os.chmod(os.path.dirname(path), 0)
-        say(len(await other._worker.gone()))
+        print_line(len(await other._worker.gone()))
         os.chmod(os.path.dirname(path), 0o700)
-        say((await (await other.session("s")).run("two")).text)
-    say("left")
+        print_line((await (await other.session("s")).run("two")).text)
+    print_line("left")
 
 
 def short_of_memory(path: str) -> None:
@@ -201,16 +194,16 @@ def short_of_memory(path: str) -> None:
         async with Runtime(path, agents=[Agent(FunctionModel(echo))], grace=1) as runtime:
             for number in range(6):
                 try:
-                    say((await (await runtime.session(f"s{number}")).run("go")).text)
+                    print_line((await (await runtime.session(f"s{number}")).run("go")).text)
                 except MainstayError as error:
-                    say(type(error).__name__)
+                    print_line(type(error).__name__)
 
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(work())
     except MainstayError as error:
-        say(type(error).__name__)
-    say("left")
+        print_line(type(error).__name__)
+    print_line("left")
     os._exit(0)
 
 

@@ -16,7 +16,7 @@ from mainstay.errors import InvalidDefinition
 from mainstay.model.outcome import BudgetSpent
 from mainstay.model.tool import OutputBudget
 from mainstay.testing import FunctionModel, ScriptedModel
-from tests.sessions.places import SOON, Place, TellingModel
+from tests.kit import SOON, Place, TellingModel, untyped
 
 WRONG: Any = 5
 NAN = float("nan")
@@ -34,11 +34,6 @@ class Hidden:
         raise ValueError("do not look")
 
 
-def any_of(value: object) -> Any:
-    """A value that no type checker looks at: users have none."""
-    return value
-
-
 def made(**options: Any) -> Callable[[], object]:
     return lambda: Runtime("memory", **options)
 
@@ -53,7 +48,7 @@ def given_to_tool(**options: Any) -> Callable[[], object]:
 
 PUT_TOGETHER: dict[str, Callable[[], object]] = {
     "a number as a store": lambda: Runtime(WRONG),
-    "nothing as a store": lambda: Runtime(any_of(None)),
+    "nothing as a store": lambda: Runtime(untyped(None)),
     "no path": lambda: Runtime(""),
     "a path with NUL": lambda: Runtime("a\0b.db"),
     "a path that is no text": lambda: Runtime("a\ud800.db"),
@@ -75,8 +70,8 @@ PUT_TOGETHER: dict[str, Callable[[], object]] = {
     "randomness": made(random=WRONG),
     "a sink of traces": made(trace="trace.jsonl"),
     "a policy": made(cancel_policy="never"),
-    "a term in words": lambda: LeaseTerms(any_of("30"), 10),
-    "a renewal of nothing": lambda: LeaseTerms(30, any_of(None)),
+    "a term in words": lambda: LeaseTerms(untyped("30"), 10),
+    "a renewal of nothing": lambda: LeaseTerms(30, untyped(None)),
     "a term for ever": lambda: LeaseTerms(HUGE, 10),
     "a model": agent(model=None),
     "a model without a stream": agent(model=WRONG),
@@ -94,12 +89,12 @@ PUT_TOGETHER: dict[str, Callable[[], object]] = {
     "a budget of tools' output": agent(output_budget=Hidden()),
     "an output": agent(output=Hidden()),
     "steps below none": lambda: Budget(steps=-1),
-    "steps in words": lambda: Budget(steps=any_of("3")),
+    "steps in words": lambda: Budget(steps=untyped("3")),
     "money that is not a number": lambda: Budget(money=NAN),
     "seconds without end": lambda: Budget(seconds=float("inf")),
     "seconds that no float can hold": lambda: Budget(seconds=HUGE),
-    "bytes in words": lambda: OutputBudget(bytes=any_of(Hidden())),
-    "whether a subagent works in the background": lambda: Agent("scripted").as_tool(background=any_of("yes")),
+    "bytes in words": lambda: OutputBudget(bytes=untyped(Hidden())),
+    "whether a subagent works in the background": lambda: Agent("scripted").as_tool(background=untyped("yes")),
     "a function model of no function": lambda: FunctionModel(WRONG),
     "a function model's name": lambda: FunctionModel(lambda _: "x", name=WRONG),
     "a script": lambda: ScriptedModel(WRONG),

@@ -15,7 +15,7 @@ from mainstay.ports.host import Clock
 from mainstay.processes.recovery import ProcessWatch
 from mainstay.sessions.watch import Watch
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
-from tests.sessions.places import SOON, Place, TellingModel, overloaded
+from tests.kit import SOON, Place, TellingModel, overloaded
 
 HOUR = 3600
 

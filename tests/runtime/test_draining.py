@@ -10,7 +10,7 @@ from mainstay.errors import RuntimeClosed
 from mainstay.model.tool import Ok
 from mainstay.sessions.services.host import SessionHost
 from mainstay.testing import ScriptedModel, VirtualClock
-from tests.sessions.places import SOON, Place, until
+from tests.kit import SOON, Place, until
 
 
 class Held:

@@ -14,7 +14,7 @@ from mainstay.model.message import Reasoning, Text, ToolResult
 from mainstay.model.outcome import Finished, ProviderFailed
 from mainstay.model.tool import Failed, Ok
 from mainstay.testing import ScriptedModel
-from tests.sessions.places import SOON, Place
+from tests.kit import SOON, Place, untyped
 
 
 class Fatal(BaseException):
@@ -143,11 +143,6 @@ ODD: Any = Unlooked()
 NONE: Any = None
 
 
-def any_of(value: object) -> Any:
-    """A value that no type checker would let pass."""
-    return value
-
-
 def fail() -> Any:
     raise Fatal("this test is over")
 
@@ -159,12 +154,12 @@ ANSWERS: dict[str, Callable[[], Any]] = {
     "a model that cannot be shown": lambda: ModelResponse("x", model=ODD),
     "a cost that says yes": lambda: ModelResponse("x", usage=Usage(cost=True)),
     "a cost that no float can hold": lambda: ModelResponse("x", usage=Usage(cost=10**5000)),
-    "usage of nothing": lambda: ModelResponse("x", usage=Usage(input=any_of("many"))),
+    "usage of nothing": lambda: ModelResponse("x", usage=Usage(input=untyped("many"))),
     "no calls at all": lambda: ModelResponse("x", NONE),
     "a call without a name": lambda: ModelResponse("", [ToolCall("a", NONE)]),
-    "reasoning of bytes": lambda: ModelResponse("x", reasoning=[Reasoning(any_of(b"x"))]),
+    "reasoning of bytes": lambda: ModelResponse("x", reasoning=[Reasoning(untyped(b"x"))]),
     "a tool result": lambda: ModelResponse(parts=[Text("x"), ToolResult("a", "b", "c")]),
-    "a tool result of no kind": lambda: ModelResponse(parts=[ToolResult("a", "b", "c", any_of("odd"))]),
+    "a tool result of no kind": lambda: ModelResponse(parts=[ToolResult("a", "b", "c", untyped("odd"))]),
     "forty megabytes of what is no JSON": lambda: ModelResponse("", [ToolCall("a", "b", {}, "x" * 40_000_000)]),
 }
 

@@ -11,7 +11,7 @@ from mainstay.model.outcome import Waiting
 from mainstay.model.tool import Failed, Ok, OutcomeUnknown
 from mainstay.testing import ScriptedModel
 from tests.keys import within_store
-from tests.sessions.places import SOON, Place, TellingModel, crash, texts
+from tests.kit import SOON, Place, TellingModel, crash, texts
 
 
 class Work:

@@ -16,7 +16,7 @@ from mainstay.errors import InvalidDefinition, MainstayError, RuntimeClosed, Sto
 from mainstay.model.tool import Ok
 from mainstay.sessions.definition import Definition
 from mainstay.testing import FunctionModel, ScriptedModel
-from tests.sessions.places import SOON, Place, TellingModel, noticed, texts, until
+from tests.kit import SOON, Place, TellingModel, noticed, texts, until
 
 
 def echo(name: str = "assistant") -> Agent[str]:

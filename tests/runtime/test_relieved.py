@@ -22,7 +22,7 @@ from mainstay.model.write import Accept, Append, Claim, Scope, Write
 from mainstay.runtime import Runtime
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import ScriptedModel, VirtualClock
-from tests.sessions.places import SOON, TellingModel, until
+from tests.kit import SOON, TellingModel, until
 
 R = TypeVar("R")
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
+from mainstay import Agent, Runtime, tool
 from mainstay.engine.lease import LeaseTerms
 from mainstay.errors import StoreUnavailable
 from mainstay.stores.memory import MemoryStore
 from mainstay.stores.sqlite.lockfile import LockFile
-from mainstay.testing import FunctionModel, ScriptedModel
-from tests.sessions.places import SOON, Place, TellingModel, texts, until
+from mainstay.testing import ScriptedModel
+from tests.kit import SOON, Place, TellingModel, agent_calling, texts, until
 
 
 def ours() -> list[str]:
@@ -176,10 +176,7 @@ def reporter() -> Agent[str]:
     async def report() -> str:
         return BIG
 
-    def answer(request: ModelRequest) -> Any:
-        return "done" if request.messages[-1].role == "tool" else [ToolCall("a", "report")]
-
-    return Agent(FunctionModel(answer), tools=[report])
+    return agent_calling("report", tools=[report])
 
 
 async def test_a_host_may_change_its_folder(tmp_path: Path) -> None:

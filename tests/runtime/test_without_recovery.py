@@ -13,7 +13,7 @@ from mainstay.model.session import InboxRow
 from mainstay.model.tool import Ok
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import ScriptedModel, VirtualClock
-from tests.sessions.places import SOON, Place, until
+from tests.kit import SOON, Place, until
 
 
 @tool(approval="ask")

@@ -9,7 +9,7 @@ from mainstay import Agent, Message, ModelRequest, Runtime, TurnResult
 from mainstay.errors import InvalidInput, InvalidSessionId, KeyConflict, TooLarge
 from mainstay.model.message import Text
 from mainstay.testing import FunctionModel, ScriptedModel
-from tests.sessions.places import SOON, Place, TellingModel, texts
+from tests.kit import SOON, Place, TellingModel, texts
 
 
 async def test_an_input_leads_to_a_finished_turn(place: Place) -> None:

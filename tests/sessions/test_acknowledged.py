@@ -16,7 +16,7 @@ from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
 from mainstay.model.write import Resolve
 from mainstay.plugins.hooks import ToolEndContext
 from mainstay.testing import FunctionModel, VirtualClock
-from tests.sessions.places import SOON, Place, crash, until
+from tests.kit import SOON, Place, crash, until
 
 
 class Office:

@@ -15,7 +15,7 @@ from mainstay.model.message import Message, Text
 from mainstay.model.plugin import CreateSession, PromptPart
 from mainstay.model.session import ToolState
 from mainstay.testing import FunctionModel
-from tests.sessions.places import SOON, Place, TellingModel
+from tests.kit import SOON, Place, TellingModel, untyped
 
 WRONG: Any = 5
 NAN = float("nan")
@@ -32,11 +32,6 @@ class Loud(str):
         return "LOUD"
 
 
-def any_of(value: object) -> Any:
-    """A value that no type checker looks at: users have none."""
-    return value
-
-
 @tool
 def add(n: int) -> int:
     """Add one."""
@@ -51,13 +46,13 @@ Ask = Callable[[Runtime, Session], Awaitable[object]]
 
 ASKED: dict[str, Ask] = {
     "the id of a session": lambda runtime, _: runtime.session(WRONG),
-    "the id of a session, too long to show": lambda runtime, _: runtime.session(any_of(HUGE)),
-    "the agent of a session": lambda runtime, _: runtime.session("new", agent=any_of(["assistant"])),
+    "the id of a session, too long to show": lambda runtime, _: runtime.session(untyped(HUGE)),
+    "the agent of a session": lambda runtime, _: runtime.session("new", agent=untyped(["assistant"])),
     "options": lambda runtime, _: runtime.session("new", options=WRONG),
-    "options by position": lambda runtime, _: runtime.session("new", options=any_of([])),
+    "options by position": lambda runtime, _: runtime.session("new", options=untyped([])),
     "what is said": lambda _, session: session.run(WRONG),
-    "what is said, in bytes": lambda _, session: session.send(any_of(b"hi")),
-    "what is said, as a list": lambda _, session: session.steer(any_of(["hi", 5])),
+    "what is said, in bytes": lambda _, session: session.send(untyped(b"hi")),
+    "what is said, as a list": lambda _, session: session.steer(untyped(["hi", 5])),
     "no text in a message": lambda _, session: session.run(Message("user", [Text(WRONG)])),
     "a part of a message": lambda _, session: session.run(Message("user", [WRONG])),
     "fifty megabytes": lambda _, session: session.send("x" * 50_000_000),
@@ -65,45 +60,45 @@ ASKED: dict[str, Ask] = {
     "an empty key": lambda _, session: session.run("hi", key=""),
     "a key of a megabyte": lambda _, session: session.run("hi", key="x" * 1_000_000),
     "a key that is no text": lambda _, session: session.run("hi", key="\ud800"),
-    "a time": lambda _, session: session.run("hi", timeout=any_of("soon")),
+    "a time": lambda _, session: session.run("hi", timeout=untyped("soon")),
     "a time below none": lambda _, session: session.run("hi", timeout=-1),
     "a time that is not a number": lambda _, session: session.run("hi", timeout=NAN),
     "a time that no timer can count": lambda _, session: session.run("hi", timeout=HUGE),
     "the id of a turn": lambda _, session: session.result(WRONG),
-    "the id of a turn to cancel": lambda _, session: session.cancel(turn_id=any_of(b"s.1")),
+    "the id of a turn to cancel": lambda _, session: session.cancel(turn_id=untyped(b"s.1")),
     "a reason": lambda _, session: session.cancel(WRONG),
-    "who cancels": lambda _, session: session.cancel(by=any_of(None)),
+    "who cancels": lambda _, session: session.cancel(by=untyped(None)),
     "a call to approve": lambda _, session: session.approve(WRONG),
-    "a call to reject": lambda _, session: session.reject(any_of(None)),
-    "a call to settle": lambda _, session: session.settle(any_of(["s.1.1.0"]), "done"),
-    "a verdict": lambda _, session: session.settle("s.1.1.0", any_of(HUGE)),
+    "a call to reject": lambda _, session: session.reject(untyped(None)),
+    "a call to settle": lambda _, session: session.settle(untyped(["s.1.1.0"]), "done"),
+    "a verdict": lambda _, session: session.settle("s.1.1.0", untyped(HUGE)),
     "a value of no JSON": lambda _, session: session.settle("s.1.1.0", "done", value=object()),
     "a node": lambda _, session: session.fork(WRONG),
-    "the id of a fork": lambda _, session: session.fork(session_id=any_of(b"f")),
+    "the id of a fork": lambda _, session: session.fork(session_id=untyped(b"f")),
     "grants": lambda _, session: session.fork(grants=WRONG),
-    "one grant of letters": lambda _, session: session.fork(grants=any_of(b"ext")),
-    "how usage is told": lambda _, session: session.usage(any_of(["label"])),
-    "an operation": lambda _, session: session.call(any_of({})),
+    "one grant of letters": lambda _, session: session.fork(grants=untyped(b"ext")),
+    "how usage is told": lambda _, session: session.usage(untyped(["label"])),
+    "an operation": lambda _, session: session.call(untyped({})),
     "a state of tools": lambda _, session: session.tools.apply(WRONG),
     "the members of a state of tools": lambda _, session: session.tools.apply(ToolState(0, WRONG)),
-    "whether a tool is a member": lambda _, session: session.tools.apply(ToolState(0, {"add": any_of("no")})),
-    "the number one for a member": lambda _, session: session.tools.apply(ToolState(0, {"add": any_of(1)})),
-    "the generation of a state": lambda _, session: session.tools.apply(ToolState(any_of("0"), {})),
-    "a tool to take away": lambda _, session: session.tools.disable(any_of(["add"])),
+    "whether a tool is a member": lambda _, session: session.tools.apply(ToolState(0, {"add": untyped("no")})),
+    "the number one for a member": lambda _, session: session.tools.apply(ToolState(0, {"add": untyped(1)})),
+    "the generation of a state": lambda _, session: session.tools.apply(ToolState(untyped("0"), {})),
+    "a tool to take away": lambda _, session: session.tools.disable(untyped(["add"])),
     "whose processes": lambda _, session: session.processes(session_id="other"),
-    "how many processes": lambda _, session: session.processes(limit=any_of(None)),
-    "how many sessions": lambda runtime, _: runtime.sessions.list(limit=any_of(None)),
+    "how many processes": lambda _, session: session.processes(limit=untyped(None)),
+    "how many sessions": lambda runtime, _: runtime.sessions.list(limit=untyped(None)),
     "fewer sessions than none": lambda runtime, _: runtime.sessions.list(limit=-1),
     "more sessions than a store can count": lambda runtime, _: runtime.sessions.list(limit=2**70),
     "sessions of an agent": lambda runtime, _: runtime.sessions.list(agent=WRONG),
     "sessions of an agent that is no text": lambda runtime, _: runtime.sessions.list(agent="\ud800"),
     "sessions in a state": lambda runtime, _: runtime.sessions.list(state="running"),
-    "a beginning of ids": lambda runtime, _: runtime.sessions.list(prefix=any_of(None)),
+    "a beginning of ids": lambda runtime, _: runtime.sessions.list(prefix=untyped(None)),
     "a session to delete": lambda runtime, _: runtime.sessions.delete(WRONG),
-    "how long to wait": lambda runtime, _: runtime.wait_idle(any_of("soon")),
-    "how long to drain": lambda runtime, _: runtime.drain(any_of("soon")),
+    "how long to wait": lambda runtime, _: runtime.wait_idle(untyped("soon")),
+    "how long to drain": lambda runtime, _: runtime.drain(untyped("soon")),
     "a key of a completion": lambda runtime, _: runtime.resolve(WRONG, 1),
-    "an agent's operations": lambda runtime, _: runtime.operations.call("look", agent=any_of(["assistant"])),
+    "an agent's operations": lambda runtime, _: runtime.operations.call("look", agent=untyped(["assistant"])),
 }
 
 
@@ -129,9 +124,9 @@ LAID_OVER: dict[str, Callable[[Session], object]] = {
     "a tool": lambda session: session.tools.overlay([None]),
     "prompts": lambda session: session.tools.overlay(prompts=WRONG),
     "letters for prompts": lambda session: session.tools.overlay(prompts="Be brief."),
-    "a piece of prompt": lambda session: session.tools.overlay(prompts=[any_of(None)]),
+    "a piece of prompt": lambda session: session.tools.overlay(prompts=[untyped(None)]),
     "no text in a piece of prompt": lambda session: session.tools.overlay(prompts=[PromptPart(WRONG)]),
-    "whether its agent's tools stay": lambda session: session.tools.overlay(include_base=any_of([])),
+    "whether its agent's tools stay": lambda session: session.tools.overlay(include_base=untyped([])),
 }
 
 
@@ -168,7 +163,7 @@ async def test_a_wait_for_a_turn_that_is_over_before_the_turn_says_so(place: Pla
         await model.next()
 
         with pytest.raises(InvalidInput, match="timeout='soon' is not usable"):
-            await receipt.result(any_of("soon"))
+            await receipt.result(untyped("soon"))
         with pytest.raises(TimedOut, match=r"turn s\.1 did not end within 0 s"):
             await receipt.result(0)
         model.say("there")

@@ -14,7 +14,7 @@ from mainstay.model.write import Append, Cancel, Commit, Write
 from mainstay.runtime import Runtime
 from mainstay.stores.memory import MemoryStore
 from mainstay.testing import ScriptedModel
-from tests.sessions.places import SOON
+from tests.kit import SOON
 
 R = TypeVar("R")
 

@@ -10,7 +10,7 @@ from mainstay.errors import UnknownTurn
 from mainstay.model.outcome import Finished, Waiting
 from mainstay.model.tool import Cancelled, Ok, OutcomeUnknown
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
-from tests.sessions.places import SOON, Place, TellingModel, crash, overloaded, texts, until, wait_for_thread
+from tests.kit import SOON, Place, TellingModel, crash, overloaded, texts, until, wait_for_thread
 
 
 async def goes_on(session: Session, model: TellingModel) -> str:

@@ -18,8 +18,8 @@ from mainstay.plugins.hooks import CompactContext, Plugin, TurnContext
 from mainstay.plugins.operations import CommandContext, command
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Lab, kill_everywhere
+from tests.kit import SOON, Place, TellingModel, crash, texts, until
 from tests.plugins.made import having
-from tests.sessions.places import SOON, Place, TellingModel, crash, texts, until
 
 SEEN = (Message("user", "What is tea?"), Message("assistant", "A drink."))
 

@@ -16,7 +16,7 @@ from mainstay.model.tool import Failed, Ok
 from mainstay.plugins.hooks import TurnContext, TurnEndContext
 from mainstay.sessions.session import Session
 from mainstay.testing import FunctionModel, ScriptedModel
-from tests.sessions.places import SOON, Place, texts
+from tests.kit import SOON, Place, texts
 
 REFUSED = (
     "WaitsForItself: the next turn of session 'chat' can only end after turn chat.1, which would wait for it: use "

@@ -22,7 +22,7 @@ from mainstay.stores import rules
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.testing import ScriptedModel
-from tests.sessions.places import SOON, Place, crash, texts, until
+from tests.kit import SOON, Place, crash, texts, until
 
 BIG = "x" * 200_000
 

@@ -14,7 +14,7 @@ from mainstay.errors import (
 )
 from mainstay.model.outcome import Waiting
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
-from tests.sessions.places import SOON, Place, TellingModel, texts
+from tests.kit import SOON, Place, TellingModel, texts
 
 
 def echo(name: str = "assistant") -> Agent[str]:

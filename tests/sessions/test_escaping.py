@@ -16,7 +16,7 @@ from mainstay.model.outcome import Finished, PluginAborted, ProviderFailed
 from mainstay.model.tool import Failed
 from mainstay.plugins.hooks import CompactContext, TurnContext
 from mainstay.testing import FunctionModel, ScriptedModel
-from tests.sessions.places import SOON, Place
+from tests.kit import SOON, Place
 
 
 async def cancel_itself() -> None:

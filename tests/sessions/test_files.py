@@ -20,8 +20,8 @@ from mainstay.model.tool import Failed, Ok
 from mainstay.providers.registry import provider
 from mainstay.testing import FunctionModel
 from mainstay.testing.model_server import ModelServer
+from tests.kit import Place
 from tests.providers.wire import ANSWERS
-from tests.sessions.places import Place
 
 PNG = b"\x89PNG and so on"
 DIGEST = hashlib.sha256(PNG).hexdigest()

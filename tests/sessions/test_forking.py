@@ -5,7 +5,7 @@ import pytest
 from mainstay import Agent, ToolCall, tool
 from mainstay.errors import InvalidSessionId, SessionDeleted, UnknownNode, UnknownSession
 from mainstay.testing import FunctionModel, ScriptedModel
-from tests.sessions.places import SOON, Place, TellingModel, texts
+from tests.kit import SOON, Place, TellingModel, texts
 
 
 def echo() -> Agent[str]:

@@ -20,7 +20,7 @@ from mainstay.model.write import Accept, Append, Release, Scope
 from mainstay.plugins.hooks import CompactContext
 from mainstay.stores.memory import MemoryStore
 from mainstay.testing import FunctionModel
-from tests.sessions.places import Place
+from tests.kit import Place
 
 OTHER = "another worker"
 

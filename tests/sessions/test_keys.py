@@ -12,7 +12,7 @@ from mainstay import Agent, ProcessContext, Retry, Runtime, ToolCall, ToolContex
 from mainstay.model.tool import Recovery
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import ScriptedModel
-from tests.sessions.places import SOON, Place, crash
+from tests.kit import SOON, Place, crash
 
 OLD, NEW = "a" * 13, "b" * 13
 

@@ -20,7 +20,7 @@ from mainstay.processes.function.context import ProcessContext
 from mainstay.processes.function.definition import process
 from mainstay.sessions.wakes.text import IN_FULL
 from mainstay.testing import FunctionModel
-from tests.sessions.places import SOON, Place, crash, until
+from tests.kit import SOON, Place, crash, until
 
 SECRET = "ghp_" + "abcdefghijklmnopqrstuvwxyz0123456789"  # was never valid
 HIDDEN = "[redacted:api_key]"

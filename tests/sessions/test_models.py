@@ -12,7 +12,7 @@ from mainstay import Agent, ModelRequest, ModelSettings, Runtime
 from mainstay.errors import InvalidInput
 from mainstay.model.outcome import ProviderFailed
 from mainstay.testing import FunctionModel
-from tests.sessions.places import Place
+from tests.kit import Place
 
 
 def named(name: str) -> FunctionModel:

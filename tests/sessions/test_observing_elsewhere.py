@@ -12,7 +12,7 @@ from mainstay.errors import SessionDeleted
 from mainstay.model.event import Gap, TextDelta, TurnCommitted, TurnStarted
 from mainstay.model.outcome import Finished
 from mainstay.testing import FunctionModel
-from tests.sessions.places import SOON, Place, until
+from tests.kit import SOON, Place, until
 
 
 def echo() -> Agent[str]:

@@ -9,9 +9,7 @@ import pytest
 from mainstay import Agent, ToolCall, tool
 from mainstay.errors import TurnFailed
 from mainstay.testing import FunctionModel
-from tests.sessions.places import SOON, Place, crash, file, until
-
-__all__ = ["file"]
+from tests.kit import SOON, Place, crash, until
 
 
 class Bench:

@@ -16,7 +16,7 @@ from mainstay.model.outcome import BudgetSpent, Finished, InvalidInput, Outcome,
 from mainstay.model.tool import Cancelled
 from mainstay.plugins.hooks import StreamContext
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
-from tests.sessions.places import SOON, Place, TellingModel, crash, overloaded, texts, until
+from tests.kit import SOON, Place, TellingModel, crash, overloaded, texts, until
 
 
 async def two_turns(place: Place, agent: Agent[Any]) -> tuple[Outcome, Outcome]:

@@ -11,7 +11,7 @@ from mainstay import Agent, ModelRequest, ProcessContext, Runtime, ToolCall, Tur
 from mainstay.model.outcome import Queued
 from mainstay.model.session import Offers
 from mainstay.testing import FunctionModel, VirtualClock
-from tests.sessions.places import SOON, Place, TellingModel, crash, until
+from tests.kit import SOON, Place, TellingModel, crash, until
 
 
 @tool(approval="ask")

@@ -16,7 +16,7 @@ from mainstay.model.session import InboxRow
 from mainstay.model.tool import Cancelled, Ok
 from mainstay.stores.memory import MemoryStore
 from mainstay.testing import FunctionModel, ScriptedModel
-from tests.sessions.places import SOON, Place, TellingModel, crash, texts
+from tests.kit import SOON, Place, TellingModel, crash, texts
 
 
 @dataclass

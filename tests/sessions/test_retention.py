@@ -10,7 +10,7 @@ from mainstay import Agent, ProcessContext, Retention, Runtime, ToolCall, proces
 from mainstay.errors import InvalidDefinition, InvalidInput, SessionDeleted
 from mainstay.model.write import Delete
 from mainstay.testing import FunctionModel, VirtualClock
-from tests.sessions.places import SOON, Place, until
+from tests.kit import SOON, Place, until
 
 DAY = 86_400
 

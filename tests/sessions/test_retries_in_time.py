@@ -8,7 +8,7 @@ from mainstay import Agent, Budget, ModelRequest
 from mainstay.errors import ProviderError
 from mainstay.model.outcome import BudgetSpent
 from mainstay.testing import FunctionModel
-from tests.sessions.places import SOON, Place
+from tests.kit import SOON, Place
 
 
 async def test_a_turn_does_not_wait_for_a_retry_beyond_its_time(place: Place) -> None:

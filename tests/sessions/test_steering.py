@@ -11,7 +11,7 @@ from mainstay.model.event import InputDelivered
 from mainstay.model.outcome import BudgetSpent
 from mainstay.model.tool import Cancelled
 from mainstay.testing import ScriptedModel
-from tests.sessions.places import SOON, Place, TellingModel, crash, texts
+from tests.kit import SOON, Place, TellingModel, crash, texts
 
 
 @tool

@@ -22,7 +22,7 @@ from mainstay.model.tool import Ok
 from mainstay.model.write import Commit, Write
 from mainstay.stores.memory import MemoryStore
 from mainstay.testing import FunctionModel, ScriptedModel
-from tests.sessions.places import SOON, Place, TellingModel, texts
+from tests.kit import SOON, Place, TellingModel, texts
 
 R = TypeVar("R")
 

@@ -16,7 +16,7 @@ from mainstay.model.write import Accept, Release, Scope
 from mainstay.sessions.definition import Definition
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import FunctionModel, ScriptedModel
-from tests.sessions.places import SOON, until
+from tests.kit import SOON, until
 
 
 async def stuck_turn() -> MemoryRows:

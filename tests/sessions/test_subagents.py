@@ -22,7 +22,7 @@ from mainstay.model.process import Cancelled, Failure, Success
 from mainstay.model.tool import Cancelled as TurnCancelled
 from mainstay.processes.handle import ProcessHandle
 from mainstay.testing import FunctionModel, VirtualClock
-from tests.sessions.places import SOON, Place, TellingModel, crash, texts, until
+from tests.kit import SOON, Place, TellingModel, crash, texts, until
 
 ECHO = FunctionModel(lambda request: f"{len(request.messages)}: {request.messages[-1].text}")
 

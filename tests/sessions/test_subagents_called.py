@@ -11,7 +11,6 @@ from msgspec import Struct
 from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
 from mainstay.errors import InvalidDefinition
 from mainstay.model.llm import ModelResponse, Usage
-from mainstay.model.message import ToolResult
 from mainstay.model.outcome import ProviderFailed
 from mainstay.model.plugin import CreateSession
 from mainstay.model.process import Cancelled
@@ -19,13 +18,9 @@ from mainstay.model.settings import load
 from mainstay.model.tool import Cancelled as TurnCancelled
 from mainstay.model.tool import Failed, Ok
 from mainstay.testing import FunctionModel, VirtualClock
-from tests.sessions.places import SOON, Place, TellingModel, texts, until
+from tests.kit import SOON, Place, TellingModel, results, texts, until
 
 ECHO = FunctionModel(lambda request: f"{len(request.messages)}: {request.messages[-1].text}")
-
-
-def results(request: ModelRequest) -> list[ToolResult]:
-    return [result for message in request.messages for result in message.tool_results]
 
 
 def asking(*calls: tuple[str, dict[str, Any]]) -> FunctionModel:

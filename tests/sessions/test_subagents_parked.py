@@ -14,7 +14,7 @@ from mainstay.model.record import Said
 from mainstay.model.session import Answer, CancelRequest, SessionRow, WaitRow
 from mainstay.model.write import Accept, Append, Cancel, Claim, Delete, Resolve, Scope
 from mainstay.ports.store import Store
-from tests.sessions.places import Place
+from tests.kit import Place
 
 WAITS = (WaitOn("turn", "turn", "s.1"), WaitOn("message", "signal", "message"))
 

@@ -10,17 +10,12 @@ import pytest
 from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
 from mainstay.builtin import Subagents
 from mainstay.errors import InvalidDefinition
-from mainstay.model.message import ToolResult
 from mainstay.model.tool import Failed, Ok, ToolOutcome
 from mainstay.sessions.result import TurnResult
 from mainstay.testing import FunctionModel
-from tests.sessions.places import SOON, Place, TellingModel, texts, until
+from tests.kit import SOON, Place, TellingModel, results, texts, until
 
 ECHO = FunctionModel(lambda request: f"{len(request.messages)}: {request.messages[-1].text}")
-
-
-def results(request: ModelRequest) -> list[ToolResult]:
-    return [result for message in request.messages for result in message.tool_results]
 
 
 def steps(*replies: Any) -> FunctionModel:

@@ -24,7 +24,7 @@ from mainstay.model.task import TaskSpec
 from mainstay.model.write import Beat
 from mainstay.sessions.services.host import SessionHost
 from mainstay.testing import ScriptedModel
-from tests.sessions.places import SOON, Place, TellingModel, crash, texts, until
+from tests.kit import SOON, Place, TellingModel, crash, texts, until
 from tests.sessions.test_wakes import FUNCTIONS, Ear, when_told
 
 

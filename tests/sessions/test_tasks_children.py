@@ -15,7 +15,7 @@ from mainstay.model.tool import Ok
 from mainstay.processes.function.context import ProcessContext
 from mainstay.processes.function.definition import process
 from mainstay.testing import ScriptedModel
-from tests.sessions.places import SOON, Place, TellingModel, crash, until
+from tests.kit import SOON, Place, TellingModel, crash, until
 from tests.sessions.test_wakes import FUNCTIONS, when_told
 
 

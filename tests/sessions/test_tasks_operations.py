@@ -13,7 +13,7 @@ from mainstay.model.plugin import PluginSnapshot
 from mainstay.model.process import Abandoned, Cancelled, Failure, SessionOrigin
 from mainstay.plugins import SessionContext, SnapshotReader, SnapshotWriter
 from mainstay.plugins.operations import QueueTurn, Result, TaskContext, command, query, task
-from tests.sessions.places import SOON, Place, crash, texts, until
+from tests.kit import SOON, Place, crash, texts, until
 from tests.sessions.test_wakes import Ear
 
 

@@ -12,8 +12,8 @@ from mainstay.errors import Conflict, MainstayError, ProcessNotVisible, ProcessS
 from mainstay.model.process import Cancelled, EventType, WakeRule, WakeTarget
 from mainstay.model.task import TaskSpec
 from mainstay.processes.policy import CancelAsk
+from tests.kit import SOON, Place, TellingModel, until
 from tests.processes_tools.test_visible import Policy
-from tests.sessions.places import SOON, Place, TellingModel, until
 from tests.sessions.test_tasks import Gate, host, no_work, states
 from tests.sessions.test_wakes import FUNCTIONS, Ear, when_told
 

@@ -20,7 +20,7 @@ from mainstay.model.tool import Failed
 from mainstay.plugins.hooks import CatalogContext, Plugin, TurnContext
 from mainstay.plugins.operations import CommandContext, command
 from mainstay.testing import FunctionModel
-from tests.sessions.places import SOON, Place, TellingModel
+from tests.kit import SOON, Place, TellingModel
 from tests.tools.samples import Offering, add, drop, other_add, say
 
 

@@ -19,7 +19,7 @@ from mainstay.plugins.hooks import Plugin, TurnContext
 from mainstay.plugins.operations import CommandContext, command
 from mainstay.testing import FunctionModel, VirtualClock
 from mainstay.testing.crash import Lab, kill_everywhere
-from tests.sessions.places import SOON, Place, TellingModel, crash
+from tests.kit import SOON, Place, TellingModel, crash
 
 
 class Books:

@@ -13,7 +13,7 @@ from mainstay.model.process_write import ProcessFilter
 from mainstay.model.record import Said
 from mainstay.sessions.wakes.text import read
 from mainstay.testing import FunctionModel
-from tests.sessions.places import Place, until
+from tests.kit import Place, until
 
 
 @tool(background=True)

@@ -15,7 +15,7 @@ from mainstay.processes.function.context import ProcessContext
 from mainstay.processes.function.definition import process
 from mainstay.processes.service import Start
 from mainstay.testing import FunctionModel, ScriptedModel
-from tests.sessions.places import SOON, Place, TellingModel, crash, texts, until
+from tests.kit import SOON, Place, TellingModel, crash, texts, until
 
 
 @process

@@ -15,7 +15,7 @@ from mainstay.plugins.hooks import TurnEndContext
 from mainstay.processes.service import Start
 from mainstay.stores.memory import MemoryStore
 from mainstay.testing.clock import VirtualClock
-from tests.sessions.places import SOON, Place, TellingModel, until
+from tests.kit import SOON, Place, TellingModel, until
 from tests.sessions.test_wakes import FUNCTIONS, Ear, double, idle, when_told
 
 DAY = 86_400

@@ -11,7 +11,7 @@ from mainstay import Agent, Runtime, tool
 from mainstay.errors import InvalidHandle, InvalidInput, ProcessConflict, ProcessNotVisible
 from mainstay.model.event import ProcessChanged
 from mainstay.model.process import SessionOrigin, WakeTarget
-from tests.sessions.places import SOON, Place, until
+from tests.kit import SOON, Place, until
 from tests.sessions.test_wakes import FUNCTIONS, Ear, double, idle, when_told
 
 

@@ -19,10 +19,7 @@ from mainstay.model.process_write import Advance, ProcessScope, Register, Take
 from mainstay.model.session import Node, WorkerRow
 from mainstay.model.write import Accept, Commit, Scope
 from mainstay.stores.sqlite import SqliteStore
-
-
-def say(text: object) -> None:
-    os.write(1, f"{text}\n".encode())
+from tests.kit import print_line
 
 
 async def turn(store: SqliteStore, session_id: str, body: bytes, at: int) -> int:
@@ -38,17 +35,17 @@ async def turns(path: str, session_id: str, count: str) -> None:
     store = SqliteStore(path)
     await store.open()
     for at in range(1, int(count) + 1):
-        say(await turn(store, session_id, b"%d" % at, at))
+        print_line(await turn(store, session_id, b"%d" % at, at))
     await store.close()
 
 
 async def openings(path: str, count: str) -> None:
     """Open the file so many times at once, when told to."""
-    say("ready")
+    print_line("ready")
     sys.stdin.readline()
     stores = [SqliteStore(path) for _ in range(int(count))]
     await asyncio.gather(*[store.open() for store in stores])
-    say(stores[0].secret().hex())
+    print_line(stores[0].secret().hex())
     for store in stores:
         await store.close()
 
@@ -71,7 +68,7 @@ async def peeked(path: str, session_id: str) -> None:
     at = 0
     while True:
         at += 1
-        say(await turn(store, session_id, b"%d" % at, at))
+        print_line(await turn(store, session_id, b"%d" % at, at))
 
 
 async def attempt(path: str) -> None:
@@ -81,9 +78,9 @@ async def attempt(path: str) -> None:
         await store.open()
         await turn(store, "mine", b"mine", 1)
     except MainstayError as error:
-        say(f"{type(error).__name__}: {error}")
+        print_line(f"{type(error).__name__}: {error}")
     else:
-        say("wrote")
+        print_line("wrote")
     await store.close()
 
 
@@ -105,9 +102,9 @@ async def reaches_as_nobody(folder: str) -> None:
         try:
             fcntl.flock(os.open(f"{folder}/{name}", os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            say(type(error).__name__)
+            print_line(type(error).__name__)
         else:
-            say(f"locked {name}")
+            print_line(f"locked {name}")
 
 
 async def in_little_space(path: str, limit: str) -> None:
@@ -118,9 +115,9 @@ async def in_little_space(path: str, limit: str) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
     for at in range(1, 10_000):
         try:
-            say(await turn(store, "mine", b"x" * 500, at))
+            print_line(await turn(store, "mine", b"x" * 500, at))
         except MainstayError as error:
-            say(f"{type(error).__name__}: {error}")
+            print_line(f"{type(error).__name__}: {error}")
             break
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -147,11 +144,11 @@ async def forked(path: str) -> None:
             answers.append(None)
         lease.drop()
         for answer in answers:
-            say(type(answer).__name__)
+            print_line(type(answer).__name__)
         os._exit(0)
     os.waitpid(child, 0)
-    say(await turn(store, "mine", b"after the fork", 2))
-    say("dead" if lease.proven_dead(WorkerRow("w1", "", "", 0, 0)) else "alive")
+    print_line(await turn(store, "mine", b"after the fork", 2))
+    print_line("dead" if lease.proven_dead(WorkerRow("w1", "", "", 0, 0)) else "alive")
     await store.close()
 
 
@@ -164,7 +161,7 @@ async def dies_with_the_lock(path: str) -> None:
         signal.pause()
     assert store._file is not None
     fcntl.flock(store._file._lock._descriptor, fcntl.LOCK_EX)
-    say(child)
+    print_line(child)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -173,14 +170,14 @@ async def takes(path: str, worker: str) -> None:
     store = SqliteStore(path)
     await store.open()
     rows = await store.active_processes()
-    say("ready")
+    print_line("ready")
     sys.stdin.readline()
     while rows:
         for at in range(0, len(rows), 50):
             claims = [store.write(Take(row.id, worker, row.generation, 2)) for row in rows[at : at + 50]]
             for taken in await asyncio.gather(*claims):
                 if taken.won and taken.row is not None:
-                    say(taken.row.id)
+                    print_line(taken.row.id)
         rows = [row for row in await store.active_processes() if row.owner is None]
     await store.close()
 
@@ -198,7 +195,7 @@ async def units(path: str) -> None:
             scope = ProcessScope(row.id, row.pid, "w1", 1)
             await store.write(Advance(scope, 2, (Node(0, b"begun"),), first=True, seen=1))
             await store.write(Advance(scope, 3, (Node(1, b"done"),), outcome=Success(number)))
-            say(row.id)
+            print_line(row.id)
 
     await asyncio.gather(*(one_after_the_other() for _ in range(10)))
 
@@ -208,7 +205,7 @@ async def sweeps(path: str, grace: str) -> None:
     store = SqliteStore(path)
     await store.open()
     for _ in sys.stdin:
-        say(await store.sweep(float(grace)))
+        print_line(await store.sweep(float(grace)))
     await store.close()
 
 
@@ -216,13 +213,13 @@ async def sweeps_without_end(path: str) -> None:
     """Put orphans, make them old and sweep them, over and over; say so after each round."""
     store = SqliteStore(path)
     await store.open()
-    say("begun")
+    print_line("begun")
     for number in itertools.count():
         for piece in range(20):
             digest = await store.blobs.put(b"orphan %d of round %d" % (piece, number))
             os.utime(store.blobs.path(digest), (1, 1))
         await store.sweep()
-        say(number)
+        print_line(number)
 
 
 if __name__ == "__main__":

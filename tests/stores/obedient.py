@@ -29,7 +29,8 @@ if "--plain-locks" in sys.argv:
 
 from mainstay.errors import MainstayError
 from mainstay.stores.sqlite import SqliteStore
-from tests.stores.child import say, turn
+from tests.kit import print_line
+from tests.stores.child import turn
 
 
 def let_in(path: Path) -> None:
@@ -107,10 +108,10 @@ class Host:
 async def obey(path: Path) -> None:
     host = Host(path)
     await host.another()
-    say("ready")
+    print_line("ready")
     for line in sys.stdin:
         verb, *rest = line.strip().split(", ")
-        say(await getattr(host, verb.replace(" ", "_"))(*rest) or "done")
+        print_line(await getattr(host, verb.replace(" ", "_"))(*rest) or "done")
 
 
 if __name__ == "__main__":

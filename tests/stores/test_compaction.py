@@ -15,7 +15,7 @@ from mainstay.model.write import Accept, Delete
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.stores.sqlite.compaction import SPARE_PAGES
 from mainstay.testing import ScriptedModel
-from tests.sessions.places import texts, until
+from tests.kit import texts, until
 
 BODY = b"x" * 20_000
 

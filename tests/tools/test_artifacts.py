@@ -12,7 +12,7 @@ import pytest
 from mainstay import Agent, ModelRequest, Retry, Runtime, Session, ToolCall, ToolContext, ToolError, TurnResult, tool
 from mainstay.model.tool import Artifact, Failed, Ok, OutcomeUnknown
 from mainstay.testing import FunctionModel, ScriptedModel
-from tests.sessions.places import SOON, Place, crash, until
+from tests.kit import SOON, Place, crash, until
 
 
 def digest(data: bytes) -> str:

@@ -13,9 +13,7 @@ from mainstay import Agent, Retry, ToolCall, ToolContext, ToolError, tool
 from mainstay.engine.retry import RetryPolicy
 from mainstay.model.tool import Failed, Ok
 from mainstay.testing import ScriptedModel
-from tests.sessions.places import SOON, Place, place
-
-__all__ = ["place"]
+from tests.kit import SOON, Place, untyped
 
 HUGE = 10**5000
 
@@ -29,20 +27,15 @@ class Loud(str):
         return "LOUD"
 
 
-def any_of(value: object) -> Any:
-    """A value that no type checker looks at: users have none."""
-    return value
-
-
 GIVEN: dict[str, Callable[[ToolContext], Any]] = {
-    "a time in words": lambda ctx: ctx.defer(any_of("soon")),
+    "a time in words": lambda ctx: ctx.defer(untyped("soon")),
     "a time that is not a number": lambda ctx: ctx.defer(float("nan")),
     "a time that says yes": lambda ctx: ctx.defer(True),
     "a time that no timer can count": lambda ctx: ctx.defer(HUGE),
-    "a name": lambda ctx: ctx.artifacts.put(b"x", name=any_of(5)),
-    "a name too long to show": lambda ctx: ctx.artifacts.put(b"x", name=any_of(HUGE)),
-    "a name to look for": lambda ctx: ctx.artifacts.get(any_of(["n"])),
-    "a kind of bytes": lambda ctx: ctx.artifacts.put(any_of(bytearray(b"x")), name="n"),
+    "a name": lambda ctx: ctx.artifacts.put(b"x", name=untyped(5)),
+    "a name too long to show": lambda ctx: ctx.artifacts.put(b"x", name=untyped(HUGE)),
+    "a name to look for": lambda ctx: ctx.artifacts.get(untyped(["n"])),
+    "a kind of bytes": lambda ctx: ctx.artifacts.put(untyped(bytearray(b"x")), name="n"),
 }
 
 

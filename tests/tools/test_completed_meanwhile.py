@@ -13,7 +13,7 @@ from mainstay.model.session import WaitRow
 from mainstay.model.tool import Failed, Ok
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import ScriptedModel
-from tests.sessions.places import SOON, Place
+from tests.kit import SOON, Place
 
 
 class Office:

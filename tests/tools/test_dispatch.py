@@ -19,7 +19,7 @@ from mainstay.model.event import ToolProgress
 from mainstay.model.tool import BlobRef, Failed, Ok, OutputBudget, PreparedCall, ToolOutcome, ToolRecord, ToolSpec
 from mainstay.testing import FunctionModel, ScriptedModel
 from tests.keys import within_store
-from tests.sessions.places import SOON, Place
+from tests.kit import SOON, Place
 
 
 async def outcome_of(place: Place, body: Any, args: dict[str, Any] | None = None, **options: Any) -> ToolOutcome:

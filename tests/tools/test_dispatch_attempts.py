@@ -16,7 +16,7 @@ from mainstay.model.tool import Cancelled, Failed, Ok, OutcomeUnknown
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
 from mainstay.tools.attempt import needs_of
 from tests.keys import within_store
-from tests.sessions.places import SOON, Place, crash, until, wait_for_thread
+from tests.kit import SOON, Place, crash, until, wait_for_thread
 
 
 def calls(*names: str) -> Callable[[ModelRequest], Any]:

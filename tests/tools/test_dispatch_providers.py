@@ -12,7 +12,7 @@ from mainstay.errors import InvalidDefinition
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, PreparedCall, ToolSpec
 from mainstay.ports.tool import CallContext
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
-from tests.sessions.places import SOON, Place, crash
+from tests.kit import SOON, Place, crash
 
 SCHEMA = {
     "type": "object",

@@ -11,7 +11,7 @@ from mainstay.model.outcome import PendingCall, Waiting
 from mainstay.model.tool import Denied, Failed, Ok, OutcomeUnknown, OutputBudget
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
 from tests.keys import within_store
-from tests.sessions.places import SOON, Place, crash, texts, until
+from tests.kit import SOON, Place, crash, texts, until
 
 CALL = "chat.1.1.0"
 

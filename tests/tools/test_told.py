@@ -10,7 +10,7 @@ from mainstay import Agent, ModelRequest, ToolCall, ToolError, tool
 from mainstay.model.message import ToolResult
 from mainstay.model.tool import Failed
 from mainstay.testing import FunctionModel
-from tests.sessions.places import Place
+from tests.kit import Place
 
 
 @tool

@@ -14,7 +14,7 @@ from mainstay.errors import AlreadyAnswered, UnknownCall, UnknownWait
 from mainstay.model.outcome import Finished
 from mainstay.model.tool import Cancelled, Ok, OutcomeUnknown
 from mainstay.testing import ScriptedModel, VirtualClock
-from tests.sessions.places import SOON, Place, crash, until
+from tests.kit import SOON, Place, crash, until
 
 CALL = "chat.1.1.0"
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
+from mainstay import Agent, Runtime, ToolContext, tool
 from mainstay.model.session import WaitRow
 from mainstay.stores.memory import MemoryStore
-from mainstay.testing import FunctionModel
+from tests.kit import agent_calling
 
 
 class Counting(MemoryStore):
@@ -27,10 +25,7 @@ class Counting(MemoryStore):
 
 
 def calls(name: str) -> Agent[str]:
-    def model(request: ModelRequest) -> Any:
-        return "done" if request.messages[-1].role == "tool" else [ToolCall("a", name)]
-
-    return Agent(FunctionModel(model), tools=[pay, order])
+    return agent_calling(name, tools=[pay, order])
 
 
 @tool(approval="ask")

@@ -17,7 +17,7 @@ from mainstay.ports.store import Store
 from mainstay.testing import ScriptedModel, VirtualClock
 from mainstay.testing.crash.injection import FaultInjector
 from mainstay.testing.crash.instrumented import InstrumentedStore
-from tests.sessions.places import SOON, Place, until
+from tests.kit import SOON, Place, until
 
 CALL = "chat.1.1.0"
 LARGE = "x" * 300_000

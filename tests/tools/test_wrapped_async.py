@@ -10,7 +10,7 @@ from typing import Any
 from mainstay import Agent, ToolCall, tool
 from mainstay.model.tool import Ok, OutcomeUnknown
 from mainstay.testing import ScriptedModel
-from tests.sessions.places import SOON, Place
+from tests.kit import SOON, Place
 
 
 def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
