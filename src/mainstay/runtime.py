@@ -48,7 +48,7 @@ from mainstay.processes.policy import CancelPolicy
 from mainstay.processes.recovery import ProcessWatch
 from mainstay.processes.service import ProcessService, Start
 from mainstay.processes.tool import ToolEngine
-from mainstay.processes.worker import CONCURRENCY, ProcessWorker
+from mainstay.processes.worker import CONCURRENCY, ProcessEvents, ProcessWorker
 from mainstay.sessions.archive import Archive
 from mainstay.sessions.cache import CACHE_BYTES, SessionCache
 from mainstay.sessions.definition import Defined, Definition, by_name
@@ -210,7 +210,13 @@ class Runtime:
             ports, self._trace,
         )  # fmt: skip
         passive = not self._agents and not self._functions
-        work = ProcessWorker(dispatcher, supervisor, mode, passive, self._concurrency)
+        events = ProcessEvents(
+            needed=activity.changed.set,
+            changed=lambda row: changed(row),
+            woken=lambda session_id: wakes.call(session_id),
+            start_child=lambda *asked: processes.start_child(*asked),
+        )
+        work = ProcessWorker(dispatcher, supervisor, mode, events, passive, self._concurrency)
         processes = ProcessService(work, self._cancel_policy)
         local = LocalEngine(store, worker.id, lambda: worker.alive)
         tasks = TaskTable(local, processes, supervisor)
@@ -260,8 +266,6 @@ class Runtime:
             process_feed.of(row)
             tasks.of(row)
 
-        work.awaiting.on_need = activity.changed.set
-        work.on_news, work.on_wake = changed, wakes.call
         runs = self._recover and not passive
         self._watch = Watch(parts, ProcessWatch(work, clock), wakes, process_feed, runs, self._retention)
         self._supervisor, self._background, self._dispatcher = supervisor, background, dispatcher
@@ -294,7 +298,7 @@ class Runtime:
         """Nothing works any more: tell whoever still waits."""
         parts.mode.advance(Stage.CLOSED)
         for session in parts.cache.all():
-            for turn in list(session.waiters):
+            for turn in parts.cache.awaited(session.session_id):
                 left = RuntimeClosed("the Runtime was left while the turn is open")
                 parts.cache.tell(session.session_id, turn, left)
         self._work.close()

@@ -145,7 +145,7 @@ async def test_a_receipt_and_a_result_wait_behind_a_parked_turn(place: Place) ->
         session = await parked(runtime)
         receipt = await session.send("hello")
         both = asyncio.gather(receipt.result(), session.result("s.2"))
-        await until(lambda: len(runtime._turns.cache.of("s").waiters.get(2, ())) == 2)
+        await until(lambda: len(runtime._turns.cache._waiters.of("s", 2)) == 2)
         await session.approve("s.1.1.0")
         first, second = await soon(both)
 

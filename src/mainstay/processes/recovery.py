@@ -84,7 +84,7 @@ class ProcessWatch:
 
     async def notice(self) -> None:
         """Another process wrote: signals and requests for what runs here, ends of what is waited for."""
-        for process_id in {*self._worker.awaiting.ids, *self._worker.runs}:
+        for process_id in {*self._worker.waiters.ids, *self._worker.runs}:
             row = await self._store.process(process_id)
             if row is not None and (not row.live or row.stuck is not None or self._is_news(row)):
                 self._worker.reconcile(row)

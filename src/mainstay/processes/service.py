@@ -99,7 +99,6 @@ class ProcessService:
     def __init__(self, worker: ProcessWorker, cancel_policy: CancelPolicy | None = None) -> None:
         self._worker, self._clock = worker, worker.clock
         self.cancel_policy = cancel_policy
-        worker.begin_child = self._begin_child
 
     @property
     def _store(self) -> Store:
@@ -136,7 +135,7 @@ class ProcessService:
     def _mint(self) -> str:
         return mint("p", self._clock.now(), self._worker.random.bits(40))
 
-    async def _begin_child(
+    async def start_child(
         self, parent: ProcessRow, key: str, what: Any, args: Mapping[str, Any], options: ChildOptions
     ) -> str:
         """A process that another one starts: it belongs to the same chain, and is asked for once."""
@@ -243,7 +242,7 @@ class ProcessService:
                 continue
             if not follow or over:
                 return
-            await self._worker.awaiting.change(process_id, FOLLOW_SECONDS)
+            await self._worker.waiters.wait_change(process_id, FOLLOW_SECONDS)
             row = known(await self._store.process(process_id), process_id)
 
     async def changes(self, cursor: int = 0, limit: int = 1000) -> Sequence[Change]:
@@ -442,9 +441,8 @@ class ProcessService:
     async def redrive(self, *wakes: int) -> int:
         """Bring discarded wakes back, by number, to be delivered now. Returns how many there were."""
         changed = await self._store.write(Dismiss(_numbers(wakes), self._clock.now()))
-        if self._worker.on_wake is not None:
-            for session_id in dict.fromkeys(wake.session_id for wake in changed):
-                self._worker.on_wake(session_id)
+        for session_id in dict.fromkeys(wake.session_id for wake in changed):
+            self._worker.events.woken(session_id)
         return len(changed)
 
     def at_work(self, run: ProcessRun) -> bool:

@@ -15,8 +15,10 @@ import asyncio
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
+
+from msgspec import Struct
 
 from mainstay.engine.gate import Leaving, TurnCancelled
 from mainstay.engine.hands import Work
@@ -37,9 +39,9 @@ from mainstay.model.process import Cancelled, ProcessOutcome, ProcessRow, Regist
 from mainstay.model.process_write import LetGo, ProcessScope, Register, Registered, Stop, Take, Tell, Told
 from mainstay.model.session import CancelRequest, Offers
 from mainstay.ports.process import Engine
-from mainstay.processes.awaiting import Awaiting
 from mainstay.processes.host import ChildOptions
 from mainstay.processes.run import GateListener, ProcessRun, Unloaded
+from mainstay.processes.waiters import ProcessWaiters
 from mainstay.tools.dispatcher import Dispatcher
 
 log = logging.getLogger("mainstay.processes")
@@ -48,7 +50,18 @@ CONCURRENCY = 64
 PAGE = 256
 """Processes that are looked at at a time."""
 
-StartChild = Callable[[ProcessRow, str, Any, Mapping[str, Any], ChildOptions], Any]
+
+class ProcessEvents(Struct, frozen=True):
+    """What the worker asks of the rest of its Runtime, or lets it know.
+
+    `needed`: work in hand waits for a process. `changed`: something has happened to a process here. `woken`: a session
+    may have something to hear. `start_child` starts the process that another one asks for under a key.
+    """
+
+    needed: Callable[[], None]
+    changed: Callable[[ProcessRow], None]
+    woken: Callable[[str], None]
+    start_child: Callable[[ProcessRow, str, Any, Mapping[str, Any], ChildOptions], Awaitable[str]]
 
 
 class ProcessWorker:
@@ -56,12 +69,17 @@ class ProcessWorker:
 
     `runs` are those in its hands, by id; `_queue` who goes on and waits for a place; `_intake` what was found on disk
     and waits for one, and `_behind` that there may be more; `held` are suspects that wait for another one to make room.
-    `passive`: this Runtime has no definitions, and works on nothing. `on_news` is told of every process that changed
-    here, `on_wake` of every session that may have something to hear.
+    `passive`: this Runtime has no definitions, and works on nothing.
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, supervisor: Supervisor, mode: Mode, passive: bool, concurrency: int = CONCURRENCY
+        self,
+        dispatcher: Dispatcher,
+        supervisor: Supervisor,
+        mode: Mode,
+        events: ProcessEvents,
+        passive: bool,
+        concurrency: int = CONCURRENCY,
     ) -> None:
         self._worker, self.store, self.clock = dispatcher.worker, dispatcher.store, dispatcher.clock
         self.random, self.threads, self.deps = dispatcher.random, dispatcher.threads, dispatcher.deps
@@ -75,11 +93,8 @@ class ProcessWorker:
         self._behind = False
         self._queue: dict[asyncio.Future[None], ProcessRun] = {}
         self._filling: asyncio.Task[None] | None = None
-        self.awaiting = Awaiting()
+        self.events, self.waiters = events, ProcessWaiters(events.needed)
         self.runner: ScopeRunner[ProcessRow] = ScopeRunner(self, self.store, self._worker, supervisor, log.name)
-        self.on_news: Callable[[ProcessRow], None] | None = None
-        self.on_wake: Callable[[str], None] | None = None
-        self.begin_child: StartChild | None = None
 
     def serve(self, engines: Iterable[Engine]) -> None:
         """Which engines run what is registered here."""
@@ -178,7 +193,7 @@ class ProcessWorker:
         if self.mode.leaving or not self.works or not self.can(row.registration):
             return False
         free = not self.mode.draining or self._is_here(row.registration)
-        return (free or row.id in await self.awaiting.needed(self.store)) and await self._take(row, proof)
+        return (free or row.id in await self.waiters.needed(self.store)) and await self._take(row, proof)
 
     def _is_here(self, registration: Registration) -> bool:
         """Whether its code is in our memory: there is no later at which another Runtime could begin it."""
@@ -197,7 +212,7 @@ class ProcessWorker:
         if taken.row is not None and not taken.row.live:
             self.over(taken.row)
         elif taken.row is not None and taken.row.stuck is not None:
-            self.awaiting.answer(taken.row)
+            self.waiters.settled(taken.row)
         self.woken(taken.woken)
         if not taken.won or taken.row is None:
             if taken.suspect:
@@ -303,7 +318,7 @@ class ProcessWorker:
         """Find processes that nobody works on, a page at a time, past those that are not for us."""
         if self.mode.draining:
             self._behind = False
-            needed = await self.awaiting.needed(self.store)
+            needed = await self.waiters.needed(self.store)
             self._intake.update({row.id: row for row in needed.values() if self._is_free(row)})
             return bool(self._intake)
         while self._behind:
@@ -359,7 +374,7 @@ class ProcessWorker:
             log.error("process %s could not be set aside: %s", run.row.id, second)
         row = await self.store.process(run.row.id)
         if row is not None and row.stuck is not None:
-            self.awaiting.answer(row)
+            self.waiters.settled(row)
             self._tell_news(row)
 
     def stopped(self, run: ProcessRun) -> None:
@@ -367,13 +382,13 @@ class ProcessWorker:
         del self.runs[run.row.id]
         # The listener refers to the run: without this cycle both are freed at once, and not by the collector.
         run.listener, run.on_rest = GateListener(run.gate), None
-        self.awaiting.leave(run.row.id, run.listens)
+        self.waiters.leave(run.row.id, run.listens)
         if run.placed:
             self._give_up(run)
         self.woken(run.journal.woken)
         if run.parked:
             self._tell_news(run.journal.row)
-        written = run.heeded or run.row.id in self.awaiting  # another worker's write may have ended it
+        written = run.heeded or self.waiters.awaits_end(run.row.id)  # another worker's write may have ended it
         if written and (run.parked or run.leaving) and not self.mode.leaving:
             self.runner.look(run.row.id)
         self._fill()
@@ -410,7 +425,7 @@ class ProcessWorker:
             self.over(row)
             return
         elif row.stuck is not None:
-            self.awaiting.answer(row)
+            self.waiters.settled(row)
         elif self._is_free(row):
             self._intake[row.id] = row
             self._fill()
@@ -420,20 +435,19 @@ class ProcessWorker:
 
     def over(self, row: ProcessRow) -> None:
         """It has ended: whoever waits for it here is told."""
-        self.awaiting.answer(row)
-        for process_id in self.awaiting.listening_to(row.id):
+        self.waiters.settled(row)
+        for process_id in self.waiters.take_listening(row.id):
             if (run := self.runs.get(process_id)) is not None:
                 run.listener.process_ended(row.id)
         self._tell_news(row)
 
     def _tell_news(self, row: ProcessRow) -> None:
-        self.awaiting.tell(row.id)
-        if self.on_news is not None:
-            self.on_news(row)
+        self.waiters.changed(row)
+        self.events.changed(row)
 
     async def end_of(self, process_id: str) -> ProcessRow:
         """The process, once it has ended. Whoever stops waiting harms nobody."""
-        future = self.awaiting.expect(process_id)
+        future = self.waiters.expect_end(process_id)
         try:
             if process_id not in self.runs:
                 # Somebody else works on it, and may have ended it before we began to listen.
@@ -445,11 +459,11 @@ class ProcessWorker:
             with self.circles.waiting((process_id, None)):
                 return await future
         finally:
-            self.awaiting.forget(process_id, future)
+            self.waiters.withdraw(process_id, future)
 
     def listen(self, process_id: str, other: str) -> None:
         """A process in our hands waits for the end of another."""
-        self.awaiting.listen(process_id, other)
+        self.waiters.listen(process_id, other)
         self.runs[process_id].listens.add(other)
 
     # ------------------------------------------------------------------ for functions
@@ -464,9 +478,7 @@ class ProcessWorker:
     async def start_child(
         self, parent: ProcessRow, key: str, what: Any, args: Mapping[str, Any], options: ChildOptions
     ) -> str:
-        assert self.begin_child is not None
-        started: str = await self.begin_child(parent, key, what, args, options)
-        return started
+        return await self.events.start_child(parent, key, what, args, options)
 
     async def signal(self, process_id: str, name: str, payload: Any, key: str) -> int:
         return (await self.send(process_id, name, payload, key)).sequence
@@ -501,7 +513,7 @@ class ProcessWorker:
 
     def close(self) -> None:
         """The Runtime was left."""
-        self.awaiting.close()
+        self.waiters.close()
 
 
 def _none(*asked: Any) -> None:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import Any
 
 from mainstay.engine.driver import Run
-from mainstay.engine.hands import in_hand
+from mainstay.engine.waiters import Waiters
 from mainstay.errors import SessionDeleted
 from mainstay.graph.view import View
 from mainstay.model.codec import encode
@@ -33,7 +33,7 @@ def weight(message: Message) -> int:
 
 
 class CachedSession:
-    """What is kept of a session: its view, what it runs with, the running turn, and who waits for results by turn.
+    """What is kept of a session: its view, what it runs with, and the running turn.
 
     `setup` is what plugins have in memory; it is as good as the view beside it. `weight` is of the first `weighed`
     messages of the view: a history is weighed once, not with every turn.
@@ -51,7 +51,6 @@ class CachedSession:
         "task",
         "turn",
         "view",
-        "waiters",
         "weighed",
         "weight",
     )
@@ -68,7 +67,6 @@ class CachedSession:
         # What came for the turn that is just being loaded: a cancel request, an input.
         self.cancel: tuple[int, CancelRequest] | None = None
         self.mail = False
-        self.waiters: dict[int, list[asyncio.Future[TurnResult[Any]]]] = {}
         self.weight = self.weighed = 0
         self._saving: asyncio.Lock | None = None
 
@@ -79,23 +77,18 @@ class CachedSession:
             self._saving = asyncio.Lock()
         return self._saving
 
-    @property
-    def idle(self) -> bool:
-        saving = self._saving is not None and self._saving.locked()
-        return self.task is None and not self.waiters and not saving
-
 
 class SessionCache:
     """The sessions in memory, the one idle longest first.
 
-    `cached` is the weight of all of them together. `_needed` are the waiters that are work in hand, `_hosts` those that
-    also hear of a turn that is only queued.
+    `cached` is the weight of all of them together. `_waiters` wait for results of turns, `_hosts` are those that also
+    hear of a turn that is only queued.
     """
 
     def __init__(self, archive: Archive, cache_bytes: int = CACHE_BYTES) -> None:
         self._archive, self._limit, self.cached = archive, cache_bytes, 0
         self._by_id: OrderedDict[str, CachedSession] = OrderedDict()
-        self._needed: dict[asyncio.Future[TurnResult[Any]], tuple[str, int]] = {}
+        self._waiters: Waiters[int, TurnResult[Any]] = Waiters()
         self._hosts: set[asyncio.Future[TurnResult[Any]]] = set()
 
     def of(self, session_id: str) -> CachedSession:
@@ -145,18 +138,22 @@ class SessionCache:
         for resident in self._by_id.values():
             if many <= 0 and heavy <= 0:
                 break
-            if resident.idle and resident.overlay is None:
+            if self._is_idle(resident) and resident.overlay is None:
                 dropped.append(resident)
                 many, heavy = many - 1, heavy - resident.weight
         for resident in dropped:
             self._unload(self._by_id.pop(resident.session_id))
+
+    def _is_idle(self, resident: CachedSession) -> bool:
+        saving = resident._saving is not None and resident._saving.locked()
+        return resident.task is None and resident.session_id not in self._waiters and not saving
 
     def forget(self, session_id: str) -> bool:
         """Drop what is in memory of a session; False while somebody works on it."""
         resident = self._by_id.get(session_id)
         if resident is None:
             return True
-        if not resident.idle:
+        if not self._is_idle(resident):
             return False
         self._unload(self._by_id.pop(session_id))
         return True
@@ -169,7 +166,7 @@ class SessionCache:
         found.view = None
         if found.run is not None:
             found.run.gate.leave()
-        for turn in list(found.waiters):
+        for turn in self._waiters.parts(session_id):
             self.tell(session_id, turn, SessionDeleted(session_id))
 
     def lay_over(self, session_id: str, overlay: Overlay) -> bool:
@@ -186,54 +183,41 @@ class SessionCache:
 
     def expect(self, session_id: str, turn: int, host: bool = False) -> asyncio.Future[TurnResult[Any]]:
         """A future for how a turn ends or parks; of a `host`, also for that it is queued and cannot begin."""
-        future: asyncio.Future[TurnResult[Any]] = asyncio.get_running_loop().create_future()
-        self.of(session_id).waiters.setdefault(turn, []).append(future)
+        self.of(session_id)  # the watch looks after the waiters of sessions in memory
+        future = self._waiters.expect(session_id, turn)
         if host:
             self._hosts.add(future)
-        if in_hand():
-            self._needed[future] = session_id, turn
-            future.add_done_callback(lambda done: self._needed.pop(done, None))
         return future
+
+    def awaited(self, session_id: str) -> list[int]:
+        """The turns of a session that are waited for here."""
+        return self._waiters.parts(session_id)
 
     @property
     def needed(self) -> dict[str, int]:
         """Sessions with a turn that work in hand waits for: the last such turn of each."""
         last: dict[str, int] = {}
-        for session_id, turn in self._needed.values():
+        for session_id, turn in self._waiters.needed:
             last[session_id] = max(turn, last.get(session_id, 0))
         return last
 
     def withdraw(self, session_id: str, turn: int, future: asyncio.Future[TurnResult[Any]]) -> None:
-        """Nobody waits for this one any more."""
-        waiters = self.of(session_id).waiters
-        self._needed.pop(future, None)
+        """Its task waits no more."""
         self._hosts.discard(future)
-        if future.done() and not future.cancelled():
-            future.exception()  # looked at, so that asyncio does not complain
-        rest = [each for each in waiters.pop(turn, ()) if each is not future]
-        if rest:
-            waiters[turn] = rest
+        self._waiters.withdraw(session_id, turn, future)
 
     def tell(self, session_id: str, turn: int, result: TurnResult[Any] | BaseException) -> None:
-        """Give a result, or why there is none, to everybody who waits for it."""
-        for future in self.of(session_id).waiters.pop(turn, ()):
-            self._hosts.discard(future)
-            if future.done():
-                continue
-            if isinstance(result, BaseException):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
+        """Give a result, or why there is none, to every task that waits for it."""
+        self._hosts.difference_update(self._waiters.resolve(session_id, turn, result))
 
     def hosts(self, session_id: str) -> list[int]:
         """Turns of a session that a host waits for who wants to know when one is only queued."""
-        waiters = self.of(session_id).waiters
-        return [turn for turn, futures in waiters.items() if not self._hosts.isdisjoint(futures)]
+        turns = self._waiters.parts(session_id)
+        return [turn for turn in turns if not self._hosts.isdisjoint(self._waiters.of(session_id, turn))]
 
     def tell_queued(self, session_id: str, turn: int, result: TurnResult[Any]) -> None:
         """Give hosts the news that their turn is queued; all others wait on."""
-        waiters = self.of(session_id).waiters
-        told = [future for future in waiters.get(turn, ()) if future in self._hosts]
+        told = [future for future in self._waiters.of(session_id, turn) if future in self._hosts]
         for future in told:
             if not future.done():
                 future.set_result(result)

@@ -408,7 +408,7 @@ class Turns:
         """Answer who waits for the turn, and for inputs that were delivered into it."""
         session_id = run.scope.session_id
         self.cache.tell(session_id, run.scope.turn, result)
-        if self.cache.of(session_id).waiters:
+        if self.cache.awaited(session_id):
             for number in taken(result.records):
                 self.cache.tell(session_id, number, result)
 

@@ -234,9 +234,10 @@ class Watch:
         """What is ours, and what somebody here waits for, must not be forgotten."""
         self._parts.turns.runner.adopt(await self._parts.store.open_sessions())
         for resident in self._parts.cache.all():
-            if resident.waiters and resident.task is None:
+            awaited = self._parts.cache.awaited(resident.session_id)
+            if awaited and resident.task is None:
                 # Nobody here is going to tell them: what they wait for may be stuck, or behind something that is.
-                await self._tell(resident.session_id, list(resident.waiters))
+                await self._tell(resident.session_id, awaited)
 
     async def _claim(self, row: SessionRow) -> None:
         async with self._recovering:
@@ -246,7 +247,7 @@ class Watch:
         """Another process wrote: cancel requests, answers and inputs for our turns, results for our waiters."""
         parts = self._parts
         for resident in parts.cache.all():
-            if resident.run is None and not resident.waiters:
+            if resident.run is None and not parts.cache.awaited(resident.session_id):
                 continue
             row = await parts.store.session(resident.session_id)
             if row is None or row.deleted:
@@ -255,7 +256,7 @@ class Watch:
             parts.turns.reconcile(row)
             # A relieved run may wait for its model for long, and will not say how another worker ended the turn.
             if resident.run is None or resident.run.scope.generation != row.generation:
-                await self._tell(resident.session_id, list(resident.waiters))
+                await self._tell(resident.session_id, parts.cache.awaited(resident.session_id))
 
     async def _observed(self) -> None:
         """Turns that ended in other processes: who observes their sessions here hears of that, after a gap."""
