@@ -15,7 +15,6 @@ import pytest
 from mainstay import Runtime
 from mainstay.errors import ProcessEnded, ProcessPruned
 from mainstay.model.process import Failure, NoLongerRetained, Success
-from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.recovery import ProcessWatch
 from mainstay.testing import VirtualClock
 from tests.crash.children import Child, child, count, folder, rows
@@ -225,12 +224,13 @@ async def test_prune_racing_everybody_gives_typed_answers_and_wakes_no_dead(fold
         live = await host.processes.list(live=True)
         refused = [await answer(host.start(quick, {"n": n}, id=f"p-{n:03}")) for n in range(total)]
         gone = [await host.processes.outcome(f"p-{n:03}", PATIENCE) for n in range(total)]
+        handles = {host.handle(f"p-{n:03}") for n in range(total)}
     after = await rows(outside)
 
     assert set(answers["outcome"]) <= {Success, NoLongerRetained}
     assert set(answers["signal"]) <= {ProcessEnded, ProcessPruned}
     assert set(answers["cancel"]) <= {"ended", ProcessPruned}
-    assert answers["start"].keys() - {ProcessPruned} <= {runtime_handle(host, n) for n in range(total)}
+    assert answers["start"].keys() - {ProcessPruned} <= handles
     assert ProcessPruned in answers["signal"], "the pruner was quick enough"
     assert pruned == total
     assert live == []
@@ -238,10 +238,6 @@ async def test_prune_racing_everybody_gives_typed_answers_and_wakes_no_dead(fold
     assert {type(each) for each in gone} == {NoLongerRetained}
     assert all(row.pruned is not None for row in after.values())
     assert count(outside, "add") == {f"p-{n:03} {n}": 1 for n in range(total)}, "no id was ever used twice"
-
-
-def runtime_handle(host: Runtime, n: int) -> ProcessHandle:
-    return ProcessHandle(host.processes, f"p-{n:03}")
 
 
 async def test_a_parent_whose_child_is_pruned_under_it_has_its_value_or_is_told(folder: Path) -> None:
