@@ -14,7 +14,7 @@ from mainstay.model.process import Event, EventType, Registration, Success, Wait
 from mainstay.model.process_write import Advance, ProcessScope, Register, Take
 from mainstay.model.step import Done, Segment
 from mainstay.model.write import Write
-from mainstay.processes.journal import ProcessJournal, load_steps
+from mainstay.processes.worker.journal import ProcessJournal, load_steps
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import VirtualClock
 

@@ -12,8 +12,8 @@ from mainstay.errors import ProcessFailed, StepFailed
 from mainstay.model.process import Failure
 from mainstay.model.step import Done, StepFaltered
 from mainstay.model.task import TaskSpec
-from mainstay.processes.journal import load_steps
 from mainstay.processes.tracebacks import MAX_TRACEBACK, log_raised, traceback_text
+from mainstay.processes.worker.journal import load_steps
 from tests.kit import SOON, Place, until
 from tests.sessions.test_tasks import host
 from tests.sessions.test_wakes import Ear

@@ -32,7 +32,7 @@ from mainstay.model.record import Joined  # noqa: E402
 from mainstay.model.step import Begun  # noqa: E402
 from mainstay.model.tool import Denied, Ok, OutcomeUnknown, ToolRecord  # noqa: E402
 from mainstay.model.write import SessionFilter  # noqa: E402
-from mainstay.processes.journal import load_steps  # noqa: E402
+from mainstay.processes.worker.journal import load_steps  # noqa: E402
 from mainstay.stores.sqlite import SqliteStore  # noqa: E402
 from tests.soak.lane import lines, told  # noqa: E402
 from tests.soak.verbs import LEASE  # noqa: E402

@@ -66,10 +66,10 @@ from mainstay.model.process_write import (
 from mainstay.model.session import CancelRequest
 from mainstay.ports.store import Store
 from mainstay.processes.handle import ProcessHandle, SignalReceipt, handle_id
-from mainstay.processes.host import ChildOptions
 from mainstay.processes.policy import CancelAsk, CancelPolicy
-from mainstay.processes.run import ProcessRun
-from mainstay.processes.worker import ProcessWorker
+from mainstay.processes.worker.host import ChildOptions
+from mainstay.processes.worker.run import ProcessRun
+from mainstay.processes.worker.worker import ProcessWorker
 from mainstay.tools.check import check
 
 FOLLOW_SECONDS = 0.25

@@ -51,12 +51,12 @@ from mainstay.model.process_write import Dismiss
 from mainstay.model.tool import Artifact, Failed, Ok, OutcomeUnknown, PreparedCall, ToolOutcome, ToolRecord, ToolSpec
 from mainstay.model.tool import Cancelled as CallCancelled
 from mainstay.ports.tool import StartOptions
-from mainstay.processes.body import ARTIFACT
 from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.policy import BY_HANDLE, CancelAsk
-from mainstay.processes.run import ProcessRun
 from mainstay.processes.service import ProcessService, Start
-from mainstay.processes.tool import KIND, BackgroundCall
+from mainstay.processes.tool.engine import KIND, BackgroundCall
+from mainstay.processes.tool.work import ARTIFACT
+from mainstay.processes.worker.run import ProcessRun
 from mainstay.tools.dispatcher import Dispatcher
 from mainstay.wire import handle_json, parse_handle, status_json, view_json
 

@@ -72,10 +72,10 @@ from mainstay.model.write import Configure
 from mainstay.plugins.directives import sound_child
 from mainstay.ports.process import EngineRun
 from mainstay.processes.handle import ProcessHandle
-from mainstay.processes.journal import load_steps
-from mainstay.processes.run import ProcessRun, Unloaded
 from mainstay.processes.service import Start
-from mainstay.processes.worker import ProcessWorker
+from mainstay.processes.worker.journal import load_steps
+from mainstay.processes.worker.run import ProcessRun, Unloaded
+from mainstay.processes.worker.worker import ProcessWorker
 from mainstay.sessions.definition import Defined
 from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.result import TurnResult

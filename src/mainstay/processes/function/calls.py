@@ -35,8 +35,8 @@ from mainstay.processes.function.replay import Replay, shown
 from mainstay.processes.function.scheduler import Branch, BranchStopped, Scheduler
 from mainstay.processes.function.timeouts import limit_around_caller
 from mainstay.processes.function.waits import STOP, Signal
-from mainstay.processes.host import Host
-from mainstay.processes.journal import ProcessJournal
+from mainstay.processes.worker.host import Host
+from mainstay.processes.worker.journal import ProcessJournal
 
 FIRST = "1"
 """The key of a function's first call, and of the first one after a checkpoint."""

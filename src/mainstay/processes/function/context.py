@@ -48,7 +48,7 @@ from mainstay.processes.function.replay import shape
 from mainstay.processes.function.scheduler import CANCEL, Branch, Group, Works
 from mainstay.processes.function.step import StepOptions, StepRun, read_step
 from mainstay.processes.handle import handle_id, value_of
-from mainstay.processes.host import ChildOptions
+from mainstay.processes.worker.host import ChildOptions
 from mainstay.tools.answer import output_codec
 from mainstay.tools.check import check
 from mainstay.tools.context import Deps

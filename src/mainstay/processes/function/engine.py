@@ -32,10 +32,10 @@ from mainstay.processes.function.definition import Process, is_name
 from mainstay.processes.function.replay import Replay
 from mainstay.processes.function.scheduler import Scheduler
 from mainstay.processes.function.step import MAX_TEXT, checked, described
-from mainstay.processes.host import Host
-from mainstay.processes.journal import load_steps
-from mainstay.processes.run import ProcessRun, Unloaded
 from mainstay.processes.tracebacks import log_raised, traceback_text
+from mainstay.processes.worker.host import Host
+from mainstay.processes.worker.journal import load_steps
+from mainstay.processes.worker.run import ProcessRun, Unloaded
 
 KIND = "function"
 

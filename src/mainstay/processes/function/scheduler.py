@@ -60,8 +60,8 @@ from mainstay.ports.host import Clock
 from mainstay.processes.function.replay import FORKS, Replay, shown
 from mainstay.processes.function.timeouts import OWN_CANCEL, QUESTION, limit_around
 from mainstay.processes.function.waits import STOP, UNLOAD, Signal, Waits
-from mainstay.processes.journal import ProcessJournal
-from mainstay.processes.run import Unloaded
+from mainstay.processes.worker.journal import ProcessJournal
+from mainstay.processes.worker.run import Unloaded
 
 R = TypeVar("R")
 Works: TypeAlias = Sequence[Coroutine[Any, Any, Any]]

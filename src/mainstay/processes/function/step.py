@@ -32,8 +32,8 @@ from mainstay.model.tool import Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpe
 from mainstay.processes.function.calls import Calls, answered
 from mainstay.processes.function.replay import Open, shape
 from mainstay.processes.function.scheduler import Branch
-from mainstay.processes.run import Unloaded
 from mainstay.processes.tracebacks import log_raised, traceback_text
+from mainstay.processes.worker.run import Unloaded
 from mainstay.tools.attempt import (
     NOT_BEGUN,
     Again,

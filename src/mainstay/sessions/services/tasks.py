@@ -39,9 +39,9 @@ from mainstay.model.session import SessionRow
 from mainstay.model.task import LiveState, TaskEnd, TaskKind, TaskRecord, TaskSpec, TaskState
 from mainstay.ports.tasks import CancelHook, Work
 from mainstay.processes.handle import ProcessHandle, handle_id, value_of
-from mainstay.processes.local import KIND, LocalWork
 from mainstay.processes.policy import CancelAsk
 from mainstay.processes.service import ProcessService, Start
+from mainstay.processes.task import KIND, LocalWork
 from mainstay.sessions.services.processes import SessionProcesses
 from mainstay.sessions.services.scope import ServiceScope
 from mainstay.sessions.task_table import TaskTable

@@ -36,7 +36,7 @@ from mainstay.plugins.calls import Hooks, probed
 from mainstay.plugins.filters import Filters, withheld
 from mainstay.plugins.hooks import ToolEndContext
 from mainstay.plugins.turn import projected
-from mainstay.processes.tool import KIND, read_input, session_of
+from mainstay.processes.tool.engine import KIND, read_input, session_of
 from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.setup import Setup

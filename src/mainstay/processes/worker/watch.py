@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 
 from mainstay.model.process import ProcessRow
 from mainstay.ports.host import Clock
-from mainstay.processes.worker import PAGE, ProcessWorker
+from mainstay.processes.worker.worker import PAGE, ProcessWorker
 
 log = logging.getLogger("mainstay.processes")
 

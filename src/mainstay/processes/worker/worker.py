@@ -39,9 +39,9 @@ from mainstay.model.process import Cancelled, ProcessOutcome, ProcessRow, Regist
 from mainstay.model.process_write import LetGo, ProcessScope, Register, Registered, Stop, Take, Tell, Told
 from mainstay.model.session import CancelRequest, Offers
 from mainstay.ports.process import Engine
-from mainstay.processes.host import ChildOptions
-from mainstay.processes.run import GateListener, ProcessRun, Unloaded
-from mainstay.processes.waiters import ProcessWaiters
+from mainstay.processes.worker.host import ChildOptions
+from mainstay.processes.worker.run import GateListener, ProcessRun, Unloaded
+from mainstay.processes.worker.waiters import ProcessWaiters
 from mainstay.tools.dispatcher import Dispatcher
 
 log = logging.getLogger("mainstay.processes")

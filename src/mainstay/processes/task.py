@@ -26,8 +26,8 @@ from mainstay.model.process import (
 from mainstay.ports.process import EngineRun
 from mainstay.ports.store import Store
 from mainstay.processes.function.engine import failure
-from mainstay.processes.run import ProcessRun
 from mainstay.processes.tracebacks import log_raised
+from mainstay.processes.worker.run import ProcessRun
 
 KIND = "task"
 

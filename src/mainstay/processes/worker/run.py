@@ -15,7 +15,7 @@ from mainstay.model.process_write import ProcessScope
 from mainstay.model.session import CancelRequest
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
-from mainstay.processes.journal import ProcessJournal
+from mainstay.processes.worker.journal import ProcessJournal
 
 R = TypeVar("R")
 

@@ -31,10 +31,10 @@ from mainstay.plugins.filters import Filters
 from mainstay.ports.process import EngineRun
 from mainstay.ports.services import ToolHost
 from mainstay.ports.tool import Handles
-from mainstay.processes.body import ARTIFACT, ToolWork
-from mainstay.processes.host import Host
-from mainstay.processes.journal import load_steps
-from mainstay.processes.run import ProcessRun
+from mainstay.processes.tool.work import ARTIFACT, ToolWork
+from mainstay.processes.worker.host import Host
+from mainstay.processes.worker.journal import load_steps
+from mainstay.processes.worker.run import ProcessRun
 from mainstay.tools.catalog import Entry
 from mainstay.tools.define import Tool
 from mainstay.tools.dispatcher import Dispatcher

@@ -35,8 +35,8 @@ from mainstay.model.tool import Cancelled as ToolCancelled
 from mainstay.plugins.filters import Filters
 from mainstay.ports.services import ToolHost
 from mainstay.ports.tool import Handles
-from mainstay.processes.host import Host
-from mainstay.processes.run import ProcessRun, Unloaded
+from mainstay.processes.worker.host import Host
+from mainstay.processes.worker.run import ProcessRun, Unloaded
 from mainstay.tools.artifacts import in_the_past
 from mainstay.tools.attempt import (
     NOT_BEGUN,
