@@ -202,8 +202,8 @@ class Runtime:
             services=lambda run: SessionHost(parts, run.scope.session_id, run.agent.name, run),
             between=lambda row: wakes.between(row),
             # A parked turn that goes on has freed the process that waited with it, whichever worker had parked that.
-            resumed=lambda: work.look_around(),
-            woken=lambda rows: work.woken(rows),
+            resumed=lambda: work.find_unowned(),
+            woken=lambda rows: work.reconcile_all(rows),
         )
         turns = Turns(
             worker, mode, activity, feed, supervisor, dispatcher, definitions, models, limits, cache, archive, outcomes,

@@ -58,7 +58,7 @@ async def begun(store: Held) -> ProcessJournal:
     registration = Registration("p", "function", "rerunnable", events=(EventType("told"),))
     registered = await store.write(Register(registration, 1, "w"))
     row = registered.row
-    return ProcessJournal(store, ProcessScope("p", row.pid, "w", row.generation), row, VirtualClock())
+    return ProcessJournal(store, ProcessScope("p", row.pid, "w", row.generation), row, VirtualClock(), lambda row: None)
 
 
 async def steps(store: Held, journal: ProcessJournal) -> list[Any]:

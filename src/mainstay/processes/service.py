@@ -256,7 +256,7 @@ class ProcessService:
         self._worker.mode.check_work()
         try:
             async with asyncio.timeout(timeout):
-                row = await self._worker.end_of(process_id)
+                row = await self._worker.wait_end(process_id)
         except TimeoutError:
             raise TimedOut(f"process {process_id!r} did not end", timeout) from None
         return await self._output(row)
@@ -303,7 +303,7 @@ class ProcessService:
         """Ask a process to end: "requested", "already_requested" or "ended"."""
         request = CancelRequest(clean_text(by), clean_text(reason))
         stopped = await self._store.write(Stop(handle_id(process_id), request, self._clock.now()))
-        self._worker.woken((stopped.row, *stopped.woken))
+        self._worker.reconcile_all((stopped.row, *stopped.woken))
         return stopped.status
 
     async def cancel_for(self, ask: CancelAsk, *, started: bool) -> ProcessRow:
@@ -341,8 +341,8 @@ class ProcessService:
         encode_checked(readable(outcome, "an outcome"), "the outcome of a process")
         ending = await self._store.write(Complete(process_id, outcome, authority, self._clock.now()))
         if ending.status == "committed":
-            self._worker.over(ending.row)
-            self._worker.woken(ending.woken)
+            self._worker.ended(ending.row)
+            self._worker.reconcile_all(ending.woken)
         return ending
 
     async def emit(self, process: Any, event: str, payload: Any = None, *, key: str | None = None) -> int:
@@ -366,7 +366,7 @@ class ProcessService:
         """Whoever was launching this external work has vanished: nobody will say how it ended."""
         process_id = handle_id(process)
         told = await self._mark(process_id, Event(CALLER_DEPARTED, None, self._clock.now()))
-        self._worker.over(told.row)
+        self._worker.ended(told.row)
 
     async def retarget(self, process: Any, wake: WakeTarget) -> None:
         """Another session hears of this process from now on; with policy "none", nobody does."""
@@ -485,7 +485,7 @@ class ProcessService:
             for process_id in gone:
                 row = await self._store.process(process_id)
                 if row is not None:
-                    self._worker.over(row)
+                    self._worker.ended(row)
             if not gone:
                 return count
             await asyncio.sleep(0)

@@ -206,10 +206,10 @@ class Watch:
             if isinstance(row, SessionRow):
                 won = await self._parts.turns.claim(row)
             else:
-                won = await self._processes.take(row, gone.get(row.owner or ""))
+                won = await self._processes.claim(row, gone.get(row.owner or ""))
             if won:
                 return
-        self._processes.try_held()
+        self._processes.retry_held()
 
     def _is_for_us(self, row: SessionRow | ProcessRow) -> bool:
         if isinstance(row, ProcessRow):
@@ -299,7 +299,7 @@ async def see_to_needs(parts: SessionParts, work: ProcessWorker) -> None:
     while not parts.mode.leaving:
         parts.activity.changed.clear()
         try:
-            work.look_around()
+            work.find_unowned()
             await _claim_turns(parts)
         except StoreError as error:
             log.warning("cannot look at what running work waits for: %s", error)

@@ -29,25 +29,32 @@ class ProcessJournal(Journal[Advanced]):
     """The unwritten tail of a process's records and events, and the scope under which they are written.
 
     `read_to` is the event up to which the owner has read what others wrote; `row` is the process as last seen; `first`:
-    its start is not written yet. `woken` are processes that writes of ours gave something to do. `on_events` is called
+    its start is not written yet. `woken` are processes that writes of ours gave something to do. `changed` is called
     with the row after a write with events.
     """
 
     __slots__ = (
         "_blobs",
+        "_changed",
         "_events",
         "_pending",
         "_progress",
         "_repeats",
         "first",
-        "on_events",
         "read_to",
         "row",
         "scope",
         "woken",
     )
 
-    def __init__(self, store: Store, scope: ProcessScope, row: ProcessRow, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: Store,
+        scope: ProcessScope,
+        row: ProcessRow,
+        clock: Clock,
+        changed: Callable[[ProcessRow], None],
+    ) -> None:
         super().__init__(store, clock, f"process {scope.id}", 0)
         self.scope, self.row = scope, row
         # Bytes, made at once: what a call has returned is its caller's to change, and must not change here.
@@ -59,7 +66,7 @@ class ProcessJournal(Journal[Advanced]):
         self.first = row.record.first_started is None
         self.read_to = row.record.sequence
         self.woken: list[ProcessRow] = []
-        self.on_events: Callable[[ProcessRow], None] | None = None
+        self._changed = changed
 
     def begin_at(self, ordinal: int) -> None:
         """The number of the next record, where some were written before."""
@@ -180,8 +187,8 @@ class ProcessJournal(Journal[Advanced]):
         if answer.row.record.sequence <= self.read_to + ours:
             self.read_to = answer.row.record.sequence
         self.first, self.row = False, answer.row
-        if write.events and self.on_events is not None:
-            self.on_events(answer.row)
+        if write.events:
+            self._changed(answer.row)
         self.woken += answer.woken
 
 

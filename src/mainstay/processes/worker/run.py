@@ -72,20 +72,24 @@ class GateListener:
 
 
 class ProcessRun:
-    """One process in the hands of this worker. `parked`: it is on disk, waits, and is nobody's any more.
+    """One process that this worker owns and runs. It lives on the event loop.
 
-    `heeded`: something was written about it meanwhile, perhaps after it was parked.
+    `parked`: it is on disk, waits, and has no owner now. `leaving`: the Runtime is left, or another worker owns it.
+    `resting`: it only waits, so its place may be given to another; `placed`: it has one. `written_about`: others wrote
+    about it while it ran, perhaps after it was parked. `listens` are the processes whose end it waits for.
     """
 
-    def __init__(self, row: ProcessRow, scope: ProcessScope, store: Store, clock: Clock) -> None:
+    def __init__(
+        self, row: ProcessRow, scope: ProcessScope, store: Store, clock: Clock, changed: Callable[[ProcessRow], None]
+    ) -> None:
         self.row, self.scope, self._store, self._clock = row, scope, store, clock
         self.on_rest: Callable[[bool], None] | None = None
-        self.journal = ProcessJournal(store, scope, row, clock)
+        self.journal = ProcessJournal(store, scope, row, clock, changed)
         self.gate = Gate()
         self.listener: Listener = GateListener(self.gate)
         self.parked = self.resting = self.placed = False
         self.leaving = False
-        self.heeded = False
+        self.written_about = False
         self.listens: set[str] = set()
         self._reading = asyncio.Lock()
         self._wanted = False
@@ -151,7 +155,7 @@ class ProcessRun:
             await self._read_events()
             row = await self._store.process(self.row.id)
         if row is None or row.owner != self.scope.owner or row.generation != self.scope.generation:
-            self.leave()  # taken over, or over: whatever is written from here is refused
+            self.leave()  # another worker owns it, or it has ended: the store refuses what is written from here
         elif row.record.cancel is not None:
             self.listener.cancel(row.record.cancel)
 
@@ -160,7 +164,7 @@ class ProcessRun:
         self.listener.leave()
 
     def rest(self, resting: bool) -> None:
-        """Nobody works in it just now: its place may be another's."""
+        """It only waits from now on, or works again."""
         if resting != self.resting:
             self.resting = resting
             if self.on_rest is not None:

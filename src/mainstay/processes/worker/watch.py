@@ -1,4 +1,4 @@
-"""Noticing what happens to processes elsewhere: dead owners, times that have come, what other Runtimes wrote."""
+"""Finds processes whose owner died, whose time has come, or that other Runtimes wrote about."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DUE_AT_ONCE = 1024
 
 
 class ProcessWatch:
-    """A worker's eyes. Called by the Runtime's own watch, a few times a second."""
+    """Called by the watch of the Runtime, a few times a second."""
 
     def __init__(self, worker: ProcessWorker, clock: Clock) -> None:
         self._worker, self._store, self._clock = worker, worker.store, clock
@@ -25,7 +25,7 @@ class ProcessWatch:
     async def take_over(
         self, rows: Sequence[ProcessRow], gone: Mapping[str, str | None], known: set[str], held: Container[int]
     ) -> None:
-        """Take up every process of `rows` that no living worker has, except those of the numbers in `held`.
+        """Claim every process of `rows` that no living worker owns, except those of the numbers in `held`.
 
         `gone` are dead workers, with the proof of it if any.
         """
@@ -42,7 +42,7 @@ class ProcessWatch:
         for at in range(0, len(found), PAGE):
             await asyncio.gather(*(self._worker.recover(row, proof) for row, proof in found[at : at + PAGE]))
         if unowned:
-            self._worker.look_around()
+            self._worker.find_unowned()
         self._worker.runner.adopt(rows)
 
     def adopt(self, rows: Sequence[ProcessRow]) -> None:
@@ -50,24 +50,24 @@ class ProcessWatch:
         self._worker.runner.adopt(rows)
 
     def is_for_us(self, row: ProcessRow) -> bool:
-        """Whether this worker would take the process if it were free to."""
+        """Whether this worker could run the process."""
         return self._worker.works and self._worker.can(row.registration) and not self._worker.mode.leaving
 
-    async def take(self, row: ProcessRow, proof: str | None) -> bool:
-        """Take one process."""
-        return await self._worker.take(row, proof)
+    async def claim(self, row: ProcessRow, proof: str | None) -> bool:
+        """Claim one process."""
+        return await self._worker.claim(row, proof)
 
     @property
     def holds(self) -> bool:
         """Whether processes wait for a suspect to make room."""
         return bool(self._worker.held)
 
-    def try_held(self) -> None:
+    def retry_held(self) -> None:
         """No suspect runs here: processes that were held back may be tried again."""
-        self._worker.try_held()
+        self._worker.retry_held()
 
     async def wake(self, now: int) -> None:
-        """Take up the parked processes whose time has come."""
+        """Claim the parked processes whose time has come."""
         if self._worker.backlog:
             return  # what was found before has no place yet, and would be found again
         jumps = self._worker.jumps

@@ -1,12 +1,14 @@
-"""The sole executor of processes, also of their first run.
+"""The worker that owns the processes of a Runtime. Everything that runs a process passes here, its first run too.
 
-    register    begin a process: on disk first, then in our hands if there is a place
-    take        claim one that nobody alive works on
-    launch      work on one that is ours: its engine runs it to its end, or to where it parks
-    settle      the end is one write; whoever waits is told, whoever waited on disk is taken up
+    register    write a new process; this worker owns it at once if it has a place
+    claim       own one that no living worker owns
+    launch      run one that is owned here: its engine runs it to its end, or to where it parks
+    reconcile   compare with a row read from the store: wake the local run if there is one, otherwise queue the process
+                for claiming
+    release     give it up: parked, freed for another worker, or stuck
 
-At most `concurrency` processes are worked on at once; one that only waits has given up its place, and one that is
-parked is nothing but its row.
+At most `concurrency` processes run at once. One that only waits has given up its place; one that is parked is nothing
+but its row. What a run does is its engine's; how a row may change is decided by the store's rules.
 """
 
 from __future__ import annotations
@@ -65,10 +67,11 @@ class ProcessEvents(Struct, frozen=True):
 
 
 class ProcessWorker:
-    """Works on the processes of one Runtime.
+    """Owns the processes that one Runtime works on. It lives on the event loop.
 
-    `runs` are those in its hands, by id; `_queue` who goes on and waits for a place; `_intake` what was found on disk
-    and waits for one, and `_behind` that there may be more; `held` are suspects that wait for another one to make room.
+    `runs` are those that run here, by id. `_busy` counts places that are taken: by runs, and by processes that are just
+    being claimed. `_queue` are runs in memory that wait for a place, `_found` processes on disk that wait for one, and
+    `_more_unowned` says that there may be more of these. `held` are suspects that may not run beside another one.
     `passive`: this Runtime has no definitions, and works on nothing.
     """
 
@@ -88,9 +91,9 @@ class ProcessWorker:
         self._engines: dict[str, Engine] = {}
         self.runs: dict[str, ProcessRun] = {}
         self._busy = 0
-        self._intake: dict[str, ProcessRow] = {}
+        self._found: dict[str, ProcessRow] = {}
         self.held: set[str] = set()
-        self._behind = False
+        self._more_unowned = False
         self._queue: dict[asyncio.Future[None], ProcessRun] = {}
         self._filling: asyncio.Task[None] | None = None
         self.events, self.waiters = events, ProcessWaiters(events.needed)
@@ -112,12 +115,12 @@ class ProcessWorker:
         return tuple(self._engines)
 
     def can(self, registration: Registration) -> bool:
-        """Whether this worker has what it takes to work on it."""
+        """Whether an engine here can run it."""
         engine = self._engines.get(registration.kind)
         return engine is not None and registration.contract.may_begin and engine.knows(registration)
 
     async def draft(self, what: Any, args: Mapping[str, Any]) -> Registration:
-        """A registration, still without id, for whatever somebody wants to start."""
+        """A registration, still without id, of what is to be started."""
         if isinstance(what, Registration):
             return self._checked(what)
         for engine in self._engines.values():
@@ -144,7 +147,7 @@ class ProcessWorker:
         return None
 
     def _checked(self, draft: Registration) -> Registration:
-        """A registration that somebody made by hand, for an engine of somebody's own."""
+        """A registration that the host made itself, for an engine of its own."""
         if draft.kind not in self._engines and not self.passive:
             raise InvalidProcess(
                 f"there is no engine of kind {draft.kind!r} here; there are: {', '.join(self._engines)}"
@@ -160,12 +163,12 @@ class ProcessWorker:
         """Whether processes are worked on here: with definitions, and in a store that is no copy to be restored."""
         return not self.passive and self.store.held() is None
 
-    # ------------------------------------------------------------------ beginning
+    # ------------------------------------------------------------------ owning
 
     async def register(
         self, registration: Registration, grants: tuple[str, ...] = (), blobs: tuple[str, ...] = ()
     ) -> Registered:
-        """Begin a process. When this returns it is on disk, and somebody will work on it."""
+        """Begin a process. When this returns it is on disk, owned here or free to be claimed."""
         begins = not self.mode.draining or self._is_here(registration)
         ours = self.id if begins and self._has_place and self.can(registration) else None
         if ours is not None:
@@ -181,28 +184,28 @@ class ProcessWorker:
             self.launch(row)
         elif self._is_free(row):
             if self._is_here(registration):
-                self._intake[row.id] = row
-            self._behind = True
-            self._fill()
+                self._found[row.id] = row
+            self._more_unowned = True
+            self._fill_places()
         if not registered.known:
-            self._tell_news(row)
+            self._announce(row)
         return registered
 
-    async def take(self, row: ProcessRow, proof: str | None = None) -> bool:
-        """Claim a process that nobody alive works on, and work on it."""
+    async def claim(self, row: ProcessRow, proof: str | None = None) -> bool:
+        """Claim a process that no living worker owns, and run it. False: it may not run here, or another was first."""
         if self.mode.leaving or not self.works or not self.can(row.registration):
             return False
         free = not self.mode.draining or self._is_here(row.registration)
-        return (free or row.id in await self.waiters.needed(self.store)) and await self._take(row, proof)
+        return (free or row.id in await self.waiters.needed(self.store)) and await self._claim(row, proof)
 
     def _is_here(self, registration: Registration) -> bool:
-        """Whether its code is in our memory: there is no later at which another Runtime could begin it."""
+        """Whether its code is in our memory: no other Runtime could ever begin it."""
         return registration.definition == self.id
 
-    async def _take(self, row: ProcessRow, proof: str | None) -> bool:
-        # The wall clock may have jumped back since a wait was set: whoever takes it up has judged that.
+    async def _claim(self, row: ProcessRow, proof: str | None) -> bool:
+        # The wall clock may have jumped back since a wait was set. The caller has judged that it is due.
         at = max(self.clock.now(), row.due or 0)
-        self._busy += 1  # its place is kept while it is claimed, so that a sweep of many claims no more than it has
+        self._busy += 1  # its place is taken while it is claimed: a sweep of many must not claim more than can run
         try:
             death, lived = self._worker.death_of(row.owner), self._worker.lived
             take = Take(row.id, self.id, row.generation, at, proof, death, lived)
@@ -210,14 +213,14 @@ class ProcessWorker:
         finally:
             self._busy -= 1
         if taken.row is not None and not taken.row.live:
-            self.over(taken.row)
+            self.ended(taken.row)
         elif taken.row is not None and taken.row.stuck is not None:
             self.waiters.settled(taken.row)
-        self.woken(taken.woken)
+        self.reconcile_all(taken.woken)
         if not taken.won or taken.row is None:
             if taken.suspect:
                 self.held.add(row.id)
-            self._fill()
+            self._fill_places()
             return False
         self.held.discard(row.id)
         if taken.row.takeovers:
@@ -226,33 +229,32 @@ class ProcessWorker:
         return True
 
     async def recover(self, row: ProcessRow, proof: str | None) -> None:
-        """Take it up if there is a place; what is only to be given up needs none."""
+        """Claim it if there is a place, or queue it. One that is only to be abandoned needs no place."""
         if row.after_owner_death == "abandon" and (proof is not None or row.record.abandon is not None) and self.works:
-            await self._take(row, proof)
-        elif self._has_place and not self._intake:
-            await self.take(row, proof)
+            await self._claim(row, proof)
+        elif self._has_place and not self._found:
+            await self.claim(row, proof)
         elif (row.owner is None or proof is not None) and self.can(row.registration):
-            self._intake.setdefault(row.id, row)  # not what is owned by who is only silent: it may speak again
-            self._fill()
+            self._found.setdefault(row.id, row)  # not if its owner is only silent: that may speak again
+            self._fill_places()
 
     def launch(self, row: ProcessRow) -> None:
-        """Work on a process that is ours."""
+        """Run a process that is owned here."""
         if row.id in self.runs:
             return
         scope = ProcessScope(row.id, row.pid, self.id, row.generation)
-        run = self.runs[row.id] = ProcessRun(row, scope, self.store, self.clock)
+        run = self.runs[row.id] = ProcessRun(row, scope, self.store, self.clock, self._announce)
         run.on_rest = functools.partial(self._rested, run)
-        run.journal.on_events = self._tell_news
         self._give_place(run)
         _ = self.runner.run(ProcessTask(self, run))
         if self.mode.leaving:
-            run.leave()  # it became ours too late: its engine puts it back, and nothing of it is given up unseen
+            run.leave()  # it became ours too late; its engine releases it, so that nothing of it is abandoned unseen
 
     def _rested(self, run: ProcessRun, resting: bool) -> None:
         """A process that only waits gives up its place, and has it again if there is one when it goes on."""
         if resting and run.placed:
             self._give_up(run)
-            self._fill()
+            self._fill_places()
         elif not resting and not run.placed and self._has_place and not self._queue:
             self._give_place(run)
 
@@ -268,73 +270,73 @@ class ProcessWorker:
         return self.runs[process_id].placed
 
     async def place(self, process_id: str) -> None:
-        """Wait for a place to work in: before anything acts outside, by a process that has waited in memory."""
+        """Wait for a place: before anything acts outside, by a process that has waited in memory."""
         free: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue[free] = self.runs[process_id]
         try:
-            self._fill()
+            self._fill_places()
             await free
         finally:
             self._queue.pop(free, None)
 
     @property
     def backlog(self) -> bool:
-        """Whether something was found that has no place yet."""
-        return bool(self._intake)
+        """Whether processes were found that have no place yet."""
+        return bool(self._found)
 
-    def try_held(self) -> None:
+    def retry_held(self) -> None:
         """No suspect runs here: those that were held back may be tried again."""
         if self.held:
             self.held.clear()
-            self.look_around()
+            self.find_unowned()
 
-    def look_around(self) -> None:
-        """There is work on disk that nobody has: it is taken in page by page."""
-        self._behind = True
-        self._fill()
+    def find_unowned(self) -> None:
+        """There are processes on disk that no worker owns: claim them, page by page."""
+        self._more_unowned = True
+        self._fill_places()
 
-    def _fill(self) -> None:
+    def _fill_places(self) -> None:
         """Give free places to processes that go on in memory, then to those that wait on disk for one."""
         while self._queue:
             free, run = next(iter(self._queue.items()))
             if self._busy >= self._concurrency and not run.leaving:
-                break  # who was told to leave needs no place: it begins nothing, and only has to come to its end
+                break  # a run that leaves needs no place: it begins nothing more, and only has to end
             del self._queue[free]
             if not run.placed:
                 self._give_place(run)
             if not free.done():
                 free.set_result(None)
-        wanted = (self._behind or self._intake) and self._has_place
+        wanted = (self._more_unowned or self._found) and self._has_place
         if wanted and (self._filling is None or self._filling.done()):
-            self._filling = self._supervisor.spawn(self._take_in(), "mainstay intake")
+            self._filling = self._supervisor.spawn(self._claim_found(), "mainstay intake")
 
-    async def _take_in(self) -> None:
-        while self._has_place and (self._intake or await self._look_for_more()):
-            free = min(self._concurrency - self._busy, len(self._intake))
-            page = [self._intake.pop(process_id) for process_id in list(itertools.islice(self._intake, free))]
-            await asyncio.gather(*(self.take(row) for row in page))
+    async def _claim_found(self) -> None:
+        while self._has_place and (self._found or await self._find_more()):
+            free = min(self._concurrency - self._busy, len(self._found))
+            page = [self._found.pop(process_id) for process_id in list(itertools.islice(self._found, free))]
+            await asyncio.gather(*(self.claim(row) for row in page))
 
-    async def _look_for_more(self) -> bool:
-        """Find processes that nobody works on, a page at a time, past those that are not for us."""
+    async def _find_more(self) -> bool:
+        """Find processes that no worker owns, a page at a time, past those that cannot run here."""
         if self.mode.draining:
-            self._behind = False
+            self._more_unowned = False
             needed = await self.waiters.needed(self.store)
-            self._intake.update({row.id: row for row in needed.values() if self._is_free(row)})
-            return bool(self._intake)
-        while self._behind:
-            self._behind, after = False, 0  # before looking: what loses its owner meanwhile is looked for again
+            self._found.update({row.id: row for row in needed.values() if self._is_free(row)})
+            return bool(self._found)
+        while self._more_unowned:
+            self._more_unowned, after = False, 0  # before reading: what loses its owner meanwhile is read again
             while page := await self.store.unowned_processes(after, PAGE):
                 after = page[-1].pid
-                self._intake.update({row.id: row for row in page if self._is_free(row)})
-                if self._intake:
-                    self._behind = True
+                self._found.update({row.id: row for row in page if self._is_free(row)})
+                if self._found:
+                    self._more_unowned = True
                     return True
         return False
 
     def _is_free(self, row: ProcessRow) -> bool:
         return row.active and row.owner is None and row.id not in self.held and self.can(row.registration)
 
-    # ------------------------------------------------------------------ working
+    # ------------------------------------------------------------------ running
 
     async def work(self, run: ProcessRun) -> None:
         """Have the engine of its kind run it, and write how it ended."""
@@ -352,20 +354,20 @@ class ProcessWorker:
                 raise
             raise InvalidDefinition(f"its engine raised {type(error).__name__}: {error_text(error)}") from error
         advanced = await run.journal.settle(outcome)
-        self.over(advanced.row)
+        self.ended(advanced.row)
 
     async def give_back(self, run: ProcessRun) -> None:
-        """Leave it to whoever comes next, with what has happened written down."""
+        """Give it up for another worker, with what has happened written down."""
         try:
-            if run.journal.begun:  # what nobody has begun stays anybody's
+            if run.journal.begun:  # otherwise its start must stay unwritten: any worker may begin it
                 await run.journal.flush()
             freed = await self.store.write(LetGo(run.scope, self.clock.now()))
         except (Fenced, StoreUnavailable) as error:
             log.warning("process %s: %s", run.row.id, error)
             return
         if not freed.row.live:
-            self.over(freed.row)  # nobody else may do it: it is given up
-        self.woken(freed.woken)
+            self.ended(freed.row)  # no other worker may do it: it is abandoned
+        self.reconcile_all(freed.woken)
 
     async def set_aside(self, run: ProcessRun, error: Exception) -> None:
         try:
@@ -375,7 +377,7 @@ class ProcessWorker:
         row = await self.store.process(run.row.id)
         if row is not None and row.stuck is not None:
             self.waiters.settled(row)
-            self._tell_news(row)
+            self._announce(row)
 
     def stopped(self, run: ProcessRun) -> None:
         """The task of a process is over: give its place to another, and pass on what was written meanwhile."""
@@ -385,18 +387,18 @@ class ProcessWorker:
         self.waiters.leave(run.row.id, run.listens)
         if run.placed:
             self._give_up(run)
-        self.woken(run.journal.woken)
+        self.reconcile_all(run.journal.woken)
         if run.parked:
-            self._tell_news(run.journal.row)
-        written = run.heeded or self.waiters.awaits_end(run.row.id)  # another worker's write may have ended it
+            self._announce(run.journal.row)
+        written = run.written_about or self.waiters.awaits_end(run.row.id)  # another worker's write may have ended it
         if written and (run.parked or run.leaving) and not self.mode.leaving:
             self.runner.look(run.row.id)
-        self._fill()
+        self._fill_places()
 
-    # ------------------------------------------------------------------ news
+    # ------------------------------------------------------------------ reconciling with the store
 
-    def woken(self, rows: Iterable[ProcessRow]) -> None:
-        """Processes that have something to do because of a write of ours."""
+    def reconcile_all(self, rows: Iterable[ProcessRow]) -> None:
+        """Reconcile processes that a write of ours gave something to do."""
         for row in rows:
             self.reconcile(row)
 
@@ -406,7 +408,7 @@ class ProcessWorker:
         for run in self.runs.values():
             if (run.registration.parent or "").rpartition(".")[0] == session_id:
                 self.runner.look(run.row.id)
-        self.look_around()
+        self.find_unowned()
 
     async def read(self, key: str) -> ProcessRow | None:
         return await self.store.process(key)
@@ -419,38 +421,38 @@ class ProcessWorker:
         queue one that no worker owns for claiming; answer who waits for one that has ended or is stuck."""
         run = self.runs.get(row.id)
         if run is not None:
-            run.heeded = True
-            _ = self._supervisor.spawn(run.catch_up(), f"news of process {row.id}")
+            run.written_about = True
+            _ = self._supervisor.spawn(run.catch_up(), f"events of process {row.id}")
         elif not row.live:
-            self.over(row)
+            self.ended(row)
             return
         elif row.stuck is not None:
             self.waiters.settled(row)
         elif self._is_free(row):
-            self._intake[row.id] = row
-            self._fill()
+            self._found[row.id] = row
+            self._fill_places()
         elif row.active and row.owner == self.id:
             self.launch(row)
-        self._tell_news(row)
+        self._announce(row)
 
-    def over(self, row: ProcessRow) -> None:
-        """It has ended: whoever waits for it here is told."""
+    def ended(self, row: ProcessRow) -> None:
+        """A process has ended: resolve its waiters, and give that to the runs that wait for it."""
         self.waiters.settled(row)
         for process_id in self.waiters.take_listening(row.id):
             if (run := self.runs.get(process_id)) is not None:
                 run.listener.process_ended(row.id)
-        self._tell_news(row)
+        self._announce(row)
 
-    def _tell_news(self, row: ProcessRow) -> None:
+    def _announce(self, row: ProcessRow) -> None:
         self.waiters.changed(row)
         self.events.changed(row)
 
-    async def end_of(self, process_id: str) -> ProcessRow:
-        """The process, once it has ended. Whoever stops waiting harms nobody."""
+    async def wait_end(self, process_id: str) -> ProcessRow:
+        """The process, once it has ended or is stuck. A waiter may be cancelled."""
         future = self.waiters.expect_end(process_id)
         try:
             if process_id not in self.runs:
-                # Somebody else works on it, and may have ended it before we began to listen.
+                # Another worker may have ended it before we began to wait.
                 row = await self.store.process(process_id)
                 if row is None:
                     raise UnknownProcess(process_id)
@@ -462,11 +464,11 @@ class ProcessWorker:
             self.waiters.withdraw(process_id, future)
 
     def listen(self, process_id: str, other: str) -> None:
-        """A process in our hands waits for the end of another."""
+        """A process that runs here waits for the end of another."""
         self.waiters.listen(process_id, other)
         self.runs[process_id].listens.add(other)
 
-    # ------------------------------------------------------------------ for functions
+    # ------------------------------------------------------------------ for engines (`Host`)
 
     async def still_ours(self, row: ProcessRow) -> bool:
         if self._worker.sure():
@@ -484,7 +486,7 @@ class ProcessWorker:
         return (await self.send(process_id, name, payload, key)).sequence
 
     async def send(self, process_id: str, name: str, payload: Any, key: str) -> Told:
-        """Send a signal to a process, whoever works on it."""
+        """Send a signal to a process, whichever worker owns it."""
         told = await self.store.write(Tell(process_id, name, payload, key, self.clock.now()))
         self.reconcile(told.row)
         return told
@@ -497,19 +499,19 @@ class ProcessWorker:
     async def cancel(self, process_id: str, request: CancelRequest) -> None:
         stopped = await self.store.write(Stop(process_id, request, self.clock.now()))
         self.reconcile(stopped.row)
-        self.woken(stopped.woken)
+        self.reconcile_all(stopped.woken)
 
     # ------------------------------------------------------------------ leaving
 
     def drain(self) -> None:
         """The Runtime drains: what was found and waits for a place is left to others."""
-        self._intake.clear()
+        self._found.clear()
 
     def leave(self) -> None:
-        """The Runtime is left: tell every process here, and begin nothing new."""
+        """The Runtime is left: every run releases its process, and none begins."""
         for run in list(self.runs.values()):
             run.leave()
-        self._fill()
+        self._fill_places()
 
     def close(self) -> None:
         """The Runtime was left."""
