@@ -83,7 +83,7 @@ def _play(
         if crash is not None and crash.mode == "unheard" and incarnation.passed:
             if end.startswith("raised StoreUnavailable"):
                 continue  # the host got the error that says so, and starts again
-        elif crash is not None and end == "ended":
+        elif crash is not None and end == "ended" and not incarnation.passed:
             unreached.append(crash.point)
         if end != "died":
             broken += [] if end == "ended" else [f"incarnation {number} {end}"]
