@@ -17,21 +17,21 @@ from mainstay.tools.attempt import (
     DIED,
     Again,
     Ask,
+    AttemptEnd,
     Attempts,
     Begin,
+    CallRecord,
+    Circumstances,
     Conclude,
-    End,
+    EndCall,
     EndsAs,
-    Finish,
     Interruption,
-    Known,
     Leave,
     NotBegun,
-    Recorded,
-    Register,
     Return,
-    Run,
-    Stop,
+    RunBody,
+    StartProcess,
+    StopCause,
     TryAgain,
     Vet,
     Withdraw,
@@ -54,7 +54,7 @@ RETRY, LATE = Again(BUSY, 2.0, BUSY), Again(Failed("timeout", "too slow"), None,
 UNKNOWN = OutcomeUnknown("it was cancelled while it ran")
 
 
-def asked_of_a_model(**recorded: Any) -> Recorded:
+def asked_of_a_model(**recorded: Any) -> CallRecord:
     return AskedCall("1.0", "p", "t", {}, **recorded)
 
 
@@ -66,32 +66,32 @@ def test_the_call_of_a_turn_is_recorded_as_the_rules_read_it() -> None:
 @pytest.mark.parametrize(
     ("call", "usable", "known", "need"),
     [
-        (NEW, ONCE, Known(), Begin()),
-        (NEW, APPROVED, Known(), Ask("approval", "the tool asks for approval")),
-        (NEW, GONE, Known(), Conclude(GONE)),
-        (NEW, ONCE, Known(vetted=True), Vet()),
-        (NEW, APPROVED, Known(vetted=True), Vet()),
-        (NEW, ONCE, Known(asked=True, vetted=True), Ask("approval")),
-        (NEW, GONE, Known(asked=True), Ask("approval")),
-        (STARTED, ONCE, Known(here=True), Run()),
-        (STARTED, ONCE, Known(), Conclude(OutcomeUnknown(DIED))),
-        (STARTED, RERUN, Known(), Begin(repeat=True)),
-        (STARTED, ASKS, Known(), Ask("recovery", DIED)),
-        (STARTED, GONE, Known(), Conclude(OutcomeUnknown(DIED))),
-        (DEFERRED, ONCE, Known(), Ask("deferred")),
-        (DEFERRED, ASKS, Known(), Ask("deferred")),
-        (DEFERRED, RERUN, Known(), Begin(repeat=True)),
-        (DEFERRED, RERUN, Known(completed=True), Ask("deferred")),
-        (BACKGROUND, ONCE, Known(), Register()),
-        (BACKGROUND, GONE, Known(), Register()),
-        (FALTERED, ONCE, Known(), Begin()),
-        (FALTERED, APPROVED, Known(), Begin()),
-        (FALTERED, ONCE, Known(vetted=True), Begin()),
-        (FALTERED, GONE, Known(), Conclude(GONE)),
+        (NEW, ONCE, Circumstances(), Begin()),
+        (NEW, APPROVED, Circumstances(), Ask("approval", "the tool asks for approval")),
+        (NEW, GONE, Circumstances(), Conclude(GONE)),
+        (NEW, ONCE, Circumstances(vetted=True), Vet()),
+        (NEW, APPROVED, Circumstances(vetted=True), Vet()),
+        (NEW, ONCE, Circumstances(asked=True, vetted=True), Ask("approval")),
+        (NEW, GONE, Circumstances(asked=True), Ask("approval")),
+        (STARTED, ONCE, Circumstances(here=True), RunBody()),
+        (STARTED, ONCE, Circumstances(), Conclude(OutcomeUnknown(DIED))),
+        (STARTED, RERUN, Circumstances(), Begin(repeat=True)),
+        (STARTED, ASKS, Circumstances(), Ask("recovery", DIED)),
+        (STARTED, GONE, Circumstances(), Conclude(OutcomeUnknown(DIED))),
+        (DEFERRED, ONCE, Circumstances(), Ask("deferred")),
+        (DEFERRED, ASKS, Circumstances(), Ask("deferred")),
+        (DEFERRED, RERUN, Circumstances(), Begin(repeat=True)),
+        (DEFERRED, RERUN, Circumstances(completed=True), Ask("deferred")),
+        (BACKGROUND, ONCE, Circumstances(), StartProcess()),
+        (BACKGROUND, GONE, Circumstances(), StartProcess()),
+        (FALTERED, ONCE, Circumstances(), Begin()),
+        (FALTERED, APPROVED, Circumstances(), Begin()),
+        (FALTERED, ONCE, Circumstances(vetted=True), Begin()),
+        (FALTERED, GONE, Circumstances(), Conclude(GONE)),
     ],
 )
 def test_what_a_call_needs_follows_from_what_is_recorded(
-    call: Attempts, usable: ToolSpec | Failed, known: Known, need: object
+    call: Attempts, usable: ToolSpec | Failed, known: Circumstances, need: object
 ) -> None:
     assert next_need(call, usable, known) == need
 
@@ -114,25 +114,25 @@ def test_what_a_call_needs_after_an_answer(answer: Answer | None, call: Attempts
     assert need_after(answer, call) == need
 
 
-CANCELLED, LEFT = Stop.CANCELLED, Stop.LEFT
+CANCELLED, LEFT = StopCause.CANCELLED, StopCause.LEFT
 
 
 @pytest.mark.parametrize(
     ("end", "retries", "stop", "verdict"),
     [
-        (Ok(1), 0, None, Finish(Ok(1))),
-        (Ok(1), 0, CANCELLED, Finish(Ok(1))),
-        (Ok(1), 0, LEFT, Finish(Ok(1))),
-        (GONE, 3, None, Finish(GONE)),
+        (Ok(1), 0, None, EndCall(Ok(1))),
+        (Ok(1), 0, CANCELLED, EndCall(Ok(1))),
+        (Ok(1), 0, LEFT, EndCall(Ok(1))),
+        (GONE, 3, None, EndCall(GONE)),
         (RETRY, 1, None, TryAgain(BUSY, 2.0)),
-        (RETRY, 0, None, Finish(BUSY, harmless=True)),
-        (RETRY, 1, CANCELLED, Finish(BUSY, harmless=True)),
+        (RETRY, 0, None, EndCall(BUSY, harmless=True)),
+        (RETRY, 1, CANCELLED, EndCall(BUSY, harmless=True)),
         (RETRY, 1, LEFT, TryAgain(BUSY, 2.0)),
         (LATE, 1, None, TryAgain(LATE.failed)),
-        (LATE, 0, None, Finish(LATE.otherwise)),
-        (LATE, 1, CANCELLED, Finish(LATE.otherwise)),
-        (UNKNOWN, 1, None, Finish(UNKNOWN)),
-        (UNKNOWN, 1, CANCELLED, Finish(UNKNOWN)),
+        (LATE, 0, None, EndCall(LATE.otherwise)),
+        (LATE, 1, CANCELLED, EndCall(LATE.otherwise)),
+        (UNKNOWN, 1, None, EndCall(UNKNOWN)),
+        (UNKNOWN, 1, CANCELLED, EndCall(UNKNOWN)),
         (NotBegun(), 0, None, Withdraw()),
         (NotBegun(), 0, CANCELLED, Withdraw()),
         (NotBegun(), 0, LEFT, Withdraw()),
@@ -140,7 +140,7 @@ CANCELLED, LEFT = Stop.CANCELLED, Stop.LEFT
 )
 @pytest.mark.parametrize("recovery", ["once", "rerun", "ask"])
 def test_what_the_end_of_an_attempt_means(
-    end: End, retries: int, stop: Stop | None, verdict: object, recovery: Any
+    end: AttemptEnd, retries: int, stop: StopCause | None, verdict: object, recovery: Any
 ) -> None:
     contract = ToolSpec("t", recovery=recovery, retries=retries)
 
@@ -156,22 +156,22 @@ def test_what_was_cut_off_when_the_runtime_is_left_is_for_the_next_owner(call: A
 
 @pytest.mark.parametrize("contract", [ONCE, None])
 def test_what_may_not_be_repeated_is_unknown_when_the_runtime_is_left(contract: ToolSpec | None) -> None:
-    assert settle(UNKNOWN, STARTED, contract, LEFT) == Finish(UNKNOWN)
+    assert settle(UNKNOWN, STARTED, contract, LEFT) == EndCall(UNKNOWN)
 
 
 def test_a_deferred_call_that_returned_by_itself_has_ended_also_when_the_runtime_is_left() -> None:
-    assert settle(Ok(1), DEFERRED, ONCE, LEFT) == Finish(Ok(1))
+    assert settle(Ok(1), DEFERRED, ONCE, LEFT) == EndCall(Ok(1))
 
 
 def test_an_attempt_that_a_crash_cut_off_does_not_count_as_a_failure() -> None:
     contract = ToolSpec("t", recovery="rerun", retries=1)
 
     assert settle(RETRY, Attempts(True, attempts=3, repeated=2), contract) == TryAgain(BUSY, 2.0)
-    assert settle(RETRY, Attempts(True, attempts=3, repeated=1), contract) == Finish(BUSY, harmless=True)
+    assert settle(RETRY, Attempts(True, attempts=3, repeated=1), contract) == EndCall(BUSY, harmless=True)
 
 
 def test_without_room_for_records_there_is_no_further_attempt() -> None:
-    assert settle(RETRY, STARTED, ToolSpec("t", retries=9), room=False) == Finish(BUSY, harmless=True)
+    assert settle(RETRY, STARTED, ToolSpec("t", retries=9), room=False) == EndCall(BUSY, harmless=True)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_without_room_for_records_there_is_no_further_attempt() -> None:
         (SystemExit(3), Failed("tool_raised", "SystemExit: 3")),
     ],
 )
-def test_what_a_body_raises_is_how_its_attempt_ended(error: BaseException, end: End) -> None:
+def test_what_a_body_raises_is_how_its_attempt_ended(error: BaseException, end: AttemptEnd) -> None:
     assert raised(error) == end
 
 
@@ -203,7 +203,7 @@ def test_limits_of_tools_are_named_by_tool_and_by_resource() -> None:
 
 # ---------------------------------------------------------------------- whole lives
 
-ENDS: st.SearchStrategy[End | str] = st.sampled_from(
+ENDS: st.SearchStrategy[AttemptEnd | str] = st.sampled_from(
     [Ok(1), BUSY, RETRY, LATE, UNKNOWN, Denied("no"), Cancelled("plugin"), NotBegun(), "crash"]
 )
 CONTRACTS = st.builds(
@@ -227,7 +227,7 @@ class Life:
         self.bodies = self.deaths = self.failures = 0
         self.outcome: ToolOutcome | None = None
 
-    def lead(self, events: list[tuple[End | str, Stop | None]], answers: list[bool]) -> None:
+    def lead(self, events: list[tuple[AttemptEnd | str, StopCause | None]], answers: list[bool]) -> None:
         """`answers` are those of people: whether it may run, or run again. Without one the time for it runs out."""
         for end, stop in events:
             need: object = next_need(self.call, self.contract)
@@ -242,7 +242,7 @@ class Life:
             if self.outcome is not None:
                 return
 
-    def attempt(self, end: End | str, stop: Stop | None, repeat: bool) -> None:
+    def attempt(self, end: AttemptEnd | str, stop: StopCause | None, repeat: bool) -> None:
         before = self.call
         self.call = Attempts(True, before.attempts + 1, before.repeated + repeat)
         self.bodies += 1
@@ -252,7 +252,7 @@ class Life:
         if end is LATE and self.contract.recovery != "rerun":
             end = LATE.otherwise
         match settle(end, self.call, self.contract, stop):
-            case Finish(outcome):
+            case EndCall(outcome):
                 self.outcome = outcome
             case TryAgain():
                 self.failures += 1
@@ -271,7 +271,7 @@ class Life:
     answers=st.lists(st.booleans(), max_size=6),
 )
 def test_no_life_of_a_call_runs_a_body_that_its_contract_does_not_allow(
-    contract: ToolSpec, events: list[tuple[End | str, Stop | None]], answers: list[bool]
+    contract: ToolSpec, events: list[tuple[AttemptEnd | str, StopCause | None]], answers: list[bool]
 ) -> None:
     life = Life(contract)
     life.lead(events, answers)

@@ -4,7 +4,7 @@ Three drivers attempt tools by these rules: the dispatcher of a turn's calls (`t
 background tools, and the steps of durable functions (both in `processes/`). They differ in where they record and how
 they wait. Nothing here waits, writes, or calls code of a tool.
 
-What a call needs follows from what is recorded of it, from the contract of its tool, and from what its driver knows:
+What a call needs follows from what is recorded of it, from the contract of its tool, and from its circumstances:
 
     recorded                 contract and circumstances              it needs
     nothing                  a person was asked already              Ask("approval")
@@ -12,8 +12,8 @@ What a call needs follows from what is recorded of it, from the contract of its 
                              its tool or arguments are not usable    Conclude(Failed)
                              approval="ask"                          Ask("approval")
                              otherwise                               Begin
-    started by this run      its body has not begun                  Run
-    started, without an end  it was left to a process                Register
+    started by this run      its body has not begun                  RunBody
+    started, without an end  it was left to a process                StartProcess
                              deferred, and its body may be over      Ask("deferred")
                              recovery="once"                         Conclude(OutcomeUnknown)
                              recovery="rerun"                        Begin(repeat)
@@ -29,8 +29,8 @@ What a call needs follows from what is recorded of it, from the contract of its 
 What the end of an attempt means:
 
     end                             work goes on       it is cancelled    the Runtime is left
-    an outcome that is known        Finish             Finish             Finish
-    OutcomeUnknown                  Finish             Finish             "once": Finish; otherwise Leave
+    an outcome that is known        EndCall            EndCall            EndCall
+    OutcomeUnknown                  EndCall            EndCall            "once": EndCall; otherwise Leave
     Again, failures ≤ retries       TryAgain           as `otherwise`     TryAgain, by the next owner
     Again, more failures than that  as `otherwise`     as `otherwise`     as `otherwise`
     NotBegun                        Withdraw           Withdraw           Withdraw
@@ -75,7 +75,7 @@ def needs_of(spec: ToolSpec) -> Needs:
 # ---------------------------------------------------------------------- what a call needs next
 
 
-class Recorded(Protocol):
+class CallRecord(Protocol):
     """What the records of a call tell. `AskedCall` has it for the calls of a turn."""
 
     @property
@@ -127,12 +127,12 @@ class Begin(Struct, frozen=True, gc=False, tag="begin"):
     repeat: bool = False
 
 
-class Run(Struct, frozen=True, gc=False, tag="run"):
+class RunBody(Struct, frozen=True, gc=False, tag="run_body"):
     """Run its body: its start is on disk, its place is taken."""
 
 
-class Register(Struct, frozen=True, gc=False, tag="register"):
-    """Register its process. Registered twice it is the same process."""
+class StartProcess(Struct, frozen=True, gc=False, tag="start_process"):
+    """Register the process that it is left to. Registered twice it is the same process."""
 
 
 class Return(Struct, frozen=True, gc=False, tag="return"):
@@ -147,7 +147,7 @@ class Conclude(Struct, frozen=True, gc=False, tag="conclude"):
     outcome: ToolOutcome
 
 
-Need: TypeAlias = Vet | Ask | Begin | Run | Register | Return | Conclude
+Need: TypeAlias = Vet | Ask | Begin | RunBody | StartProcess | Return | Conclude
 
 RECOVERY: dict[Recovery, Need] = {
     "once": Conclude(OutcomeUnknown(DIED)),
@@ -156,11 +156,11 @@ RECOVERY: dict[Recovery, Need] = {
 }
 """A call that is found started, without an end: its contract decides, never a guess."""
 
-RUN, VET, BEGIN, REGISTER = Run(), Vet(), Begin(), Register()
+RUN_BODY, VET, BEGIN, START_PROCESS = RunBody(), Vet(), Begin(), StartProcess()
 AWAIT_COMPLETION, AWAIT_APPROVAL = Ask("deferred"), Ask("approval", "the tool asks for approval")
 
 
-class Known(Struct, frozen=True, gc=False):
+class Circumstances(Struct, frozen=True, gc=False):
     """What a driver knows of a call beside its records.
 
     `here`: this run recorded its start and has not begun its body. `asked`: a person was asked to approve it. `vetted`:
@@ -173,16 +173,16 @@ class Known(Struct, frozen=True, gc=False):
     completed: bool = False
 
 
-NOTHING_KNOWN = Known()
+NOTHING_KNOWN = Circumstances()
 
 
-def next_need(call: Recorded, usable: ToolSpec | Failed, known: Known = NOTHING_KNOWN) -> Need:
+def next_need(call: CallRecord, usable: ToolSpec | Failed, known: Circumstances = NOTHING_KNOWN) -> Need:
     """What a call without an outcome needs. `usable` is the contract of its tool, or why it cannot be attempted."""
     if call.started:
         if known.here:
-            return RUN
+            return RUN_BODY
         if call.background:
-            return REGISTER
+            return START_PROCESS
         # Without its definition nobody can say that a call may be repeated.
         recovery: Recovery = "once" if isinstance(usable, Failed) else usable.recovery
         if call.deferred and (recovery != "rerun" or known.completed):
@@ -199,7 +199,7 @@ def next_need(call: Recorded, usable: ToolSpec | Failed, known: Known = NOTHING_
     return AWAIT_APPROVAL if usable.approval == "ask" and not call.attempts else BEGIN
 
 
-def need_after(answer: Answer | None, call: Recorded) -> Begin | Return | Conclude:
+def need_after(answer: Answer | None, call: CallRecord) -> Begin | Return | Conclude:
     """What a call needs whose question is answered; None: nobody answered in time."""
     match answer:
         case None:
@@ -232,7 +232,7 @@ class NotBegun(Struct, frozen=True, gc=False):
     """It was stopped after its start was recorded and before its body ran: it had no effect."""
 
 
-End: TypeAlias = ToolOutcome | Again | NotBegun
+AttemptEnd: TypeAlias = ToolOutcome | Again | NotBegun
 
 
 class EndsAs(Exception):
@@ -293,14 +293,14 @@ def failure(error: ToolError) -> Failed:
 # ---------------------------------------------------------------------- what that means
 
 
-class Stop(Enum):
+class StopCause(Enum):
     """Why attempts are stopped: their turn or process is cancelled, or the Runtime is left."""
 
     CANCELLED = "cancelled"
     LEFT = "left"
 
 
-class Finish(Struct, frozen=True, gc=False, tag="finish"):
+class EndCall(Struct, frozen=True, gc=False, tag="end_call"):
     """The call has ended. `harmless`: the last attempt said that it had no effect."""
 
     outcome: ToolOutcome
@@ -322,10 +322,12 @@ class Withdraw(Struct, frozen=True, gc=False, tag="withdraw"):
     """Take the recorded start back: what is on disk must not say that its body may have run."""
 
 
-Verdict: TypeAlias = Finish | TryAgain | Leave | Withdraw
+Verdict: TypeAlias = EndCall | TryAgain | Leave | Withdraw
 
 
-def settle(end: End, call: Recorded, contract: ToolSpec | None, stop: Stop | None = None, room: bool = True) -> Verdict:
+def settle(
+    end: AttemptEnd, call: CallRecord, contract: ToolSpec | None, stop: StopCause | None = None, room: bool = True
+) -> Verdict:
     """What the end of an attempt means for its call, which is recorded as started.
 
     `contract` is None where the tool is gone. Without `room` for more records there is no further attempt.
@@ -334,12 +336,12 @@ def settle(end: End, call: Recorded, contract: ToolSpec | None, stop: Stop | Non
         return Withdraw()
     retries, recovery = (0, "once") if contract is None else (contract.retries, contract.recovery)
     again, outcome = isinstance(end, Again), end.otherwise if isinstance(end, Again) else end
-    if isinstance(end, Again) and stop is not Stop.CANCELLED and room and call.attempts - call.repeated <= retries:
+    if isinstance(end, Again) and stop is not StopCause.CANCELLED and room and call.attempts - call.repeated <= retries:
         return TryAgain(end.failed, end.after)
     unknown = isinstance(outcome, OutcomeUnknown)
-    if stop is Stop.LEFT:
+    if stop is StopCause.LEFT:
         if unknown and (recovery != "once" or call.background):
             return Leave()  # the next owner runs it again, asks a person, or registers its process again
         if call.deferred and (unknown or again):
             return Leave()  # its key may have been handed out: it stays on its wait
-    return Finish(outcome, harmless=again and not unknown)
+    return EndCall(outcome, harmless=again and not unknown)

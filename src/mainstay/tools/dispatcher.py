@@ -2,7 +2,6 @@
 
     Dispatcher    one per Runtime: which calls start with their reply, the threads and places that all turns share
     Round         the calls of one reply under way: begin them, record what ends, wait for answers, stop
-    ActiveCall    one of them in memory: what its context can reach, what plugins say about it
 
 `tools/attempt.py` decides what a call needs next and what the end of an attempt means. This module does it: it records
 in the journal of the turn, waits at the gate of the turn, and opens durable waits (`tools/waits.py`) for answers from
@@ -12,65 +11,56 @@ outside. A round ends when every call has an outcome, or parks when all that is 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.engine import driver
 from mainstay.engine.admission import Admission
-from mainstay.engine.driver import Parked
-from mainstay.engine.gate import CANCEL_GRACE, Gate, Leaving
-from mainstay.engine.hands import Circles, Work, depth
+from mainstay.engine.driver import Parked, Run
+from mainstay.engine.gate import CANCEL_GRACE, Leaving
+from mainstay.engine.hands import Circles
 from mainstay.engine.lease import Worker
 from mainstay.engine.threads import Threads
-from mainstay.engine.waits import decode_pending, sign
+from mainstay.engine.waits import decode_pending
 from mainstay.errors import Fenced, InternalError, MainstayError, ProcessPruned, StoreError
-from mainstay.model.codec import clean, model_text
+from mainstay.model.codec import model_text
 from mainstay.model.effect import AskedCall, RunTools
-from mainstay.model.event import ToolFinished, ToolProgress, ToolStarted, WaitingFor
-from mainstay.model.message import Message, Part
-from mainstay.model.outcome import PendingCall
-from mainstay.model.plugin import Decision
-from mainstay.model.record import INTERRUPTED, Answered, Ended, Faltered, Slot, Started
+from mainstay.model.event import ToolFinished, ToolStarted, WaitingFor
+from mainstay.model.message import Part
+from mainstay.model.record import INTERRUPTED, Answered, Ended, Faltered, Started
 from mainstay.model.session import WaitRow
 from mainstay.model.tool import (
-    Artifact,
     Cancelled,
     Failed,
     Ok,
     OutcomeUnknown,
-    PreparedCall,
     ToolOutcome,
     ToolSpec,
 )
 from mainstay.model.transcript import NEVER_RAN, calls_of
 from mainstay.plugins.turn import plugins_of
 from mainstay.ports.host import Clock, Random
-from mainstay.ports.services import ToolHost, TurnServices
+from mainstay.ports.services import TurnServices
 from mainstay.ports.store import Store
 from mainstay.ports.tool import Handles
-from mainstay.tools.artifacts import SessionArtifacts
 from mainstay.tools.attempt import (
     NOT_SEEN,
     TOOL_RETRIES,
     Again,
     Ask,
     Begin,
+    Circumstances,
     Conclude,
-    EndsAs,
-    Finish,
+    EndCall,
     Interruption,
-    Known,
     Need,
-    Register,
     Return,
-    Run,
-    Stop,
+    RunBody,
+    StartProcess,
+    StopCause,
     TryAgain,
     Vet,
     need_after,
@@ -78,44 +68,16 @@ from mainstay.tools.attempt import (
     next_need,
     settle,
 )
-from mainstay.tools.context import CallHost, ToolContext
+from mainstay.tools.call import ActiveCall, CallEnd, HandedOver, NeedsApproval, stop_of
 from mainstay.tools.invoke import Ready, checked, execute, prepared
-from mainstay.tools.output import OutputRules, Result, returned
-from mainstay.tools.waits import CallWaits, body_is_over, completion_of
+from mainstay.tools.output import AttemptResult, returned
+from mainstay.tools.waits import CallWaits, body_is_over
 from mainstay.turn.native import asked_calls
 from mainstay.turn.states import Phase
 
 log = logging.getLogger("mainstay.tools")
 
-WITHHELD = "what it said is withheld: plugins have not seen it"
-"""The message of a failure after which the call is attempted again. Plugins see how the call ends; until then nothing
-that it said is stored."""
-
-_HERE = Known(here=True)
-
-
-class NeedsApproval(Struct, frozen=True, gc=False):
-    """Plugins let the call run with these arguments once a person has approved it."""
-
-    call: AskedCall
-    reason: str
-
-
-class HandedOver(Struct, frozen=True, gc=False):
-    """The body is over, and the completion of the call comes from outside, within `seconds` if there is a limit."""
-
-    seconds: float | None
-
-
-CallEnd: TypeAlias = Result | NeedsApproval | HandedOver
-"""What the task of a call returns."""
-
-
-def stop_of(gate: Gate) -> Stop | None:
-    """Why attempts are stopped. A cancel request goes before leaving: it ends the turn or process for good."""
-    if gate.request is not None:
-        return Stop.CANCELLED
-    return Stop.LEFT if gate.leaving else None
+_HERE = Circumstances(here=True)
 
 
 class Dispatcher:
@@ -131,11 +93,11 @@ class Dispatcher:
         self.threads = Threads()
         self.admission, self.circles = Admission(), Circles(worker.id)
         self.running: dict[str, str] = {}
-        self.services: Callable[[driver.Run], TurnServices] | None = None
-        self.handles: Callable[[driver.Run, str], Handles] | None = None
+        self.services: Callable[[Run], TurnServices] | None = None
+        self.handles: Callable[[Run, str], Handles] | None = None
         self._abandoned: set[asyncio.Task[Any]] = set()
 
-    def admit(self, run: driver.Run, step: int, parts: Sequence[Part]) -> tuple[int, ...]:
+    def admit(self, run: Run, step: int, parts: Sequence[Part]) -> tuple[int, ...]:
         """Which calls of a reply start with its record: nothing to ask, nothing to wait for. Their places are taken."""
         plugins = plugins_of(run)
         if plugins is not None and plugins.vets:
@@ -156,7 +118,7 @@ class Dispatcher:
                 started.append(index)
         return tuple(started)
 
-    async def run(self, run: driver.Run, effect: RunTools) -> Parked | None:
+    async def run(self, run: Run, effect: RunTools) -> Parked | None:
         calls = Round(self, run, effect.calls)
         try:
             return await calls.go()
@@ -166,20 +128,20 @@ class Dispatcher:
                 if active.task is not None:
                     active.task.cancel()
 
-    async def conclude(self, run: driver.Run, refused: str = "") -> None:
+    async def conclude(self, run: Run, refused: str = "") -> None:
         """The turn is cancelled or aborted: record how its calls without an outcome end."""
         state = run.machine.state
         if state.calls and state.phase is Phase.TOOLS:
             await Round(self, run, tuple(state.calls.values())).conclude(refused)
 
-    def withdraw(self, run: driver.Run) -> None:
+    def withdraw(self, run: Run) -> None:
         """The Runtime is left before calls began whose start is in their reply's record: record that they did not."""
         now = self.clock.now()
         for key in run.held:
             step = int(key.partition(".")[0])
             run.record(Faltered(INTERRUPTED, "the runtime was closed before it began", now, 0, step, key, now))
 
-    def release(self, run: driver.Run) -> None:
+    def release(self, run: Run) -> None:
         """Release the places of calls that never ran here. Until then `held` says that they did not."""
         for ready in run.held.values():
             self.admission.release(needs_of(ready.entry.spec))
@@ -191,216 +153,6 @@ class Dispatcher:
         task.add_done_callback(self._abandoned.discard)
 
 
-class ActiveCall(CallHost):
-    """One call of a round in memory. Lives on the event loop, besides `progress`, which any thread may call.
-
-    `asked` is the call with the arguments that it runs with, `ready` how it is prepared. `task` carries out what it
-    needs, until one attempt has ended; `interruption` and `context` belong to that attempt. `pending` is what it waits
-    for outside, `answer` how that wait ended and is not recorded yet. `decisions` and `said` are what plugins decided
-    and said, until a record carries it. `artifacts` were put by a deferred call, whose body was over before.
-    """
-
-    __slots__ = (
-        "_key",
-        "_loop",
-        "answer",
-        "artifacts",
-        "asked",
-        "began",
-        "context",
-        "decisions",
-        "home",
-        "id",
-        "interruption",
-        "key",
-        "late",
-        "pending",
-        "plugins",
-        "ready",
-        "run",
-        "said",
-        "task",
-    )
-
-    def __init__(self, home: Dispatcher, run: driver.Run, asked: AskedCall) -> None:
-        self.home, self.run, self.asked, self.plugins = home, run, asked, plugins_of(run)
-        self.key, self.id = asked.call, f"{run.turn_id}.{asked.call}"
-        self.ready: Ready | None = None
-        self.task: asyncio.Task[CallEnd] | None = None
-        self.context: ToolContext[Any] | None = None
-        self.interruption: Interruption | None = None
-        self.pending: PendingCall | None = None
-        self.answer: Answered | None = None
-        self.began: float | None = None
-        self.late = False
-        self.decisions: tuple[Decision, ...] = ()
-        self.said: tuple[Message, ...] = ()
-        self.artifacts: tuple[Artifact, ...] = ()
-        self._key: str | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def spec(self) -> ToolSpec | None:
-        """The contract of its tool: as it was prepared, else as the catalogue has it; None when the tool is gone."""
-        if self.ready is not None:
-            return self.ready.entry.spec
-        entry = self.run.agent.catalog.get(self.asked.name)
-        return None if entry is None else entry.spec
-
-    def checked(self) -> Ready | Failed:
-        return checked(self.run.agent.catalog, self.asked, self.id)
-
-    # ------------------------------------------------------------------ its context
-
-    def open_context(self, ready: Ready, attempt: int, store: str) -> ToolContext[Any]:
-        """What one attempt is given, of a call whose first attempt started in `store`. The running task works for the
-        call from here on."""
-        run, home, scope = self.run, self.home, self.run.scope
-        self._loop = asyncio.get_running_loop()
-        if ready.entry.spec.deferred:
-            self._key = sign(home.store.secret(), completion_of(run, self.key))
-        return ToolContext(
-            session_id=scope.session_id,
-            turn_id=run.turn_id,
-            call_id=self.id,
-            tool=ready.call.name,
-            attempt=attempt,
-            generation=scope.generation,
-            deps=home.deps,
-            payload=ready.call.payload,
-            host=self,
-            work=Work(home.worker.id, (scope.session_id, scope.turn), depth=depth()).begin(),
-            store=store,
-        )
-
-    def close_context(self) -> tuple[Artifact, ...]:
-        """The artifacts of a call whose body is over, or is not waited for any more. Its context takes no more.
-
-        The reference is dropped: the context refers to this object, and a cycle would be left to the collector.
-        """
-        context, artifacts = self.context, self.artifacts
-        self.context, self.artifacts = None, ()
-        return artifacts if context is None else (*artifacts, *context.close())
-
-    def progress(self, value: Any) -> None:
-        plain = clean(value)
-        assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: a thread outlived it, and nothing listens
-            self._loop.call_soon_threadsafe(self._show, plain)  # plugins are called on the event loop only
-
-    def _show(self, value: Any) -> None:
-        filters, name = None if self.plugins is None else self.plugins.filters, self.asked.name
-        shown = value if filters is None else filters.value("progress", value, self.id, name)
-        self.run.events.emit(ToolProgress, call_id=self.id, tool=name, value=shown)
-
-    def completion_key(self) -> str | None:
-        return self._key
-
-    def artifact_store(self) -> SessionArtifacts:
-        return SessionArtifacts(self.home.store, self.run, self.plugins, self.id, self.asked.name)
-
-    def services(self) -> ToolHost:
-        make = self.home.services
-        return super().services() if make is None else make(self.run).for_call(self.id)
-
-    def handles(self) -> Handles:
-        make = self.home.handles
-        return super().handles() if make is None else make(self.run, self.id)
-
-    async def prepare(self, ctx: ToolContext[Any], name: str, args: Mapping[str, Any]) -> tuple[PreparedCall, ToolSpec]:
-        """Plugins are asked about that tool, not only about the one which starts it: else it would be a way round
-        them."""
-        asked = AskedCall(self.key, self.asked.provider_id, name, dict(args))
-        ready = checked(self.run.agent.catalog, asked, self.id)
-        if isinstance(ready, Failed):
-            raise EndsAs(ready)
-        if self.plugins is not None and self.plugins.vets:
-            vetted = await self.vet(asked, ready.entry.spec)
-            if isinstance(vetted, Result):
-                raise EndsAs(vetted.end.otherwise if isinstance(vetted.end, Again) else vetted.end)
-            if isinstance(vetted, NeedsApproval):
-                raise EndsAs(_approval_needed(name))
-            ready = vetted[1]
-        if ready.entry.spec.approval == "ask":
-            raise EndsAs(_approval_needed(name))
-        found = await prepared(ready, ctx, anew=True)
-        if not isinstance(found, Ready):
-            raise EndsAs(found)
-        return found.call, found.entry.spec
-
-    # ------------------------------------------------------------------ what plugins say
-
-    async def vet(self, asked: AskedCall, spec: ToolSpec) -> Result | NeedsApproval | tuple[AskedCall, Ready]:
-        """How a call ends that plugins do not let begin, or whom it waits for; else the call as they left it."""
-        assert self.plugins is not None
-        verdict = await self.plugins.before_call(self.id, spec, asked.args)
-        self.decisions = verdict.decisions
-        if verdict.outcome is not None:
-            return Result(await self.filtered(spec, verdict.args, verdict.outcome))
-        if verdict.args is not asked.args:
-            asked = replace(asked, args=verdict.args, raw=None)
-        ready = checked(self.run.agent.catalog, asked, self.id)
-        if isinstance(ready, Failed):
-            return Result(ready)
-        if verdict.ask is not None or spec.approval == "ask":
-            return NeedsApproval(asked, "the tool asks for approval" if verdict.ask is None else verdict.ask)
-        return asked, ready
-
-    async def filtered(self, spec: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:
-        """The outcome of a call whose body did not run: what plugins, providers and people say passes filters too."""
-        if self.plugins is None or not self.plugins.judges:
-            return outcome
-        return await self.plugins.filtered(self.id, spec, args, outcome)
-
-    async def look(self, spec: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:
-        """What plugins let be recorded of how the call ended."""
-        assert self.plugins is not None
-        left, said = await self.plugins.after_call(self.id, spec, args, outcome)
-        self.decisions, self.said = left.decisions, said
-        return left.outcome
-
-    async def seen(self, ready: Ready, result: Result) -> Result:
-        """Let plugins look at an attempt that did not return a value; one that did has passed them already."""
-        end, plugins, stop = result.end, self.plugins, stop_of(self.run.gate)
-        if plugins is None or not plugins.looks or isinstance(end, Ok):
-            return result
-        spec = ready.entry.spec
-        if isinstance(end, Again):
-            if isinstance(settle(end, self.run.machine.state.calls[self.key], spec, stop), TryAgain):
-                if not plugins.judges or not isinstance(end.otherwise, Failed):
-                    return result  # it was cut off, and said nothing
-                failed = Failed(end.failed.code, WITHHELD)
-                return Result(Again(failed, end.after, failed))
-            end = end.otherwise
-        if stop is not None and not isinstance(end, Failed):
-            return result  # our own words: the body said nothing
-        return Result(await self.look(spec, ready.call.args, end), result.blobs)
-
-    def output_rules(self, spec: ToolSpec | None, args: dict[str, Any]) -> OutputRules:
-        """What a returned value passes, also when its tool is gone meanwhile: plugins, then the budget."""
-        budget = (None if spec is None else spec.output_budget) or self.run.agent.output_budget
-        plugins = self.plugins
-        if plugins is None:
-            return OutputRules(self.run.journal, budget)
-        filters, name = plugins.filters, self.asked.name
-        filter_file = None if filters is None else functools.partial(filters.content, "file", self.id, name)
-        if not plugins.looks:
-            return OutputRules(self.run.journal, budget, filter_file=filter_file)
-        spec = ToolSpec(name) if spec is None else spec
-        look = functools.partial(self.look, spec, args) if plugins.judges else None
-        project = functools.partial(plugins.project, self.id, spec, args) if plugins.projects else None
-        return OutputRules(self.run.journal, budget, look, project, filter_file)
-
-    def slot(self) -> Slot | None:
-        """What a record of this call carries: what the turn has gathered, and what plugins decided about the call."""
-        slot = self.run.slot()
-        decisions, said = self.decisions, self.said
-        if not decisions and not said:
-            return slot
-        self.decisions, self.said = (), ()
-        return replace(slot or Slot(), decisions=decisions, queued=said)
-
-
 class Round:
     """The calls of one RunTools effect under way. Lives on the event loop.
 
@@ -408,16 +160,16 @@ class Round:
     can end. `opened` are rows of waits for the next write: they and the records that lead to them are one transaction.
     """
 
-    def __init__(self, home: Dispatcher, run: driver.Run, calls: Iterable[AskedCall]) -> None:
-        self.home, self.run = home, run
-        self.calls = {call.call: ActiveCall(home, run, call) for call in calls}
+    def __init__(self, dispatcher: Dispatcher, run: Run, calls: Iterable[AskedCall]) -> None:
+        self.dispatcher, self.run = dispatcher, run
+        self.calls = {call.call: ActiveCall(dispatcher, run, call) for call in calls}
         self.running: dict[str, ActiveCall] = {}
         self.waiting: dict[str, ActiveCall] = {}
         self.opened: list[WaitRow] = []
 
     @property
     def waits(self) -> CallWaits:
-        return CallWaits(self.home.store, self.run)
+        return CallWaits(self.dispatcher.store, self.run)
 
     async def go(self) -> Parked | None:
         gate = self.run.gate
@@ -459,17 +211,17 @@ class Round:
         found = active.checked()
         if isinstance(found, Ready):
             active.ready = found
-        known, plugins = Known(), active.plugins
+        known, plugins = Circumstances(), active.plugins
         if call.started and call.deferred:
             completion = waits.get(self.waits.wait_id(call.call, "deferred"))
             if completion is not None and completion.state == "revoked":
                 # Its body failed, and no record tells how: another attempt gets another key.
                 active.answer = Answered("revoked")
             elif completion is not None:
-                known = Known(completed=body_is_over(completion))
+                known = Circumstances(completed=body_is_over(completion))
         elif not call.started and not call.attempts:
             entry = run.agent.catalog.get(call.name)
-            known = Known(
+            known = Circumstances(
                 asked=bool(waits) and self.waits.wait_id(call.call, "approval") in waits,
                 # They are asked about tools that are there, before anything is said about the arguments.
                 vetted=plugins is not None and plugins.vets and entry is not None and entry.fault is None,
@@ -536,7 +288,7 @@ class Round:
         """
         try:
             match need:
-                case Run():
+                case RunBody():
                     return await self._run_body(active)
                 case Vet():
                     spec = active.spec
@@ -548,7 +300,7 @@ class Round:
                     return await self._begin(active)
                 case Begin(repeat):
                     return await self._begin(active, repeat)
-                case Register():
+                case StartProcess():
                     return await self._register(active)
                 case Return(outcome):
                     return await self._returned(active, outcome)
@@ -559,22 +311,22 @@ class Round:
 
     async def _begin(self, active: ActiveCall, repeat: bool = False) -> CallEnd:
         """The way to a body that did not start with its reply: due time, preparation, place, start record."""
-        home, run, call, ready = self.home, self.run, active.asked, active.ready
+        dispatcher, run, call, ready = self.dispatcher, self.run, active.asked, active.ready
         assert ready is not None
-        now = home.clock.now()
+        now = dispatcher.clock.now()
         if call.due > now:
-            await home.clock.sleep((TOOL_RETRIES.due(call.due, now) - now) / 1000)
+            await dispatcher.clock.sleep((TOOL_RETRIES.due(call.due, now) - now) / 1000)
         store = call.store or ("" if call.attempts else run.journal.store_id)
         if ready.entry.provider is not None:
             context = active.open_context(ready, call.attempts + 1, store)
             context.close()  # preparation has no effects
             found = await prepared(ready, context)
             if not isinstance(found, Ready):
-                return Result(await active.filtered(ready.entry.spec, ready.call.args, found))
+                return AttemptResult(await active.filtered(ready.entry.spec, ready.call.args, found))
             ready = active.ready = found
         spec = ready.entry.spec
         needs = () if spec.background else needs_of(spec)
-        await home.admission.take(needs)
+        await dispatcher.admission.take(needs)
         told, active.answer = active.answer, None
         approved = told is not None and told.verdict == "approved"
         started = Started(
@@ -585,7 +337,7 @@ class Round:
             {"by": told.by} if told is not None and approved else None,
             spec.deferred,
             call.repeated + repeat,
-            home.clock.now(),
+            dispatcher.clock.now(),
             active.slot(),
             spec.background,
             None if approved else told,
@@ -595,76 +347,78 @@ class Round:
             run.record(started)
             await self._flush(*([self.waits.reserved(call)] if spec.deferred else []))
         except BaseException:  # also a cancellation: a place that is not released is lost to all
-            home.admission.release(needs)
+            dispatcher.admission.release(needs)
             raise
         return await (self._register(active) if spec.background else self._run_body(active))
 
     async def _run_body(self, active: ActiveCall) -> CallEnd:
         """Run the body in the place that it holds; a thread holds that until it has really ended."""
-        home, run, ready, key = self.home, self.run, active.ready, active.key
+        dispatcher, run, ready, key = self.dispatcher, self.run, active.ready, active.key
         assert ready is not None
         spec, call = ready.entry.spec, run.machine.state.calls[key]
         needs, loop = needs_of(spec), asyncio.get_running_loop()
         try:
-            if not home.worker.sure():
+            if not dispatcher.worker.sure():
                 await self._confirm_owner()
         except BaseException:  # also a cancellation
             if key not in run.held:  # the places of held calls are released with the turn
-                home.admission.release(needs)
+                dispatcher.admission.release(needs)
             raise
         run.held.pop(key, None)
         context = active.context = active.open_context(ready, call.attempts, call.store)
         interruption = active.interruption = Interruption()
-        home.running[active.id], active.began = spec.name, home.clock.monotonic()
+        dispatcher.running[active.id], active.began = spec.name, dispatcher.clock.monotonic()
         run.events.emit(ToolStarted, call_id=active.id, tool=call.name, args=ready.call.args, attempt=call.attempts)
         timer = None if spec.timeout is None else loop.call_later(spec.timeout, self._expire, active, spec.timeout)
         threaded = ready.entry.tool is not None and not ready.entry.tool.is_async
-        ended = functools.partial(home.admission.release_from_thread, loop, needs) if threaded else None
+        ended = functools.partial(dispatcher.admission.release_from_thread, loop, needs) if threaded else None
         try:
             rules = active.output_rules(spec, ready.call.args)
-            result = await execute(ready, context, home.threads, rules, interruption, ended)
+            result = await execute(ready, context, dispatcher.threads, rules, interruption, ended)
         finally:
             if timer is not None:
                 timer.cancel()
-            home.running.pop(active.id, None)
+            dispatcher.running.pop(active.id, None)
             if not threaded and needs:
-                home.admission.release(needs)
+                dispatcher.admission.release(needs)
         if context.deferred:
             last = not isinstance(settle(result.end, call, spec), TryAgain)
             if isinstance(result.end, Ok) or await self.waits.completed(call, last):
                 return HandedOver(context.defer_timeout)
         return result if active.plugins is None else await active.seen(ready, result)
 
-    async def _register(self, active: ActiveCall) -> Result:
+    async def _register(self, active: ActiveCall) -> AttemptResult:
         """Leave a call to the workers of processes: what it returns is a handle.
 
         Its start is on disk, so after a crash it is registered again, under the same id: the call's own.
         """
-        home, call, ready = self.home, active.asked, active.ready
-        if not home.worker.sure():
+        dispatcher, call, ready = self.dispatcher, active.asked, active.ready
+        if not dispatcher.worker.sure():
             await self._confirm_owner()
         active.interruption = Interruption(over=True)  # a registration under way is not to be stopped half-way
-        active.began = home.clock.monotonic()
+        active.began = dispatcher.clock.monotonic()
         args = call.args if ready is None else ready.call.args
         attempt = max(self.run.machine.state.calls[active.key].attempts, 1)
         self.run.events.emit(ToolStarted, call_id=active.id, tool=call.name, args=args, attempt=attempt)
-        outcome = await _registered(None if home.handles is None else home.handles(self.run, active.id), active)
+        outcome = await _registered(
+            None if dispatcher.handles is None else dispatcher.handles(self.run, active.id), active
+        )
         if isinstance(outcome, Ok):
             return await returned(outcome.value, active.output_rules(active.spec, args))
-        return Result(outcome) if ready is None else await active.seen(ready, Result(outcome))
+        return AttemptResult(outcome) if ready is None else await active.seen(ready, AttemptResult(outcome))
 
-    async def _returned(self, active: ActiveCall, outcome: Ok | Failed) -> Result:
+    async def _returned(self, active: ActiveCall, outcome: Ok | Failed) -> AttemptResult:
         """What somebody outside said that the call returned: it passes the plugins and the budget like any output."""
         spec, args, plugins = active.spec, active.asked.args, active.plugins
         if isinstance(outcome, Ok):
             return await returned(outcome.value, active.output_rules(spec, args))
         if plugins is None or not plugins.looks:
-            return Result(outcome)
-        return Result(await active.look(ToolSpec(active.asked.name) if spec is None else spec, args, outcome))
+            return AttemptResult(outcome)
+        return AttemptResult(await active.look(ToolSpec(active.asked.name) if spec is None else spec, args, outcome))
 
     async def _confirm_owner(self) -> None:
         """Before anything acts: an owner that was fenced while it stood still starts nothing."""
-        if not await self.home.worker.confirm(self.run.scope):
+        if not await self.dispatcher.worker.confirm(self.run.scope):
             raise Fenced(self.run.turn_id, self.run.scope.generation)
 
     # ------------------------------------------------------------------ cutting a body off
@@ -704,19 +458,19 @@ class Round:
             active.task = None
             del self.running[active.key]
             if not task.done():
-                self.home.abandon(task)
+                self.dispatcher.abandon(task)
                 reason = "" if active.interruption is None else active.interruption.reason
-                self._attempted(active, Result(OutcomeUnknown(reason or "")))
+                self._attempted(active, AttemptResult(OutcomeUnknown(reason or "")))
             elif task.cancelled():
                 self._attempted(active, self._cancelled_itself(active))
             else:
                 self._attempted(active, task.result())
 
-    def _cancelled_itself(self, active: ActiveCall) -> Result:
+    def _cancelled_itself(self, active: ActiveCall) -> AttemptResult:
         """Something on the way cancelled its task: a provider's preparation, or a body in a way we did not see."""
         if self.run.machine.state.calls[active.key].started:
-            return Result(OutcomeUnknown("it was cancelled while it ran"))
-        return Result(Failed("tool_prepare_failed", "CancelledError: preparation cancelled itself"))
+            return AttemptResult(OutcomeUnknown("it was cancelled while it ran"))
+        return AttemptResult(Failed("tool_prepare_failed", "CancelledError: preparation cancelled itself"))
 
     def _attempted(self, active: ActiveCall, ended: CallEnd) -> None:
         """Record what the end of a task means for its call."""
@@ -726,10 +480,10 @@ class Round:
                 self._ask(active, "approval", reason)
             case HandedOver(seconds):
                 self._hand_over(active, seconds)
-            case Result(end, blobs, withheld):
+            case AttemptResult(end, blobs, withheld):
                 call = self.run.machine.state.calls[active.key]
                 verdict = settle(end, call, active.spec, stop_of(self.run.gate), self.run.room >= 2)
-                if isinstance(verdict, Finish):
+                if isinstance(verdict, EndCall):
                     self._end(active, verdict.outcome, blobs, withheld)
                 elif isinstance(verdict, TryAgain):
                     self._faltered(active, call, verdict)
@@ -742,9 +496,9 @@ class Round:
 
     def _faltered(self, active: ActiveCall, call: AskedCall, verdict: TryAgain) -> None:
         """Record a failed attempt, and when the next one is due."""
-        run, now, failed = self.run, self.home.clock.now(), verdict.failed
+        run, now, failed = self.run, self.dispatcher.clock.now(), verdict.failed
         active.close_context()  # and its artifacts are forgotten: only those of the last attempt count
-        delay = TOOL_RETRIES.delay(call.attempts - call.repeated, verdict.after, self.home.random)
+        delay = TOOL_RETRIES.delay(call.attempts - call.repeated, verdict.after, self.dispatcher.random)
         due, step = now + int(delay * 1000), int(call.call.partition(".")[0])
         run.record(Faltered(failed.code, failed.message, due, call.attempts, step, call.call, now, run.slot()))
         active.asked = run.machine.state.calls[active.key]
@@ -759,8 +513,8 @@ class Round:
         run.journal.refer([artifact.digest for artifact in artifacts])
 
     def _end(self, active: ActiveCall, outcome: ToolOutcome, blobs: tuple[str, ...] = (), withheld: str = "") -> None:
-        home, run, call = self.home, self.run, self.run.machine.state.calls[active.key]
-        spent = 0 if active.began is None else int((home.clock.monotonic() - active.began) * 1000)
+        dispatcher, run, call = self.dispatcher, self.run, self.run.machine.state.calls[active.key]
+        spent = 0 if active.began is None else int((dispatcher.clock.monotonic() - active.began) * 1000)
         artifacts, slot, answer = active.close_context(), active.slot(), active.answer
         if answer is not None and answer.verdict in ("failed", "error") and answer.reason and type(outcome) is Failed:
             answer = replace(answer, reason=outcome.message)  # as plugins let it be recorded
@@ -769,13 +523,9 @@ class Round:
             self.opened.append(self.waits.revoked(call, "deferred"))
             answer = Answered("revoked")
         active.answer = None
-        run.record(
-            Ended(
-                call.call, outcome, call.attempts, call.repeated, spent, home.clock.now(), slot, artifacts, answer,
-                withheld,
-            ),
-            (*blobs, *[artifact.digest for artifact in artifacts]) if artifacts else blobs,
-        )  # fmt: skip
+        at, blobs = dispatcher.clock.now(), (*blobs, *[artifact.digest for artifact in artifacts])
+        attempts, repeated = call.attempts, call.repeated
+        run.record(Ended(call.call, outcome, attempts, repeated, spent, at, slot, artifacts, answer, withheld), blobs)
         run.events.emit(ToolFinished, call_id=active.id, tool=call.name, outcome=outcome)
 
     # ------------------------------------------------------------------ waiting and stopping
@@ -829,7 +579,7 @@ class Round:
 
     async def _stop_all(self) -> None:
         """Cancel what runs, give it a moment, and record what is known of it. Raises what shut the gate."""
-        leaving = stop_of(self.run.gate) is Stop.LEFT
+        leaving = stop_of(self.run.gate) is StopCause.LEFT
         reason = "the runtime was closed while it ran" if leaving else "it was cancelled while it ran"
         for active in self.running.values():
             self._interrupt(active, reason)
@@ -847,7 +597,7 @@ class Round:
             task, active.task = active.task, None
             del self.running[active.key]
             if task is not None and not task.done():
-                self.home.abandon(task)
+                self.dispatcher.abandon(task)
                 task = None
             self._stopped(active, None if task is None or task.cancelled() else task.result(), reason)
         if leaving:
@@ -862,12 +612,12 @@ class Round:
         if not call.started or active.key in self.run.held or isinstance(ended, NeedsApproval):
             return
         if isinstance(ended, HandedOver):
-            if stop is not Stop.LEFT:  # else it stays on the wait that it has
+            if stop is not StopCause.LEFT:  # else it stays on the wait that it has
                 self._hand_over(active, ended.seconds)
             return
-        result = Result(OutcomeUnknown(reason)) if ended is None else ended
+        result = AttemptResult(OutcomeUnknown(reason)) if ended is None else ended
         verdict = settle(result.end, call, active.spec, stop, self.run.room >= 2)
-        if isinstance(verdict, Finish):
+        if isinstance(verdict, EndCall):
             self._end(active, verdict.outcome, result.blobs, result.withheld)
         elif isinstance(verdict, TryAgain):
             self._faltered(active, call, verdict)
@@ -880,7 +630,7 @@ class Round:
         """
         run, answered = self.run, await self.waits.final()
         for call in list(run.machine.state.calls.values()):
-            active = self.calls.get(call.call) or ActiveCall(self.home, run, call)
+            active = self.calls.get(call.call) or ActiveCall(self.dispatcher, run, call)
             pending, wait = active.pending, answered.get(call.call)
             active.asked, active.pending = call, None
             self.waiting.pop(call.call, None)
@@ -933,7 +683,3 @@ async def _registered(handles: Handles | None, active: ActiveCall) -> ToolOutcom
         raise
     except MainstayError as error:
         return Failed(error.code, model_text(error))
-
-
-def _approval_needed(name: str) -> Failed:
-    return Failed("approval_needed", f"tool {name} waits for approval: call it itself, and it will be asked for")

@@ -35,7 +35,7 @@ from mainstay.tools.attempt import Interruption, cut_off, failure, raised
 from mainstay.tools.catalog import Catalog, Entry
 from mainstay.tools.check import check
 from mainstay.tools.context import ToolContext
-from mainstay.tools.output import OutputRules, Result, returned
+from mainstay.tools.output import AttemptResult, OutputRules, returned
 
 log = logging.getLogger("mainstay.tools")
 
@@ -131,7 +131,7 @@ async def execute(
     rules: OutputRules,
     interruption: Interruption,
     ended: Callable[[], None] | None = None,
-) -> Result:
+) -> AttemptResult:
     """Run the body once. Never raises: a tool may do anything and harms nothing but its own call.
 
     `ended` is called when a sync body's thread has really ended, also after the call was given up.
@@ -147,12 +147,12 @@ async def execute(
         else:
             value = await on_thread(functools.partial(tool.invoke, ready.kwargs or {}, ctx), threads, ended)
     except asyncio.CancelledError:
-        return Result(cut_off(ready.entry.spec.recovery, interruption))
+        return AttemptResult(cut_off(ready.entry.spec.recovery, interruption))
     except BaseException as error:  # SystemExit and KeyboardInterrupt of a tool end the tool only
         end = raised(error)
         if isinstance(end, Failed) and end.code == "tool_raised":
             log.warning("tool %s raised %s", ctx.tool, type(error).__name__, exc_info=error)
-        return Result(end)
+        return AttemptResult(end)
     interruption.over = True
     return await returned(value, rules)
 

@@ -65,7 +65,7 @@ class OutputRules(msgspec.Struct, frozen=True, gc=False):
     filter_file: FilterFile | None = None
 
 
-class Result(msgspec.Struct, frozen=True, gc=False):
+class AttemptResult(msgspec.Struct, frozen=True, gc=False):
     """How an attempt ended, and the blobs that its record refers to. `withheld` is shown to the model in place of a
     result that a plugin failed to project."""
 
@@ -77,7 +77,7 @@ class Result(msgspec.Struct, frozen=True, gc=False):
 _ATOMS = (str, int, float, bool, type(None))
 
 
-async def returned(value: Any, rules: OutputRules) -> Result:
+async def returned(value: Any, rules: OutputRules) -> AttemptResult:
     """What the tool returned as JSON within the output budget; what did not fit is kept whole beside it."""
     files: tuple[File, ...] = ()
     try:
@@ -85,16 +85,18 @@ async def returned(value: Any, rules: OutputRules) -> Result:
             value, files = await _saved(value, rules)
         plain = clean(value)
     except InvalidInput as error:
-        return Result(Failed("invalid_output", str(error)))
+        return AttemptResult(Failed("invalid_output", str(error)))
     except BaseException as error:  # its own methods ran, and are no more to be trusted than the tool
-        return Result(Failed("invalid_output", f"{type(error).__name__}: {error_text(error)}"))
+        return AttemptResult(Failed("invalid_output", f"{type(error).__name__}: {error_text(error)}"))
     encoded = encode(plain)
     if len(encoded) > MAX_VALUE:
-        return Result(Failed("output_too_large", f"the result has {len(encoded):,} bytes, the limit is {MAX_VALUE:,}"))
+        return AttemptResult(
+            Failed("output_too_large", f"the result has {len(encoded):,} bytes, the limit is {MAX_VALUE:,}")
+        )
     if rules.look is not None:
         seen = await rules.look(Ok(plain, files=files))
         if not isinstance(seen, Ok):
-            return Result(seen)
+            return AttemptResult(seen)
         plain, encoded, files = seen.value, encode(seen.value), seen.files
     withheld = ""
     if rules.project is not None:
@@ -104,18 +106,18 @@ async def returned(value: Any, rules: OutputRules) -> Result:
             return await _kept(seen_by_model.value, plain, encoded, files, rules)
     shown = project(plain, rules.budget, encoded=encoded)
     if not shown.truncated and not files:
-        return Result(Ok(plain), (), withheld)
+        return AttemptResult(Ok(plain), (), withheld)
     ended = await _kept(shown.value if shown.truncated else plain, plain, encoded, files, rules)
     return replace(ended, withheld=withheld) if withheld else ended
 
 
-async def _kept(value: Any, plain: Any, encoded: bytes, files: tuple[File, ...], rules: OutputRules) -> Result:
+async def _kept(value: Any, plain: Any, encoded: bytes, files: tuple[File, ...], rules: OutputRules) -> AttemptResult:
     """The model sees `value`; the whole is kept where that is less. Files are referred to by the record."""
     blobs = blobs_of(files) if files else ()
     if value is plain or value == plain:
-        return Result(Ok(plain, files=files), blobs)
+        return AttemptResult(Ok(plain, files=files), blobs)
     digest = await rules.keeps.keep(encoded)
-    return Result(Ok(value, BlobRef(digest, len(encoded)), files), (*blobs, digest))
+    return AttemptResult(Ok(value, BlobRef(digest, len(encoded)), files), (*blobs, digest))
 
 
 async def _saved(value: Any, rules: OutputRules) -> tuple[Any, tuple[File, ...]]:

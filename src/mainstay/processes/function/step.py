@@ -37,13 +37,13 @@ from mainstay.processes.worker.run import Unloaded
 from mainstay.tools.attempt import (
     NOT_BEGUN,
     Again,
+    AttemptEnd,
     Conclude,
-    End,
-    Finish,
+    EndCall,
     Interruption,
     Leave,
     NotBegun,
-    Stop,
+    StopCause,
     TryAgain,
     Verdict,
     Withdraw,
@@ -115,7 +115,7 @@ class StepCall(Struct, frozen=True):
         return msgspec.structs.replace(self, args=args, kwargs=kwargs)
 
 
-class Attempt(Struct, frozen=True):
+class StepAttempt(Struct, frozen=True):
     """One attempt of a step, whose first one started in `store`. `attempts` is its number; `repeated` of those before
     it were made because a crash left the one before unknown. A step neither defers nor goes to the background."""
 
@@ -131,17 +131,17 @@ class Attempt(Struct, frozen=True):
         """How many attempts have failed if this one does: what a crash cut off has not."""
         return self.attempts - self.repeated
 
-    def after_failure(self) -> Attempt:
-        return Attempt(self.attempts + 1, self.repeated, self.store)
+    def after_failure(self) -> StepAttempt:
+        return StepAttempt(self.attempts + 1, self.repeated, self.store)
 
 
 class BodyEnd(Struct, frozen=True):
     """How a body ended, and why it was stopped, if it was. `fault` is a failure as a step records it, with its
     traceback."""
 
-    end: End
+    end: AttemptEnd
     fault: Fault | None = None
-    stop: Stop | None = None
+    stop: StopCause | None = None
 
 
 class StepRun:
@@ -182,22 +182,22 @@ class StepRun:
             await self._pause(ended, self._clock.now())
             attempt = attempt.after_failure()
 
-    def _first_attempt(self, before: Open | None) -> Attempt | None:
+    def _first_attempt(self, before: Open | None) -> StepAttempt | None:
         """The attempt that is due, after those that are recorded; None when the last one may not be made again."""
         calls, contract = self._calls, self._step.contract
         # A step that may be repeated leaves no record when it begins: if it is the first call that no record answers,
         # every worker that died since may have made it.
         lost = calls.interrupted if self._step.reruns and self._branch.unrecorded == 1 else 0
         if before is None:
-            return Attempt(1 + lost, lost, self._host.store.identity())
+            return StepAttempt(1 + lost, lost, self._host.store.identity())
         repeated, store = (0, "") if before.begun is None else (before.begun.repeated, before.begun.store)
         if before.faltered is not None:
-            return Attempt(before.faltered.attempt + 1, repeated, store)
+            return StepAttempt(before.faltered.attempt + 1, repeated, store)
         assert before.begun is not None
-        if isinstance(next_need(Attempt(before.begun.attempt, repeated), contract), Conclude):
+        if isinstance(next_need(StepAttempt(before.begun.attempt, repeated), contract), Conclude):
             return None
         lost = max(calls.row.attempts - before.begun.life if before.begun.life else lost, 1)
-        return Attempt(before.begun.attempt + lost, repeated + lost, store)
+        return StepAttempt(before.begun.attempt + lost, repeated + lost, store)
 
     async def _pause(self, due: int, since: int) -> None:
         step = self._step
@@ -230,7 +230,7 @@ class StepRun:
             raise Unloaded
         return True
 
-    async def _attempt(self, attempt: Attempt) -> Done | int:
+    async def _attempt(self, attempt: StepAttempt) -> Done | int:
         """One attempt, in the place that it holds: how the step ended, or when the next attempt is due."""
         step, host, needs = self._step, self._host, needs_of(self._step.contract)
         # An attempt that may be followed by another must not leave its changes of the arguments to it.
@@ -246,7 +246,7 @@ class StepRun:
             if needs and not body.on_thread:
                 host.admission.release(needs)
 
-    async def _try(self, attempt: Attempt, body: Body) -> Done | int:
+    async def _try(self, attempt: StepAttempt, body: Body) -> Done | int:
         calls, step = self._calls, self._step
         recorded = self._records_begun(attempt)
         if recorded:
@@ -262,16 +262,16 @@ class StepRun:
                 if not recorded:
                     self._record_begun(attempt)  # the attempt that `_retry_at` says has failed
                 return self._retry_at(ended.fault or Fault(failed.code, failed.message), after, attempt)
-            case Finish(outcome) if ended.stop is not Stop.LEFT:
+            case EndCall(outcome) if ended.stop is not StopCause.LEFT:
                 return self._done(attempt, outcome, ended, began)
-            case Withdraw() if ended.stop is Stop.CANCELLED:
+            case Withdraw() if ended.stop is StopCause.CANCELLED:
                 # This attempt did nothing; what a dead worker did of the one before may have had its effect.
                 return self._done(attempt, OutcomeUnknown(DIED) if attempt.repeated else None, ended, began)
         self._leave(attempt, verdict, recorded)
         raise Unloaded
 
-    def _done(self, attempt: Attempt, outcome: ToolOutcome | None, ended: BodyEnd, began: float) -> Done:
-        stopped = ended.stop is Stop.CANCELLED
+    def _done(self, attempt: StepAttempt, outcome: ToolOutcome | None, ended: BodyEnd, began: float) -> Done:
+        stopped = ended.stop is StopCause.CANCELLED
         return self._step.done(
             value=outcome.value if isinstance(outcome, Ok) else None,
             fault=ended.fault if isinstance(outcome, Failed) else None,
@@ -284,7 +284,7 @@ class StepRun:
             at=self._clock.now(),
         )
 
-    def _records_begun(self, attempt: Attempt) -> bool:
+    def _records_begun(self, attempt: StepAttempt) -> bool:
         """Whether the start of an attempt is written before it: always, if it may not be repeated, or sees its
         idempotency key, which every attempt must find as the first one had it.
 
@@ -295,7 +295,7 @@ class StepRun:
             return True
         return attempt.failures > 1 or (attempt.repeated > 0 and not self._calls.scheduler.has_one_branch)
 
-    def _record_begun(self, attempt: Attempt, repeats: bool = False) -> None:
+    def _record_begun(self, attempt: StepAttempt, repeats: bool = False) -> None:
         step, now = self._step, self._clock.now()
         life = self._calls.row.attempts if step.reruns else 0
         begun = Begun(
@@ -311,11 +311,11 @@ class StepRun:
         except TurnCancelled:
             body.stop()
             unknown = OutcomeUnknown("it was cancelled while it ran")
-            return BodyEnd(unknown if body.began else NotBegun(), stop=Stop.CANCELLED)
+            return BodyEnd(unknown if body.began else NotBegun(), stop=StopCause.CANCELLED)
         except Leaving:
             body.stop()
             unknown = OutcomeUnknown("the runtime was left while it ran")
-            return BodyEnd(unknown if body.began else NotBegun(), stop=Stop.LEFT)
+            return BodyEnd(unknown if body.began else NotBegun(), stop=StopCause.LEFT)
         except OutOfTime:
             body.stop()
             late = Interruption(reason=f"it did not end within {contract.timeout:g} s", timed_out=True)
@@ -351,7 +351,7 @@ class StepRun:
             data = None
         return Fault(clean_text(error.code), clean_text(error.message)[:MAX_TEXT], data, where)
 
-    def _retry_at(self, fault: Fault, after: float | None, attempt: Attempt) -> int:
+    def _retry_at(self, fault: Fault, after: float | None, attempt: StepAttempt) -> int:
         """Record a failed attempt and when the next one is due."""
         now = self._clock.now()
         due = now + round(STEP_RETRIES.delay(attempt.failures, after, self._host.random) * 1000)
@@ -359,7 +359,7 @@ class StepRun:
         self._calls.scheduler.record(failed)
         return due
 
-    def _leave(self, attempt: Attempt, verdict: Verdict, recorded: bool) -> None:
+    def _leave(self, attempt: StepAttempt, verdict: Verdict, recorded: bool) -> None:
         """The Runtime is left while a step runs, or just before: the next worker must know which."""
         step, scheduler, now = self._step, self._calls.scheduler, self._clock.now()
         match verdict:
@@ -368,12 +368,12 @@ class StepRun:
                 scheduler.record(StepFaltered(step.key, code, message, now, attempt.attempts - 1, now))
             case Leave() if not recorded:
                 self._record_begun(attempt)
-            case Finish(OutcomeUnknown(reason)):
+            case EndCall(OutcomeUnknown(reason)):
                 scheduler.record(step.done(unknown=reason, attempts=attempt.attempts, at=now))
             case _:
                 pass  # what is on disk tells it already
 
-    def _tool_context(self, attempt: Attempt) -> ToolContext[Any]:
+    def _tool_context(self, attempt: StepAttempt) -> ToolContext[Any]:
         calls = self._calls
         return ToolContext(
             session_id=calls.session_id or "",

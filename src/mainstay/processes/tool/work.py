@@ -41,24 +41,25 @@ from mainstay.tools.artifacts import in_the_past
 from mainstay.tools.attempt import (
     NOT_BEGUN,
     TOOL_RETRIES,
+    AttemptEnd,
     Attempts,
     Conclude,
-    End,
-    Finish,
+    EndCall,
     Interruption,
     Leave,
     NotBegun,
-    Stop,
+    StopCause,
     TryAgain,
     Withdraw,
     needs_of,
     next_need,
     settle,
 )
+from mainstay.tools.call import WITHHELD, stop_of
 from mainstay.tools.context import CallHost, ToolContext
-from mainstay.tools.dispatcher import WITHHELD, Dispatcher, stop_of
+from mainstay.tools.dispatcher import Dispatcher
 from mainstay.tools.invoke import Ready, execute
-from mainstay.tools.output import Look, OutputRules, Result
+from mainstay.tools.output import AttemptResult, Look, OutputRules
 
 log = logging.getLogger("mainstay.processes")
 
@@ -122,7 +123,7 @@ class ToolWork:
 
     # ------------------------------------------------------------------ one attempt
 
-    async def _attempt(self) -> End:
+    async def _attempt(self) -> AttemptEnd:
         """Wait for a place, make the start durable, run the body."""
         await self._take_place()
         try:
@@ -159,7 +160,7 @@ class ToolWork:
         finally:
             self._run.rest(False)
 
-    async def _body(self) -> End:
+    async def _body(self) -> AttemptEnd:
         spec, home, process_id = self._spec, self._home, self._run.row.id
         loop = asyncio.get_running_loop()
         progress = Progress(self._run, home, self.filters, spec.name)
@@ -190,7 +191,9 @@ class ToolWork:
             context.close()
         return end if interruption.begun else NotBegun()
 
-    async def _ended(self, task: asyncio.Task[Result], context: ToolContext[Any], interruption: Interruption) -> End:
+    async def _ended(
+        self, task: asyncio.Task[AttemptResult], context: ToolContext[Any], interruption: Interruption
+    ) -> AttemptEnd:
         """How the body ended. Cancelled it may still say so; one that does not listen is left behind."""
         gate = self._run.gate
         while not task.done() and not gate.shut and not interruption.timed_out:
@@ -215,9 +218,9 @@ class ToolWork:
 
     def _why(self) -> str:
         match stop_of(self._run.gate):
-            case Stop.CANCELLED:
+            case StopCause.CANCELLED:
                 return "it was cancelled while it ran"
-            case Stop.LEFT:
+            case StopCause.LEFT:
                 return "the runtime was left while it ran"
             case None:
                 return f"it did not end within {self._spec.timeout or 0:g} s"
@@ -244,7 +247,7 @@ class ToolWork:
 
     # ------------------------------------------------------------------ what it means
 
-    async def _settled(self, end: End) -> ProcessOutcome | None:
+    async def _settled(self, end: AttemptEnd) -> ProcessOutcome | None:
         """How the process ends; None when there is another attempt."""
         stop, counts = stop_of(self._run.gate), Attempts(True, self.attempts, self.repeated)
         verdict = settle(end, counts, self._contract, stop)
@@ -255,15 +258,15 @@ class ToolWork:
                 return None
             case Withdraw():
                 self.attempts -= 1
-                if stop is not Stop.CANCELLED:
+                if stop is not StopCause.CANCELLED:
                     await self._put_off(NOT_BEGUN, self._clock.now())
                 await self._may_begin()
                 return None
             case Leave():
                 self._record_begun()
                 raise Leaving
-            case Finish(outcome, harmless):
-                if stop is Stop.CANCELLED and harmless:
+            case EndCall(outcome, harmless):
+                if stop is StopCause.CANCELLED and harmless:
                     return self._cancelled(unknown=self.repeated > 0)
                 if self.look is not None and (stop is None or isinstance(outcome, Ok | Failed)):
                     outcome = await self.look(outcome)
@@ -271,7 +274,7 @@ class ToolWork:
             case _:
                 assert_never(verdict)
 
-    def _outcome(self, end: ToolOutcome, stop: Stop | None) -> ProcessOutcome:
+    def _outcome(self, end: ToolOutcome, stop: StopCause | None) -> ProcessOutcome:
         match end:
             case Ok(value):
                 return Success(value)
@@ -280,9 +283,9 @@ class ToolWork:
             case Denied() | ToolCancelled():  # a plugin's word: the body says no such thing
                 return Failure(str(type(end).__struct_config__.tag), end.reason)
             case OutcomeUnknown(reason):
-                if stop is Stop.CANCELLED:
+                if stop is StopCause.CANCELLED:
                     return self._cancelled(unknown=True)
-                if stop is Stop.LEFT:
+                if stop is StopCause.LEFT:
                     raise Leaving  # whoever lets go of owner-bound work gives it up, and says so
                 return self._given_up(reason)
             case _:
