@@ -326,7 +326,7 @@ async def _lengthen(path: str, session_id: str, turns: int) -> None:
     from mainstay.model.codec import encode
     from mainstay.model.record import Said
     from mainstay.model.session import Node
-    from mainstay.model.write import Accept, Commit, Scope, Write
+    from mainstay.model.write import Accept, Commit, TurnScope, Write
     from mainstay.stores.sqlite import SqliteStore
 
     async with Runtime(path, agents=[agent_of("t1")]) as runtime:
@@ -347,7 +347,7 @@ async def _lengthen(path: str, session_id: str, turns: int) -> None:
             for number in range(first, min(first + 250, turns + 1)):
                 body = encode(replace(said, op=f"{number}"))
                 writes.append(Accept(session_id, row.agent, body, f"{number}", said.at, worker="bench"))
-                writes.append(Commit(Scope(session_id, sid, number, "bench", number), nodes, number - 1, said.at))
+                writes.append(Commit(TurnScope(session_id, sid, number, "bench", number), nodes, number - 1, said.at))
             await asyncio.gather(*(store.write(write) for write in writes))
     finally:
         await store.close()

@@ -13,7 +13,7 @@ from mainstay.model.codec import encode
 from mainstay.model.message import Message
 from mainstay.model.record import Said
 from mainstay.model.session import WorkerRow
-from mainstay.model.write import Accept, Beat, Claim, Release, Retire, Scope
+from mainstay.model.write import Accept, Beat, Claim, Release, Retire, SessionRef, TurnScope
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.stores.sqlite.database import CHECKPOINT_WRITES
 from mainstay.stores.sqlite.lockfile import LockFile
@@ -33,11 +33,11 @@ def write(store: Path, work: Callable[[SqliteStore], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-async def accept(store: SqliteStore, worker: str | None) -> Scope:
+async def accept(store: SqliteStore, worker: str | None) -> TurnScope:
     """An open turn `chat.1` of agent `helper`."""
     body = encode(Said(Message("user", "hello"), 1000, "op-1"))
     accepted = await store.write(Accept("chat", "helper", body, "op-1", 1000, worker=worker))
-    return Scope("chat", accepted.row.sid, 1, worker or "", accepted.row.generation)
+    return TurnScope("chat", accepted.row.sid, 1, worker or "", accepted.row.generation)
 
 
 def test_a_healthy_store_is_well(store: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_suspect_is_shown_with_its_reason(store: Path) -> None:
         scope = await accept(opened, "w1")
         for number in (1, 2):
             await opened.write(Beat(WorkerRow(f"w{number + 1}", "here", "boot", 1, 0)))
-            await opened.write(Claim("chat", f"w{number + 1}", scope.generation + number - 1, 2000))
+            await opened.write(Claim(SessionRef("chat"), f"w{number + 1}", scope.generation + number - 1, 2000))
 
     write(store, work)
 

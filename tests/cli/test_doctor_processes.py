@@ -6,7 +6,8 @@ from pathlib import Path
 
 from mainstay import ProcessContext, Runtime, process
 from mainstay.model.process import Registration, Success, WaitOn, WakeTarget
-from mainstay.model.process_write import Advance, Dismiss, LetGo, ProcessScope, Register
+from mainstay.model.process_write import Advance, Dismiss, Register
+from mainstay.model.write import ProcessScope, Release
 from mainstay.stores.sqlite import SqliteStore
 from tests.cli.sample_processes import doubled, napping, parked, prepare, write
 from tests.cli.shell import say, shell, shell_json
@@ -49,7 +50,7 @@ def test_what_waits_for_its_time_is_well(store: Path) -> None:
 
 def test_a_stuck_process_is_shown_with_its_reason_and_what_to_do(store: Path) -> None:
     async def work(opened: SqliteStore) -> None:
-        await opened.write(LetGo(await begun(opened, "p-1"), now(), stuck="its code has changed"))
+        await opened.write(Release(await begun(opened, "p-1"), now(), stuck="its code has changed"))
 
     write(store, work)
 
@@ -62,7 +63,7 @@ def test_a_stuck_process_is_shown_with_its_reason_and_what_to_do(store: Path) ->
 def test_many_stuck_processes_are_counted_after_the_first_ten(store: Path) -> None:
     async def work(opened: SqliteStore) -> None:
         for number in range(12):
-            await opened.write(LetGo(await begun(opened, f"p-{number}"), now(), stuck="its code has changed"))
+            await opened.write(Release(await begun(opened, f"p-{number}"), now(), stuck="its code has changed"))
 
     write(store, work)
 

@@ -10,7 +10,8 @@ import pytest
 
 from mainstay import Runtime
 from mainstay.model.process import Registration
-from mainstay.model.process_write import LetGo, ProcessScope, Register
+from mainstay.model.process_write import Register
+from mainstay.model.write import ProcessScope, Release
 from mainstay.stores.sqlite import SqliteStore
 from tests.cli.sample_processes import ALL, approved, broken, doubled, napping, parked, prepare, write
 from tests.cli.shell import shell, shell_json, start
@@ -180,7 +181,7 @@ def test_a_stuck_process_is_not_waited_for(store: Path) -> None:
     async def work(opened: SqliteStore) -> None:
         asked = Registration("p-1", "function", "rerunnable", "lost", "lost@1", {})
         row = (await opened.write(Register(asked, 1000, "w-1"))).row
-        await opened.write(LetGo(ProcessScope(row.id, row.pid, "w-1", row.generation), 2000, stuck="it diverged"))
+        await opened.write(Release(ProcessScope(row.id, row.pid, "w-1", row.generation), 2000, stuck="it diverged"))
 
     write(store, work)
 

@@ -10,9 +10,9 @@ import pytest
 from mainstay import Runtime
 from mainstay.cli.processes import seconds_of
 from mainstay.model.process import Cancelled, Registration, Success, WakeTarget
-from mainstay.model.process_write import Advance, Dismiss, LetGo, ProcessScope, Register, Take
+from mainstay.model.process_write import Advance, Dismiss, Register
 from mainstay.model.session import WorkerRow
-from mainstay.model.write import Beat
+from mainstay.model.write import Beat, Claim, ProcessRef, ProcessScope, Release
 from mainstay.stores.sqlite import SqliteStore
 from tests.cli.sample_processes import ALL, approved, broken, doubled, napping, parked, prepare, write
 from tests.cli.shell import say, shell, shell_json
@@ -144,7 +144,9 @@ def test_attempts_are_told_of_what_lives_and_nobody_works_on_what_is_over(store:
         for process_id in ("over", "lives"):
             scope = await registered(opened, process_id, "w-dead")
             await opened.write(Advance(scope, 1001, first=True))
-            taken = (await opened.write(Take(process_id, "w-next", scope.generation, 1002, "it is dead"))).row
+            taken = (
+                await opened.write(Claim(ProcessRef(process_id), "w-next", scope.generation, 1002, "it is dead"))
+            ).row
             assert taken is not None
             scope = ProcessScope(taken.id, taken.pid, "w-next", taken.generation)
             if process_id == "over":
@@ -296,7 +298,7 @@ def test_an_id_of_neither_is_a_usage_error(worked: Path) -> None:
 
 def test_a_stuck_process_is_resumed(store: Path) -> None:
     async def work(opened: SqliteStore) -> None:
-        await opened.write(LetGo(await registered(opened, "p-1", "w-1"), 2000, stuck="the code has changed"))
+        await opened.write(Release(await registered(opened, "p-1", "w-1"), 2000, stuck="the code has changed"))
 
     write(store, work)
 

@@ -11,7 +11,7 @@ from mainstay.model.message import Message, Text
 from mainstay.model.record import Ended, Replied, Said
 from mainstay.model.session import Node
 from mainstay.model.tool import Ok
-from mainstay.model.write import Accept, Append, Release, Scope
+from mainstay.model.write import Accept, Append, Release, TurnScope
 from mainstay.plugins.hooks import TurnEndContext
 from mainstay.ports.store import Store
 from mainstay.testing import FunctionModel
@@ -65,7 +65,7 @@ async def fill(store: Store) -> None:
     if row is None:
         said = encode(Said(Message("user", (Text("go"),)), op="op"))
         accepted = await store.write(Accept(SESSION, "greedy", said, "op", 1, worker=OTHER))
-        scope = Scope(SESSION, accepted.row.sid, 1, OTHER, accepted.row.generation)
+        scope = TurnScope(SESSION, accepted.row.sid, 1, OTHER, accepted.row.generation)
         parts = tuple([ToolCall(f"c{index}", "work") for index in range(MAX_ORDINAL)])
         records = [
             encode(Replied(1, parts, started=tuple(range(MAX_ORDINAL)))),

@@ -33,27 +33,32 @@ KILLED: dict[type, tuple[str, str]] = {
     sessions.Delete: ("crash/test_turns.py", '"delete"'),
     processes.Register: ("crash/test_processes_points.py", '"register p"'),
     processes.Advance: ("crash/test_processes_points.py", '"advance p: ending"'),
-    processes.Take: ("processes/test_function_kills.py", '"take p"'),
-    processes.Tell: ("processes/test_function_kills.py", '"tell p"'),
-    processes.Stop: ("processes/test_function_kills.py", '"stop p"'),
-    processes.LetGo: ("crash/test_processes_verbs.py", '"let p go as stuck"'),
-    processes.Mark: ("crash/test_processes_verbs.py", '"mark"'),
+    processes.SendSignal: ("processes/test_function_kills.py", '"signal p"'),
+    processes.AddEvent: ("crash/test_processes_verbs.py", '"event"'),
     processes.Share: ("crash/test_processes_verbs.py", '"share"'),
     processes.Transfer: ("crash/test_processes_verbs.py", '"transfer"'),
     processes.Complete: ("crash/test_processes_verbs.py", '"complete"'),
     processes.Dismiss: ("crash/test_processes_verbs.py", '"dismiss"'),
     processes.Prune: ("crash/test_processes_verbs.py", '"prune"'),
-    processes.Revive: ("crash/test_processes_verbs.py", '"revive"'),
     processes.Deliver: ("crash/test_wakes.py", '"deliver"'),
 }
+
+
+OF_PROCESSES: dict[type, tuple[str, str]] = {
+    sessions.Claim: ("processes/test_function_kills.py", '"claim p"'),
+    sessions.Cancel: ("processes/test_function_kills.py", '"cancel p"'),
+    sessions.Release: ("crash/test_processes_verbs.py", '"release p as stuck"'),
+    sessions.Resume: ("crash/test_processes_verbs.py", '"resume p"'),
+}
+"""The same writes, where it is a process that they are about."""
 
 
 def test_every_write_has_a_ruling() -> None:
     assert {kind.__name__ for kind in RULES} == {kind.__name__ for kind in KILLED}
 
 
-@pytest.mark.parametrize("kind", KILLED, ids=lambda kind: kind.__name__)
-def test_its_point_stands_where_it_is_said_to(kind: type) -> None:
-    file, point = KILLED[kind]
+@pytest.mark.parametrize("ruling", [*KILLED.values(), *OF_PROCESSES.values()], ids=lambda ruling: ruling[1].strip('"'))
+def test_its_point_stands_where_it_is_said_to(ruling: tuple[str, str]) -> None:
+    file, point = ruling
 
     assert point in (TESTS / file).read_text()

@@ -60,9 +60,9 @@ PRUNED = NOTHING
 # The write at which the host dies; what is there when it was not sent, and when it was.
 THERE: dict[str, tuple[There | None, There | None]] = {
     "register build": (NOTHING, REGISTERED),
-    "mark": (REGISTERED, REFERRED),
+    "event": (REGISTERED, REFERRED),
     "share": (REFERRED, SHARED),
-    "mark #2": (SHARED, DOUBTED),
+    "event #2": (SHARED, DOUBTED),
     "complete": (DOUBTED, COMPLETED),
     "dismiss": (COMPLETED, DISMISSED),
     "prune": (DISMISSED, PRUNED),
@@ -189,10 +189,10 @@ async def mend(lab: Lab) -> None:
 
 # How often it was set aside in the end: a resumed one whose mended host died is set aside once more.
 ASIDE = {
-    Crash("let p go as stuck", "before"): 1,
-    Crash("let p go as stuck", "lost"): 1,
-    Crash("revive", "before"): 1,
-    Crash("revive", "lost"): 2,
+    Crash("release p as stuck", "before"): 1,
+    Crash("release p as stuck", "lost"): 1,
+    Crash("resume p", "before"): 1,
+    Crash("resume p", "lost"): 2,
 }
 
 

@@ -18,15 +18,7 @@ from mainstay.model.outcome import Finished
 from mainstay.model.record import Closed, Delivered, Ended, Joined, Record, Replied, Said, Slot, Spilled
 from mainstay.model.session import CancelRequest, WaitRow
 from mainstay.model.tool import Cancelled, Ok
-from mainstay.model.write import (
-    Accept,
-    Cancel,
-    CancelWon,
-    Claim,
-    Committed,
-    Scope,
-    Write,
-)
+from mainstay.model.write import Accept, Cancel, CancelWon, Claim, Committed, SessionRef, TurnScope, Write
 from mainstay.stores.memory import MemoryBlobs, MemoryRows, MemoryStore
 from mainstay.testing import VirtualClock
 
@@ -83,7 +75,7 @@ class FaultyBlobs(MemoryBlobs):
 async def begin(store: MemoryStore, clock: VirtualClock | None = None) -> TurnJournal:
     """The journal of a turn that was just accepted."""
     accepted = await store.write(Accept("s", "a", encode(HI), "op", 0, worker="w"))
-    scope = Scope("s", accepted.row.sid, accepted.turn, "w", accepted.row.generation)
+    scope = TurnScope("s", accepted.row.sid, accepted.turn, "w", accepted.row.generation)
     return TurnJournal(store, scope, 1, clock or VirtualClock())
 
 
@@ -159,7 +151,7 @@ async def test_a_commit_without_a_last_reply_says_what_was_gathered() -> None:
 async def test_a_commit_that_lost_to_a_cancel_request_has_written_nothing_and_forgotten_nothing() -> None:
     store = MemoryStore()
     journal = await begin(store, VirtualClock(1_000))
-    await store.write(Cancel("s", CancelRequest("ann"), 0))
+    await store.write(Cancel(SessionRef("s"), CancelRequest("ann"), 0))
     journal.record(ANSWER)
 
     assert isinstance(await journal.commit(0, End(Finished("good day"), USAGE, None)), CancelWon)
@@ -190,7 +182,7 @@ async def test_every_append_brings_news_back() -> None:
     store = MemoryStore()
     journal = await begin(store)
     await store.write(Accept("s", "a", encode(HI), "op2", 0, kind="steer"))
-    await store.write(Cancel("s", CancelRequest("ann"), 0))
+    await store.write(Cancel(SessionRef("s"), CancelRequest("ann"), 0))
 
     journal.record(CALL)
     await journal.flush()
@@ -549,7 +541,7 @@ async def test_nobody_goes_on_with_a_record_that_was_refused() -> None:
     await asyncio.sleep(0)
     second = asyncio.create_task(journal.flush())
     await asyncio.sleep(0)
-    MemoryStore(store.rows).submit(Claim("s", "another", row.generation, 0), lambda receipt, error: None)
+    MemoryStore(store.rows).submit(Claim(SessionRef("s"), "another", row.generation, 0), lambda receipt, error: None)
 
     store.hold.set()
     ends = await asyncio.gather(first, second, return_exceptions=True)

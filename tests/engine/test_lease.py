@@ -8,7 +8,7 @@ import pytest
 
 from mainstay.engine.lease import LeaseTerms, Worker
 from mainstay.errors import InvalidDefinition
-from mainstay.model.write import Accept, Claim, Release, Retire, Scope, Write
+from mainstay.model.write import Accept, Claim, Release, Retire, SessionRef, TurnScope, Write
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import VirtualClock
 
@@ -38,12 +38,12 @@ class Pair:
         self.owner = Worker(self.stores[0], "w1", TERMS, self.clocks[0])
         self.judge = Worker(self.stores[1], "w2", TERMS, self.clocks[1])
 
-    async def start(self) -> Scope:
+    async def start(self) -> TurnScope:
         for store, worker in zip(self.stores, (self.owner, self.judge), strict=True):
             await store.open()
             await worker.start()
         accepted = await self.stores[0].write(Accept("s", "clerk", b"{}", "op", 1, worker="w1"))
-        return Scope("s", accepted.row.sid, 1, "w1", accepted.row.generation)
+        return TurnScope("s", accepted.row.sid, 1, "w1", accepted.row.generation)
 
 
 async def test_a_worker_that_speaks_is_not_judged_by_anybodys_clock() -> None:
@@ -85,7 +85,7 @@ async def test_a_worker_is_sure_of_itself_for_a_term_after_it_spoke() -> None:
 async def test_a_relieved_worker_finds_out_when_it_makes_sure() -> None:
     pair = Pair()
     scope = await pair.start()
-    await pair.stores[1].write(Claim("s", "w2", scope.generation, 2))
+    await pair.stores[1].write(Claim(SessionRef("s"), "w2", scope.generation, 2))
     pair.clocks[0].advance(31)
 
     assert not await pair.owner.confirm(scope)
@@ -95,10 +95,10 @@ async def test_a_worker_that_was_relieved_and_came_back_does_not_own_what_it_had
     """The owner is the same again and the turn too: only the generation tells the old task from the new one."""
     pair = Pair()
     old = await pair.start()
-    await pair.stores[1].write(Claim("s", "w2", old.generation, 2))
-    new = Scope("s", old.sid, 1, "w1", old.generation + 2)
-    await pair.stores[1].write(Release(Scope("s", old.sid, 1, "w2", old.generation + 1), 3))
-    claimed = await pair.stores[0].write(Claim("s", "w1", old.generation + 1, 4))
+    await pair.stores[1].write(Claim(SessionRef("s"), "w2", old.generation, 2))
+    new = TurnScope("s", old.sid, 1, "w1", old.generation + 2)
+    await pair.stores[1].write(Release(TurnScope("s", old.sid, 1, "w2", old.generation + 1), 3))
+    claimed = await pair.stores[0].write(Claim(SessionRef("s"), "w1", old.generation + 1, 4))
 
     assert claimed.won
     assert await pair.owner.confirm(new)
@@ -165,6 +165,6 @@ async def test_expiry_permits_a_claim_and_only_a_claim_fences() -> None:
 
     assert ([row.id for row in rows], gone) == (["s"], {"w1": None})
     assert await pair.owner.confirm(scope), "nobody has claimed it yet"
-    claimed = await pair.stores[1].write(Claim("s", "w2", rows[0].generation, 2))
+    claimed = await pair.stores[1].write(Claim(SessionRef("s"), "w2", rows[0].generation, 2))
     assert claimed.won
     assert not await pair.owner.confirm(scope)

@@ -9,9 +9,9 @@ from mainstay.model.outcome import BudgetSpent, Finished, Incomplete
 from mainstay.model.record import Closed, Replied, Slot
 from mainstay.model.session import Node
 from mainstay.model.tool import Cancelled
-from mainstay.model.write import Commit, Scope
+from mainstay.model.write import Commit, TurnScope
 
-SCOPE = Scope("chat", 4, 7, "w-1", 3)
+SCOPE = TurnScope("chat", 4, 7, "w-1", 3)
 REPLY = Replied(2, (Text("good day"),))
 USAGE = Usage(input=5, calls=2)
 

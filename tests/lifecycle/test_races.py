@@ -12,19 +12,9 @@ from msgspec.structs import replace
 from mainstay.errors import Fenced, MainstayError, ProcessEnded
 from mainstay.lifecycle.fold import replay
 from mainstay.model.process import TERMINAL, Cancelled, EventType, Failure, ProcessRow, Registration, Success, WaitOn
-from mainstay.model.process_write import (
-    Advance,
-    Complete,
-    ExternalOwner,
-    LetGo,
-    ProcessScope,
-    Register,
-    Stop,
-    Take,
-    Tell,
-)
+from mainstay.model.process_write import Advance, Complete, ExternalOwner, Register, SendSignal
 from mainstay.model.session import CancelRequest, Node
-from mainstay.model.write import Write
+from mainstay.model.write import Cancel, Claim, ProcessRef, ProcessScope, Release, Write
 from mainstay.stores import rules
 from mainstay.stores.memory import MemoryRows
 from mainstay.stores.rules.rows import run
@@ -33,13 +23,13 @@ ASKED = Registration("p", "function", "rerunnable", events=(EventType("signal.go
 FIRST = ProcessScope("p", 1, "w1", 1)
 SECOND = ProcessScope("p", 1, "w2", 2)
 
-STOP = Stop("p", CancelRequest("ann", "enough"), 10)
+STOP = Cancel(ProcessRef("p"), CancelRequest("ann", "enough"), 10)
 END = Advance(FIRST, 11, (Node(1, b"done"),), outcome=Success("first"))
 OTHER_END = Advance(SECOND, 12, (Node(1, b"other"),), outcome=Cancelled("ann", "enough"))
-SIGNAL = Tell("p", "go", {"n": 1}, "s1", 13)
-TAKE = Take("p", "w2", 1, 14)
+SIGNAL = SendSignal("p", "go", {"n": 1}, "s1", 13)
+TAKE = Claim(ProcessRef("p"), "w2", 1, 14)
 PARK = Advance(FIRST, 15, (Node(1, b"parks"),), park=(WaitOn("1", "signal", "go"),), seen=2)
-LET_GO = LetGo(FIRST, 16)
+LET_GO = Release(FIRST, 16)
 
 
 WRITES: dict[str, Write[Any]] = {
@@ -114,7 +104,7 @@ def test_a_cancel_request_races_the_end_a_signal_and_a_takeover(order: tuple[str
         assert process(rows).record.outcome == Success("first"), "completion wins"
         assert not answers["take"].won
     ended_first = before["end"] < before["stop"] and before["end"] < before["take"]
-    assert answers["stop"].status == ("ended" if ended_first else "requested")
+    assert answers["stop"].status == ("completion_won" if ended_first else "requested")
     told_late = before["end"] < before["signal"] and before["end"] < before["take"]
     assert answers["signal"] is ProcessEnded if told_late else answers["signal"].sequence > 2
 
@@ -171,7 +161,7 @@ def test_what_nobody_has_begun_ends_with_the_request_unless_it_is_claimed_first(
     rows = MemoryRows()
     applied(rows, Register(ASKED, 1))
     for name in order:
-        tried(rows, Take("p", "w2", 0, 14) if name == "take" else STOP)
+        tried(rows, Claim(ProcessRef("p"), "w2", 0, 14) if name == "take" else STOP)
 
     check_whole(rows)
     if order[0] == "stop":

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from mainstay import ProcessContext, Runtime, process
 from mainstay.errors import ProcessCancelled
 from mainstay.model.process import Cancelled, Failure, Success
-from mainstay.model.process_write import Stop
 from mainstay.model.session import CancelRequest
 from mainstay.model.step import Done
+from mainstay.model.write import Cancel, ProcessRef
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from tests.kit import SOON, Place, until, until_waits_for
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result, stuck
@@ -201,7 +201,7 @@ class Asking(MemoryStore):
     async def steps(self, pid: int) -> list[tuple[int, bytes]]:
         if not self.asked:
             self.asked = True
-            await self.write(Stop("p", CancelRequest("host", "just then"), 5))
+            await self.write(Cancel(ProcessRef("p"), CancelRequest("host", "just then"), 5))
         return await super().steps(pid)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from mainstay import Process, ProcessContext, Runtime, process
 from mainstay.errors import ProcessStuck, StoreUnavailable
-from mainstay.model.process_write import Advance, Take
-from mainstay.model.write import Write
+from mainstay.model.process_write import Advance
+from mainstay.model.write import Claim, ProcessRef, Write
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import VirtualClock
 from tests.kit import SOON, Place, until
@@ -419,7 +419,9 @@ async def test_a_relieved_owner_is_told_by_its_next_write_and_changes_nothing(me
         handle = await old.start(stepping, id="p")
         await world.has_begun(1)
         row = await handle.record()
-        taken = await old.store.write(Take("p", "somebody else", row.generation, 0, "it was declared dead"))
+        taken = await old.store.write(
+            Claim(ProcessRef("p"), "somebody else", row.generation, 0, "it was declared dead")
+        )
         assert taken.won
         world.open.set()
         await until(lambda: not old._work.runs)

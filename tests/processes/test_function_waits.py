@@ -11,7 +11,7 @@ import pytest
 
 from mainstay import ProcessContext, process
 from mainstay.errors import InvalidInput, ProcessFailed, TimedOut
-from mainstay.model.process_write import Tell
+from mainstay.model.process_write import SendSignal
 from mainstay.model.step import Done
 from mainstay.testing import VirtualClock
 from tests.kit import Place, until
@@ -268,8 +268,8 @@ async def test_nor_does_one_that_was_told_of_a_signal_in_the_same_moment(memory:
     async with living(memory, choosing, deps=world) as runtime:
         handle = await runtime.start(choosing, id="p")
         await world.has_begun("busy")
-        await runtime.store.write(Tell("p", "a", "A", "one", 1))
-        told = await runtime.store.write(Tell("p", "b", "B", "two", 1))
+        await runtime.store.write(SendSignal("p", "a", "A", "one", 1))
+        told = await runtime.store.write(SendSignal("p", "b", "B", "two", 1))
         runtime._work.reconcile(told.row)
         world.open.set()
 

@@ -6,8 +6,8 @@ import asyncio
 
 from mainstay.engine.host import SystemClock
 from mainstay.model.process import WaitOn
-from mainstay.model.process_write import Stop
 from mainstay.model.session import CancelRequest
+from mainstay.model.write import Cancel, ProcessRef
 from mainstay.processes.function.waits import Signal, Waits
 from tests.processes.test_process_journal import Held, begun, done
 
@@ -41,7 +41,7 @@ async def test_what_is_looked_at_on_the_way_to_disk_goes_against_parking() -> No
     flushing = asyncio.create_task(journal.flush())
     parking = asyncio.create_task(journal.park((END,)))  # behind the flush, and decided already
     await asyncio.sleep(0)
-    told = await store.write(Stop("p", CancelRequest("ann"), 2))
+    told = await store.write(Cancel(ProcessRef("p"), CancelRequest("ann"), 2))
     journal.read_to = told.row.record.sequence
     store.gate.set()
     await flushing

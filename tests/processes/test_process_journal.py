@@ -11,9 +11,9 @@ import pytest
 from mainstay.errors import Fenced
 from mainstay.lifecycle.fold import PROGRESS
 from mainstay.model.process import Event, EventType, Registration, Success, WaitOn
-from mainstay.model.process_write import Advance, ProcessScope, Register, Take
+from mainstay.model.process_write import Advance, Register
 from mainstay.model.step import Done, Segment
-from mainstay.model.write import Write
+from mainstay.model.write import Claim, ProcessRef, ProcessScope, Write
 from mainstay.processes.worker.journal import ProcessJournal, load_steps
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import VirtualClock
@@ -170,7 +170,7 @@ async def test_news_are_what_others_wrote_and_not_what_the_owner_did(store: Held
 async def test_a_relieved_owner_is_refused_every_time(store: Held) -> None:
     journal = await begun(store)
     await journal.flush()
-    taken = await store.write(Take("p", "other", 1, 2, "dead"))
+    taken = await store.write(Claim(ProcessRef("p"), "other", 1, 2, "dead"))
     assert taken.won
     journal.record(done("1"))
     for _ in range(2):

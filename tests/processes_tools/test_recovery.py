@@ -9,8 +9,8 @@ import pytest
 
 from mainstay import Agent, ToolContext, tool
 from mainstay.model.process import Abandoned, Cancelled
-from mainstay.model.process_write import LetGo, ProcessScope
 from mainstay.model.tool import Recovery
+from mainstay.model.write import ProcessScope, Release
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Crash, Lab, play
 from tests.kit import SOON, Place, crash, until
@@ -97,7 +97,7 @@ async def test_a_once_tool_that_was_set_aside_and_resumed_is_not_begun_again(pla
         row = await row_of(runtime, FIRST)
         assert row.owner is not None
         scope = ProcessScope(row.id, row.pid, row.owner, row.generation)
-        await runtime.store.write(LetGo(scope, runtime._clock.now(), "somebody looked"))
+        await runtime.store.write(Release(scope, runtime._clock.now(), "somebody looked"))
         assert await runtime.processes.resume(FIRST)
         output = await runtime.handle(FIRST).outcome(SOON)
 

@@ -6,8 +6,7 @@ import asyncio
 from typing import TypeVar
 
 from mainstay import Runtime
-from mainstay.model.process_write import Take
-from mainstay.model.write import Write
+from mainstay.model.write import Claim, Write
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing.clock import VirtualClock
 from tests.kit import SOON, until
@@ -26,7 +25,7 @@ class SlowToTell(MemoryStore):
 
     async def write(self, write: Write[R]) -> R:
         receipt = await super().write(write)
-        if isinstance(write, Take):
+        if isinstance(write, Claim):
             self.taken.set()
             await self.tell.wait()
         return receipt

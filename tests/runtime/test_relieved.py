@@ -18,7 +18,7 @@ from mainstay.model.llm import Usage
 from mainstay.model.message import Message
 from mainstay.model.outcome import BudgetSpent
 from mainstay.model.record import Replied, Said, Started
-from mainstay.model.write import Accept, Append, Claim, Scope, Write
+from mainstay.model.write import Accept, Append, Claim, SessionRef, TurnScope, Write
 from mainstay.runtime import Runtime
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import ScriptedModel, VirtualClock
@@ -59,7 +59,7 @@ async def stop_after_the_start(relieved: bool, **options: Any) -> list[int]:
         row = await other.session("chat")
         assert row is not None
         if relieved:
-            claimed = await other.write(Claim("chat", "somebody else", row.generation, clock.now()))
+            claimed = await other.write(Claim(SessionRef("chat"), "somebody else", row.generation, clock.now()))
             assert claimed.won
 
     @tool(**options)
@@ -120,10 +120,10 @@ async def end_by_another(store: MemoryStore) -> None:
     """Another worker claims the turn and ends it."""
     row = await store.session("chat")
     assert row is not None
-    claimed = await store.write(Claim("chat", "somebody else", row.generation, 1))
+    claimed = await store.write(Claim(SessionRef("chat"), "somebody else", row.generation, 1))
     assert claimed.won
     assert claimed.row is not None
-    scope = Scope("chat", row.sid, 1, "somebody else", claimed.row.generation)
+    scope = TurnScope("chat", row.sid, 1, "somebody else", claimed.row.generation)
     await TurnJournal(store, scope, 1, VirtualClock()).commit(0, End(BudgetSpent("steps", 1), Usage()))
 
 

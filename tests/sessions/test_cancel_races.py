@@ -10,7 +10,7 @@ import pytest
 from mainstay import Agent, ToolCall, tool
 from mainstay.model.session import CancelRequest
 from mainstay.model.tool import Cancelled
-from mainstay.model.write import Append, Cancel, Commit, Write
+from mainstay.model.write import Append, Cancel, Commit, SessionRef, Write
 from mainstay.runtime import Runtime
 from mainstay.stores.memory import MemoryStore
 from mainstay.testing import ScriptedModel
@@ -31,7 +31,7 @@ class RacedStore(MemoryStore):
         parks = isinstance(write, Append) and bool(write.park)
         if not self.raced and (isinstance(write, Commit) if self._before == "commit" else parks):
             self.raced = True
-            receipt = await super().write(Cancel("chat", CancelRequest("ann", "enough"), 1))
+            receipt = await super().write(Cancel(SessionRef("chat"), CancelRequest("ann", "enough"), 1))
             assert receipt.status == "requested"
         return await super().write(write)
 

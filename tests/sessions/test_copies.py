@@ -15,9 +15,9 @@ from msgspec import Struct
 from mainstay import Agent, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
 from mainstay.errors import InvalidInput, StoreDamaged, StoreInUse
 from mainstay.model.outcome import Queued
-from mainstay.model.process_write import ProcessFilter, Take
+from mainstay.model.process_write import ProcessFilter
 from mainstay.model.tool import OutcomeUnknown
-from mainstay.model.write import Accept, Claim, Resolve, SessionFilter
+from mainstay.model.write import Accept, Claim, ProcessRef, Resolve, SessionFilter, SessionRef
 from mainstay.stores import rules
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.stores.sqlite import SqliteStore
@@ -321,7 +321,7 @@ async def waits(handle: Any) -> bool:
 
 async def test_every_write_that_can_claim_is_known_to_be_one() -> None:
     """A new one with a `worker` must be in the table, or it would claim in a copy, or be known to claim nothing."""
-    claiming = {kind.__name__ for kind in rules.CLAIMING} | {"Claim", "Take"}
+    claiming = {kind.__name__ for kind in rules.CLAIMING} | {"Claim"}
     claiming_nothing = {"Beat", "Outlived"}
     named = {kind for kind in rules.RULES if issubclass(kind, Struct) and "worker" in kind.__struct_fields__}
 
@@ -333,12 +333,12 @@ async def test_in_a_held_store_nothing_is_claimed_whoever_asks() -> None:
     rows.held = "a copy"
     store = MemoryStore(rows)
     accepted = await store.write(Accept("chat", "assistant", b"said", "op", 1, worker="w1"))
-    claimed = await store.write(Claim("chat", "w1", accepted.row.generation, 2))
+    claimed = await store.write(Claim(SessionRef("chat"), "w1", accepted.row.generation, 2))
 
     assert (accepted.opened, accepted.row.owner) == (True, None)
     assert claimed.won is False
     assert (await store.sessions(SessionFilter()))[0].owner is None
-    assert (await store.write(Take("none", "w1", 0, 3))).won is False
+    assert (await store.write(Claim(ProcessRef("none"), "w1", 0, 3))).won is False
     assert await store.processes(ProcessFilter()) == []
     assert (await store.write(Resolve("chat.1.approval", None, 4, "w1"))).status == "unknown"
 

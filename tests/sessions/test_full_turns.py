@@ -16,7 +16,7 @@ from mainstay.model.outcome import BudgetSpent
 from mainstay.model.record import Ended, Noted, Replied, Said
 from mainstay.model.session import Node
 from mainstay.model.tool import Cancelled, Ok, OutcomeUnknown
-from mainstay.model.write import Accept, Append, Release, Scope
+from mainstay.model.write import Accept, Append, Release, TurnScope
 from mainstay.plugins.hooks import CompactContext
 from mainstay.stores.memory import MemoryStore
 from mainstay.testing import FunctionModel
@@ -91,7 +91,7 @@ async def filled(place: Place, records: list[bytes], stuck: str | None = "Invali
     await store.open()
     said = encode(Said(Message("user", (Text("go"),)), op="op"))
     accepted = await store.write(Accept("s", "worker", said, "op", 1, worker=OTHER))
-    scope = Scope("s", accepted.row.sid, 1, OTHER, accepted.row.generation)
+    scope = TurnScope("s", accepted.row.sid, 1, OTHER, accepted.row.generation)
     nodes = tuple(Node(ordinal, body) for ordinal, body in enumerate(records, 1))
     await store.write(Append(scope, nodes, 2))
     await store.write(Release(scope, 3, stuck=stuck))

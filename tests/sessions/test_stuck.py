@@ -12,7 +12,7 @@ from mainstay.engine.lease import LeaseTerms
 from mainstay.model.codec import encode
 from mainstay.model.message import Message
 from mainstay.model.record import Said
-from mainstay.model.write import Accept, Release, Scope
+from mainstay.model.write import Accept, Release, TurnScope
 from mainstay.sessions.definition import Definition
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import FunctionModel, ScriptedModel
@@ -25,7 +25,7 @@ async def stuck_turn() -> MemoryRows:
     accepted = await store.write(
         Accept("s", "assistant", encode(Said(Message("user", "hi"))), "op", 1, worker="another")
     )
-    scope = Scope("s", accepted.row.sid, 1, "another", accepted.row.generation)
+    scope = TurnScope("s", accepted.row.sid, 1, "another", accepted.row.generation)
     await store.write(Release(scope, 2, stuck="the disk ate it"))
     return store.rows
 

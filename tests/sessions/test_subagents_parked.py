@@ -9,10 +9,10 @@ import pytest
 from mainstay.model.codec import encode
 from mainstay.model.message import Message
 from mainstay.model.process import ProcessRow, Registration, WaitOn
-from mainstay.model.process_write import Advance, Advanced, ProcessScope, Register, Tell
+from mainstay.model.process_write import Advance, Advanced, Register, SendSignal
 from mainstay.model.record import Said
 from mainstay.model.session import Answer, CancelRequest, SessionRow, WaitRow
-from mainstay.model.write import Accept, Append, Cancel, Claim, Delete, Resolve, Scope
+from mainstay.model.write import Accept, Append, Cancel, Claim, Delete, ProcessScope, Resolve, SessionRef, TurnScope
 from mainstay.ports.store import Store
 from tests.kit import Place
 
@@ -34,7 +34,7 @@ async def turn(store: Store, session_id: str = "s") -> SessionRow:
 
 async def park_turn(store: Store, row: SessionRow) -> None:
     wait = WaitRow(f"{row.id}.1.1.0:approval", row.sid, 1, "1.0", "approval")
-    scope = Scope(row.id, row.sid, 1, "w", row.generation)
+    scope = TurnScope(row.id, row.sid, 1, "w", row.generation)
     appended = await store.write(Append(scope, (), 2, waits=(wait,), park=(wait.id,)))
     assert appended.parked
 
@@ -77,12 +77,12 @@ async def approve(store: Store) -> None:
 
 
 async def cancel(store: Store) -> None:
-    await store.write(Cancel("s", CancelRequest("ann", "stop"), 5))
+    await store.write(Cancel(SessionRef("s"), CancelRequest("ann", "stop"), 5))
 
 
 async def claim(store: Store) -> None:
     """By somebody who saw the turn before it was parked."""
-    assert (await store.write(Claim("s", "other", 1, 5, "agent"))).won
+    assert (await store.write(Claim(SessionRef("s"), "other", 1, 5))).won
 
 
 async def delete(store: Store) -> None:
@@ -120,7 +120,7 @@ async def test_the_turn_of_another_session_leaves_it_alone(store: Store) -> None
 async def test_a_message_wakes_it_once_and_the_turn_then_does_not_do_so_again(store: Store) -> None:
     await park_turn(store, await turn(store))
     await park_process(store)
-    await store.write(Tell("p", "message", "hello", "k", 5))
+    await store.write(SendSignal("p", "message", "hello", "k", 5))
     await approve(store)
 
     row = await process(store)

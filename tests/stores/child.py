@@ -15,9 +15,9 @@ import threading
 
 from mainstay.errors import MainstayError
 from mainstay.model.process import Registration, Success, WakeTarget
-from mainstay.model.process_write import Advance, ProcessScope, Register, Take
+from mainstay.model.process_write import Advance, Register
 from mainstay.model.session import Node, WorkerRow
-from mainstay.model.write import Accept, Commit, Scope
+from mainstay.model.write import Accept, Claim, Commit, ProcessRef, ProcessScope, TurnScope
 from mainstay.stores.sqlite import SqliteStore
 from tests.kit import print_line
 
@@ -25,7 +25,7 @@ from tests.kit import print_line
 async def turn(store: SqliteStore, session_id: str, body: bytes, at: int) -> int:
     """Accept an input and commit its turn; the turn's number."""
     accepted = await store.write(Accept(session_id, "clerk", body, f"{session_id}-{at}", at, worker="w1"))
-    scope = Scope(session_id, accepted.row.sid, accepted.turn, "w1", accepted.row.generation)
+    scope = TurnScope(session_id, accepted.row.sid, accepted.turn, "w1", accepted.row.generation)
     await store.write(Commit(scope, (Node(1, body),), accepted.row.head, at))
     return accepted.turn
 
@@ -174,7 +174,7 @@ async def takes(path: str, worker: str) -> None:
     sys.stdin.readline()
     while rows:
         for at in range(0, len(rows), 50):
-            claims = [store.write(Take(row.id, worker, row.generation, 2)) for row in rows[at : at + 50]]
+            claims = [store.write(Claim(ProcessRef(row.id), worker, row.generation, 2)) for row in rows[at : at + 50]]
             for taken in await asyncio.gather(*claims):
                 if taken.won and taken.row is not None:
                     print_line(taken.row.id)

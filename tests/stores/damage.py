@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mainstay.model.process import Registration, Success, WaitOn, WakeTarget
-from mainstay.model.process_write import Advance, ProcessFilter, ProcessScope, Register, Tell
+from mainstay.model.process_write import Advance, ProcessFilter, Register, SendSignal
 from mainstay.model.session import Node, WaitRow, WorkerRow
-from mainstay.model.write import Accept, Append, Beat, Commit, Scope, SessionFilter
+from mainstay.model.write import Accept, Append, Beat, Commit, ProcessScope, SessionFilter, TurnScope
 from mainstay.ports.store import Store
 from mainstay.stores.sqlite import SqliteStore
 
@@ -27,7 +27,7 @@ async def fill(store: Store, first: int, last: int) -> None:
             accepted = await store.write(
                 Accept(session_id, "clerk", said, key, turn, key=key, digest=said, worker="w1")
             )
-            scope = Scope(session_id, accepted.row.sid, turn, "w1", accepted.row.generation)
+            scope = TurnScope(session_id, accepted.row.sid, turn, "w1", accepted.row.generation)
             await store.write(Append(scope, (Node(1, b"reply %d " % turn * (40 * turn)),), turn))
             if turn < TURNS or number % 3:
                 await store.write(Commit(scope, (Node(2, b"closed"),), turn - 1, turn))
@@ -48,7 +48,7 @@ async def fill_process(store: Store, number: int) -> None:
     scope = ProcessScope(row.id, row.pid, "w1", 1)
     records = tuple(Node(n, b"record %d " % n * 9) for n in range(8))
     await store.write(Advance(scope, 2, records, first=True, seen=1))
-    await store.write(Tell(row.id, "go", "y" * 30 * number, "k", 3))
+    await store.write(SendSignal(row.id, "go", "y" * 30 * number, "k", 3))
     if number % 3 == 0:
         await store.write(Advance(scope, 4, outcome=Success(number)))
     elif number % 3 == 1:

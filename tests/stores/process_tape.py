@@ -18,28 +18,23 @@ from mainstay.model.process import (
     WakeTarget,
 )
 from mainstay.model.process_write import (
+    AddEvent,
     Advance,
     Complete,
     Deliver,
     Dismiss,
     ExternalOwner,
-    LetGo,
-    Mark,
     ProcessFilter,
-    ProcessScope,
     Prune,
     ReconciledAbandon,
     Register,
-    Revive,
+    SendSignal,
     Share,
-    Stop,
-    Take,
-    Tell,
     Transfer,
     WorkflowKey,
 )
 from mainstay.model.session import CancelRequest, Node
-from mainstay.model.write import Write
+from mainstay.model.write import Cancel, Claim, ProcessRef, ProcessScope, Release, Resume, Write
 from mainstay.ports.store import Store
 from mainstay.stores.memory import MemoryStore
 
@@ -107,7 +102,7 @@ class ProcessTape:
                 Advance(scope, at, records, first=True, seen=seen, park=waits[: pick([1, 2])]),
                 Advance(scope, at, records, outcome=pick(OUTCOMES), first=first),
                 Advance(scope, at, records, drop=records[-1].ordinal - pick([0, there // 2])),
-                LetGo(scope, at, pick([None, "why not"])),
+                Release(scope, at, pick([None, "why not"])),
             ]
         )
 
@@ -118,16 +113,18 @@ class ProcessTape:
         authority: Any = pick([ExternalOwner(), WorkflowKey("1"), ReconciledAbandon()])
         return pick(
             [
-                Take(row.id, pick(WORKERS), generation, at, pick([None, None, "its lock is free"])),
-                Take(row.id, pick(WORKERS), generation, at),
-                Tell(row.id, pick(["go", "go", "no"]), at, f"s{at}", at),
-                Mark(row.id, Event(pick(["process.progress", "process.external_ref_set", "process.stuck"]), at), at),
-                Mark(row.id, Event("process.abandon_requested", {"by": "ann"}, at), at),
-                Mark(row.id, Event("process.caller_departed", None, at), at),
-                Mark(row.id, Event("process.subscription_retargeted", {"session_id": "b"}, at), at),
-                Stop(row.id, CancelRequest("ann"), at),
+                Claim(ProcessRef(row.id), pick(WORKERS), generation, at, pick([None, None, "its lock is free"])),
+                Claim(ProcessRef(row.id), pick(WORKERS), generation, at),
+                SendSignal(row.id, pick(["go", "go", "no"]), at, f"s{at}", at),
+                AddEvent(
+                    row.id, Event(pick(["process.progress", "process.external_ref_set", "process.stuck"]), at), at
+                ),
+                AddEvent(row.id, Event("process.abandon_requested", {"by": "ann"}, at), at),
+                AddEvent(row.id, Event("process.caller_departed", None, at), at),
+                AddEvent(row.id, Event("process.subscription_retargeted", {"session_id": "b"}, at), at),
+                Cancel(ProcessRef(row.id), CancelRequest("ann"), at),
                 Complete(row.id, pick(OUTCOMES), authority, at),
-                Revive(row.id, at),
+                Resume(ProcessRef(row.id), at),
                 Share(pick(SESSIONS), (row.id,), at, pick([True, False])),
                 Transfer(pick(SESSIONS), pick(SESSIONS), (row.id,), at),
                 Deliver(pick(SESSIONS), "x", numbers, b"told %d" % at, "op", at, pick([True, False, False])),

@@ -25,8 +25,9 @@ from mainstay.model.write import (
     Resolve,
     Resume,
     Retire,
-    Scope,
     SessionFilter,
+    SessionRef,
+    TurnScope,
     Write,
 )
 from mainstay.ports.store import Store
@@ -71,18 +72,29 @@ class Tape:
             return Accept(name, pick("xxxy"), body, f"op{at}", at, kind, key, pick([b"1", b"2"]), pick([None, "w1"]))
         if row.turn is not None and self._random.random() < 0.7:
             return await self._of_owner(row, at)
-        waits = await self._store.waits(row.sid)
+        waits, of = await self._store.waits(row.sid), SessionRef(name)
         return pick(
             [
-                Claim(name, pick(WORKERS), row.generation, at),
-                Claim(name, pick(WORKERS), row.generation - 1, at),
-                Claim(name, pick(WORKERS), row.generation, at, death=Death("w1", at, pick([None, row.sid])), lived=at),
+                Claim(of, pick(WORKERS), row.generation, at),
+                Claim(of, pick(WORKERS), row.generation - 1, at),
+                Claim(
+                    of,
+                    pick(WORKERS),
+                    row.generation,
+                    at,
+                    death=Death("w1", at, pick([None, row.sid])),
+                    lived=at,
+                ),
                 Outlived(row.sid, pick(WORKERS)),
                 Cancel(
-                    name, CancelRequest("ann"), at, pick([None, row.head, row.turn, row.next - 1]), pick([None, "w2"])
+                    of,
+                    CancelRequest("ann"),
+                    at,
+                    pick([None, row.head, row.turn, row.next - 1]),
+                    pick([None, "w2"]),
                 ),
                 Resolve(pick([w.id for w in waits] or ["no"]), pick([Answer("approved"), None]), at, "w2", ("x",)),
-                Resume(name, at, pick([None, "w2"])),
+                Resume(of, at, pick([None, "w2"])),
                 Configure(name, pick("xxxy"), pick(SETTINGS), at, pick([None, None, row.settings, b"{}"])),
                 Beat(WorkerRow(pick(WORKERS), "host", "boot", 1, at, pick([0, 1]))),
                 Retire(pick(WORKERS), pick([True, False])),
@@ -95,7 +107,7 @@ class Tape:
         pick, turn = self._random.choice, row.turn or 1
         there = len(await self._store.nodes(row.sid, turn, turn))
         generation = row.generation - pick([0, 0, 0, 0, 1])
-        scope = Scope(row.id, row.sid, turn, row.owner or "w1", generation)
+        scope = TurnScope(row.id, row.sid, turn, row.owner or "w1", generation)
         nodes = tuple(Node(there + i, b"record %d.%d" % (at, i)) for i in range(pick([1, 1, 2])))
         take = tuple(m.input for m in await self._store.inbox(row.sid) if m.kind != "queue")[: pick([0, 9])]
         wait = WaitRow(f"{row.id}.{turn}.{pick([1, 2])}", row.sid, turn, "1.0", "approval", due=pick([None, 5]))
@@ -170,7 +182,7 @@ async def test_the_tapes_reach_every_kind_of_write_accepted_and_refused() -> Non
 
     assert {name for name, refused in seen if not refused} == {write.__name__ for write in RULES}
     refusable = {"Accept", "Append", "Commit", "Configure", "Release", "Branch"}
-    refusable |= {"Register", "Advance", "LetGo", "Tell", "Mark", "Stop", "Complete", "Revive", "Share"}
+    refusable |= {"Register", "Advance", "SendSignal", "AddEvent", "Cancel", "Complete", "Resume", "Share"}
     assert {name for name, refused in seen if refused} >= refusable
 
 

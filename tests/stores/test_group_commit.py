@@ -13,7 +13,7 @@ import pytest
 
 from mainstay.errors import Fenced, InvalidInput, MainstayError, StoreUnavailable
 from mainstay.model.process import Registration
-from mainstay.model.process_write import Advance, LetGo, ProcessScope, Register, Take
+from mainstay.model.process_write import Advance, Register
 from mainstay.model.session import Node, WaitRow, WorkerRow
 from mainstay.model.write import (
     Accept,
@@ -26,8 +26,12 @@ from mainstay.model.write import (
     Claimed,
     Commit,
     Committed,
+    ProcessRef,
+    ProcessScope,
     Release,
-    Scope,
+    Released,
+    SessionRef,
+    TurnScope,
     Write,
 )
 from mainstay.stores.blobs import FileBlobs
@@ -38,7 +42,7 @@ from mainstay.stores.sqlite.group_commit import PATIENCE, GroupWriter
 
 def record(scope: str, number: int) -> Append:
     """The `number`th record of a scope."""
-    return Append(Scope(scope, ord(scope), 1, "w1", 1), (Node(number, b"%d" % number),), 0)
+    return Append(TurnScope(scope, ord(scope), 1, "w1", 1), (Node(number, b"%d" % number),), 0)
 
 
 def beat(worker: str, number: int = 0) -> Beat:
@@ -388,9 +392,9 @@ async def store(tmp_path: Path) -> Any:
     await store.close()
 
 
-async def opened_turn(store: SqliteStore, session_id: str) -> Scope:
+async def opened_turn(store: SqliteStore, session_id: str) -> TurnScope:
     accepted = await store.write(Accept(session_id, "clerk", b"said", f"op-{session_id}", 1, worker="w1"))
-    return Scope(session_id, accepted.row.sid, 1, "w1", 1)
+    return TurnScope(session_id, accepted.row.sid, 1, "w1", 1)
 
 
 async def together(store: SqliteStore, *writes: Write[Any]) -> list[Any]:
@@ -416,7 +420,7 @@ async def test_two_hundred_sessions_share_two_transactions(store: SqliteStore) -
 
 async def test_a_relieved_owner_among_others_fails_alone(store: SqliteStore) -> None:
     first, second = await opened_turn(store, "a"), await opened_turn(store, "b")
-    await store.write(Claim("a", "w2", 1, 2))
+    await store.write(Claim(SessionRef("a"), "w2", 1, 2))
 
     answers = await together(
         store,
@@ -434,9 +438,9 @@ async def test_a_relieved_owner_among_others_fails_alone(store: SqliteStore) -> 
 async def test_a_relieved_owner_that_lets_go_of_a_process_is_told_that_it_was_relieved(store: SqliteStore) -> None:
     row = (await store.write(Register(Registration("p", "function", "rerunnable"), 1, "w1"))).row
     scope = ProcessScope("p", row.pid, "w1", row.generation)
-    assert (await store.write(Take("p", "w2", row.generation, 2, "dead"))).won
+    assert (await store.write(Claim(ProcessRef("p"), "w2", row.generation, 2, "dead"))).won
 
-    answers = await together(store, Advance(scope, 3, first=True), LetGo(scope, 3))
+    answers = await together(store, Advance(scope, 3, first=True), Release(scope, 3))
 
     assert [type(a) for a in answers] == [Fenced, Fenced]
 
@@ -491,7 +495,7 @@ def lossy(tmp_path: Path) -> Iterator[tuple[LosesReplies, GroupWriter]]:
     backend.close()
 
 
-SCOPE = Scope("s", 1, 1, "w1", 1)
+SCOPE = TurnScope("s", 1, 1, "w1", 1)
 WAIT = WaitRow("wait", 1, 1, "1.0", "approval")
 ACCEPT = Accept("s", "clerk", b"said op1", "op1", 1, worker="w1")
 
@@ -501,12 +505,12 @@ ACCEPT = Accept("s", "clerk", b"said op1", "op1", 1, worker="w1")
     [
         (Accept("s", "clerk", b"said op2", "op2", 2), Accepted),
         (Accept("s", "clerk", b"said op3", "op3", 2, key="k", digest=b"d"), Accepted),
-        (Claim("s", "w2", 1, 2), Claimed),
+        (Claim(SessionRef("s"), "w2", 1, 2), Claimed),
         (Append(SCOPE, (Node(1, b"one"),), 2), Appended),
         (Append(SCOPE, (Node(1, b"one"),), 2, waits=(WAIT,), park=("wait",)), Appended),
         (Commit(SCOPE, (Node(1, b"closed"),), 0, 2), Committed),
-        (Release(SCOPE, 2), type(None)),
-        (Release(SCOPE, 2, stuck="a bug"), type(None)),
+        (Release(SCOPE, 2), Released),
+        (Release(SCOPE, 2, stuck="a bug"), Released),
         (Branch("t", "clerk", "s", 1, 0, 2), None),
     ],
     ids=["accept", "keyed accept", "claim", "append", "park", "commit", "release", "stuck", "branch"],
@@ -549,7 +553,7 @@ async def test_a_write_beyond_the_limits_of_the_file_leaves_nothing_behind(tmp_p
     store = SqliteStore(tmp_path / "agent.db")
     await store.open()
     accepted = await store.write(Accept("s", "a", b"{}", "op", 1, worker="w"))
-    scope = Scope("s", accepted.row.sid, 1, "w", accepted.row.generation)
+    scope = TurnScope("s", accepted.row.sid, 1, "w", accepted.row.generation)
     wait = WaitRow("s.1.1.0:approval", accepted.row.sid, 1, "1.0", "approval")
 
     with pytest.raises(InvalidInput, match="in another turn"):

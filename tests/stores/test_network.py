@@ -9,9 +9,21 @@ import pytest
 
 from mainstay.errors import Fenced, InternalError, KeyConflict
 from mainstay.model.process import Event, Registration, SessionOrigin, WaitOn
-from mainstay.model.process_write import Advance, ProcessScope, Register, Take
+from mainstay.model.process_write import Advance, Register
 from mainstay.model.session import Death, Node, WaitRow
-from mainstay.model.write import Accept, Accepted, Append, Claim, Commit, Committed, Scope, Write
+from mainstay.model.write import (
+    Accept,
+    Accepted,
+    Append,
+    Claim,
+    Commit,
+    Committed,
+    ProcessRef,
+    ProcessScope,
+    SessionRef,
+    TurnScope,
+    Write,
+)
 from mainstay.stores.memory import MemoryRows
 from mainstay.stores.rules import transact
 from mainstay.stores.rules.reads import READS
@@ -21,7 +33,7 @@ from tests.stores.network import NetworkStore, OverNetwork, RemoteRows
 
 TestNetworkStore = pytest.mark.fuzz(store_contract(OverNetwork))
 
-OURS = Scope("s", 1, 1, "w1", 1)
+OURS = TurnScope("s", 1, 1, "w1", 1)
 WAIT = WaitRow("s.1.0", 1, 1, "1.0", "approval")
 BEFORE: list[Write[Any]] = [Accept("s", "clerk", b"hello", "op", 1, worker="w1"), Append(OURS, (Node(1, b"reply"),), 2)]
 TASK = Registration("p", "task", "rerunnable", "report", input={"task": 1}, origin=SessionOrigin("s"), parent="s.1")
@@ -43,15 +55,15 @@ HOT: dict[str, tuple[list[Write[Any]], Write[Any]]] = {
     ),
     "parking": (BEFORE, Append(OURS, (Node(2, b"asks"),), 3, waits=(WAIT,), park=(WAIT.id,))),
     "records after a takeover": (
-        [*BEFORE, Claim("s", "w2", 1, 3, death=Death("w1", 1))],
-        Append(Scope("s", 1, 1, "w2", 2), (Node(2, b"again"),), 4),
+        [*BEFORE, Claim(SessionRef("s"), "w2", 1, 3, death=Death("w1", 1))],
+        Append(TurnScope("s", 1, 1, "w2", 2), (Node(2, b"again"),), 4),
     ),
     "a commit": (BEFORE, Commit(OURS, (Node(2, b"closed"),), 0, 3)),
     "a commit that opens the next turn": (
         [*BEFORE, Accept("s", "clerk", b"and then", "op2", 3)],
         Commit(OURS, (Node(2, b"closed"),), 0, 4),
     ),
-    "a claim of a dead worker's turn": (BEFORE, Claim("s", "w2", 1, 3, death=Death("w1", 1))),
+    "a claim of a dead worker's turn": (BEFORE, Claim(SessionRef("s"), "w2", 1, 3, death=Death("w1", 1))),
     "a registration": (BEFORE, Register(TASK, 3, "w1", grants=("s",))),
     "records of a process": (BEGUN, Advance(WORK, 5, (Node(1, b"step"),), seen=2)),
     "events of a process": (BEGUN, Advance(WORK, 5, events=(Event("process.progress", 0.5, 5, "half"),), seen=2)),
@@ -59,7 +71,10 @@ HOT: dict[str, tuple[list[Write[Any]], Write[Any]]] = {
         BEGUN,
         Advance(WORK, 5, (Node(1, b"waits"),), seen=2, park=(LATER,)),
     ),
-    "a claim of a dead worker's process": (BEGUN, Take("p", "w2", 1, 5, proof="gone", death=Death("w1", 1))),
+    "a claim of a dead worker's process": (
+        BEGUN,
+        Claim(ProcessRef("p"), "w2", 1, 5, proof="gone", death=Death("w1", 1)),
+    ),
 }
 
 
@@ -116,7 +131,11 @@ async def test_batches_of_many_sessions_take_two_round_trips() -> None:
     store.remote.trips.clear()
 
     await asyncio.gather(
-        *(store.write(Append(Scope(r.id, r.sid, 1, "w1", 1), (Node(1, b"reply"),), 2)) for r in rows if r is not None)
+        *(
+            store.write(Append(TurnScope(r.id, r.sid, 1, "w1", 1), (Node(1, b"reply"),), 2))
+            for r in rows
+            if r is not None
+        )
     )
 
     assert len(store.remote.trips) == 2
@@ -129,7 +148,7 @@ async def test_a_refused_write_of_a_batch_leaves_nothing_and_gives_its_numbers_b
 
     answers = await asyncio.gather(
         store.write(Accept("s", "clerk", b"other", "op2", 2, key="k", digest=b"!")),
-        store.write(Append(Scope("s", 1, 1, "w9", 1), (Node(1, b"late"),), 2)),
+        store.write(Append(TurnScope("s", 1, 1, "w9", 1), (Node(1, b"late"),), 2)),
         store.write(Accept("t", "clerk", b"two", "op3", 3)),
         return_exceptions=True,
     )

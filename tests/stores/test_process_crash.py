@@ -8,10 +8,10 @@ import pytest
 from mainstay.model.codec import encode
 from mainstay.model.message import Message, Text
 from mainstay.model.process import Event, EventType, ProcessRow, Registration, Success, WaitOn, WakeRule, WakeTarget
-from mainstay.model.process_write import Advance, Deliver, ProcessScope, Register, Stop, Take, Tell
+from mainstay.model.process_write import Advance, Deliver, Register, SendSignal
 from mainstay.model.record import Said
 from mainstay.model.session import CancelRequest, Node, WorkerRow
-from mainstay.model.write import Beat
+from mainstay.model.write import Beat, Cancel, Claim, ProcessRef, ProcessScope
 from mainstay.ports.store import Store
 from mainstay.testing.crash import Lab, kill_everywhere
 
@@ -25,7 +25,7 @@ CHILD = Registration("child", "function", "rerunnable", parent="pay", parent_end
 async def owned(store: Store, row: ProcessRow, worker: str) -> ProcessScope | None:
     """The process as ours, whoever had it: every owner before is dead here. None when it is over, or parked."""
     while row.live and row.owner != worker:
-        taken = await store.write(Take(row.id, worker, row.generation, 50, "killed"))
+        taken = await store.write(Claim(ProcessRef(row.id), worker, row.generation, 50, "killed"))
         assert taken.row is not None
         row = taken.row
         if not taken.won and row.status == "waiting":
@@ -42,7 +42,7 @@ async def scenario(lab: Lab) -> None:
     scope = await owned(store, row, worker)
     if scope is not None:
         await pays(lab, store, scope)
-    await store.write(Tell("pay", "go", 1, "s1", 5))
+    await store.write(SendSignal("pay", "go", 1, "s1", 5))
     again = await store.process("pay")
     assert again is not None
     scope = await owned(store, again, worker)
@@ -142,7 +142,7 @@ def test_a_cancel_request_and_an_end_from_two_sides_leave_one_end_wherever_one_i
             scope = await owned(store, (await store.write(Register(ASKED, 1, worker))).row, worker)
             for what in order:
                 if what == "stop":
-                    await store.write(Stop("pay", CancelRequest("ann"), 2))
+                    await store.write(Cancel(ProcessRef("pay"), CancelRequest("ann"), 2))
                 elif scope is not None:
                     await store.write(Advance(scope, 3, (Node(0, b"end"),), first=True, outcome=Success(1)))
             await store.close()

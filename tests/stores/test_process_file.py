@@ -14,23 +14,18 @@ from mainstay.errors import Fenced, InternalError, StoreDamaged
 from mainstay.lifecycle.fold import replay
 from mainstay.model.process import Event, EventType, Failure, ProcessRow, Registration, Success, WaitOn, WakeTarget
 from mainstay.model.process_write import (
+    AddEvent,
     Advance,
     Deliver,
     Dismiss,
-    LetGo,
-    Mark,
     ProcessFilter,
-    ProcessScope,
     Prune,
     Register,
-    Revive,
+    SendSignal,
     Share,
-    Stop,
-    Take,
-    Tell,
 )
 from mainstay.model.session import CancelRequest, Node
-from mainstay.model.write import Accept, Write
+from mainstay.model.write import Accept, Cancel, Claim, ProcessRef, ProcessScope, Release, Resume, Write
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.sqlite import SqliteStore, schema
 from mainstay.stores.sqlite.database import WriterFile
@@ -105,7 +100,7 @@ async def test_a_process_that_is_not_what_was_written_is_not_served(tmp_path: Pa
         with pytest.raises(StoreDamaged):
             await store.processes(ProcessFilter())
         with pytest.raises(StoreDamaged):
-            await store.write(Stop("p", CancelRequest("ann"), 9))
+            await store.write(Cancel(ProcessRef("p"), CancelRequest("ann"), 9))
         assert len((await store.facts(deep=True)).checks) > 1
 
 
@@ -126,7 +121,7 @@ async def test_a_process_that_is_not_what_was_written_is_not_served(tmp_path: Pa
 async def test_a_damaged_event_record_or_wake_is_noticed(tmp_path: Path, harm: str, read: str) -> None:
     async with opened(tmp_path / "agent.db") as store:
         scope = await begun(store, wake=WakeTarget("chat"), open_signals=True)
-        await store.write(Tell("p", "go", 1, "k", 3))
+        await store.write(SendSignal("p", "go", 1, "k", 3))
         await store.write(Advance(scope, 4, outcome=Success(1)))
         with contextlib.closing(sqlite3.connect(store.path)) as connection:
             connection.execute(harm)
@@ -245,9 +240,10 @@ async def stores(tmp_path: Path) -> AsyncIterator[tuple[SqliteStore, SqliteStore
 async def test_an_owner_relieved_by_another_process_is_fenced(stores: tuple[SqliteStore, SqliteStore]) -> None:
     ours, theirs = stores
     scope = await begun(ours)
-    assert (await theirs.write(Take("p", "w2", 1, 3))).won
+    assert (await theirs.write(Claim(ProcessRef("p"), "w2", 1, 3))).won
 
-    for late in (Advance(scope, 4, (Node(1, b"late"),)), Advance(scope, 4, outcome=Success()), LetGo(scope, 4)):
+    writes: list[Write[Any]] = [Advance(scope, 4, (Node(1, b"late"),)), Advance(scope, 4, outcome=Success())]
+    for late in (*writes, Release(scope, 4)):
         with pytest.raises(Fenced):
             await ours.write(late)
 
@@ -259,7 +255,7 @@ async def test_what_another_process_wrote_is_news_to_the_owner_and_it_does_not_p
 ) -> None:
     ours, theirs = stores
     scope = await begun(ours)
-    await theirs.write(Stop("p", CancelRequest("ann"), 3))
+    await theirs.write(Cancel(ProcessRef("p"), CancelRequest("ann"), 3))
 
     advanced = await ours.write(Advance(scope, 4, (Node(1, b"1"),), park=(WaitOn("1", "time", due=9),), seen=2))
 
@@ -312,7 +308,7 @@ async def test_claims_of_one_process_race_and_one_wins(stores: tuple[SqliteStore
     for number in range(40):
         await ours.write(Register(named(f"p{number}"), 1))
     claims = [
-        store.write(Take(f"p{number}", worker, 0, 2))
+        store.write(Claim(ProcessRef(f"p{number}"), worker, 0, 2))
         for number in range(40)
         for store, worker in ((ours, "ours"), (theirs, "theirs"))
     ]
@@ -402,7 +398,7 @@ BEFORE: list[Write[Any]] = [
     Register(named("p", events=(EventType("tick"), EventType("signal.go")), wake=WakeTarget("chat")), 1, "w1"),
     Advance(SCOPE, 2, (Node(0, b"begun"),), first=True, seen=1),
     Register(named("stuck", wake=WakeTarget("chat")), 1, "w1"),
-    LetGo(ProcessScope("stuck", 2, "w1", 1), 2, "why"),
+    Release(ProcessScope("stuck", 2, "w1", 1), 2, "why"),
     Register(named("over", wake=WakeTarget("chat")), 1, "w1"),
     Advance(ProcessScope("over", 3, "w1", 1), 3, outcome=Success(1)),
 ]
@@ -413,15 +409,15 @@ BEFORE: list[Write[Any]] = [
     [
         Register(named("new"), 5, "w1", ("chat",)),
         Register(named("new"), 5),
-        Take("p", "w2", 1, 5),
+        Claim(ProcessRef("p"), "w2", 1, 5),
         Advance(SCOPE, 5, (Node(1, b"1"), Node(2, b"2")), (TICK,), seen=2),
         Advance(SCOPE, 5, (), (TICK,), seen=2),
         Advance(SCOPE, 5, (), (Event("tick", None, 5, "k1"),), seen=2),
         Advance(SCOPE, 5, (Node(1, b"1"), Node(2, b"segment")), (TICK,), seen=2, drop=2),
         Advance(SCOPE, 5, (Node(1, b"1"),), park=(WaitOn("1", "time", due=9), WaitOn("2", "signal", "go")), seen=2),
         Advance(SCOPE, 5, (Node(1, b"1"),), outcome=Failure("bug", data=[1])),
-        LetGo(SCOPE, 5),
-        LetGo(SCOPE, 5, "diverged"),
+        Release(SCOPE, 5),
+        Release(SCOPE, 5, "diverged"),
         Share("chat", ("p",), 5),
         Deliver("chat", "clerk", (8,), b"told", "op", 5, worker="w1"),
         Prune(4, 9),
@@ -457,7 +453,14 @@ async def everything(store: SqliteStore) -> list[Any]:
     return [*found, await store.session("chat"), await store.is_granted("chat", "p")]
 
 
-@pytest.mark.parametrize("write", [Stop("p", CancelRequest("ann"), 5), Revive("stuck", 5), Tell("p", "go", 1, "k", 5)])
+@pytest.mark.parametrize(
+    "write",
+    [
+        Cancel(ProcessRef("p"), CancelRequest("ann"), 5),
+        Resume(ProcessRef("stuck"), 5),
+        SendSignal("p", "go", 1, "k", 5),
+    ],
+)
 async def test_somebody_outside_whose_reply_was_lost_is_heard_once(
     tmp_path: Path, lossy: tuple[LosesReplies, GroupWriter], write: Write[Any]
 ) -> None:
@@ -488,8 +491,8 @@ async def test_a_refused_write_of_an_owner_takes_its_later_ones_with_it_and_nobo
         writer.write(Advance(SCOPE, 5, (Node(0, b"not what it was"),))),
         writer.write(Advance(other, 5, (Node(0, b"others"),), first=True, seen=1)),
         writer.write(Advance(SCOPE, 6, (Node(1, b"1"),), outcome=Success())),
-        writer.write(LetGo(SCOPE, 7)),
-        writer.write(Tell("p", "go", 1, "k", 8)),
+        writer.write(Release(SCOPE, 7)),
+        writer.write(SendSignal("p", "go", 1, "k", 8)),
     ]
     backend._file._lock.free()
 
@@ -510,12 +513,12 @@ async def test_a_whole_batch_whose_reply_was_lost_is_applied_once(
     backend, writer = lossy
     batch: list[Write[Any]] = [
         Advance(SCOPE, 5, (Node(1, b"1"),), (TICK,), seen=2),
-        Tell("p", "go", 1, "k", 5),
-        Mark("p", Event("process.progress", 1, 5, "k2"), 5),
+        SendSignal("p", "go", 1, "k", 5),
+        AddEvent("p", Event("process.progress", 1, 5, "k2"), 5),
         Advance(SCOPE, 6, (), (Event("tick", 2, 6),), seen=2),
         Advance(SCOPE, 6, (Node(2, b"2"), Node(3, b"segment")), seen=2, drop=3),
         Advance(SCOPE, 7, (Node(4, b"4"),), outcome=Success("end")),
-        Take("p", "w2", 1, 8),
+        Claim(ProcessRef("p"), "w2", 1, 8),
     ]
     async with opened(tmp_path / "undisturbed.db") as undisturbed:
         for write in BEFORE:

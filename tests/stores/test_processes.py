@@ -34,27 +34,36 @@ from mainstay.model.process import (
     WakeTarget,
 )
 from mainstay.model.process_write import (
+    AddEvent,
     Advance,
     Advanced,
     Complete,
     Deliver,
     Dismiss,
     ExternalOwner,
-    LetGo,
-    Mark,
-    ProcessScope,
     Prune,
     Register,
-    Revive,
+    SendSignal,
     Share,
-    Stop,
-    Take,
-    Tell,
     Transfer,
     WorkflowKey,
 )
 from mainstay.model.session import CancelRequest, Death, Node, WorkerRow
-from mainstay.model.write import Accept, Beat, Branch, Delete, Outlived, Retire
+from mainstay.model.write import (
+    Accept,
+    Beat,
+    Branch,
+    Cancel,
+    Claim,
+    Delete,
+    Outlived,
+    ProcessRef,
+    ProcessScope,
+    Release,
+    Resume,
+    Retire,
+    Write,
+)
 from mainstay.ports.store import Store
 from mainstay.stores.memory import MemoryStore
 from mainstay.stores.sqlite import SqliteStore
@@ -119,8 +128,8 @@ async def test_a_parked_process_is_nobodys_work_until_its_time_has_come(store: S
     assert ids(await store.due_processes(59)) == []
     assert ids(await store.due_processes(60)) == ["soon", "same time"]
     assert ids(await store.due_processes(99)) == ["soon", "same time", "late"]
-    assert not (await store.write(Take("late", "w2", 1, 89))).won
-    assert (await store.write(Take("late", "w2", 1, 90))).won
+    assert not (await store.write(Claim(ProcessRef("late"), "w2", 1, 89))).won
+    assert (await store.write(Claim(ProcessRef("late"), "w2", 1, 90))).won
     late = await found(store, "late")
     assert (late.status, late.due, late.attempts) == ("running", None, 1)
     assert ids(await store.due_processes(99)) == ["soon", "same time"]
@@ -129,9 +138,9 @@ async def test_a_parked_process_is_nobodys_work_until_its_time_has_come(store: S
 async def test_only_the_signal_that_it_waits_for_brings_it_back(store: Store) -> None:
     await parked(store, "p", WaitOn("1", "signal", "go"))
 
-    assert (await store.write(Tell("p", "stop", 1, "k1", 5))).row.status == "waiting"
-    assert (await store.write(Mark("p", Event("tick", 1, 6), 6))).row.status == "waiting"
-    told = await store.write(Tell("p", "go", 1, "k2", 7))
+    assert (await store.write(SendSignal("p", "stop", 1, "k1", 5))).row.status == "waiting"
+    assert (await store.write(AddEvent("p", Event("tick", 1, 6), 6))).row.status == "waiting"
+    told = await store.write(SendSignal("p", "go", 1, "k2", 7))
 
     assert (told.row.status, told.row.record.waits) == ("running", ())
     assert ids(await store.active_processes()) == ["p"]
@@ -152,8 +161,8 @@ async def test_exactly_those_that_wait_for_a_process_go_on_with_its_end(store: S
 async def test_a_process_sleeps_through_the_end_of_what_it_once_waited_for(store: Store) -> None:
     target = await begun(store, "target")
     scope = await parked(store, "p", WaitOn("1", "signal", "go"), WaitOn("2", "process", "target"))
-    row = (await store.write(Tell("p", "go", None, "k", 4))).row
-    await store.write(Take("p", "w2", row.generation, 5))
+    row = (await store.write(SendSignal("p", "go", None, "k", 4))).row
+    await store.write(Claim(ProcessRef("p"), "w2", row.generation, 5))
     seen, again = (await found(store, "p")).record.sequence, ProcessScope("p", scope.pid, "w2", 2)
     assert (await store.write(Advance(again, 6, park=(WaitOn("3", "time", due=99),), seen=seen))).parked
 
@@ -176,7 +185,7 @@ async def test_who_waits_for_a_caller_that_departed_goes_on(store: Store) -> Non
     await store.write(Register(asked("outside", "externally_owned"), 1))
     await parked(store, "p", WaitOn("1", "process", "outside"))
 
-    told = await store.write(Mark("outside", Event("process.caller_departed", None, 5), 5))
+    told = await store.write(AddEvent("outside", Event("process.caller_departed", None, 5), 5))
 
     assert (told.row.status, ids(told.woken)) == ("caller_departed", ["p"])
     with pytest.raises(Conflict, match="is caller_departed"):
@@ -194,7 +203,7 @@ async def test_children_that_are_to_end_with_their_parent_are_asked_to_in_the_sa
     await begun(store, "free", parent="parent", parent_end="abandon")
     await begun(store, "no child")
     await begun(store, "asked before", parent="parent", parent_end="cancel")
-    await store.write(Stop("asked before", CancelRequest("ann"), 3))
+    await store.write(Cancel(ProcessRef("asked before"), CancelRequest("ann"), 3))
 
     done = await ended(store, parent)
 
@@ -214,7 +223,7 @@ async def test_a_family_that_cannot_go_on_ends_whole_however_deep_it_is(store: S
     await begun(store, "0")
     for n in range(1, 400):
         scope = await begun(store, str(n), parent=str(n - 1), parent_end="cancel")
-        await store.write(LetGo(scope, 3, "stuck"))
+        await store.write(Release(scope, 3, "stuck"))
     root = ProcessScope("0", 1, "w1", 1)
 
     await ended(store, root)
@@ -243,7 +252,7 @@ async def test_work_that_is_bound_to_its_owner_is_given_up_when_it_is_let_go(sto
     scope = await begun(store, "p", "owner_bound")
     await parked(store, "waiter", WaitOn("1", "process", "p"))
 
-    gone = await store.write(LetGo(scope, 7))
+    gone = await store.write(Release(scope, 7))
 
     assert gone.row.record.outcome == Abandoned(Evidence("owner_drain", 7, "w1", "its owner let it go"))
     assert ids(gone.woken) == ["waiter"]
@@ -251,18 +260,18 @@ async def test_work_that_is_bound_to_its_owner_is_given_up_when_it_is_let_go(sto
 
 async def test_work_that_is_bound_to_its_owner_and_not_begun_is_anybodys(store: Store) -> None:
     row = (await store.write(Register(asked("p", "owner_bound"), 1, "w1"))).row
-    await store.write(LetGo(ProcessScope("p", row.pid, "w1", 1), 2))
+    await store.write(Release(ProcessScope("p", row.pid, "w1", 1), 2))
 
-    assert (await store.write(Take("p", "w2", 1, 3))).won
+    assert (await store.write(Claim(ProcessRef("p"), "w2", 1, 3))).won
 
 
 async def test_a_silent_owner_keeps_what_is_bound_to_it_unless_somebody_asked_to_abandon_it(store: Store) -> None:
     await begun(store, "p", "owner_bound")
 
-    assert not (await store.write(Take("p", "w2", 1, 99))).won
+    assert not (await store.write(Claim(ProcessRef("p"), "w2", 1, 99))).won
     assert (await found(store, "p")).owner == "w1"
-    await store.write(Mark("p", Event("process.abandon_requested", {"by": "ann", "reason": "gone"}, 100), 100))
-    taken = await store.write(Take("p", "w2", 1, 101))
+    await store.write(AddEvent("p", Event("process.abandon_requested", {"by": "ann", "reason": "gone"}, 100), 100))
+    taken = await store.write(Claim(ProcessRef("p"), "w2", 1, 101))
 
     assert not taken.won
     assert (await found(store, "p")).record.outcome == Abandoned(Evidence("reconciled_request", 101, "w1", "ann: gone"))
@@ -272,7 +281,7 @@ async def test_a_parked_process_that_was_bound_to_its_owner_is_anybodys(store: S
     """Everything it had done is written down: nothing was in flight."""
     await parked(store, "p", WaitOn("1", "time", due=5), recovery="owner_bound")
 
-    assert (await store.write(Take("p", "w2", 1, 5))).won
+    assert (await store.write(Claim(ProcessRef("p"), "w2", 1, 5))).won
 
 
 async def test_a_worker_that_leaves_gives_up_what_is_bound_to_it_and_frees_the_rest(store: Store) -> None:
@@ -294,11 +303,12 @@ async def test_a_worker_that_leaves_gives_up_what_is_bound_to_it_and_frees_the_r
 
 async def test_an_owner_that_took_a_process_again_cannot_write_as_who_it_was(store: Store) -> None:
     old = await parked(store, "p", WaitOn("1", "time", due=5))
-    row = (await store.write(Take("p", "w1", 1, 5))).row
+    row = (await store.write(Claim(ProcessRef("p"), "w1", 1, 5))).row
     assert row is not None
     assert (row.owner, row.generation) == ("w1", 2)
 
-    for late in (Advance(old, 6, (Node(2, b"late"),)), Advance(old, 6, outcome=Success()), LetGo(old, 6, "why")):
+    writes: list[Write[Any]] = [Advance(old, 6, (Node(2, b"late"),)), Advance(old, 6, outcome=Success())]
+    for late in (*writes, Release(old, 6, "why")):
         with pytest.raises(Fenced):
             await store.write(late)
 
@@ -307,16 +317,16 @@ async def test_an_owner_that_took_a_process_again_cannot_write_as_who_it_was(sto
 
 async def test_attempts_count_only_what_was_begun(store: Store) -> None:
     await store.write(Register(asked("p", max_attempts=2), 1, "w1"))
-    row = (await store.write(Take("p", "w2", 1, 2))).row
+    row = (await store.write(Claim(ProcessRef("p"), "w2", 1, 2))).row
     assert row is not None
     assert row.attempts == 1, "w1 died before it had begun"
     scope = ProcessScope("p", row.pid, "w2", 2)
     await store.write(Advance(scope, 3, (Node(0, b"begun"),), first=True, seen=1))
-    again = (await store.write(Take("p", "w3", 2, 4))).row
+    again = (await store.write(Claim(ProcessRef("p"), "w3", 2, 4))).row
     assert again is not None
     assert again.attempts == 2
 
-    taken = await store.write(Take("p", "w4", 3, 5))
+    taken = await store.write(Claim(ProcessRef("p"), "w4", 3, 5))
 
     assert not taken.won
     outcome = (await found(store, "p")).record.outcome
@@ -326,19 +336,19 @@ async def test_attempts_count_only_what_was_begun(store: Store) -> None:
 async def test_an_owner_that_died_before_it_began_has_used_up_no_attempt(store: Store) -> None:
     await store.write(Register(asked("p", max_attempts=1), 1, "w1"))
 
-    assert (await store.write(Take("p", "w2", 1, 2))).won
+    assert (await store.write(Claim(ProcessRef("p"), "w2", 1, 2))).won
 
 
-def suspected(generation: int) -> Take:
+def suspected(generation: int) -> Claim[ProcessRow]:
     """A takeover from a worker that died with process `p` as its only suspect."""
     death = Death(f"w{generation}", suspect=-1)
-    return Take("p", f"w{generation + 1}", generation, 5, death=death)
+    return Claim(ProcessRef("p"), f"w{generation + 1}", generation, 5, death=death)
 
 
 async def test_three_deaths_as_the_only_suspect_and_it_is_stuck_until_a_person_looks(store: Store) -> None:
     await begun(store, "p")
     for generation in (1, 2):
-        assert (await store.write(Take("p", f"w{generation + 1}", generation, 5))).won
+        assert (await store.write(Claim(ProcessRef("p"), f"w{generation + 1}", generation, 5))).won
     for generation in (3, 4):
         assert (await store.write(suspected(generation))).won
 
@@ -350,10 +360,10 @@ async def test_three_deaths_as_the_only_suspect_and_it_is_stuck_until_a_person_l
     assert await store.active_processes() == []
     with pytest.raises(Fenced):
         await store.write(Advance(ProcessScope("p", 1, "w5", 5), 7, outcome=Success()))
-    revived = await store.write(Revive("p", 8))
+    revived = await store.write(Resume(ProcessRef("p"), 8))
     assert revived is not None
     assert (revived.stuck, revived.takeovers) == (None, 5)
-    assert (await store.write(Take("p", "w7", 6, 9))).won
+    assert (await store.write(Claim(ProcessRef("p"), "w7", 6, 9))).won
     for generation in (7, 8):
         assert (await store.write(suspected(generation))).won
     assert not (await store.write(suspected(9))).won
@@ -363,7 +373,7 @@ async def test_deaths_beside_another_suspect_are_not_counted(store: Store) -> No
     await begun(store, "p")
     for generation in range(1, 20):
         death = Death(f"w{generation}", suspect=99)
-        taken = await store.write(Take("p", f"w{generation + 1}", generation, 5, death=death))
+        taken = await store.write(Claim(ProcessRef("p"), f"w{generation + 1}", generation, 5, death=death))
         assert (taken.won, taken.suspect) == (True, False)
 
     [mark] = await store.deaths()
@@ -375,11 +385,11 @@ async def test_one_os_process_runs_one_suspect_at_a_time(store: Store) -> None:
         await store.write(Beat(WorkerRow(worker, "here", "boot", 1, 0, process=process)))
     for name in ("p", "q"):
         await begun(store, name)
-        await store.write(Take(name, "w2", 1, 5))
-    first = await store.write(Take("p", "v1", 2, 6, lived=500))
+        await store.write(Claim(ProcessRef(name), "w2", 1, 5))
+    first = await store.write(Claim(ProcessRef("p"), "v1", 2, 6, lived=500))
 
-    held = await store.write(Take("q", "v2", 2, 7))
-    elsewhere = await store.write(Take("q", "v3", 2, 8))
+    held = await store.write(Claim(ProcessRef("q"), "v2", 2, 7))
+    elsewhere = await store.write(Claim(ProcessRef("q"), "v3", 2, 8))
 
     assert (first.won, first.suspect) == (True, True)
     assert (held.won, held.suspect, held.row and held.row.generation) == (False, True, 2)
@@ -392,9 +402,9 @@ async def test_a_suspect_makes_room(store: Store, way: str) -> None:
     await store.write(Beat(WorkerRow("v1", "here", "boot", 1, 0, process="one")))
     for name in ("p", "q"):
         await begun(store, name)
-        await store.write(Take(name, "w2", 1, 5))
-    assert (await store.write(Take("p", "v1", 2, 6))).suspect
-    assert not (await store.write(Take("q", "v1", 2, 6))).won
+        await store.write(Claim(ProcessRef(name), "w2", 1, 5))
+    assert (await store.write(Claim(ProcessRef("p"), "v1", 2, 6))).suspect
+    assert not (await store.write(Claim(ProcessRef("q"), "v1", 2, 6))).won
     scope = ProcessScope("p", 1, "v1", 3)
 
     if way == "a record":
@@ -402,12 +412,12 @@ async def test_a_suspect_makes_room(store: Store, way: str) -> None:
     elif way == "its end":
         await store.write(Advance(scope, 7, outcome=Success()))
     elif way == "let go":
-        await store.write(LetGo(scope, 7))
+        await store.write(Release(scope, 7))
     else:
         assert await store.write(Outlived(-1, "v1"))
         assert await store.write(Outlived(-1, "v1")), "sent again, because its reply was lost"
 
-    taken = await store.write(Take("q", "v1", 2, 8))
+    taken = await store.write(Claim(ProcessRef("q"), "v1", 2, 8))
     assert (taken.won, taken.suspect) == (True, True)
 
 
@@ -415,11 +425,11 @@ async def test_a_worker_that_was_relieved_of_its_suspect_may_run_another(store: 
     await store.write(Beat(WorkerRow("v1", "here", "boot", 1, 0, process="one")))
     for name in ("p", "q"):
         await begun(store, name)
-        await store.write(Take(name, "w2", 1, 5))
-    await store.write(Take("p", "v1", 2, 6))
-    await store.write(Take("p", "other", 3, 7))
+        await store.write(Claim(ProcessRef(name), "w2", 1, 5))
+    await store.write(Claim(ProcessRef("p"), "v1", 2, 6))
+    await store.write(Claim(ProcessRef("p"), "other", 3, 7))
 
-    assert (await store.write(Take("q", "v1", 2, 8))).won
+    assert (await store.write(Claim(ProcessRef("q"), "v1", 2, 8))).won
 
 
 async def test_the_row_of_a_dead_worker_stays_until_all_that_died_with_it_is_claimed(store: Store) -> None:
@@ -427,14 +437,14 @@ async def test_the_row_of_a_dead_worker_stays_until_all_that_died_with_it_is_cla
     for worker in ("v1", "v2"):
         await store.write(Beat(WorkerRow(worker, "here", "boot", 1, 0, process="one")))
     await begun(store, "p")
-    await store.write(Take("p", "w2", 1, 5))
-    await store.write(Take("p", "v1", 2, 6))
+    await store.write(Claim(ProcessRef("p"), "w2", 1, 5))
+    await store.write(Claim(ProcessRef("p"), "v1", 2, 6))
     await store.write(Register(asked("q"), 6, "v2"))
     dead = ("v1", "v2")
-    await store.write(Take("p", "next", 3, 7, death=Death("v1", suspect=-1)))
+    await store.write(Claim(ProcessRef("p"), "next", 3, 7, death=Death("v1", suspect=-1)))
     await store.write(Retire("v1", dead=True, beside=dead))
     kept = [row.id for row in await store.workers()]
-    await store.write(Take("q", "next", 1, 8, death=Death("v2", suspect=-1)))
+    await store.write(Claim(ProcessRef("q"), "next", 1, 8, death=Death("v2", suspect=-1)))
     for worker in dead:
         await store.write(Retire(worker, dead=True, beside=dead))
 
@@ -446,18 +456,22 @@ async def test_the_row_of_a_dead_worker_stays_until_all_that_died_with_it_is_cla
 async def test_a_record_makes_deaths_count_from_the_start(store: Store) -> None:
     await begun(store, "p")
     for generation in (1, 2, 3, 4):
-        await store.write(suspected(generation) if generation > 2 else Take("p", f"w{generation + 1}", generation, 5))
+        await store.write(
+            suspected(generation) if generation > 2 else Claim(ProcessRef("p"), f"w{generation + 1}", generation, 5)
+        )
     await store.write(Advance(ProcessScope("p", 1, "w5", 5), 6, (Node(1, b"1"),)))
 
     assert await store.deaths() == []
-    taken = await store.write(Take("p", "w6", 5, 7))
+    taken = await store.write(Claim(ProcessRef("p"), "w6", 5, 7))
     assert (taken.won, taken.suspect) == (True, False)
 
 
 async def test_a_record_that_only_repeats_lets_deaths_be_counted_on(store: Store) -> None:
     await begun(store, "p")
     for generation in (1, 2, 3, 4):
-        await store.write(suspected(generation) if generation > 2 else Take("p", f"w{generation + 1}", generation, 5))
+        await store.write(
+            suspected(generation) if generation > 2 else Claim(ProcessRef("p"), f"w{generation + 1}", generation, 5)
+        )
     repeat = Advance(ProcessScope("p", 1, "w5", 5), 6, (Node(1, b"1"),), repeats=True)
     assert (await store.write(repeat)).row.takeovers == 4
 
@@ -467,17 +481,18 @@ async def test_a_record_that_only_repeats_lets_deaths_be_counted_on(store: Store
 
 async def test_a_stuck_process_that_is_cancelled_ends_and_says_that_nobody_knows(store: Store) -> None:
     scope = await begun(store, "p")
-    await store.write(LetGo(scope, 3, "diverged"))
+    await store.write(Release(scope, 3, "diverged"))
 
-    stopped = await store.write(Stop("p", CancelRequest("ann", "enough"), 4))
+    stopped = await store.write(Cancel(ProcessRef("p"), CancelRequest("ann", "enough"), 4))
 
+    assert stopped.row is not None
     assert stopped.row.record.outcome == Cancelled("ann", "enough", unknown=True)
     assert stopped.row.stuck is None
 
 
 async def test_what_nobody_owns_is_ended_by_whoever_may_also_when_it_is_stuck_or_parked(store: Store) -> None:
     scope = await begun(store, "stuck")
-    await store.write(LetGo(scope, 3, "why"))
+    await store.write(Release(scope, 3, "why"))
     await parked(store, "parked", WaitOn("1", "signal", "go"))
     await begun(store, "owned")
 
@@ -507,12 +522,12 @@ async def test_a_record_that_contradicts_the_journal_is_refused_and_nothing_is_w
 
 async def test_a_key_of_an_event_is_used_once_whoever_uses_it(store: Store) -> None:
     scope = await begun(store, "p")
-    await store.write(Tell("p", "go", {"n": (1, 2)}, "k", 3))
+    await store.write(SendSignal("p", "go", {"n": (1, 2)}, "k", 3))
 
     with pytest.raises(Conflict, match="'k'"):
         await store.write(Advance(scope, 4, (Node(1, b"1"),), (Event("tick", None, 4, "k"),), seen=3))
     assert await store.steps(scope.pid) == [(0, b"begun")]
-    again = await store.write(Tell("p", "go", {"n": [1, 2]}, "k", 9))
+    again = await store.write(SendSignal("p", "go", {"n": [1, 2]}, "k", 9))
     assert (again.known, again.sequence) == (True, 3)
 
 
@@ -521,10 +536,10 @@ async def test_a_mark_that_says_nonsense_is_refused(store: Store) -> None:
 
     for payload in (None, {"by": 7}, "ann"):
         with pytest.raises(InvalidProcess, match="cannot say this"):
-            await store.write(Mark("p", Event("process.abandon_requested", payload, 3), 3))
+            await store.write(AddEvent("p", Event("process.abandon_requested", payload, 3), 3))
     for kind in ("process.completed", "process.resumed", "process.invented", "process."):
         with pytest.raises(InvalidProcess, match="is reserved"):
-            await store.write(Mark("p", Event(kind, None, 3), 3))
+            await store.write(AddEvent("p", Event(kind, None, 3), 3))
     assert (await found(store, "p")).record.sequence == 2
 
 
@@ -575,11 +590,11 @@ async def test_what_a_session_has_not_heard_of_goes_to_whoever_is_told_instead(s
     scope = await begun(store, "p", wake=WakeTarget("first"))
     await ended(store, await begun(store, "other", wake=WakeTarget("first")))
     for at in (3, 4):
-        await store.write(Mark("p", Event("news", at, at), at))
+        await store.write(AddEvent("p", Event("news", at, at), at))
     first = next(wake for wake in await store.wakes("first") if wake.pid == scope.pid)
     await store.write(Deliver("first", "clerk", (first.number,), b"told", "op", 5))
 
-    await store.write(Mark("p", Event("process.subscription_retargeted", {"session_id": "second"}, 6), 6))
+    await store.write(AddEvent("p", Event("process.subscription_retargeted", {"session_id": "second"}, 6), 6))
     await ended(store, scope)
 
     assert [(wake.pid, wake.at) for wake in await store.wakes("second")] == [(scope.pid, 4), (scope.pid, 9)]
@@ -587,8 +602,8 @@ async def test_what_a_session_has_not_heard_of_goes_to_whoever_is_told_instead(s
     assert len(await store.wakes("first")) == 1
     nobody = {"session_id": "second", "policy": "none"}
     await begun(store, "q", wake=WakeTarget("third"))
-    await store.write(Mark("q", Event("news", 1, 7), 7))
-    await store.write(Mark("q", Event("process.subscription_retargeted", nobody, 8), 8))
+    await store.write(AddEvent("q", Event("news", 1, 7), 7))
+    await store.write(AddEvent("q", Event("process.subscription_retargeted", nobody, 8), 8))
     assert [wake.state for wake in await store.wakes("third", "discarded")] == ["discarded"]
 
 

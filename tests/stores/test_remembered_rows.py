@@ -9,7 +9,7 @@ import pytest
 
 from mainstay.errors import Fenced
 from mainstay.model.session import CancelRequest, Node
-from mainstay.model.write import Accept, Append, Cancel, Claim, Commit, Committed, Scope
+from mainstay.model.write import Accept, Append, Cancel, Claim, Commit, Committed, SessionRef, TurnScope
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.stores.sqlite.database import WriterFile
@@ -30,14 +30,14 @@ def said(op: str) -> Accept:
     return Accept("chat", "clerk", b"said", op, 1, worker="ours")
 
 
-def append(scope: Scope, ordinal: int) -> Append:
+def append(scope: TurnScope, ordinal: int) -> Append:
     return Append(scope, (Node(ordinal, b"record"),), 2)
 
 
-async def begun(store: SqliteStore) -> Scope:
+async def begun(store: SqliteStore) -> TurnScope:
     """A turn of ours with a first record: by now its row is remembered."""
     accepted = await store.write(said("1"))
-    scope = Scope("chat", accepted.row.sid, 1, "ours", accepted.row.generation)
+    scope = TurnScope("chat", accepted.row.sid, 1, "ours", accepted.row.generation)
     await store.write(append(scope, 1))
     return scope
 
@@ -45,7 +45,7 @@ async def begun(store: SqliteStore) -> Scope:
 async def test_an_owner_relieved_by_another_process_is_fenced(stores: tuple[SqliteStore, SqliteStore]) -> None:
     ours, theirs = stores
     scope = await begun(ours)
-    await theirs.write(Claim("chat", "theirs", scope.generation, 3, "clerk"))
+    await theirs.write(Claim(SessionRef("chat"), "theirs", scope.generation, 3))
     with pytest.raises(Fenced):
         await ours.write(append(scope, 2))
 
@@ -55,7 +55,7 @@ async def test_a_cancel_request_from_another_process_comes_back_with_the_next_wr
 ) -> None:
     ours, theirs = stores
     scope = await begun(ours)
-    await theirs.write(Cancel("chat", CancelRequest("somebody", "enough"), 3))
+    await theirs.write(Cancel(SessionRef("chat"), CancelRequest("somebody", "enough"), 3))
     assert (await ours.write(append(scope, 2))).cancel is not None
 
 
@@ -81,7 +81,7 @@ def test_what_was_rolled_back_is_not_remembered(tmp_path: Path) -> None:
     accepted = file.apply(said("1"))
     file.apply(said("2"))
     file.commit()
-    scope = Scope("chat", accepted.row.sid, 1, "ours", accepted.row.generation)
+    scope = TurnScope("chat", accepted.row.sid, 1, "ours", accepted.row.generation)
     closing = Commit(scope, (Node(1, b"closed"),), 0, 4)
     file.begin()
     assert file.apply(closing).row.turn == 2

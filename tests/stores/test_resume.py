@@ -9,7 +9,7 @@ import pytest
 
 from mainstay.errors import Fenced
 from mainstay.model.session import Node, SessionRow
-from mainstay.model.write import Accept, Append, Claim, Delete, Release, Resume, Scope
+from mainstay.model.write import Accept, Append, Claim, Delete, Release, Resume, SessionRef, TurnScope
 from mainstay.ports.store import Store
 from mainstay.stores.memory import MemoryStore
 from mainstay.stores.sqlite import SqliteStore
@@ -23,10 +23,10 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await store.close()
 
 
-async def stuck(store: Store) -> Scope:
+async def stuck(store: Store) -> TurnScope:
     """Turn s.1 got stuck under worker `old`; the scope it had."""
     accepted = await store.write(Accept("s", "a", b"{}", "op", 1, worker="old"))
-    scope = Scope("s", accepted.row.sid, 1, "old", accepted.row.generation)
+    scope = TurnScope("s", accepted.row.sid, 1, "old", accepted.row.generation)
     await store.write(Release(scope, 2, stuck="no disk"))
     return scope
 
@@ -34,7 +34,7 @@ async def stuck(store: Store) -> Scope:
 async def test_a_resumed_turn_belongs_to_its_resumer_and_fences_the_owner_before(store: Store) -> None:
     scope = await stuck(store)
 
-    row = await store.write(Resume("s", 3, "new"))
+    row = await store.write(Resume(SessionRef("s"), 3, "new"))
 
     assert isinstance(row, SessionRow)
     assert (row.state, row.owner, row.generation, row.reason) == ("open", "new", scope.generation + 1, None)
@@ -44,20 +44,23 @@ async def test_a_resumed_turn_belongs_to_its_resumer_and_fences_the_owner_before
 
 async def test_a_turn_resumed_by_nobody_is_free_to_claim(store: Store) -> None:
     scope = await stuck(store)
-    refused = await store.write(Claim("s", "new", scope.generation, 3))
+    refused = await store.write(Claim(SessionRef("s"), "new", scope.generation, 3))
 
-    row = await store.write(Resume("s", 4))
-    claimed = await store.write(Claim("s", "new", scope.generation, 5))
+    row = await store.write(Resume(SessionRef("s"), 4))
+    claimed = await store.write(Claim(SessionRef("s"), "new", scope.generation, 5))
 
     assert row is not None
     assert (refused.won, row.state, row.owner, claimed.won) == (False, "open", None, True)
 
 
 async def test_only_a_stuck_turn_is_resumed_and_only_once(store: Store) -> None:
-    assert await store.write(Resume("s", 1, "w")) is None
+    assert await store.write(Resume(SessionRef("s"), 1, "w")) is None
     await stuck(store)
 
-    first, second = await store.write(Resume("s", 3, "w")), await store.write(Resume("s", 4, "w"))
+    first, second = (
+        await store.write(Resume(SessionRef("s"), 3, "w")),
+        await store.write(Resume(SessionRef("s"), 4, "w")),
+    )
 
     assert first is not None
     assert second is None
@@ -68,4 +71,4 @@ async def test_a_deleted_session_is_not_resumed(store: Store) -> None:
     await stuck(store)
     await store.write(Delete("s", 3))
 
-    assert await store.write(Resume("s", 4, "w")) is None
+    assert await store.write(Resume(SessionRef("s"), 4, "w")) is None

@@ -18,7 +18,7 @@ import pytest
 
 from mainstay.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
 from mainstay.model.session import Node, WorkerRow
-from mainstay.model.write import Accept, Append, Beat, Commit, Delete, Scope
+from mainstay.model.write import Accept, Append, Beat, Commit, Delete, TurnScope
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.stores.sqlite.connection import connect
 from mainstay.stores.sqlite.database import CHECKPOINT_WRITES
@@ -333,7 +333,7 @@ async def test_files_that_may_not_grow_give_a_typed_error_and_lose_nothing(tmp_p
         row = await store.session("mine")
         assert row.head >= len(turns) > 10
         if row.turn is not None:  # it died between the two writes of a turn
-            scope = Scope("mine", row.sid, row.turn, "w1", row.generation)
+            scope = TurnScope("mine", row.sid, row.turn, "w1", row.generation)
             await store.write(Commit(scope, (Node(1, b"late"),), row.head, 1))
         assert (await turn(store, "mine", b"again", 1)) == row.next
     assert integrity(path) == "ok"
@@ -485,7 +485,7 @@ async def test_every_connection_syncs_fully_and_never_checkpoints_by_itself(tmp_
 async def test_the_wal_is_folded_back_when_it_has_grown(tmp_path: Path) -> None:
     async with opened(tmp_path / "agent.db") as store:
         await store.write(Accept("a", "clerk", b"said", "op", 1, worker="w1"))
-        scope = Scope("a", 1, 1, "w1", 1)
+        scope = TurnScope("a", 1, 1, "w1", 1)
         before = store.path.stat().st_size
         for ordinal in range(1, CHECKPOINT_WRITES, 64):
             appends = [Append(scope, (Node(n, b"record" * 20),), 1) for n in range(ordinal, ordinal + 64)]

@@ -14,7 +14,7 @@ import pytest
 
 from mainstay.errors import BlobMissing
 from mainstay.model.session import Node
-from mainstay.model.write import Accept, Append, Commit, Delete, Scope, Write
+from mainstay.model.write import Accept, Append, Commit, Delete, TurnScope, Write
 from mainstay.ports.store import Store
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.memory import MemoryRows, MemoryStore
@@ -161,7 +161,7 @@ async def test_a_reference_to_a_blob_swept_in_between_is_refused_and_nothing_is_
     await store.write(accept("a"))
     digest = await store.blobs.put(b"put, and swept before anybody refers to it")
     assert await store.sweep(grace=0) == 1
-    scope, nodes = Scope("a", 1, 1, "w1", 1), (Node(1, b"see the blob"),)
+    scope, nodes = TurnScope("a", 1, 1, "w1", 1), (Node(1, b"see the blob"),)
     writes: dict[str, Write[Any]] = {
         "accept": accept("b", digest),
         "append": Append(scope, nodes, 2, blobs=(digest,)),

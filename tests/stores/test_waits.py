@@ -11,7 +11,7 @@ import pytest
 from mainstay.model.codec import encode
 from mainstay.model.record import Spilled
 from mainstay.model.session import Answer, CancelRequest, Node, WaitRow
-from mainstay.model.write import Accept, Append, Cancel, Commit, Resolve, Scope
+from mainstay.model.write import Accept, Append, Cancel, Commit, Resolve, SessionRef, TurnScope
 from mainstay.ports.store import Store
 from mainstay.stores.memory import MemoryStore
 from mainstay.stores.sqlite import SqliteStore
@@ -25,12 +25,12 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await store.close()
 
 
-async def turn(store: Store, session: str = "s") -> Scope:
+async def turn(store: Store, session: str = "s") -> TurnScope:
     accepted = await store.write(Accept(session, "a", b"{}", "op", 1, worker="w"))
-    return Scope(session, accepted.row.sid, accepted.turn, "w", accepted.row.generation)
+    return TurnScope(session, accepted.row.sid, accepted.turn, "w", accepted.row.generation)
 
 
-def wait(scope: Scope, name: str, **more: Any) -> WaitRow:
+def wait(scope: TurnScope, name: str, **more: Any) -> WaitRow:
     return WaitRow(name, scope.sid, scope.turn, "1.0", "approval", **more)
 
 
@@ -65,7 +65,7 @@ async def test_waits_that_an_older_version_left_behind_go_with_the_next_commit(s
 async def test_an_answer_after_a_cancel_request_is_told_so_and_changes_nothing(store: Store) -> None:
     scope = await turn(store)
     await store.write(Append(scope, (Node(1, b"1"),), 2, waits=(wait(scope, "a"),), park=("a",)))
-    await store.write(Cancel("s", CancelRequest("ann"), 3))
+    await store.write(Cancel(SessionRef("s"), CancelRequest("ann"), 3))
     row = await store.session("s")
 
     told = await store.write(Resolve("a", Answer("approved"), 4, "w", ("a",)))

@@ -23,7 +23,7 @@ from mainstay.model.outcome import Outcome, PendingCall
 from mainstay.model.plugin import Issue
 from mainstay.model.record import Asking, Completed, Ended, Faltered, Framed, Noted, Record, Replied, Slot, Started
 from mainstay.model.session import CancelRequest
-from mainstay.model.write import Scope
+from mainstay.model.write import TurnScope
 from mainstay.ports.hooks import TurnHooks
 from mainstay.ports.host import Clock
 from mainstay.ports.services import EventSink
@@ -78,7 +78,7 @@ class Run:
     )
 
     def __init__(
-        self, scope: Scope, machine: Machine, journal: TurnJournal, events: EventSink, clock: Clock, agent: Any
+        self, scope: TurnScope, machine: Machine, journal: TurnJournal, events: EventSink, clock: Clock, agent: Any
     ) -> None:
         self.scope, self.machine, self.journal = scope, machine, journal
         self.events, self.clock, self.agent = events, clock, agent

@@ -35,7 +35,7 @@ from mainstay.model.codec import decode_row, encode, spilled
 from mainstay.model.ids import MAX_ORDINAL
 from mainstay.model.record import Closed, Ended, Record, Replied, Spilled, Started
 from mainstay.model.session import Node, WaitRow
-from mainstay.model.write import Append, Appended, CancelWon, Committed, Scope, Write
+from mainstay.model.write import Append, Appended, CancelWon, Committed, TurnScope, Write
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
 
@@ -167,7 +167,7 @@ class TurnJournal(Journal[Appended]):
     def __init__(
         self,
         store: Store,
-        scope: Scope,
+        scope: TurnScope,
         ordinal: int,
         clock: Clock,
         on_stall: Callable[[StoreError], None] | None = None,

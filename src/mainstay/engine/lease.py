@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from mainstay.errors import InvalidDefinition, StoreError, StoreUnavailable, quoted
 from mainstay.lifecycle import suspects
 from mainstay.model.session import Death, Offers, SessionRow, WorkerRow
-from mainstay.model.write import Beat, Retire, Scope
+from mainstay.model.write import Beat, Retire, TurnScope
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
 
@@ -133,7 +133,7 @@ class Worker:
         await self._store.write(Beat(self._row))
         self._renewed = at
 
-    async def confirm(self, scope: Scope) -> bool:
+    async def confirm(self, scope: TurnScope) -> bool:
         """Make sure: speak up again, then see whether the scope is still ours."""
         await self.speak()
         row = await self._store.session_by_sid(scope.sid)

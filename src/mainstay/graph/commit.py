@@ -14,7 +14,7 @@ from mainstay.model.outcome import Outcome
 from mainstay.model.record import Asking, Closed, Completed, Record, Replied, Slot
 from mainstay.model.session import Node
 from mainstay.model.tool import Cancelled
-from mainstay.model.write import Commit, Scope
+from mainstay.model.write import Commit, TurnScope
 
 
 class Tail(Struct, frozen=True):
@@ -79,7 +79,7 @@ def close(end: End, reply: Replied | None, at: int) -> Closed:
     return Closed(without_text(end.outcome), end.usage, reply, at, end.slot, end.ledger, end.prelude)
 
 
-def plan(scope: Scope, head: int, tail: Tail, closed: Closed, end: End | None = None) -> Commit:
+def plan(scope: TurnScope, head: int, tail: Tail, closed: Closed, end: End | None = None) -> Commit:
     """The commit of an owned turn: its unwritten records, the last of which is `closed`, move the head to it."""
     nodes = tuple([Node(tail.first + i, body) for i, body in enumerate(tail.bodies)])
     cancelled = isinstance(closed.outcome, Cancelled)

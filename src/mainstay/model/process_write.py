@@ -14,8 +14,8 @@ from mainstay.model.process import (
     WaitOn,
     WakeRow,
 )
-from mainstay.model.session import CancelRequest, Death, Node
-from mainstay.model.write import Accepted, Write
+from mainstay.model.session import Node
+from mainstay.model.write import Accepted, ProcessScope, Write
 
 
 class Registered(Struct, frozen=True, gc=False):
@@ -33,43 +33,6 @@ class Register(Write[Registered], frozen=True, gc=False):
     worker: str | None = None
     grants: tuple[str, ...] = ()
     blobs: tuple[str, ...] = ()
-
-
-class ProcessScope(Struct, frozen=True, gc=False):
-    """An owned process: every write of its owner carries this, and a relieved owner's changes nothing."""
-
-    id: str
-    pid: int
-    owner: str
-    generation: int
-
-
-class Taken(Struct, frozen=True, gc=False):
-    """`won`: it is ours. A row that is over now was given up instead: its owner is proven dead.
-
-    `suspect`: as for a turn (`Claimed`).
-    """
-
-    row: ProcessRow | None
-    won: bool
-    woken: tuple[ProcessRow, ...] = ()
-    suspect: bool = False
-
-
-class Take(Write[Taken], frozen=True, gc=False):
-    """Claim a process that nobody alive works on. `generation` is the one the claimant saw: it fences all before.
-
-    `proof` says why its owner is known to be dead; without it the owner was silent for longer than its lease. `death`
-    and `lived`: as for a turn (`Claim`).
-    """
-
-    process_id: str
-    worker: str
-    generation: int
-    at: int
-    proof: str | None = None
-    death: Death | None = None
-    lived: int = 0
 
 
 class Advanced(Struct, frozen=True, gc=False):
@@ -108,19 +71,8 @@ class Advance(Write[Advanced], frozen=True, gc=False):
     store: str = ""
 
 
-class LetGo(Write[Advanced], frozen=True, gc=False):
-    """Give up a process, to whoever claims it next; with `stuck`, to nobody until a person looks.
-
-    What only its owner could do, and has begun, is abandoned: nobody else may go on with it.
-    """
-
-    scope: ProcessScope
-    at: int
-    stuck: str | None = None
-
-
-class Told(Struct, frozen=True, gc=False):
-    """The signal is event `sequence`. `known`: it was there before."""
+class EventAdded(Struct, frozen=True, gc=False):
+    """It is event `sequence` of the process. `known`: it was there before, under the same key."""
 
     row: ProcessRow
     sequence: int
@@ -128,27 +80,13 @@ class Told(Struct, frozen=True, gc=False):
     woken: tuple[ProcessRow, ...] = ()
 
 
-class Tell(Write[Told], frozen=True, gc=False):
+class SendSignal(Write[EventAdded], frozen=True, gc=False):
     """Send a signal. A process that waits for it has something to do again. `key` makes telling it twice harmless."""
 
     process_id: str
     name: str
     payload: Any
     key: str
-    at: int
-
-
-class Stopped(Struct, frozen=True, gc=False):
-    status: Literal["requested", "already_requested", "ended"]
-    row: ProcessRow
-    woken: tuple[ProcessRow, ...] = ()
-
-
-class Stop(Write[Stopped], frozen=True, gc=False):
-    """Ask a process to end. One that nobody has begun ends at once."""
-
-    process_id: str
-    request: CancelRequest
     at: int
 
 
@@ -192,18 +130,11 @@ class Complete(Write[Ending], frozen=True, gc=False):
     at: int
 
 
-class Mark(Write[Told], frozen=True, gc=False):
+class AddEvent(Write[EventAdded], frozen=True, gc=False):
     """Write down something about a process that ends nothing: an event that it declared, or one of ours."""
 
     process_id: str
     event: Event
-    at: int
-
-
-class Revive(Write[ProcessRow | None], frozen=True, gc=False):
-    """A person had a look: a stuck process may be worked on again. None: it is not stuck."""
-
-    process_id: str
     at: int
 
 

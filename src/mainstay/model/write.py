@@ -15,10 +15,144 @@ from mainstay.model.record import InputKind, Spilled
 from mainstay.model.session import Answer, CancelRequest, Death, Node, SessionRow, WaitRow, WorkerRow
 
 R = TypeVar("R")
+Row = TypeVar("Row", SessionRow, ProcessRow)
 
 
 class Write(Struct, Generic[R], frozen=True, gc=False):
     """A transaction to apply, whose receipt is an R."""
+
+
+# ---------------------------------------------------------------------- of turns and processes alike
+
+
+class ScopeRef(Struct, Generic[Row], frozen=True, gc=False):
+    """What can be owned, named by somebody who does not own it: the open turn of a session, or a process."""
+
+    id: str
+
+
+class SessionRef(ScopeRef[SessionRow], frozen=True, gc=False):
+    """The open turn of a session."""
+
+
+class ProcessRef(ScopeRef[ProcessRow], frozen=True, gc=False):
+    """A process."""
+
+
+class OwnedScope(Struct, Generic[Row], frozen=True, gc=False):
+    """What an owner owns: every write of it carries this, and after a claim by another one it changes nothing."""
+
+
+class TurnScope(OwnedScope[SessionRow], frozen=True, gc=False):
+    """An owned turn."""
+
+    session_id: str
+    sid: int
+    turn: int
+    owner: str
+    generation: int
+
+
+class ProcessScope(OwnedScope[ProcessRow], frozen=True, gc=False):
+    """An owned process."""
+
+    id: str
+    pid: int
+    owner: str
+    generation: int
+
+
+Scope: TypeAlias = TurnScope | ProcessScope
+
+
+class Claimed(Struct, Generic[Row], frozen=True, gc=False):
+    """`row` is what was claimed, after it, or as it is when `won` is false: another worker was faster, or the process
+    was given up because its owner is proven dead, which woke the processes `woken`.
+
+    `suspect`: it runs as the suspect of its worker's OS process, or, not won, was held back because another one does.
+    """
+
+    row: Row | None
+    won: bool
+    suspect: bool = False
+    woken: tuple[ProcessRow, ...] = ()
+
+
+class Claim(Write[Claimed[Row]], Generic[Row], frozen=True, gc=False):
+    """Own an open turn or a process whose owner is gone. `generation` is what the claimant saw: it fences all before.
+
+    `proof` says why the owner of a process is known to be dead; without it the owner was silent for longer than its
+    lease. `death` is what the claimant knows of the owner's death, `lived` how long it has lived itself, in
+    milliseconds.
+    """
+
+    target: ScopeRef[Row]
+    worker: str
+    generation: int
+    at: int
+    proof: str | None = None
+    death: Death | None = None
+    lived: int = 0
+
+
+class Released(Struct, Generic[Row], frozen=True, gc=False):
+    """The row after it. `woken`: processes that have something to do because a process was abandoned with it."""
+
+    row: Row
+    woken: tuple[ProcessRow, ...] = ()
+
+
+class Release(Write[Released[Row]], Generic[Row], frozen=True, gc=False):
+    """Give up an open turn or a process, to whoever claims it next; with `stuck`, to nobody until a person looks.
+
+    A process that only its owner could do, and that has begun, is abandoned: nobody else may go on with it.
+    """
+
+    scope: OwnedScope[Row]
+    at: int
+    stuck: str | None = None
+
+
+CancelStatus: TypeAlias = Literal["requested", "already_requested", "completion_won", "unknown"]
+
+
+class CancelReceipt(Struct, Generic[Row], frozen=True, gc=False):
+    """Status "completion_won": it had ended before. `turn` is which one, of a session. `woken`: processes that have
+    something to do because of it, or have ended with it."""
+
+    status: CancelStatus
+    turn: int | None = None
+    row: Row | None = None
+    woken: tuple[ProcessRow, ...] = ()
+
+
+class Cancel(Write[CancelReceipt[Row]], Generic[Row], frozen=True, gc=False):
+    """Ask a turn or a process to stop. The first request stands.
+
+    Of a session it is the open turn, or `turn` if it is still open or queued; `worker` claims it if nobody owns it. A
+    process that nobody has begun ends at once.
+    """
+
+    target: ScopeRef[Row]
+    request: CancelRequest
+    at: int
+    turn: int | None = None
+    worker: str | None = None
+
+
+class Resume(Write[Row | None], Generic[Row], frozen=True, gc=False):
+    """A person had a look: a stuck turn or process may be worked on again. None: it is not stuck.
+
+    `worker` claims the turn; who is to work on a process is left to the next claim.
+    """
+
+    target: ScopeRef[Row]
+    at: int
+    worker: str | None = None
+    lived: int = 0
+
+
+# ---------------------------------------------------------------------- of turns
 
 
 class Accepted(Struct, frozen=True, gc=False):
@@ -49,42 +183,6 @@ class Accept(Write[Accepted], frozen=True, gc=False):
     stuck: str | None = None
 
 
-class Claimed(Struct, frozen=True, gc=False):
-    """`row` is the session after the claim, or as it is when another worker was faster (`won` is false).
-
-    `suspect`: it runs as the suspect of its worker's OS process, or, not won, was held back because another one does.
-    """
-
-    row: SessionRow | None
-    won: bool
-    suspect: bool = False
-
-
-class Claim(Write[Claimed], frozen=True, gc=False):
-    """Take over an open turn whose owner is gone. `generation` is the one the claimant saw: it fences all before.
-
-    `death` is what the claimant knows of the owner's death, `lived` how long it has lived itself, in milliseconds.
-    """
-
-    session_id: str
-    worker: str
-    generation: int
-    at: int
-    agent: str = ""
-    death: Death | None = None
-    lived: int = 0
-
-
-class Scope(Struct, frozen=True, gc=False):
-    """An owned turn: every write of its owner carries this, and a relieved owner's changes nothing."""
-
-    session_id: str
-    sid: int
-    turn: int
-    owner: str
-    generation: int
-
-
 class Appended(Struct, frozen=True, gc=False):
     """What the owner should know: a cancel request, whether inputs wait, and whether the turn is parked now."""
 
@@ -94,13 +192,16 @@ class Appended(Struct, frozen=True, gc=False):
 
 
 class Append(Write[Appended], frozen=True, gc=False):
-    """Record outcomes. In the same transaction: inputs that were delivered, waits that open, and parking.
+    """Record outcomes of a turn. In the same transaction: inputs that were delivered, waits that open, and parking.
 
     The turn parks on the waits named in `park`, and only if all of them are open still. `repeats`: the records only say
     that something is attempted once more, which is no progress.
+
+    The owner of a process has a write of its own (`process_write.Advance`): it carries events, which others follow, and
+    its end, where a turn ends by a `Commit` that moves the head of its session.
     """
 
-    scope: Scope
+    scope: TurnScope
     nodes: tuple[Node, ...]
     at: int
     take: tuple[int, ...] = ()
@@ -134,7 +235,7 @@ class Commit(Write["Committed | CancelWon"], frozen=True, gc=False):
     and the only node, which holds the record that has the last one, takes its place.
     """
 
-    scope: Scope
+    scope: TurnScope
     nodes: tuple[Node, ...]
     head: int
     at: int
@@ -145,25 +246,6 @@ class Commit(Write["Committed | CancelWon"], frozen=True, gc=False):
     recorded: dict[str, int] | None = None
     children: bool = False
     over: bool = False
-
-
-CancelStatus: TypeAlias = Literal["requested", "already_requested", "completion_won", "unknown"]
-
-
-class CancelReceipt(Struct, frozen=True, gc=False):
-    status: CancelStatus
-    turn: int | None = None
-    row: SessionRow | None = None
-
-
-class Cancel(Write[CancelReceipt], frozen=True, gc=False):
-    """Ask a turn to stop: the open one, or `turn` if it is still open or queued. First writer wins."""
-
-    session_id: str
-    request: CancelRequest
-    at: int
-    turn: int | None = None
-    worker: str | None = None
 
 
 class Resolved(Struct, frozen=True, gc=False):
@@ -178,7 +260,11 @@ class Resolved(Struct, frozen=True, gc=False):
 
 
 class Resolve(Write[Resolved], frozen=True, gc=False):
-    """Resolve a wait. The first answer stands; a large one is a blob. `answer` None: its time ran out."""
+    """Resolve a wait. The first answer stands; a large one is a blob. `answer` None: its time ran out.
+
+    A signal to a process (`process_write.SendSignal`) is no answer: any number may be sent before anything waits for
+    one, and each is an event that stays.
+    """
 
     wait_id: str
     answer: Answer | Spilled | None
@@ -200,23 +286,6 @@ class Configure(Write[SessionRow], frozen=True, gc=False):
     expected: bytes | None = None
     blobs: tuple[str, ...] = ()
     next: int | None = None
-
-
-class Resume(Write[SessionRow | None], frozen=True, gc=False):
-    """A person had a look: a stuck turn may be worked on again. None: the session has no stuck turn."""
-
-    session_id: str
-    at: int
-    worker: str | None = None
-    lived: int = 0
-
-
-class Release(Write[None], frozen=True, gc=False):
-    """Give up an open turn, to whoever claims it next; with `stuck`, to nobody until a person looks."""
-
-    scope: Scope
-    at: int
-    stuck: str | None = None
 
 
 class Beat(Write[bool], frozen=True, gc=False):

@@ -47,23 +47,22 @@ from mainstay.model.process import (
     WakeTarget,
 )
 from mainstay.model.process_write import (
+    AddEvent,
     Authority,
     Change,
     Complete,
     Dismiss,
     Ending,
+    EventAdded,
     ExternalOwner,
-    Mark,
     ProcessFilter,
     Prune,
     ReconciledAbandon,
-    Revive,
     Share,
-    Stop,
-    Told,
     Transfer,
 )
 from mainstay.model.session import CancelRequest
+from mainstay.model.write import Cancel, ProcessRef, Resume
 from mainstay.ports.store import Store
 from mainstay.processes.handle import ProcessHandle, SignalReceipt, handle_id
 from mainstay.processes.policy import CancelAsk, CancelPolicy
@@ -302,9 +301,10 @@ class ProcessService:
     async def cancel(self, process_id: str, reason: str = "", *, by: str = "host") -> str:
         """Ask a process to end: "requested", "already_requested" or "ended"."""
         request = CancelRequest(clean_text(by), clean_text(reason))
-        stopped = await self._store.write(Stop(handle_id(process_id), request, self._clock.now()))
-        self._worker.reconcile_all((stopped.row, *stopped.woken))
-        return stopped.status
+        stopped = await self._store.write(Cancel(ProcessRef(handle_id(process_id)), request, self._clock.now()))
+        if stopped.row is not None:
+            self._worker.reconcile_all((stopped.row, *stopped.woken))
+        return "ended" if stopped.status == "completion_won" else stopped.status
 
     async def cancel_for(self, ask: CancelAsk, *, started: bool) -> ProcessRow:
         """Ask a process to end because a session wants it. Every such wish comes here: the host's policy decides,
@@ -353,8 +353,8 @@ class ProcessService:
             self.check_payload(row, event, plain)
         return (await self._mark(process_id, Event(event, plain, self._clock.now(), key))).sequence
 
-    async def _mark(self, process_id: str, event: Event) -> Told:
-        told = await self._store.write(Mark(process_id, event, self._clock.now()))
+    async def _mark(self, process_id: str, event: Event) -> EventAdded:
+        told = await self._store.write(AddEvent(process_id, event, self._clock.now()))
         self._worker.reconcile(told.row)
         return told
 
@@ -391,7 +391,7 @@ class ProcessService:
 
     async def resume(self, process: Any) -> bool:
         """Work again on a process that is stuck (`doctor` says why). False when it is not."""
-        row = await self._store.write(Revive(handle_id(process), self._clock.now()))
+        row = await self._store.write(Resume(ProcessRef(handle_id(process)), self._clock.now()))
         if row is not None:
             self._worker.reconcile(row)
         return row is not None
@@ -491,7 +491,7 @@ class ProcessService:
             await asyncio.sleep(0)
 
 
-def _receipt(told: Told, name: str, here: tuple[str, ...] | None) -> SignalReceipt:
+def _receipt(told: EventAdded, name: str, here: tuple[str, ...] | None) -> SignalReceipt:
     """What became of a signal. `here`: the signals that it waited for in our memory."""
     record = told.row.record
     if record.status == "waiting":

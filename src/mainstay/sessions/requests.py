@@ -12,8 +12,8 @@ from mainstay.engine.lease import Worker
 from mainstay.engine.waits import named, whole
 from mainstay.model.codec import encode
 from mainstay.model.record import Spilled
-from mainstay.model.session import Answer, CancelRequest
-from mainstay.model.write import Cancel, CancelReceipt, CancelStatus, Delete, Resolve, Resolved, Resume
+from mainstay.model.session import Answer, CancelRequest, SessionRow
+from mainstay.model.write import Cancel, CancelReceipt, CancelStatus, Delete, Resolve, Resolved, Resume, SessionRef
 from mainstay.observe.feed import Feed
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
@@ -69,15 +69,15 @@ class TurnRequests:
 
     async def cancel(self, session_id: str, agent: str, request: CancelRequest, turn: int | None) -> CancelStatus:
         """Ask a turn to stop: the running one, or the given one. The request is on disk when this returns."""
-        write = Cancel(session_id, request, self._clock.now(), turn, self._turns.worker_for(agent))
-        receipt: CancelReceipt = await self._turns.write(session_id, write)
+        write = Cancel(SessionRef(session_id), request, self._clock.now(), turn, self._turns.worker_for(agent))
+        receipt: CancelReceipt[SessionRow] = await self._turns.write(session_id, write)
         if receipt.status == "requested" and receipt.row is not None:
             self._turns.cancelled(receipt.row, request, receipt.turn)
         return receipt.status
 
     async def resume(self, session_id: str, agent: str) -> bool:
         """Work again on a turn that is stuck. False when none is."""
-        resume = Resume(session_id, self._clock.now(), self._turns.worker_for(agent), self._worker.lived)
+        resume = Resume(SessionRef(session_id), self._clock.now(), self._turns.worker_for(agent), self._worker.lived)
         row = await self._turns.write(session_id, resume)
         if row is not None:
             self._turns.go_on(row)

@@ -42,7 +42,7 @@ from mainstay.model.record import Asking, Closed, Delivered, Framed, Record, Sai
 from mainstay.model.session import CancelRequest, SessionRow
 from mainstay.model.settings import choice_for
 from mainstay.model.settings import load as load_settings
-from mainstay.model.write import CancelWon, Claim, Committed, Release, Scope, Write
+from mainstay.model.write import CancelWon, Claim, Committed, Release, SessionRef, TurnScope, Write
 from mainstay.observe.feed import Feed, TurnEvents
 from mainstay.plugins.turn import TurnPlugins, plugins_of
 from mainstay.ports.services import TraceSink, TurnServices
@@ -203,7 +203,7 @@ class Turns:
             return False
         worker, now = self._worker, self._clock.now()
         death, lived = worker.death_of(row.owner), worker.lived
-        claimed = await self._store.write(Claim(row.id, worker.id, row.generation, now, row.agent, death, lived))
+        claimed = await self._store.write(Claim(SessionRef(row.id), worker.id, row.generation, now, None, death, lived))
         if not claimed.won or claimed.row is None:
             if claimed.row is not None and claimed.row.state == "stuck" and row.turn is not None:
                 stuck = TurnFailed(turn_id(row.id, row.turn), "stuck", {"reason": claimed.row.reason})
@@ -234,7 +234,7 @@ class Turns:
         self.cache.rest(session_id)
 
     async def turn(
-        self, resident: CachedSession, row: SessionRow, scope: Scope, opening: Said | None
+        self, resident: CachedSession, row: SessionRow, scope: TurnScope, opening: Said | None
     ) -> SessionRow | None:
         """One turn; the session's row after its commit, or None when it was parked or let go."""
         records: list[Record] = [opening] if opening is not None else await self._load(row, scope)
@@ -277,7 +277,7 @@ class Turns:
         after = self._ended(resident, run, view, end, late)
         return None if after is None else await self._ports.between(after)
 
-    async def _load(self, row: SessionRow, scope: Scope) -> list[Record]:
+    async def _load(self, row: SessionRow, scope: TurnScope) -> list[Record]:
         """The records of a turn that is ours as far as `row` tells. Raises Fenced where it is over meanwhile."""
         records = await self._archive.records(row, scope.turn)
         if type(records[-1]) is Closed:
@@ -292,7 +292,7 @@ class Turns:
         kept = choice_for(load_settings(row.settings), row.turn or row.next) if row.settings else None
         return definition if said is None and kept is None else await self._models.applied(definition, said, kept)
 
-    def _begin(self, setup: Setup, definition: Definition, scope: Scope, view: View, records: list[Record]) -> Run:
+    def _begin(self, setup: Setup, definition: Definition, scope: TurnScope, view: View, records: list[Record]) -> Run:
         """A turn as far as its records tell, ready to be driven on."""
         said, name = records[0], turn_id(scope.session_id, scope.turn)
         if not isinstance(said, Said):
@@ -412,13 +412,13 @@ class Turns:
             for number in taken(result.records):
                 self.cache.tell(session_id, number, result)
 
-    async def give_back(self, scope: Scope) -> None:
+    async def give_back(self, scope: TurnScope) -> None:
         try:
             await self._store.write(Release(scope, self._clock.now()))
         except (Fenced, SessionDeleted):
             return
 
-    async def set_aside(self, scope: Scope, error: Exception) -> None:
+    async def set_aside(self, scope: TurnScope, error: Exception) -> None:
         """Park this one turn with the reason, and answer those who wait for it."""
         reason = f"{type(error).__name__}: {error}"
         told = error
@@ -464,7 +464,7 @@ class SessionTask:
         self, turns: Turns, worker: str, session: CachedSession, row: SessionRow, opening: Said | None
     ) -> None:
         self._turns, self._worker, self._session, self._row, self._opening = turns, worker, session, row, opening
-        self._scope: Scope | None = None
+        self._scope: TurnScope | None = None
 
     @property
     def name(self) -> str:
@@ -472,7 +472,7 @@ class SessionTask:
 
     async def work(self) -> None:
         while (row := self._row).turn is not None and row.owner == self._worker:
-            scope = self._scope = Scope(row.id, row.sid, row.turn, self._worker, row.generation)
+            scope = self._scope = TurnScope(row.id, row.sid, row.turn, self._worker, row.generation)
             if not self._turns.may_begin(row):
                 raise Leaving
             self._session.turn = row.turn

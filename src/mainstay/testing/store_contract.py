@@ -47,7 +47,7 @@ except ModuleNotFoundError as error:
     raise MissingExtra("the store contract", "hypothesis") from error
 
 from mainstay.model.session import WorkerRow
-from mainstay.model.write import Accept, Beat, Claim, Configure, Release
+from mainstay.model.write import Accept, Beat, Claim, Configure, Release, SessionRef
 from mainstay.testing.store_inputs import InputRules
 from mainstay.testing.store_machine import Place
 from mainstay.testing.store_outside import OutsideRules
@@ -116,7 +116,7 @@ class StoreContract(InputRules, TurnRules, OutsideRules, ReadRules):
         self.send(self.accept_on(ended, b"remember", "note"))
         wait = self.new_wait(waiting, 0, 900, b"{}")
         self.send(self.appending(waiting, [b"reply"], waits=(wait,), park=(wait.id,) if parked else ()))
-        self.send(Claim(left["id"], worker, left["generation"], self.tick()))
+        self.send(Claim(SessionRef(left["id"]), worker, left["generation"], self.tick()))
         if stuck:
             self.send(Release(self.scope(left), self.tick(), stuck="no disk"))
         self.send(Configure(ended["id"], ended["agent"], decided, self.tick()))

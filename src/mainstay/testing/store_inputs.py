@@ -9,7 +9,7 @@ from hypothesis.stateful import rule
 
 from mainstay.errors import KeyConflict, SessionDeleted, WrongAgent
 from mainstay.model.session import CancelRequest
-from mainstay.model.write import Accept, Cancel
+from mainstay.model.write import Accept, Cancel, SessionRef
 from mainstay.testing.store_machine import StoreMachine
 from mainstay.testing.store_plain import Plain
 from mainstay.testing.store_values import (
@@ -103,8 +103,8 @@ class InputRules(StoreMachine):
         session = self.pick(self.turns(), n)
         status = "requested" if session["cancel"] is None else "already_requested"
         turn = session["turn"] if named else None
-        assert self.send(Cancel(session["id"], request, self.tick(), turn, worker))["status"] == status
-        assert self.send(Cancel(session["id"], request, self.tick(), turn))["status"] == "already_requested"
+        assert self.send(Cancel(SessionRef(session["id"]), request, self.tick(), turn, worker))["status"] == status
+        assert self.send(Cancel(SessionRef(session["id"]), request, self.tick(), turn))["status"] == "already_requested"
 
     def queued(self) -> list[tuple[Plain, int]]:
         return [(s, number) for s in self.model.live() for number in self.mail(s, "queue", "steer")]
@@ -115,8 +115,10 @@ class InputRules(StoreMachine):
         session, number = self.pick(self.queued(), n)
         first = self.model.inbox[session["sid"]][number][1] is None
         status = "requested" if first else "already_requested"
-        assert self.send(Cancel(session["id"], request, self.tick(), number))["status"] == status
-        assert self.send(Cancel(session["id"], request, self.tick(), number))["status"] == "already_requested"
+        assert self.send(Cancel(SessionRef(session["id"]), request, self.tick(), number))["status"] == status
+        assert (
+            self.send(Cancel(SessionRef(session["id"]), request, self.tick(), number))["status"] == "already_requested"
+        )
 
     def noted(self) -> list[tuple[Plain, int]]:
         return [(s, number) for s in self.model.live() for number in self.mail(s, "note")]
@@ -125,11 +127,14 @@ class InputRules(StoreMachine):
     @rule(n=index, request=requests)
     def a_note_cannot_be_stopped(self, n: int, request: CancelRequest) -> None:
         session, number = self.pick(self.noted(), n)
-        assert self.send(Cancel(session["id"], request, self.tick(), number, "w1"))["status"] == "completion_won"
+        assert (
+            self.send(Cancel(SessionRef(session["id"]), request, self.tick(), number, "w1"))["status"]
+            == "completion_won"
+        )
 
     @rule(name=names, request=requests, turn=st.sampled_from([None, -1, 0, 1, 2, 3, 999]))
     def anything_may_be_asked_to_stop(self, name: str, request: CancelRequest, turn: int | None) -> None:
-        answer = self.send(Cancel(name, request, self.tick(), turn))
+        answer = self.send(Cancel(SessionRef(name), request, self.tick(), turn))
         if turn is not None and not 0 < turn < 999:
             assert answer["status"] == "unknown"
 
@@ -137,4 +142,7 @@ class InputRules(StoreMachine):
     @rule(n=index, request=requests)
     def a_cancel_after_the_end_changes_nothing(self, n: int, request: CancelRequest) -> None:
         session = self.pick(self.idle(), n)
-        assert self.send(Cancel(session["id"], request, self.tick(), worker="w1"))["status"] == "completion_won"
+        assert (
+            self.send(Cancel(SessionRef(session["id"]), request, self.tick(), worker="w1"))["status"]
+            == "completion_won"
+        )

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from mainstay.errors import BlobMissing, MainstayError
 from mainstay.model.session import Node, SessionRow, WaitRow
-from mainstay.model.write import Accept, Append, Commit, Scope, SessionFilter, Write
+from mainstay.model.write import Accept, Append, Commit, SessionFilter, TurnScope, Write
 from mainstay.ports.store import Store
 from mainstay.testing.store_model import StoreModel
 from mainstay.testing.store_plain import Plain, Refusal, deep, plain
@@ -142,10 +142,12 @@ class StoreMachine(RuleBasedStateMachine):
     def claimable(self) -> list[Plain]:
         return [s for s in self.turns() if s["state"] != "stuck"]
 
-    def scope(self, session: Plain) -> Scope:
-        return Scope(session["id"], session["sid"], session["turn"], session["owner"] or "w0", session["generation"])
+    def scope(self, session: Plain) -> TurnScope:
+        return TurnScope(
+            session["id"], session["sid"], session["turn"], session["owner"] or "w0", session["generation"]
+        )
 
-    def next_nodes(self, scope: Scope, bodies: Sequence[bytes]) -> tuple[Node, ...]:
+    def next_nodes(self, scope: TurnScope, bodies: Sequence[bytes]) -> tuple[Node, ...]:
         there = len(self.model.nodes[scope.sid, scope.turn])
         return tuple(Node(there + i, body) for i, body in enumerate(bodies))
 

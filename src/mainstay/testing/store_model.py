@@ -24,7 +24,7 @@ from mainstay.errors import (
     UnknownSession,
     WrongAgent,
 )
-from mainstay.model.session import Node
+from mainstay.model.session import Node, SessionRow
 from mainstay.model.write import (
     Accept,
     Append,
@@ -36,12 +36,14 @@ from mainstay.model.write import (
     Configure,
     Delete,
     Outlived,
+    ProcessRef,
+    ProcessScope,
     Release,
     Resolve,
     Resume,
     Retire,
-    Scope,
     SessionFilter,
+    TurnScope,
     Write,
 )
 from mainstay.testing.store_plain import (
@@ -96,10 +98,13 @@ class StoreModel(ProcessModel):
             Delete: self.delete,
             **self.process_rules(),
         }
+        self._process_rules = self._rules | self.rules_of_both()
 
     def apply(self, write: Write[Any]) -> Any:
         """The receipt that a store must give, as plain data; raises Refusal where it must refuse."""
-        return self._rules[type(write)](write)
+        of_process = isinstance(getattr(write, "target", getattr(write, "scope", None)), ProcessRef | ProcessScope)
+        rules = self._process_rules if of_process else self._rules
+        return rules[type(write)](write)
 
     # ------------------------------------------------------------------ inputs
 
@@ -159,11 +164,11 @@ class StoreModel(ProcessModel):
 
     # ------------------------------------------------------------------ an owned turn
 
-    def claim(self, write: Claim) -> Plain:
-        session = self.sessions.get(write.session_id)
+    def claim(self, write: Claim[SessionRow]) -> Plain:
+        session = self.sessions.get(write.target.id)
         if session is None:
-            return {"row": None, "won": False, "suspect": False}
-        lost = {"row": dict(session), "won": False, "suspect": False}
+            return {"row": None, "won": False, "suspect": False, "woken": []}
+        lost = {"row": dict(session), "won": False, "suspect": False, "woken": []}
         if session["turn"] is None or session["state"] == "stuck":
             return lost
         if session["owner"] == write.worker:
@@ -181,9 +186,9 @@ class StoreModel(ProcessModel):
         session["takeovers"] += session["owner"] is not None
         if fate == "stuck":
             session.update(state="stuck", owner=None, reason=SomeReason())
-            return {"row": dict(session), "won": False, "suspect": False}
+            return {"row": dict(session), "won": False, "suspect": False, "woken": []}
         session.update(owner=write.worker, state="open", reason=None)
-        return {"row": dict(session), "won": True, "suspect": fate == "suspect"}
+        return {"row": dict(session), "won": True, "suspect": fate == "suspect", "woken": []}
 
     def append(self, write: Append) -> Plain:
         scope = write.scope
@@ -244,17 +249,20 @@ class StoreModel(ProcessModel):
             self._turn_ended(f"{session['id']}.{scope.turn}", write.at, woken)
         return {"row": dict(session), "woken": self._rows(woken)}
 
-    def release(self, write: Release) -> None:
-        session = self._by_sid(write.scope.sid)
-        if session is not None and self._let_go(write.scope) and (write.stuck is None or session["state"] == "stuck"):
-            return
-        session = self._owned(write.scope)
+    def release(self, write: Release[SessionRow]) -> Plain:
+        scope = write.scope
+        assert isinstance(scope, TurnScope)
+        session = self._by_sid(scope.sid)
+        if session is not None and self._let_go(scope) and (write.stuck is None or session["state"] == "stuck"):
+            return {"row": dict(session), "woken": []}
+        session = self._owned(scope)
         self._stop_suspecting(session["sid"])
         session.update(owner=None, reason=write.stuck, updated=write.at)
         if write.stuck is not None:
             session["state"] = "stuck"
+        return {"row": dict(session), "woken": []}
 
-    def _owned(self, scope: Scope) -> Plain:
+    def _owned(self, scope: TurnScope) -> Plain:
         session = self._by_sid(scope.sid)
         if session is None or session["deleted"]:
             raise Refusal(SessionDeleted)
@@ -262,14 +270,14 @@ class StoreModel(ProcessModel):
             raise Refusal(Fenced)
         return session
 
-    def _let_go(self, scope: Scope) -> bool:
+    def _let_go(self, scope: TurnScope) -> bool:
         """The last to own this turn was `scope`, and nobody has taken it since."""
         session = self._by_sid(scope.sid)
         if session is None:
             return False
         return (session["owner"], session["generation"], session["turn"]) == (None, scope.generation, scope.turn)
 
-    def _is_new(self, scope: Scope, nodes: tuple[Node, ...]) -> bool:
+    def _is_new(self, scope: TurnScope, nodes: tuple[Node, ...]) -> bool:
         """Whether these records are yet to be written. Some already there must be there to the byte."""
         if not nodes or self._body(scope, nodes[0]) is None:
             return True
@@ -277,7 +285,7 @@ class StoreModel(ProcessModel):
             raise Refusal(InternalError)
         return False
 
-    def _record(self, scope: Scope, nodes: tuple[Node, ...], take: tuple[int, ...], blobs: Iterable[str]) -> None:
+    def _record(self, scope: TurnScope, nodes: tuple[Node, ...], take: tuple[int, ...], blobs: Iterable[str]) -> None:
         self.nodes[scope.sid, scope.turn] += [n.body for n in nodes]
         for number in take:
             self.inbox.get(scope.sid, {}).pop(number, None)
@@ -287,13 +295,13 @@ class StoreModel(ProcessModel):
 
     # ------------------------------------------------------------------ from outside
 
-    def cancel(self, write: Cancel) -> Plain:
-        session = self.sessions.get(write.session_id)
+    def cancel(self, write: Cancel[SessionRow]) -> Plain:
+        session = self.sessions.get(write.target.id)
         if session is None or session["deleted"]:
-            return {"status": "unknown", "turn": None, "row": None}
+            return {"status": "unknown", "turn": None, "row": None, "woken": []}
         turn = session["turn"] if write.turn is None else write.turn
         if turn is None:
-            return {"status": "completion_won", "turn": session["head"] or None, "row": dict(session)}
+            return {"status": "completion_won", "turn": session["head"] or None, "row": dict(session), "woken": []}
         status = "already_requested"
         if turn != session["turn"]:
             status = self._cancel_queued(session, turn, as_json(write.request))
@@ -301,7 +309,7 @@ class StoreModel(ProcessModel):
             status = "requested"
             session.update(cancel=as_json(write.request), updated=write.at)
             self._wake(session, write.worker)
-        return {"status": status, "turn": turn, "row": dict(session)}
+        return {"status": status, "turn": turn, "row": dict(session), "woken": []}
 
     def _cancel_queued(self, session: Plain, turn: int, request: bytes) -> str:
         waiting = self.inbox.get(session["sid"], {}).get(turn)
@@ -333,8 +341,8 @@ class StoreModel(ProcessModel):
             self._wake(session, write.worker if session["agent"] in write.agents else None)
         return {"status": "accepted", "wait": dict(wait), "row": dict(session)}
 
-    def resume(self, write: Resume) -> Plain | None:
-        session = self.sessions.get(write.session_id)
+    def resume(self, write: Resume[SessionRow]) -> Plain | None:
+        session = self.sessions.get(write.target.id)
         if session is None or session["state"] != "stuck":
             return None
         session["updated"] = write.at
@@ -504,7 +512,7 @@ class StoreModel(ProcessModel):
     def _by_sid(self, sid: int) -> Plain | None:
         return next((s for s in self.sessions.values() if s["sid"] == sid), None)
 
-    def _body(self, scope: Scope, node: Node) -> bytes | None:
+    def _body(self, scope: TurnScope, node: Node) -> bytes | None:
         bodies = self.nodes.get((scope.sid, scope.turn), [])
         return bodies[node.ordinal] if node.ordinal < len(bodies) else None
 

@@ -10,7 +10,7 @@ from mainstay.errors import BlobMissing, InvalidSessionId, SessionDeleted, Stale
 from mainstay.model.codec import encode
 from mainstay.model.record import Spilled
 from mainstay.model.session import Answer, CancelRequest, Node, Offers, WorkerRow
-from mainstay.model.write import Append, Beat, Branch, Cancel, Configure, Delete, Resolve, Retire
+from mainstay.model.write import Append, Beat, Branch, Cancel, Configure, Delete, Resolve, Retire, SessionRef
 from mainstay.testing.store_machine import StoreMachine
 from mainstay.testing.store_values import (
     AGENTS,
@@ -69,7 +69,7 @@ class OutsideRules(StoreMachine):
     ) -> None:
         wait = self.model.waits[self.pick(self.open_waits(), n)]
         session = next(s for s in self.turns() if s["sid"] == wait["sid"])
-        self.send(Cancel(session["id"], request, self.tick(), worker=worker))
+        self.send(Cancel(SessionRef(session["id"]), request, self.tick(), worker=worker))
         told = self.send(Resolve(wait["id"], answer, self.tick(), worker, AGENTS))
         assert (told["status"], told["wait"]["state"], wait["state"]) == ("already_resolved", "cancelled", "open")
 

@@ -26,26 +26,21 @@ from mainstay.errors import (
     UnknownSession,
     WrongAuthority,
 )
-from mainstay.model.process import Event
+from mainstay.model.process import Event, ProcessRow
 from mainstay.model.process_write import (
+    AddEvent,
     Advance,
     Complete,
     Deliver,
     Dismiss,
-    LetGo,
-    Mark,
-    ProcessScope,
     Prune,
     Register,
-    Revive,
+    SendSignal,
     Share,
-    Stop,
-    Take,
-    Tell,
     Transfer,
 )
 from mainstay.model.record import InputKind
-from mainstay.model.write import Accept, Write
+from mainstay.model.write import Accept, Cancel, Claim, ProcessScope, Release, Resume, Write
 from mainstay.testing.store_plain import Plain, Refusal, SomeReason, deep
 from mainstay.testing.store_process_log import ENDED, OVER, ProcessLog, dues, is_over, new_row, nothing_asked
 
@@ -69,20 +64,20 @@ class ProcessModel(ProcessLog):
     def process_rules(self) -> dict[type[Write[Any]], Callable[[Any], Any]]:
         return {
             Register: self.register,
-            Take: self.take,
             Advance: self.advance,
-            LetGo: self.let_go,
-            Tell: self.tell,
-            Mark: self.mark,
-            Stop: self.stop,
+            SendSignal: self.tell,
+            AddEvent: self.mark,
             Complete: self.complete,
-            Revive: self.revive,
             Share: self.share,
             Transfer: self.transfer,
             Deliver: self.deliver,
             Dismiss: self.dismiss,
             Prune: self.prune,
         }
+
+    def rules_of_both(self) -> dict[type[Write[Any]], Callable[[Any], Any]]:
+        """What writes that turns have too do to a process."""
+        return {Claim: self.take, Release: self.let_go, Cancel: self.stop, Resume: self.revive}
 
     # ------------------------------------------------------------------ a worker's
 
@@ -120,8 +115,8 @@ class ProcessModel(ProcessLog):
                 return bool(session["turn"] != turns[parent])
         raise Refusal(UnknownProcess)
 
-    def take(self, write: Take) -> Plain:
-        row = self.processes.get(write.process_id)
+    def take(self, write: Claim[ProcessRow]) -> Plain:
+        row = self.processes.get(write.target.id)
         if row is None:
             return {"row": None, "won": False, "woken": [], "suspect": False}
         lost = {"row": copy.deepcopy(row), "won": False, "woken": [], "suspect": False}
@@ -138,7 +133,7 @@ class ProcessModel(ProcessLog):
             return self._take_over(row, write)
         return self._own(row, write, row["attempts"] or 1)
 
-    def _take_over(self, row: Plain, write: Take) -> Plain:
+    def _take_over(self, row: Plain, write: Claim[ProcessRow]) -> Plain:
         record, asked = row["record"], row["registration"]
         begun = record["first_started"] is not None
         if begun and asked["recovery"] == "owner_bound":
@@ -161,7 +156,7 @@ class ProcessModel(ProcessLog):
             return {"row": copy.deepcopy(row), "won": False, "woken": woken, "suspect": False}
         return self._own(row, write, row["attempts"] + begun)
 
-    def _own(self, row: Plain, write: Take, attempts: int) -> Plain:
+    def _own(self, row: Plain, write: Claim[ProcessRow], attempts: int) -> Plain:
         dead = None if _lives_elsewhere(row) else row["owner"]
         fate = self._claim(-row["pid"], dead, write.worker, write.death, write.lived)
         if fate == "held":
@@ -218,15 +213,17 @@ class ProcessModel(ProcessLog):
     def _parked_turns(self) -> list[str]:
         return [f"{s['id']}.{s['turn']}" for s in self.sessions.values() if s["state"] == "parked"]
 
-    def let_go(self, write: LetGo) -> Plain:
-        row, woken = self._owned_process(write.scope), list[Plain]()
+    def let_go(self, write: Release[ProcessRow]) -> Plain:
+        scope = write.scope
+        assert isinstance(scope, ProcessScope)
+        row, woken = self._owned_process(scope), list[Plain]()
         self._stop_suspecting(-row["pid"])
         if write.stuck is not None:
             row.update(owner=None, stuck=write.stuck)
             self._happened(row, "process.stuck", {"reason": write.stuck}, write.at)
         else:
             woken = self._free(row, write.at)
-        return {"row": copy.deepcopy(row), "parked": False, "woken": woken}
+        return {"row": copy.deepcopy(row), "woken": woken}
 
     def leave(self, worker: str, at: int) -> None:
         """The worker is gone, and said so."""
@@ -249,10 +246,10 @@ class ProcessModel(ProcessLog):
 
     # ------------------------------------------------------------------ from outside
 
-    def tell(self, write: Tell) -> Plain:
+    def tell(self, write: SendSignal) -> Plain:
         return self._outside(write.process_id, Event(f"signal.{write.name}", write.payload, write.at, write.key))
 
-    def mark(self, write: Mark) -> Plain:
+    def mark(self, write: AddEvent) -> Plain:
         return self._outside(write.process_id, write.event)
 
     def _outside(self, process_id: str, event: Event) -> Plain:
@@ -288,13 +285,13 @@ class ProcessModel(ProcessLog):
         if not ours and event.type not in [each["name"] for each in asked["events"]] and not is_open:
             raise Refusal(UndeclaredEvent)
 
-    def stop(self, write: Stop) -> Plain:
-        row, woken = self._known(write.process_id), set[str]()
-        status = "ended" if is_over(row) else "already_requested"
+    def stop(self, write: Cancel[ProcessRow]) -> Plain:
+        row, woken = self._known(write.target.id), set[str]()
+        status = "completion_won" if is_over(row) else "already_requested"
         if not is_over(row) and row["record"]["cancel"] is None:
             status = "requested"
             self._ask_to_stop(row, write.request.by, write.request.reason, write.at, woken, write.request.request)
-        return {"status": status, "row": copy.deepcopy(row), "woken": self._rows(woken)}
+        return {"status": status, "turn": None, "row": copy.deepcopy(row), "woken": self._rows(woken)}
 
     def complete(self, write: Complete) -> Plain:
         row, outcome, authority = self._known(write.process_id), deep(write.outcome), deep(write.authority)
@@ -312,8 +309,8 @@ class ProcessModel(ProcessLog):
         woken = self._end(row, outcome, write.at, {"outcome": outcome, "authority": authority})
         return {"status": "committed", "row": copy.deepcopy(row), "woken": woken}
 
-    def revive(self, write: Revive) -> Plain | None:
-        row = self._known(write.process_id)
+    def revive(self, write: Resume[ProcessRow]) -> Plain | None:
+        row = self._known(write.target.id)
         if row["stuck"] is None:
             return None
         row.update(stuck=None)

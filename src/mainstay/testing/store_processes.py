@@ -36,27 +36,39 @@ from mainstay.model.process import (
     WakeTarget,
 )
 from mainstay.model.process_write import (
+    AddEvent,
     Advance,
     Complete,
     Deliver,
     Dismiss,
     ExternalOwner,
-    LetGo,
-    Mark,
     ProcessFilter,
     Prune,
     ReconciledAbandon,
     Register,
-    Revive,
+    SendSignal,
     Share,
-    Stop,
-    Take,
-    Tell,
     Transfer,
     WorkflowKey,
 )
 from mainstay.model.session import Answer, CancelRequest, Death, Node, WorkerRow
-from mainstay.model.write import Accept, Beat, Branch, Cancel, Claim, Commit, Delete, Outlived, Resolve, Retire, Scope
+from mainstay.model.write import (
+    Accept,
+    Beat,
+    Branch,
+    Cancel,
+    Claim,
+    Commit,
+    Delete,
+    Outlived,
+    ProcessRef,
+    Release,
+    Resolve,
+    Resume,
+    Retire,
+    SessionRef,
+    TurnScope,
+)
 from mainstay.testing.store_plain import Plain
 from mainstay.testing.store_process_machine import WATCHERS, ProcessMachine
 from mainstay.testing.store_values import (
@@ -170,13 +182,13 @@ class WorkerRules(ProcessMachine):
     ) -> None:
         row = self.pick(self.live_processes(), n)
         before, name = self.scope_of(row), row["registration"]["id"]
-        claim = Take(name, worker, row["generation"] - behind, self.tick(), proof)
+        claim = Claim(ProcessRef(name), worker, row["generation"] - behind, self.tick(), proof)
         answer = self.send(claim)
         assert self.send(claim)["won"] is answer["won"]
         if answer["won"] and before.owner != worker:
             assert answer["row"]["generation"] == before.generation + 1
             self.send(Advance(before, self.tick(), (Node(99, b"late"),), outcome=Success()), Fenced)
-            self.send(LetGo(before, self.tick()), Fenced)
+            self.send(Release(before, self.tick()), Fenced)
 
     @has(ProcessMachine.held_processes)
     @rule(n=index)
@@ -184,7 +196,7 @@ class WorkerRules(ProcessMachine):
         row = self.pick(self.held_processes(), n)
         for worker in ("w7", "w8", "w9", "w10", "w11"):
             death = Death(row["owner"] or "", 5, -row["pid"])
-            self.send(Take(row["registration"]["id"], worker, row["generation"], self.tick(), death=death))
+            self.send(Claim(ProcessRef(row["registration"]["id"]), worker, row["generation"], self.tick(), death=death))
 
     @has(ProcessMachine.held_processes)
     @rule(n=index, lived=lives)
@@ -192,7 +204,7 @@ class WorkerRules(ProcessMachine):
         for row in [self.pick(self.held_processes(), n), self.pick(self.held_processes(), n + 1)]:
             for worker in ("w7", "w8", "w1"):
                 name = row["registration"]["id"]
-                self.send(Take(name, worker, row["generation"], self.tick(), None, None, lived))
+                self.send(Claim(ProcessRef(name), worker, row["generation"], self.tick(), None, None, lived))
         running = self.model.workers["w1"]["suspect"] if "w1" in self.model.workers else None
         if running is not None:
             self.send(Outlived(running, "w1"))
@@ -272,7 +284,7 @@ class WorkerRules(ProcessMachine):
     @rule(n=index, stuck=st.sampled_from([None, "diverged"]))
     def an_owner_lets_go_once(self, n: int, stuck: str | None) -> None:
         row = self.pick(self.held_processes(), n)
-        write = LetGo(self.scope_of(row), self.tick(), stuck)
+        write = Release(self.scope_of(row), self.tick(), stuck)
         answer = self.send(write)
         self.send_again(write, answer | {"woken": []})
 
@@ -306,11 +318,11 @@ class OtherRules(ProcessMachine):
     def a_signal_is_heard_once(self, n: int, name: str, payload: Any) -> None:
         row = self.pick(self.live_processes(), n)
         process_id, key = row["registration"]["id"], f"s{self.tick()}"
-        answer = self.send(Tell(process_id, name, payload, key, self.tick()))
+        answer = self.send(SendSignal(process_id, name, payload, key, self.tick()))
         if isinstance(answer, dict):
             again = {"row": answer["row"], "sequence": answer["sequence"], "known": True, "woken": []}
-            self.send(Tell(process_id, name, payload, key, self.tick()), again)
-            self.send(Tell(process_id, name, [payload], key, self.tick()), Conflict)
+            self.send(SendSignal(process_id, name, payload, key, self.tick()), again)
+            self.send(SendSignal(process_id, name, [payload], key, self.tick()), Conflict)
         else:
             assert answer is UndeclaredEvent
 
@@ -318,17 +330,18 @@ class OtherRules(ProcessMachine):
     @rule(n=index, event=marks)
     def anything_may_be_marked(self, n: int, event: Event) -> None:
         process_id = self.pick(list(self.model.processes), n)
-        self.send(Mark(process_id, Event(event.type, event.payload, self.tick()), self.now))
+        self.send(AddEvent(process_id, Event(event.type, event.payload, self.tick()), self.now))
 
     @has(lambda self: self.model.processes)
     @rule(n=index, request=requests)
     def a_cancel_request_is_made_once(self, n: int, request: CancelRequest) -> None:
         process_id = self.pick(list(self.model.processes), n)
-        answer = self.send(Stop(process_id, request, self.tick()))
+        answer = self.send(Cancel(ProcessRef(process_id), request, self.tick()))
         if isinstance(answer, dict):
-            over = answer["row"]["record"]["outcome"] is not None or answer["status"] == "ended"
-            again = {"status": "ended" if over else "already_requested", "row": answer["row"], "woken": []}
-            self.send(Stop(process_id, request, self.tick()), again)
+            over = answer["row"]["record"]["outcome"] is not None or answer["status"] == "completion_won"
+            status = "completion_won" if over else "already_requested"
+            again = {"status": status, "turn": None, "row": answer["row"], "woken": []}
+            self.send(Cancel(ProcessRef(process_id), request, self.tick()), again)
 
     @has(lambda self: self.model.processes)
     @rule(n=index, authority=authorities, outcome=outcomes)
@@ -339,16 +352,16 @@ class OtherRules(ProcessMachine):
     @rule(n=index)
     def a_stuck_process_is_revived_once(self, n: int) -> None:
         process_id = self.pick(list(self.model.processes), n)
-        if isinstance(self.send(Revive(process_id, self.tick())), dict):
-            self.send(Revive(process_id, self.tick()), None)
+        if isinstance(self.send(Resume(ProcessRef(process_id), self.tick())), dict):
+            self.send(Resume(ProcessRef(process_id), self.tick()), None)
 
     @has(ProcessMachine.ended_processes)
     @rule(n=index)
     def nothing_happens_to_what_is_over(self, n: int) -> None:
         process_id = self.pick(self.ended_processes(), n)["registration"]["id"]
-        self.send(Tell(process_id, "go", None, f"s{self.tick()}", self.now), ProcessEnded)
-        self.send(Mark(process_id, Event("process.progress", 1), self.now), ProcessEnded)
-        assert not self.send(Take(process_id, "w1", 0, self.tick(), "dead"))["won"]
+        self.send(SendSignal(process_id, "go", None, f"s{self.tick()}", self.now), ProcessEnded)
+        self.send(AddEvent(process_id, Event("process.progress", 1), self.now), ProcessEnded)
+        assert not self.send(Claim(ProcessRef(process_id), "w1", 0, self.tick(), "dead"))["won"]
 
     # ------------------------------------------------------------------ grants
 
@@ -433,9 +446,9 @@ class OtherRules(ProcessMachine):
         session = self.pick([s for s in self.model.sessions.values() if s["state"] == "parked"], n)
         asked = [w["id"] for w in self.model.waits.values() if (w["sid"], w["state"]) == (session["sid"], "open")]
         if how == "claim":
-            self.send(Claim(session["id"], "w2", session["generation"], self.tick()))
+            self.send(Claim(SessionRef(session["id"]), "w2", session["generation"], self.tick()))
         elif how == "cancel":
-            self.send(Cancel(session["id"], CancelRequest("ann"), self.tick()))
+            self.send(Cancel(SessionRef(session["id"]), CancelRequest("ann"), self.tick()))
         else:
             self.send(Resolve(asked[0], Answer("approved"), self.tick(), "w1", AGENTS))
         turn = f"{session['id']}.{session['turn']}"
@@ -445,7 +458,7 @@ class OtherRules(ProcessMachine):
     @rule()
     def the_turn_of_a_session_ends(self) -> None:
         for session in self.held():
-            scope = Scope(session["id"], session["sid"], session["turn"], session["owner"], session["generation"])
+            scope = TurnScope(session["id"], session["sid"], session["turn"], session["owner"], session["generation"])
             there = len(self.model.nodes[scope.sid, scope.turn])
             closing = (Node(there, b"closed %d" % self.now),)
             write = Commit(scope, closing, session["head"], self.tick(), cancelled=True, children=True)
@@ -472,9 +485,9 @@ class OtherRules(ProcessMachine):
         for process_id in gone:
             self.send(Register(asked[process_id], self.tick(), "w1"), ProcessPruned)
             self.send(Register(replace(asked[process_id], input="other"), self.tick(), "w1"), ProcessConflict)
-            self.send(Tell(process_id, "go", None, "k", self.tick()), ProcessPruned)
-            self.send(Stop(process_id, CancelRequest("ann"), self.tick()), ProcessPruned)
-            assert not self.send(Take(process_id, "w1", 1, self.tick()))["won"]
+            self.send(SendSignal(process_id, "go", None, "k", self.tick()), ProcessPruned)
+            self.send(Cancel(ProcessRef(process_id), CancelRequest("ann"), self.tick()), ProcessPruned)
+            assert not self.send(Claim(ProcessRef(process_id), "w1", 1, self.tick()))["won"]
         self.sweep()
 
     @rule(status=st.sampled_from(["running", "waiting"]))
@@ -483,8 +496,8 @@ class OtherRules(ProcessMachine):
 
     @rule()
     def what_never_was_is_unknown(self) -> None:
-        self.send(Tell("nothing", "go", None, "k", self.tick()), UnknownProcess)
-        self.send(Stop("nothing", CancelRequest("ann"), self.tick()), UnknownProcess)
+        self.send(SendSignal("nothing", "go", None, "k", self.tick()), UnknownProcess)
+        self.send(Cancel(ProcessRef("nothing"), CancelRequest("ann"), self.tick()), UnknownProcess)
         self.send(Complete("nothing", Success(), ExternalOwner(), self.tick()), UnknownProcess)
         self.send(Share("chat", ("nothing",), self.tick(), remove=True), UnknownProcess)
         assert self.run(self.store.process("nothing")) is None

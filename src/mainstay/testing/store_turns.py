@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from mainstay.errors import Fenced, HeadMoved, InternalError
 from mainstay.model.session import Death, Node
-from mainstay.model.write import Append, Claim, Commit, Outlived, Release, Resume
+from mainstay.model.write import Append, Claim, Commit, Outlived, Release, Resume, SessionRef
 from mainstay.testing.store_machine import StoreMachine
 from mainstay.testing.store_plain import Plain
 from mainstay.testing.store_values import CLOSED, bodies, few, has, index, large, lives, maybe_workers, names, workers
@@ -28,7 +28,7 @@ class TurnRules(StoreMachine):
     @rule(n=index, worker=workers)
     def an_unowned_turn_is_claimed(self, n: int, worker: str) -> None:
         session = self.pick(self.unowned(), n)
-        answer = self.send(Claim(session["id"], worker, session["generation"], self.tick(), session["agent"]))
+        answer = self.send(Claim(SessionRef(session["id"]), worker, session["generation"], self.tick()))
         assert answer["won"] or answer["suspect"]
 
     @has(StoreMachine.held)
@@ -37,7 +37,7 @@ class TurnRules(StoreMachine):
         session = self.pick(self.held(), n)
         suspect = {"its own": session["sid"], "another": session["sid"] + 1}.get(death)
         known = None if death == "unknown" else Death(session["owner"], lived, suspect)
-        write = Claim(session["id"], worker, session["generation"], self.tick(), "", known, lived)
+        write = Claim(SessionRef(session["id"]), worker, session["generation"], self.tick(), None, known, lived)
         answer = self.send(write)
         assert not answer["won"] or answer["row"]["owner"] == worker
 
@@ -49,7 +49,9 @@ class TurnRules(StoreMachine):
         worker = self.pick(sorted(self.model.workers), m)
         for session in [self.pick(self.held(), n), self.pick(self.held(), n + 1)]:
             for other in ("w8", "w9", worker):
-                self.send(Claim(session["id"], other, session["generation"], self.tick(), "", None, lived))
+                self.send(
+                    Claim(SessionRef(session["id"]), other, session["generation"], self.tick(), None, None, lived)
+                )
         running = self.model.workers[worker]["suspect"]
         if long and running is not None:
             self.send(Outlived(running, worker))
@@ -60,7 +62,7 @@ class TurnRules(StoreMachine):
     @rule(n=index, worker=workers, old=st.integers(2, 4))
     def a_claim_on_a_stale_generation_loses(self, n: int, worker: str, old: int) -> None:
         session = self.pick(self.turns(), n)
-        assert not self.send(Claim(session["id"], worker, session["generation"] - old, self.tick()))["won"]
+        assert not self.send(Claim(SessionRef(session["id"]), worker, session["generation"] - old, self.tick()))["won"]
 
     @has(lambda self: self.writes(Claim))
     @rule(n=index)
@@ -69,7 +71,7 @@ class TurnRules(StoreMachine):
 
     @rule(name=names, worker=workers, generation=st.integers(0, 3))
     def anything_may_be_claimed(self, name: str, worker: str, generation: int) -> None:
-        self.send(Claim(name, worker, generation, self.tick()))
+        self.send(Claim(SessionRef(name), worker, generation, self.tick()))
 
     @has(StoreMachine.claimable)
     @rule(n=index)
@@ -79,7 +81,7 @@ class TurnRules(StoreMachine):
         for _ in range(6):
             worker = "w8" if session["owner"] == "w9" else "w9"
             death = Death(session["owner"] or "", suspect=session["sid"])
-            claim = Claim(session["id"], worker, session["generation"], self.tick(), death=death)
+            claim = Claim(SessionRef(session["id"]), worker, session["generation"], self.tick(), death=death)
             won.append(self.send(claim)["won"])
         assert (won[-1], session["state"], session["owner"]) == (False, "stuck", None)
 
@@ -248,11 +250,11 @@ class TurnRules(StoreMachine):
     def a_stuck_turn_goes_on_when_a_person_says_so_and_not_before(self, n: int, worker: str | None, lived: int) -> None:
         session = self.pick(self.stuck(), n)
         generation, takeovers = session["generation"], session["takeovers"]
-        assert not self.send(Claim(session["id"], "w3", generation, self.tick()))["won"]
-        row = self.send(Resume(session["id"], self.tick(), worker, lived))
+        assert not self.send(Claim(SessionRef(session["id"]), "w3", generation, self.tick()))["won"]
+        row = self.send(Resume(SessionRef(session["id"]), self.tick(), worker, lived))
         assert (row["state"], row["owner"], row["reason"]) == ("open", worker, None)
         assert (row["generation"], row["takeovers"]) == (generation + (worker is not None), takeovers)
-        self.send(Resume(session["id"], self.tick(), worker), None)
+        self.send(Resume(SessionRef(session["id"]), self.tick(), worker), None)
 
     @has(StoreMachine.held)
     @rule(n=index, by=workers)
@@ -260,7 +262,7 @@ class TurnRules(StoreMachine):
         session = self.pick(self.held(), n)
         scope = self.scope(session)
         self.send(Release(scope, self.tick(), stuck="no disk"))
-        self.send(Resume(session["id"], self.tick(), by))
+        self.send(Resume(SessionRef(session["id"]), self.tick(), by))
         self.send(Append(scope, self.next_nodes(scope, [b"late"]), self.tick()), Fenced)
         self.send(Release(scope, self.tick(), stuck="late"), Fenced)
 
@@ -272,4 +274,4 @@ class TurnRules(StoreMachine):
     @rule(name=names, worker=maybe_workers)
     def anything_may_be_resumed(self, name: str, worker: str | None) -> None:
         stuck = name in [s["id"] for s in self.stuck()]
-        assert (self.send(Resume(name, self.tick(), worker)) is not None) is stuck
+        assert (self.send(Resume(SessionRef(name), self.tick(), worker)) is not None) is stuck

@@ -14,11 +14,11 @@ from mainstay.errors import StoreDamaged
 from mainstay.lifecycle.fold import PROGRESS
 from mainstay.model.codec import encode
 from mainstay.model.process import Event, ProcessOutcome, ProcessRow, Success, WaitOn
-from mainstay.model.process_write import Advance, Advanced, ProcessScope
+from mainstay.model.process_write import Advance, Advanced
 from mainstay.model.session import Node
 from mainstay.model.step import SpilledStep, StepRecord, StepRow
 from mainstay.model.tool import BlobRef
-from mainstay.model.write import Write
+from mainstay.model.write import ProcessScope, Write
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
 

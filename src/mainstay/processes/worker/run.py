@@ -11,8 +11,8 @@ from mainstay.lifecycle.decide import declared
 from mainstay.lifecycle.fold import PROGRESS
 from mainstay.model.codec import clean
 from mainstay.model.process import Event, ProcessRecord, ProcessRow, Registration
-from mainstay.model.process_write import ProcessScope
 from mainstay.model.session import CancelRequest
+from mainstay.model.write import ProcessScope
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
 from mainstay.processes.worker.journal import ProcessJournal

@@ -38,8 +38,9 @@ from mainstay.errors import (
 )
 from mainstay.model.codec import error_text
 from mainstay.model.process import Cancelled, ProcessOutcome, ProcessRow, Registration
-from mainstay.model.process_write import LetGo, ProcessScope, Register, Registered, Stop, Take, Tell, Told
+from mainstay.model.process_write import EventAdded, Register, Registered, SendSignal
 from mainstay.model.session import CancelRequest, Offers
+from mainstay.model.write import Cancel, Claim, ProcessRef, ProcessScope, Release
 from mainstay.ports.process import Engine
 from mainstay.processes.worker.host import ChildOptions
 from mainstay.processes.worker.run import GateListener, ProcessRun, Unloaded
@@ -208,7 +209,7 @@ class ProcessWorker:
         self._busy += 1  # its place is taken while it is claimed: a sweep of many must not claim more than can run
         try:
             death, lived = self._worker.death_of(row.owner), self._worker.lived
-            take = Take(row.id, self.id, row.generation, at, proof, death, lived)
+            take = Claim(ProcessRef(row.id), self.id, row.generation, at, proof, death, lived)
             taken = await self.runner.write(row.id, take)
         finally:
             self._busy -= 1
@@ -361,7 +362,7 @@ class ProcessWorker:
         try:
             if run.journal.begun:  # otherwise its start must stay unwritten: any worker may begin it
                 await run.journal.flush()
-            freed = await self.store.write(LetGo(run.scope, self.clock.now()))
+            freed = await self.store.write(Release(run.scope, self.clock.now()))
         except (Fenced, StoreUnavailable) as error:
             log.warning("process %s: %s", run.row.id, error)
             return
@@ -371,7 +372,7 @@ class ProcessWorker:
 
     async def set_aside(self, run: ProcessRun, error: Exception) -> None:
         try:
-            await self.store.write(LetGo(run.scope, self.clock.now(), f"{type(error).__name__}: {error}"))
+            await self.store.write(Release(run.scope, self.clock.now(), f"{type(error).__name__}: {error}"))
         except Exception as second:  # the process stays ours, and is found without a task
             log.error("process %s could not be set aside: %s", run.row.id, second)
         row = await self.store.process(run.row.id)
@@ -485,9 +486,9 @@ class ProcessWorker:
     async def signal(self, process_id: str, name: str, payload: Any, key: str) -> int:
         return (await self.send(process_id, name, payload, key)).sequence
 
-    async def send(self, process_id: str, name: str, payload: Any, key: str) -> Told:
+    async def send(self, process_id: str, name: str, payload: Any, key: str) -> EventAdded:
         """Send a signal to a process, whichever worker owns it."""
-        told = await self.store.write(Tell(process_id, name, payload, key, self.clock.now()))
+        told = await self.store.write(SendSignal(process_id, name, payload, key, self.clock.now()))
         self.reconcile(told.row)
         return told
 
@@ -497,9 +498,9 @@ class ProcessWorker:
         return None if run is None else run.listener.awaited_signals()
 
     async def cancel(self, process_id: str, request: CancelRequest) -> None:
-        stopped = await self.store.write(Stop(process_id, request, self.clock.now()))
-        self.reconcile(stopped.row)
-        self.reconcile_all(stopped.woken)
+        stopped = await self.store.write(Cancel(ProcessRef(process_id), request, self.clock.now()))
+        if stopped.row is not None:
+            self.reconcile_all((stopped.row, *stopped.woken))
 
     # ------------------------------------------------------------------ leaving
 

@@ -14,40 +14,42 @@ from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
-from mainstay.errors import MainstayError
+from mainstay.errors import InternalError, MainstayError
+from mainstay.model.process import ProcessRow
 from mainstay.model.process_write import (
+    AddEvent,
     Advance,
     Complete,
     Deliver,
     Dismiss,
-    LetGo,
-    Mark,
     Prune,
     Register,
-    Revive,
+    SendSignal,
     Share,
-    Stop,
-    Take,
-    Taken,
-    Tell,
     Transfer,
 )
+from mainstay.model.session import SessionRow
 from mainstay.model.write import (
     Accept,
     Append,
     Beat,
     Branch,
     Cancel,
+    CancelReceipt,
     Claim,
     Claimed,
     Commit,
     Configure,
     Delete,
     Outlived,
+    ProcessScope,
     Release,
+    Released,
     Resolve,
     Resume,
     Retire,
+    SessionRef,
+    TurnScope,
     Write,
 )
 from mainstay.stores.rules import processes, sessions, takeovers, wakes
@@ -60,9 +62,9 @@ async def apply(rows: Transaction, write: Write[R], held: bool = False) -> R:
     """Run the rule of a write. In a store that is `held` everything is accepted and nothing is claimed."""
     if held:
         if isinstance(write, Claim):
-            return cast(R, Claimed(await rows.session(write.session_id), won=False))
-        if isinstance(write, Take):
-            return cast(R, Taken(await rows.process(write.process_id), won=False))
+            of_session, target = isinstance(write.target, SessionRef), write.target.id
+            row: Any = await (rows.session(target) if of_session else rows.process(target))
+            return cast(R, Claimed(row, won=False))
         write = unclaimed(write)
     try:
         receipt: R = await RULES[type(write)](rows, write)
@@ -119,30 +121,47 @@ async def _tells(rows: Transaction, write: Retire) -> bool:
     return False
 
 
+async def claim(rows: Transaction, write: Claim[Any]) -> Claimed[Any]:
+    return await (sessions.claim if isinstance(write.target, SessionRef) else processes.claim)(rows, write)
+
+
+async def release(rows: Transaction, write: Release[Any]) -> Released[Any]:
+    scope: object = write.scope
+    if isinstance(scope, TurnScope):
+        return await sessions.release(rows, scope, write.at, write.stuck)
+    if isinstance(scope, ProcessScope):
+        return await processes.release(rows, scope, write.at, write.stuck)
+    raise InternalError(f"{scope!r} is neither a turn nor a process")
+
+
+async def cancel(rows: Transaction, write: Cancel[Any]) -> CancelReceipt[Any]:
+    return await (sessions.cancel if isinstance(write.target, SessionRef) else processes.cancel)(rows, write)
+
+
+async def resume(rows: Transaction, write: Resume[Any]) -> SessionRow | ProcessRow | None:
+    return await (sessions.resume if isinstance(write.target, SessionRef) else processes.resume)(rows, write)
+
+
 CLAIMING = (Accept, Cancel, Resolve, Resume, Register, Deliver)
 """Writes that claim what they open, for the worker that they name."""
 
 RULES: dict[type, Callable[[Transaction, Any], Awaitable[Any]]] = {
     Accept: sessions.accept,
-    Claim: sessions.claim,
+    Claim: claim,
     Append: sessions.append,
     Commit: sessions.commit,
-    Release: sessions.release,
-    Cancel: sessions.cancel,
+    Release: release,
+    Cancel: cancel,
     Resolve: sessions.resolve,
-    Resume: sessions.resume,
+    Resume: resume,
     Configure: sessions.configure,
     Branch: sessions.branch,
     Delete: sessions.delete,
     Register: processes.register,
-    Take: processes.take,
     Advance: processes.advance,
-    LetGo: processes.let_go,
-    Tell: processes.tell,
-    Mark: processes.mark,
-    Stop: processes.stop,
+    SendSignal: processes.send_signal,
+    AddEvent: processes.add_event,
     Complete: processes.complete,
-    Revive: processes.revive,
     Share: wakes.share,
     Transfer: wakes.transfer,
     Deliver: wakes.deliver,

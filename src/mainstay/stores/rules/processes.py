@@ -56,24 +56,18 @@ from mainstay.model.process import (
     is_task,
 )
 from mainstay.model.process_write import (
+    AddEvent,
     Advance,
     Advanced,
     Complete,
     Ending,
-    LetGo,
-    Mark,
-    ProcessScope,
+    EventAdded,
     Register,
     Registered,
-    Revive,
-    Stop,
-    Stopped,
-    Take,
-    Taken,
-    Tell,
-    Told,
+    SendSignal,
 )
 from mainstay.model.session import CancelRequest
+from mainstay.model.write import Cancel, CancelReceipt, Claim, Claimed, ProcessScope, Released, Resume
 from mainstay.stores.rules import takeovers
 from mainstay.stores.rules.process_events import appended, asked_to_stop, awaited, end, follow, resumed
 from mainstay.stores.rules.rows import Transaction, check_blobs
@@ -148,35 +142,35 @@ async def register_applied(rows: Transaction, write: Register) -> Registered | N
 # ---------------------------------------------------------------------- an owned process
 
 
-async def take(rows: Transaction, write: Take) -> Taken:
-    row = await rows.process(write.process_id)
+async def claim(rows: Transaction, write: Claim[ProcessRow]) -> Claimed[ProcessRow]:
+    row = await rows.process(write.target.id)
     if row is None or not row.live or row.stuck is not None or not row.registration.contract.may_begin:
-        return Taken(row, won=False)
+        return Claimed(row, won=False)
     if row.owner == write.worker and row.generation == write.generation + 1:
         mark = await rows.process_deaths(row.id) if row.takeovers else None
-        return Taken(row, won=True, suspect=mark is not None and suspects.is_suspect(mark))
+        return Claimed(row, won=True, suspect=mark is not None and suspects.is_suspect(mark))
     if row.generation != write.generation or row.owner == write.worker:
-        return Taken(row, won=False)
+        return Claimed(row, won=False)
     if row.status == "waiting" and not is_due(row, write.at):
-        return Taken(row, won=False)
+        return Claimed(row, won=False)
     if row.owner is not None and row.after_owner_death == "abandon":
         return await _given_up(rows, row, write)
     return await _taken(rows, row, write)
 
 
-async def _given_up(rows: Transaction, row: ProcessRow, write: Take) -> Taken:
+async def _given_up(rows: Transaction, row: ProcessRow, write: Claim[ProcessRow]) -> Claimed[ProcessRow]:
     request = row.record.abandon
     if write.proof is not None:
         evidence = Evidence("sweep", write.at, row.owner, write.proof)
     elif request is not None:
         evidence = Evidence("reconciled_request", write.at, row.owner, f"{request.by}: {request.reason}")
     else:
-        return Taken(row, won=False)  # silent is not dead, and nobody else may do this work
+        return Claimed(row, won=False)  # silent is not dead, and nobody else may do this work
     row, woken = await end(rows, row, Abandoned(evidence), write.at)
-    return Taken(row, won=False, woken=woken)
+    return Claimed(row, won=False, woken=woken)
 
 
-async def _taken(rows: Transaction, row: ProcessRow, write: Take) -> Taken:
+async def _taken(rows: Transaction, row: ProcessRow, write: Claim[ProcessRow]) -> Claimed[ProcessRow]:
     """Claimed, unless it has been begun too often.
 
     To reattach to work that lives is no takeover: its owner died, the work did not. Nothing is held against it.
@@ -188,23 +182,23 @@ async def _taken(rows: Transaction, row: ProcessRow, write: Take) -> Taken:
     if again and limit is not None and row.attempts >= limit:
         failure = Failure("attempts_exhausted", f"it was begun {row.attempts} times, and its owners died")
         row, woken = await end(rows, row, failure, write.at)
-        return Taken(row, won=False, woken=woken)
+        return Claimed(row, won=False, woken=woken)
     mark = await rows.process_deaths(row.id) if row.takeovers else None
     ruling = await takeovers.rule_on(rows, -row.pid, dead_owner, mark, (write.worker, write.death))
     if ruling.fate == "held":
-        return Taken(row, won=False, suspect=True)
+        return Claimed(row, won=False, suspect=True)
     # Counted on when a person resumes it: a takeover is a step that may have been made for nothing.
     row = replace(row, generation=row.generation + 1, takeovers=row.takeovers + over)
     if ruling.fate == "stuck" and ruling.deaths is not None:
         rows.put_deaths(ruling.deaths)
         row = await _stuck(rows, row, suspects.REASON.format("it"), write.at)
-        return Taken(row, won=False)
+        return Claimed(row, won=False)
     await takeovers.taken(rows, ruling, write.worker, write.lived)
     row = replace(row, owner=write.worker, attempts=max(row.attempts + again, 1))
     if row.status == "waiting":
         row = await resumed(rows, row, write.at)
     rows.put_process(row)
-    return Taken(row, won=True, suspect=ruling.suspect)
+    return Claimed(row, won=True, suspect=ruling.suspect)
 
 
 async def advance(rows: Transaction, write: Advance) -> Advanced:
@@ -319,30 +313,26 @@ async def _is_parked(rows: Transaction, turn: str) -> bool:
     return session is not None and str(session.turn) == number and session.state == "parked"
 
 
-async def let_go(rows: Transaction, write: LetGo) -> Advanced:
-    row = await rows.process_by_pid(write.scope.pid)
-    if row is not None and _was_let_go(row, write):
-        return Advanced(row)  # sent again, because its reply was lost
-    row = _owned(row, write.scope)
+async def release(rows: Transaction, scope: ProcessScope, at: int, stuck: str | None) -> Released[ProcessRow]:
+    row = await rows.process_by_pid(scope.pid)
+    free = row is not None and row.owner is None and row.generation == scope.generation
+    if row is not None and free and (stuck is None or row.stuck == stuck):
+        return Released(row)  # sent again, because its reply was lost
+    row = _owned(row, scope)
     await takeovers.let_go(rows, -row.pid, row.takeovers)
-    if write.stuck is not None:
-        return Advanced(await _stuck(rows, row, write.stuck, write.at))
-    return await _freed(rows, row, write.at, "its owner let it go")
+    if stuck is not None:
+        return Released(await _stuck(rows, row, stuck, at))
+    return await _freed(rows, row, at, "its owner let it go")
 
 
-def _was_let_go(row: ProcessRow, write: LetGo) -> bool:
-    free = row.owner is None and row.generation == write.scope.generation
-    return free and (write.stuck is None or row.stuck == write.stuck)
-
-
-async def _freed(rows: Transaction, row: ProcessRow, at: int, why: str) -> Advanced:
+async def _freed(rows: Transaction, row: ProcessRow, at: int, why: str) -> Released[ProcessRow]:
     """Nobody owns it any more: what only its owner could do is given up, everything else is free to claim."""
     if row.after_owner_death == "abandon":
         row, woken = await end(rows, row, Abandoned(Evidence("owner_drain", at, row.owner, why)), at)
-        return Advanced(row, woken=woken)
+        return Released(row, woken)
     row = replace(row, owner=None)
     rows.put_process(row)
-    return Advanced(row)
+    return Released(row)
 
 
 async def drained(rows: Transaction, row: ProcessRow, at: int) -> None:
@@ -366,7 +356,7 @@ def _owned(row: ProcessRow | None, scope: ProcessScope) -> ProcessRow:
 # ---------------------------------------------------------------------- from outside
 
 
-async def tell(rows: Transaction, write: Tell) -> Told:
+async def send_signal(rows: Transaction, write: SendSignal) -> EventAdded:
     row = known(await rows.process(write.process_id), write.process_id)
     event = Event(f"{events.SIGNAL}{write.name}", write.payload, write.at, write.key)
     before = await _told_before(rows, row, event)
@@ -377,7 +367,7 @@ async def tell(rows: Transaction, write: Tell) -> Told:
     return await _added(rows, row, event)
 
 
-async def mark(rows: Transaction, write: Mark) -> Told:
+async def add_event(rows: Transaction, write: AddEvent) -> EventAdded:
     row = known(await rows.process(write.process_id), write.process_id)
     event = write.event
     before = await _told_before(rows, row, event)
@@ -398,7 +388,7 @@ async def mark(rows: Transaction, write: Mark) -> Told:
     return await _added(rows, row, event)
 
 
-async def _told_before(rows: Transaction, row: ProcessRow, event: Event) -> Told | None:
+async def _told_before(rows: Transaction, row: ProcessRow, event: Event) -> EventAdded | None:
     """The receipt of an event that was told before under the same key."""
     found = None if event.key is None else await rows.event_by_key(row.pid, event.key)
     if found is None:
@@ -406,10 +396,10 @@ async def _told_before(rows: Transaction, row: ProcessRow, event: Event) -> Told
     sequence, before = found
     if not same(before, replace(event, at=before.at)):
         raise Conflict(f"key {event.key!r} of process {row.id!r} was used for another event: use a new one")
-    return Told(row, sequence, known=True)
+    return EventAdded(row, sequence, known=True)
 
 
-async def _added(rows: Transaction, row: ProcessRow, event: Event) -> Told:
+async def _added(rows: Transaction, row: ProcessRow, event: Event) -> EventAdded:
     row = await appended(rows, row, event)
     sequence = row.record.sequence
     if awaits(row, event):
@@ -418,17 +408,17 @@ async def _added(rows: Transaction, row: ProcessRow, event: Event) -> Told:
     if event.type == events.SUBSCRIPTION_RETARGETED:
         await retargeted(rows, row)
     woken = await follow(rows, row, event.at) if row.status in RETIRED else ()
-    return Told(row, sequence, woken=woken)
+    return EventAdded(row, sequence, woken=woken)
 
 
-async def stop(rows: Transaction, write: Stop) -> Stopped:
-    row = known(await rows.process(write.process_id), write.process_id)
+async def cancel(rows: Transaction, write: Cancel[ProcessRow]) -> CancelReceipt[ProcessRow]:
+    row = known(await rows.process(write.target.id), write.target.id)
     if row.status in RETIRED:
-        return Stopped("ended", row)
+        return CancelReceipt("completion_won", row=row)
     if row.record.cancel is not None:
-        return Stopped("already_requested", row)
+        return CancelReceipt("already_requested", row=row)
     row, woken = await asked_to_stop(rows, row, write.request, write.at)
-    return Stopped("requested", row, woken)
+    return CancelReceipt("requested", row=row, woken=woken)
 
 
 async def complete(rows: Transaction, write: Complete) -> Ending:
@@ -446,8 +436,8 @@ async def complete(rows: Transaction, write: Complete) -> Ending:
     return Ending("committed", row, woken)
 
 
-async def revive(rows: Transaction, write: Revive) -> ProcessRow | None:
-    row = known(await rows.process(write.process_id), write.process_id)
+async def resume(rows: Transaction, write: Resume[ProcessRow]) -> ProcessRow | None:
+    row = known(await rows.process(write.target.id), write.target.id)
     if row.stuck is None:
         return None
     await takeovers.resumed(rows, -row.pid, row.takeovers)

@@ -13,8 +13,8 @@ from typing import Any
 from mainstay.model.codec import spilled
 from mainstay.model.ids import turn_id
 from mainstay.model.process import SessionOrigin, is_task
-from mainstay.model.process_write import Advance, Register, Take
-from mainstay.model.write import Accept, Append, Claim, Commit, Write
+from mainstay.model.process_write import Advance, Register
+from mainstay.model.write import Accept, Append, Claim, Commit, SessionRef, Write
 from mainstay.stores.rules.rows import Read
 
 
@@ -29,12 +29,6 @@ def _blobs(digests: tuple[str, ...]) -> Iterator[Read]:
         yield "has_blob", (digest,)
 
 
-def _claimant(worker: str) -> Iterator[Read]:
-    """Which suspects run in the OS process of a worker."""
-    yield "worker", (worker,)
-    yield "workers", ()
-
-
 def _accept(write: Accept) -> Iterator[Read]:
     yield "session", (write.session_id,)
     yield "next_sid", ()
@@ -43,10 +37,17 @@ def _accept(write: Accept) -> Iterator[Read]:
     yield from _blobs(write.blobs)
 
 
-def _claim(write: Claim) -> Iterator[Read]:
-    yield "session", (write.session_id,)
-    yield "session_deaths", (write.session_id,)
-    yield from _claimant(write.worker)
+def _claim(write: Claim[Any]) -> Iterator[Read]:
+    if isinstance(write.target, SessionRef):
+        yield "session", (write.target.id,)
+        yield "session_deaths", (write.target.id,)
+    else:
+        yield "process", (write.target.id,)
+        yield "process_deaths", (write.target.id,)
+        yield "next_place", ()
+    # Which suspects run in the OS process of the claimant.
+    yield "worker", (write.worker,)
+    yield "workers", ()
 
 
 def _append(write: Append) -> Iterator[Read]:
@@ -87,13 +88,6 @@ def _register(write: Register) -> Iterator[Read]:
     yield from _blobs(write.blobs)
 
 
-def _take(write: Take) -> Iterator[Read]:
-    yield "process", (write.process_id,)
-    yield "process_deaths", (write.process_id,)
-    yield "next_place", ()
-    yield from _claimant(write.worker)
-
-
 def _advance(write: Advance) -> Iterator[Read]:
     scope = write.scope
     yield "process_by_pid", (scope.pid,)
@@ -121,6 +115,5 @@ READS: dict[type, Callable[[Any], Iterator[Read]]] = {
     Append: _append,
     Commit: _commit,
     Register: _register,
-    Take: _take,
     Advance: _advance,
 }

@@ -38,11 +38,11 @@ from mainstay.model.write import (
     Committed,
     Configure,
     Delete,
-    Release,
+    Released,
     Resolve,
     Resolved,
     Resume,
-    Scope,
+    TurnScope,
 )
 from mainstay.stores.rules import takeovers
 from mainstay.stores.rules.process_events import asked_by, turn_ended, turn_goes_on
@@ -119,8 +119,8 @@ async def accept_applied(rows: Transaction, write: Accept) -> Accepted | None:
 # ---------------------------------------------------------------------- an owned turn
 
 
-async def claim(rows: Transaction, write: Claim) -> Claimed:
-    row = await rows.session(write.session_id)
+async def claim(rows: Transaction, write: Claim[SessionRow]) -> Claimed[SessionRow]:
+    row = await rows.session(write.target.id)
     if row is None or row.deleted or row.turn is None or row.state == "stuck":
         return Claimed(row, won=False)
     if row.owner == write.worker and row.generation == write.generation + 1:
@@ -226,18 +226,20 @@ async def commit(rows: Transaction, write: Commit) -> Committed | CancelWon:
     return Committed(row, await turn_ended(rows, turn_id(row.id, scope.turn), write.at) if write.children else ())
 
 
-async def release(rows: Transaction, write: Release) -> None:
-    found = await rows.session_by_sid(write.scope.sid)
-    free = _let_go(found, write.scope)
-    if free is not None and (write.stuck is None or free.state == "stuck"):
-        return
-    row = _owned(found, write.scope)
+async def release(rows: Transaction, scope: TurnScope, at: int, stuck: str | None) -> Released[SessionRow]:
+    found = await rows.session_by_sid(scope.sid)
+    free = _let_go(found, scope)
+    if free is not None and (stuck is None or free.state == "stuck"):
+        return Released(free)
+    row = _owned(found, scope)
     await takeovers.let_go(rows, row.sid, row.takeovers)
-    state = "stuck" if write.stuck is not None else row.state
-    rows.put_session(replace(row, owner=None, state=state, reason=write.stuck, updated=write.at))
+    state = "stuck" if stuck is not None else row.state
+    row = replace(row, owner=None, state=state, reason=stuck, updated=at)
+    rows.put_session(row)
+    return Released(row)
 
 
-def _owned(row: SessionRow | None, scope: Scope) -> SessionRow:
+def _owned(row: SessionRow | None, scope: TurnScope) -> SessionRow:
     """The session, when `scope` still owns it. The only fence there is: every write of an owner passes here."""
     if row is None or row.deleted:
         raise SessionDeleted(scope.session_id)
@@ -246,7 +248,7 @@ def _owned(row: SessionRow | None, scope: Scope) -> SessionRow:
     return row
 
 
-def _let_go(row: SessionRow | None, scope: Scope) -> SessionRow | None:
+def _let_go(row: SessionRow | None, scope: TurnScope) -> SessionRow | None:
     """The session, when `scope` was its last owner and gave it up: that write may come again, its reply was lost."""
     free = row is not None and row.owner is None and row.generation == scope.generation and row.turn == scope.turn
     return row if free else None
@@ -256,14 +258,14 @@ def _spilled(bodies: list[bytes]) -> tuple[str, ...]:
     return tuple([digest for body in bodies if (digest := spilled(body)) is not None])
 
 
-async def _are_there(rows: Transaction, scope: Scope, nodes: tuple[Node, ...]) -> bool:
+async def _are_there(rows: Transaction, scope: TurnScope, nodes: tuple[Node, ...]) -> bool:
     for node in nodes:
         if await rows.node(scope.sid, scope.turn, node.ordinal) != node.body:
             return False
     return True
 
 
-async def _is_new(rows: Transaction, scope: Scope, nodes: tuple[Node, ...]) -> bool:
+async def _is_new(rows: Transaction, scope: TurnScope, nodes: tuple[Node, ...]) -> bool:
     """Whether records are to be written; False when they are there already, from a first sending of the same write."""
     if not nodes:
         return True
@@ -277,7 +279,7 @@ async def _is_new(rows: Transaction, scope: Scope, nodes: tuple[Node, ...]) -> b
     return False
 
 
-def _add_nodes(rows: Transaction, scope: Scope, nodes: tuple[Node, ...]) -> None:
+def _add_nodes(rows: Transaction, scope: TurnScope, nodes: tuple[Node, ...]) -> None:
     for node in nodes:
         rows.add_node(scope.sid, scope.turn, node.ordinal, node.body)
 
@@ -295,7 +297,7 @@ async def _same_last(rows: Transaction, write: Commit) -> bool:
     return await rows.node(write.scope.sid, write.scope.turn, last.ordinal) == last.body
 
 
-def _take(rows: Transaction, scope: Scope, numbers: tuple[int, ...]) -> None:
+def _take(rows: Transaction, scope: TurnScope, numbers: tuple[int, ...]) -> None:
     """Settle inputs that were delivered into the turn: each gets a record that says so."""
     for number in numbers:
         rows.drop_mail(scope.sid, number)
@@ -323,8 +325,8 @@ def _is_open(wait: WaitRow | None) -> bool:
 # ---------------------------------------------------------------------- from outside
 
 
-async def cancel(rows: Transaction, write: Cancel) -> CancelReceipt:
-    row = await rows.session(write.session_id)
+async def cancel(rows: Transaction, write: Cancel[SessionRow]) -> CancelReceipt[SessionRow]:
+    row = await rows.session(write.target.id)
     if row is None or row.deleted:
         return CancelReceipt("unknown")
     turn = write.turn if write.turn is not None else row.turn
@@ -339,7 +341,9 @@ async def cancel(rows: Transaction, write: Cancel) -> CancelReceipt:
     return CancelReceipt("requested", turn, row)
 
 
-async def _cancel_queued(rows: Transaction, row: SessionRow, turn: int, request: CancelRequest) -> CancelReceipt:
+async def _cancel_queued(
+    rows: Transaction, row: SessionRow, turn: int, request: CancelRequest
+) -> CancelReceipt[SessionRow]:
     mail = await rows.mail(row.sid, turn)
     if mail is None or mail.kind == "note":
         # A note opens no turn, so there is none to stop; opened as a cancelled one it could move the head back.
@@ -350,8 +354,8 @@ async def _cancel_queued(rows: Transaction, row: SessionRow, turn: int, request:
     return CancelReceipt("requested", turn, row)
 
 
-async def resume(rows: Transaction, write: Resume) -> SessionRow | None:
-    row = await rows.session(write.session_id)
+async def resume(rows: Transaction, write: Resume[SessionRow]) -> SessionRow | None:
+    row = await rows.session(write.target.id)
     if row is None or row.deleted or row.state != "stuck":
         return None
     row = await _wake(rows, replace(row, updated=write.at), write.worker)

@@ -26,8 +26,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from mainstay.errors import MainstayError, StoreUnavailable
-from mainstay.model.process_write import Advance, LetGo
-from mainstay.model.write import Append, Commit, Release, Write
+from mainstay.model.write import OwnedScope, Write
 from mainstay.stores.sqlite import wakeup
 from mainstay.stores.threads import NO_THREAD, OUT_OF_MEMORY
 
@@ -261,12 +260,9 @@ def _insist(work: Callable[[Any], None], subject: Any) -> None:
 
 
 def scope_of(write: Write[Any]) -> object:
-    """What a write belongs to: the owned turn whose order matters, or nothing."""
-    if isinstance(write, Append | Commit | Release):
-        return (write.scope.sid, write.scope.turn, write.scope.generation)
-    if isinstance(write, Advance | LetGo):
-        return (write.scope.id, write.scope.generation)
-    return None
+    """What a write belongs to: the owned turn or process whose order matters, or nothing."""
+    scope = getattr(write, "scope", None)
+    return scope if isinstance(scope, OwnedScope) else None
 
 
 def _follows(item: Item, failed: dict[object, BaseException]) -> bool:

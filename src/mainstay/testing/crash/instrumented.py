@@ -12,11 +12,26 @@ from mainstay.model.agent import AgentSpec
 from mainstay.model.codec import decode, decode_row, encode
 from mainstay.model.llm import Delta, ModelRequest
 from mainstay.model.process import Event, ProcessRow, WakeRow
-from mainstay.model.process_write import Advance, LetGo, ProcessFilter, Register, Stop, Take, Tell
+from mainstay.model.process_write import AddEvent, Advance, ProcessFilter, Register, SendSignal
 from mainstay.model.record import Ended, Faltered, Replied, Row, Started
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.tool import PreparedCall, ToolOutcome, ToolSpec
-from mainstay.model.write import Accept, Append, Commit, Release, Resolve, Retire, SessionFilter, StoreFacts, Write
+from mainstay.model.write import (
+    Accept,
+    Append,
+    Cancel,
+    Claim,
+    Commit,
+    ProcessRef,
+    ProcessScope,
+    Release,
+    Resolve,
+    Resume,
+    Retire,
+    SessionFilter,
+    StoreFacts,
+    Write,
+)
 from mainstay.ports.provider import Provider, candidates
 from mainstay.ports.store import SWEEP_GRACE, BlobStore, Store, WorkerLease
 from mainstay.ports.tool import CallContext, ToolProvider
@@ -43,7 +58,11 @@ def name_of(write: Write[Any]) -> str:
     if isinstance(write, Resolve):
         return f"{'expire' if write.answer is None else 'resolve'} {write.wait_id.rpartition(':')[2]}"
     if isinstance(write, Release):
-        return "release" if write.stuck is None else "release as stuck"
+        whose = f" {write.scope.id}" if isinstance(write.scope, ProcessScope) else ""
+        return f"release{whose}{'' if write.stuck is None else ' as stuck'}"
+    if isinstance(write, Claim | Cancel | Resume):
+        whose = f" {write.target.id}" if isinstance(write.target, ProcessRef) else ""
+        return f"{type(write).__name__.lower()}{whose}"
     if isinstance(write, Retire):
         return "bury" if write.dead else "retire"
     return _name_of_process_write(write)
@@ -57,10 +76,10 @@ def _name_of_process_write(write: Write[Any]) -> str:
         words += [event.type for event in write.events]
         words += ["parking" if write.park else "", "ending" if write.outcome is not None else ""]
         return f"advance {write.scope.id}: {', '.join(word for word in words if word) or 'nothing'}"
-    if isinstance(write, LetGo):
-        return f"let {write.scope.id} go{'' if write.stuck is None else ' as stuck'}"
-    if isinstance(write, Take | Tell | Stop):
-        return f"{type(write).__name__.lower()} {write.process_id}"
+    if isinstance(write, SendSignal):
+        return f"signal {write.process_id}"
+    if isinstance(write, AddEvent):
+        return "event"
     return type(write).__name__.lower()
 
 
@@ -108,7 +127,7 @@ class InstrumentedStore:
         await self._faults.uncounted(self.inner.close())
 
     async def write(self, write: Write[R]) -> R:
-        kind: Kind = "record" if isinstance(write, Append | Commit | Release | Advance | LetGo) else "write"
+        kind: Kind = "record" if isinstance(write, Append | Commit | Release | Advance | Release) else "write"
         return await self._faults.call(kind, name_of(write), lambda: self.inner.write(write))
 
     def submit(self, write: Write[R], done: Callable[[R | None, BaseException | None], None]) -> None:
