@@ -27,7 +27,7 @@ from mainstay.ports.store import SWEEP_GRACE
 from mainstay.stores import fork_guard, identity, rules
 from mainstay.stores.blobs import host_pieces
 from mainstay.stores.rules.filters import PROCESS_ATTRIBUTES, SESSION_ATTRIBUTES, matches
-from mainstay.stores.rules.rows import Change, run, waits_of
+from mainstay.stores.rules.rows import Change, Transaction, run, waits_of
 
 R = TypeVar("R")
 S = TypeVar("S", bound=Struct)
@@ -77,9 +77,12 @@ class MemoryRows:
         self.held: str | None = None
         self.changes = 0
 
-    async def flush(self, changes: Sequence[Change]) -> None:
+    def make(self, changes: Sequence[Change]) -> None:
         for name, args in changes:
             getattr(self, name)(*args)
+
+    async def flush(self, changes: Sequence[Change]) -> None:
+        self.make(changes)
 
     async def session(self, session_id: str) -> SessionRow | None:
         sid = self.by_id.get(session_id)
@@ -151,11 +154,14 @@ class MemoryRows:
         return digest in self.blobs
 
     async def first_mail(self, sid: int, besides: tuple[int, ...]) -> InboxRow | None:
-        letters = self.letters.get(sid, {}).values()
-        return next((m for m in letters if m.kind != "note" and m.input not in besides), None)
+        letters = self.letters.get(sid)
+        if letters is None:
+            return None
+        return next((m for m in letters.values() if m.kind != "note" and m.input not in besides), None)
 
     async def has_mail(self, sid: int, besides: tuple[int, ...]) -> bool:
-        return any(m.kind != "queue" and m.input not in besides for m in self.letters.get(sid, {}).values())
+        letters = self.letters.get(sid)
+        return letters is not None and any(m.kind != "queue" and m.input not in besides for m in letters.values())
 
     async def some_mail(self, sid: int) -> bool:
         return bool(self.letters.get(sid))
@@ -366,6 +372,7 @@ class MemoryStore:
     def __init__(self, rows: MemoryRows | None = None, clock: Clock | None = None) -> None:
         self.rows = rows or MemoryRows()
         self._now = clock.now if clock is not None else _system_time
+        self._transaction = Transaction(self.rows)
         self._ours = 0
         self._others = 0
 
@@ -386,7 +393,10 @@ class MemoryStore:
             done(receipt, None)
 
     def _apply(self, write: Write[R]) -> R:
-        receipt = run(rules.transact(self.rows, write, self.rows.held is not None))
+        transaction = self._transaction
+        transaction.begin()
+        receipt = run(rules.apply(transaction, write, self.rows.held is not None))
+        self.rows.make(transaction.take_changes())
         self.rows.changes += 1
         self._ours += 1
         return receipt

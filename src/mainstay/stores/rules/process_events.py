@@ -59,7 +59,8 @@ async def _ended(
 ) -> ProcessRow:
     drop_awaits(rows, row)
     row = await appended(rows, row, Event(ending(outcome), outcome if payload is None else payload, at))
-    await takeovers.goes_on(rows, -row.pid, row.takeovers)
+    if row.takeovers:
+        await takeovers.goes_on(rows, -row.pid, row.takeovers)
     row = replace(row, owner=None, takeovers=0, stuck=None)
     rows.put_process(row)
     return row

@@ -235,25 +235,31 @@ class Transaction:
 
     State, all of it used by the one thread or task that runs the batch: `_changes` are collected and not flushed, the
     first `_kept` of them by rules that were accepted; `_known` are answers that were fetched beforehand, brought up to
-    date by changes; `_numbers` are the next numbers of new rows, `_granted_numbers` those that accepted rules left.
+    date by changes; `_dirty`: there is something of either, which a read must look at; `_numbers` are the next numbers
+    of new rows, `_granted_numbers` those that accepted rules left; `_flushed`: changes of the rule that runs were.
     """
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self.begin()
+        self._reset()
 
-    def begin(self) -> None:
-        """A new batch: nothing is known."""
+    def _reset(self) -> None:
         self._changes: list[Change] = []
-        self._kept = 0
-        self._flushed = False
         self._known: dict[Read, Any] = {}
         self._numbers: dict[str, int] = {}
         self._granted_numbers: dict[str, int] = {}
+        self._kept = 0
+        self._flushed = self._dirty = False
+
+    def begin(self) -> None:
+        """A new batch: nothing is collected or known."""
+        if self._dirty or self._numbers or self._flushed:
+            self._reset()
 
     def learn(self, answers: dict[Read, Any]) -> None:
         """Answers of the store that hold now, when nothing is collected."""
         self._known.update(answers)
+        self._dirty = True
 
     def keep(self) -> None:
         """The rule that ran is accepted."""
@@ -272,11 +278,17 @@ class Transaction:
 
     async def flush(self) -> None:
         """Let the store make the changes, in the order in which they were collected."""
+        changes = self.take_changes()
+        if changes:
+            await self._rows.flush(changes)
+
+    def take_changes(self) -> list[Change]:
+        """The changes that were collected, for a store that makes them at once."""
         changes = self._changes
         if changes:
             self._flushed = self._flushed or len(changes) > self._kept
-            self._changes, self._kept = [], 0
-            await self._rows.flush(changes)
+            self._changes, self._kept, self._dirty = [], 0, bool(self._known)
+        return changes
 
     # ------------------------------------------------------------------ reads
 
@@ -295,112 +307,112 @@ class Transaction:
         return number
 
     def session(self, session_id: str) -> Awaitable[SessionRow | None]:
-        return self._get("session", session_id)
+        return self._get("session", session_id) if self._dirty else self._rows.session(session_id)
 
     def session_by_sid(self, sid: int) -> Awaitable[SessionRow | None]:
-        return self._get("session_by_sid", sid)
+        return self._get("session_by_sid", sid) if self._dirty else self._rows.session_by_sid(sid)
 
     def owned_by(self, worker_id: str) -> Awaitable[list[SessionRow]]:
-        return self._get("owned_by", worker_id)
+        return self._get("owned_by", worker_id) if self._dirty else self._rows.owned_by(worker_id)
 
     def forks_of(self, sid: int) -> Awaitable[int]:
-        return self._get("forks_of", sid)
+        return self._get("forks_of", sid) if self._dirty else self._rows.forks_of(sid)
 
     def key(self, session_id: str, key: str) -> Awaitable[tuple[int, bytes] | None]:
-        return self._get("key", session_id, key)
+        return self._get("key", session_id, key) if self._dirty else self._rows.key(session_id, key)
 
     def node(self, sid: int, turn: int, ordinal: int) -> Awaitable[bytes | None]:
-        return self._get("node", sid, turn, ordinal)
+        return self._get("node", sid, turn, ordinal) if self._dirty else self._rows.node(sid, turn, ordinal)
 
     def records(self, sid: int, turn: int) -> Awaitable[int]:
-        return self._get("records", sid, turn)
+        return self._get("records", sid, turn) if self._dirty else self._rows.records(sid, turn)
 
     def first_mail(self, sid: int, besides: tuple[int, ...]) -> Awaitable[InboxRow | None]:
-        return self._get("first_mail", sid, besides)
+        return self._get("first_mail", sid, besides) if self._dirty else self._rows.first_mail(sid, besides)
 
     def has_mail(self, sid: int, besides: tuple[int, ...]) -> Awaitable[bool]:
-        return self._get("has_mail", sid, besides)
+        return self._get("has_mail", sid, besides) if self._dirty else self._rows.has_mail(sid, besides)
 
     def some_mail(self, sid: int) -> Awaitable[bool]:
-        return self._get("some_mail", sid)
+        return self._get("some_mail", sid) if self._dirty else self._rows.some_mail(sid)
 
     def mail(self, sid: int, number: int) -> Awaitable[InboxRow | None]:
-        return self._get("mail", sid, number)
+        return self._get("mail", sid, number) if self._dirty else self._rows.mail(sid, number)
 
     def wait(self, wait_id: str) -> Awaitable[WaitRow | None]:
-        return self._get("wait", wait_id)
+        return self._get("wait", wait_id) if self._dirty else self._rows.wait(wait_id)
 
     def process(self, process_id: str) -> Awaitable[ProcessRow | None]:
-        return self._get("process", process_id)
+        return self._get("process", process_id) if self._dirty else self._rows.process(process_id)
 
     def process_by_pid(self, pid: int) -> Awaitable[ProcessRow | None]:
-        return self._get("process_by_pid", pid)
+        return self._get("process_by_pid", pid) if self._dirty else self._rows.process_by_pid(pid)
 
     def tombstone(self, process_id: str) -> Awaitable[Tombstone | None]:
-        return self._get("tombstone", process_id)
+        return self._get("tombstone", process_id) if self._dirty else self._rows.tombstone(process_id)
 
     def children(self, parent: str, over: bool) -> Awaitable[list[ProcessRow]]:
-        return self._get("children", parent, over)
+        return self._get("children", parent, over) if self._dirty else self._rows.children(parent, over)
 
     def processes_of(self, worker_id: str) -> Awaitable[list[ProcessRow]]:
-        return self._get("processes_of", worker_id)
+        return self._get("processes_of", worker_id) if self._dirty else self._rows.processes_of(worker_id)
 
     def has_live_processes(self, session_id: str) -> Awaitable[bool]:
-        return self._get("has_live_processes", session_id)
+        return self._get("has_live_processes", session_id) if self._dirty else self._rows.has_live_processes(session_id)
 
     def prunable(self, before: int, after: tuple[int, int], limit: int) -> Awaitable[list[ProcessRow]]:
-        return self._get("prunable", before, after, limit)
+        return self._get("prunable", before, after, limit) if self._dirty else self._rows.prunable(before, after, limit)
 
     def event_by_key(self, pid: int, key: str) -> Awaitable[tuple[int, Event] | None]:
-        return self._get("event_by_key", pid, key)
+        return self._get("event_by_key", pid, key) if self._dirty else self._rows.event_by_key(pid, key)
 
     def events_after(self, pid: int, sequence: int) -> Awaitable[list[Event]]:
-        return self._get("events_after", pid, sequence)
+        return self._get("events_after", pid, sequence) if self._dirty else self._rows.events_after(pid, sequence)
 
     def last_event(self, pid: int) -> Awaitable[int]:
-        return self._get("last_event", pid)
+        return self._get("last_event", pid) if self._dirty else self._rows.last_event(pid)
 
     def step(self, pid: int, ordinal: int) -> Awaitable[bytes | None]:
-        return self._get("step", pid, ordinal)
+        return self._get("step", pid, ordinal) if self._dirty else self._rows.step(pid, ordinal)
 
     def last_step(self, pid: int) -> Awaitable[int]:
-        return self._get("last_step", pid)
+        return self._get("last_step", pid) if self._dirty else self._rows.last_step(pid)
 
     def awaiting(self, target: str) -> Awaitable[list[int]]:
-        return self._get("awaiting", target)
+        return self._get("awaiting", target) if self._dirty else self._rows.awaiting(target)
 
     def granted(self, session_id: str, pid: int) -> Awaitable[bool]:
-        return self._get("granted", session_id, pid)
+        return self._get("granted", session_id, pid) if self._dirty else self._rows.granted(session_id, pid)
 
     def live_named(self, session_id: str, name: str) -> Awaitable[list[ProcessRow]]:
-        return self._get("live_named", session_id, name)
+        return self._get("live_named", session_id, name) if self._dirty else self._rows.live_named(session_id, name)
 
     def wake(self, number: int) -> Awaitable[WakeRow | None]:
-        return self._get("wake", number)
+        return self._get("wake", number) if self._dirty else self._rows.wake(number)
 
     def pending_wakes(self, pid: int) -> Awaitable[list[WakeRow]]:
-        return self._get("pending_wakes", pid)
+        return self._get("pending_wakes", pid) if self._dirty else self._rows.pending_wakes(pid)
 
     def pending_wakes_for(self, session_id: str) -> Awaitable[list[WakeRow]]:
-        return self._get("pending_wakes_for", session_id)
+        return self._get("pending_wakes_for", session_id) if self._dirty else self._rows.pending_wakes_for(session_id)
 
     def has_blob(self, digest: str) -> Awaitable[bool]:
-        return self._get("has_blob", digest)
+        return self._get("has_blob", digest) if self._dirty else self._rows.has_blob(digest)
 
     def worker(self, worker_id: str) -> Awaitable[WorkerRow | None]:
-        return self._get("worker", worker_id)
+        return self._get("worker", worker_id) if self._dirty else self._rows.worker(worker_id)
 
     def workers(self) -> Awaitable[list[WorkerRow]]:
-        return self._get("workers")
+        return self._get("workers") if self._dirty else self._rows.workers()
 
     def deaths(self, scope: int) -> Awaitable[Deaths | None]:
-        return self._get("deaths", scope)
+        return self._get("deaths", scope) if self._dirty else self._rows.deaths(scope)
 
     def session_deaths(self, session_id: str) -> Awaitable[Deaths | None]:
-        return self._get("session_deaths", session_id)
+        return self._get("session_deaths", session_id) if self._dirty else self._rows.session_deaths(session_id)
 
     def process_deaths(self, process_id: str) -> Awaitable[Deaths | None]:
-        return self._get("process_deaths", process_id)
+        return self._get("process_deaths", process_id) if self._dirty else self._rows.process_deaths(process_id)
 
     def next_sid(self) -> Awaitable[int]:
         return self._next("next_sid")
@@ -413,10 +425,11 @@ class Transaction:
 
     # ------------------------------------------------------------------ changes
 
-    def _do(self, name: str, *args: Any) -> None:
-        self._changes.append((name, args))
+    def _do(self, change: Change) -> None:
+        self._dirty = True
+        self._changes.append(change)
         if self._known:
-            self._outdate(name, args)
+            self._outdate(*change)
 
     def _outdate(self, name: str, args: tuple[Any, ...]) -> None:
         stale, part = OUTDATED[name], getattr(args[0], "sid", args[0])
@@ -431,91 +444,91 @@ class Transaction:
             self._known["wait", (row.id,)] = row
 
     def add_session(self, row: SessionRow) -> None:
-        self._do("add_session", row)
+        self._do(("add_session", (row,)))
 
     def put_session(self, row: SessionRow) -> None:
-        self._do("put_session", row)
+        self._do(("put_session", (row,)))
 
     def put_settings(self, sid: int, settings: bytes) -> None:
-        self._do("put_settings", sid, settings)
+        self._do(("put_settings", (sid, settings)))
 
     def drop_session_data(self, sid: int) -> None:
-        self._do("drop_session_data", sid)
+        self._do(("drop_session_data", (sid,)))
 
     def put_key(self, sid: int, key: str, turn: int, digest: bytes) -> None:
-        self._do("put_key", sid, key, turn, digest)
+        self._do(("put_key", (sid, key, turn, digest)))
 
     def add_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> None:
-        self._do("add_node", sid, turn, ordinal, body)
+        self._do(("add_node", (sid, turn, ordinal, body)))
 
     def put_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> None:
-        self._do("put_node", sid, turn, ordinal, body)
+        self._do(("put_node", (sid, turn, ordinal, body)))
 
     def put_mail(self, row: InboxRow) -> None:
-        self._do("put_mail", row)
+        self._do(("put_mail", (row,)))
 
     def drop_mail(self, sid: int, number: int) -> None:
-        self._do("drop_mail", sid, number)
+        self._do(("drop_mail", (sid, number)))
 
     def put_wait(self, row: WaitRow) -> None:
-        self._do("put_wait", row)
+        self._do(("put_wait", (row,)))
 
     def drop_waits(self, sid: int) -> None:
-        self._do("drop_waits", sid)
+        self._do(("drop_waits", (sid,)))
 
     def add_process(self, row: ProcessRow) -> None:
-        self._do("add_process", row)
+        self._do(("add_process", (row,)))
 
     def put_process(self, row: ProcessRow) -> None:
-        self._do("put_process", row)
+        self._do(("put_process", (row,)))
 
     def entomb(self, tombstone: Tombstone, place: int) -> None:
-        self._do("entomb", tombstone, place)
+        self._do(("entomb", (tombstone, place)))
 
     def add_event(self, pid: int, sequence: int, event: Event, place: int) -> None:
-        self._do("add_event", pid, sequence, event, place)
+        self._do(("add_event", (pid, sequence, event, place)))
 
     def add_step(self, pid: int, ordinal: int, body: bytes) -> None:
-        self._do("add_step", pid, ordinal, body)
+        self._do(("add_step", (pid, ordinal, body)))
 
     def drop_steps(self, pid: int, before: int) -> None:
-        self._do("drop_steps", pid, before)
+        self._do(("drop_steps", (pid, before)))
 
     def put_awaits(self, pid: int, targets: tuple[str, ...]) -> None:
-        self._do("put_awaits", pid, targets)
+        self._do(("put_awaits", (pid, targets)))
 
     def drop_awaits(self, pid: int) -> None:
-        self._do("drop_awaits", pid)
+        self._do(("drop_awaits", (pid,)))
 
     def put_grant(self, session_id: str, pid: int) -> None:
-        self._do("put_grant", session_id, pid)
+        self._do(("put_grant", (session_id, pid)))
 
     def drop_grant(self, session_id: str, pid: int) -> None:
-        self._do("drop_grant", session_id, pid)
+        self._do(("drop_grant", (session_id, pid)))
 
     def drop_grants(self, session_id: str) -> None:
-        self._do("drop_grants", session_id)
+        self._do(("drop_grants", (session_id,)))
 
     def add_wake(self, row: WakeRow) -> None:
-        self._do("add_wake", row)
+        self._do(("add_wake", (row,)))
 
     def put_wake(self, row: WakeRow) -> None:
-        self._do("put_wake", row)
+        self._do(("put_wake", (row,)))
 
     def add_blobs(self, sid: int, digests: tuple[str, ...]) -> None:
-        self._do("add_blobs", sid, digests)
+        self._do(("add_blobs", (sid, digests)))
 
     def put_worker(self, row: WorkerRow) -> None:
-        self._do("put_worker", row)
+        self._do(("put_worker", (row,)))
 
     def drop_worker(self, worker_id: str) -> None:
-        self._do("drop_worker", worker_id)
+        self._do(("drop_worker", (worker_id,)))
 
     def put_deaths(self, row: Deaths) -> None:
-        self._do("put_deaths", row)
+        self._do(("put_deaths", (row,)))
 
     def drop_deaths(self, scope: int) -> None:
-        self._do("drop_deaths", scope)
+        self._do(("drop_deaths", (scope,)))
 
 
 def run(rule: Coroutine[Any, Any, T]) -> T:

@@ -170,7 +170,7 @@ async def append(rows: Transaction, write: Append) -> Appended:
     # Everything is read before anything is changed: a store over a network asks once.
     mail = await rows.has_mail(scope.sid, write.take)
     new = await _is_new(rows, scope, write.nodes)
-    waits = await _waits(rows, write, new)
+    waits = await _waits(rows, write, new) if write.waits or write.park else {}
     park = bool(write.park) and row.cancel is None and all(_is_open(waits.get(wait_id)) for wait_id in write.park)
     if new:
         _add_nodes(rows, scope, write.nodes)
@@ -211,7 +211,8 @@ async def commit(rows: Transaction, write: Commit) -> Committed | CancelWon:
         _take(rows, scope, write.take)
     if write.blobs:
         rows.add_blobs(scope.sid, write.blobs)
-    await takeovers.goes_on(rows, row.sid, row.takeovers)
+    if row.takeovers:
+        await takeovers.goes_on(rows, row.sid, row.takeovers)
     rows.drop_waits(scope.sid)  # what became of them is in the records
     if mail is None:
         row = replace(
@@ -306,8 +307,6 @@ def _take(rows: Transaction, scope: TurnScope, numbers: tuple[int, ...]) -> None
 
 async def _waits(rows: Transaction, write: Append, new: bool) -> dict[str, WaitRow | None]:
     """The waits that a write names, as they are after it: an answer that came before it stands."""
-    if not write.waits and not write.park:
-        return {}
     named = (*(wait.id for wait in write.waits), *write.park)
     waits = {wait_id: await rows.wait(wait_id) for wait_id in named}
     for wait in write.waits if new else ():

@@ -159,11 +159,8 @@ class WriterFile:
         self._freed = self._freed or isinstance(write, Delete | Prune)
         if isinstance(write, Sweep):
             return self._sweep(write)
-        return run(self._apply(write))
-
-    async def _apply(self, write: Write[Any]) -> Any:
-        receipt = await rules.apply(self._transaction, write, self.held is not None)
-        await self._transaction.flush()
+        receipt = run(rules.apply(self._transaction, write, self.held is not None))
+        self._rows.make(self._transaction.take_changes())
         return receipt
 
     def applied(self, write: Write[Any]) -> Any | None:

@@ -139,9 +139,12 @@ class SqlRows:
         self._alone.clear()
         self._numbers.clear()
 
-    async def flush(self, changes: Sequence[Change]) -> None:
+    def make(self, changes: Sequence[Change]) -> None:
         for name, args in changes:
             getattr(self, name)(*args)
+
+    async def flush(self, changes: Sequence[Change]) -> None:
+        self.make(changes)
 
     def _next(self, name: str, query: str) -> int:
         number = self._numbers.get(name)
