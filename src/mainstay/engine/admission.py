@@ -34,7 +34,7 @@ class Admission:
     """The places in use and the line of waiters. Lives on the event loop: only `release_from_thread` may be called
     elsewhere.
 
-    `_used` counts holders by name, without names nobody holds. `_line` are the waiters in the order they came; a
+    `_used` counts holders by name, without names that have no holder. `_line` are the waiters in the order they came; a
     waiter whose future is done has been admitted or has given up, and is removed at the next pass.
     """
 

@@ -2,7 +2,7 @@
 
 The bytes go to the store's blobs at once, and the record of the call's outcome refers to them. From then on they belong
 to the session, and to every fork that has that record in its past. What was put by an attempt that is never recorded
-(its process died, or it was made again) belongs to nobody and is swept.
+(its process died, or it was made again) has no owner and is swept.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Artifacts:
 
 
 def must_be_awaited(what: str, tool: str, code: str) -> None:
-    """Refuse a thread: nobody could await it there, and it would be lost in silence."""
+    """Refuse a thread: a coroutine cannot be awaited there, and would be lost in silence."""
     from asyncio import get_running_loop  # noqa: PLC0415  # defining tools needs no event loop
 
     try:

@@ -22,7 +22,7 @@ What a call needs follows from what is recorded of it, from the contract of its 
                              otherwise                               Begin, when it is due
     an answer from outside   approved, rerun                         Begin
                              done, value, failed, error              Return: what the call is said to have returned
-                             rejected, or nobody answered in time    Conclude
+                             rejected, or none in time               Conclude
 
     Begin is: due time, preparation, a place, the start on disk, the body.
 
@@ -115,7 +115,7 @@ class Vet(Struct, frozen=True, gc=False, tag="vet"):
 
 
 class Ask(Struct, frozen=True, gc=False, tag="ask"):
-    """Wait for somebody outside, unless the answer is there."""
+    """Wait for an answer from outside, unless it is there."""
 
     kind: Literal["approval", "recovery", "deferred"]
     reason: str = ""
@@ -136,7 +136,7 @@ class StartProcess(Struct, frozen=True, gc=False, tag="start_process"):
 
 
 class Return(Struct, frozen=True, gc=False, tag="return"):
-    """Somebody outside says how it ended. Plugins and the output budget see that like what a body returns."""
+    """An answer from outside says how it ended. It passes plugins and the output budget like what a body returns."""
 
     outcome: Ok | Failed
 
@@ -183,7 +183,7 @@ def next_need(call: CallRecord, usable: ToolSpec | Failed, known: Circumstances 
             return RUN_BODY
         if call.background:
             return START_PROCESS
-        # Without its definition nobody can say that a call may be repeated.
+        # Without its definition there is no contract that would allow to repeat it.
         recovery: Recovery = "once" if isinstance(usable, Failed) else usable.recovery
         if call.deferred and (recovery != "rerun" or known.completed):
             return AWAIT_COMPLETION
@@ -200,7 +200,7 @@ def next_need(call: CallRecord, usable: ToolSpec | Failed, known: Circumstances 
 
 
 def need_after(answer: Answer | None, call: CallRecord) -> Begin | Return | Conclude:
-    """What a call needs whose question is answered; None: nobody answered in time."""
+    """What a call needs whose question is answered; None: its time ran out without an answer."""
     match answer:
         case None:
             late = "nobody answered in time"

@@ -3,10 +3,10 @@
     Catalog       what an agent offers: functions, and the sets of providers, which are asked again for every turn
     Membership    the same for one session: with what its host laid over it, less what was switched off
 
-Which tools a session has is decided by, in this order: the agent's tools and its plugins' (unless
-the overlay leaves them out), the overlay, which replaces what has the same name, and then what takes tools away: the
-session's own state, plugins, and last what a parent hid or did not grant, which nobody can undo. A name in the state
-whose tool is not there now is kept: it counts again when the tool comes back.
+Which tools a session has is decided by, in this order: the agent's tools and its plugins' (unless the overlay leaves
+them out), the overlay, which replaces what has the same name, and then what takes tools away: the session's own state,
+plugins, and last what a parent hid or did not grant, which cannot be undone. A name in the state whose tool is not
+there now is kept: it counts again when the tool comes back.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Catalog:
             return
         try:
             entries = self._ask()
-        except Exception:  # a provider's code may raise anything, between two turns where nobody would see it
+        except Exception:  # a provider's code may raise anything, between two turns, where no caller would see it
             if self._entries is self._fixed:
                 raise  # at the definition, where its author sees it
             log.exception("a tool provider cannot say what it offers; what it offered before stays")
@@ -240,7 +240,7 @@ class Membership:
     # ------------------------------------------------------------------ changing
 
     def edit(self, edits: Mapping[str, bool | None]) -> ToolState:
-        """Switch tools on, off, or back to what the catalogue says. A name that nobody knows changes nothing."""
+        """Switch tools on, off, or back to what the catalogue says. An unknown name changes nothing."""
         known = self._all().keys() | self.state.members.keys()
         unknown = sorted(name for name in edits if name not in known)
         if unknown:

@@ -15,7 +15,7 @@ from mainstay.ports.tool import Handle, Handles, StartOptions
 from mainstay.tools.artifacts import Artifacts, ArtifactStore, MemoryArtifacts, must_be_awaited
 
 if TYPE_CHECKING:
-    # Type checkers know it on every Python: a context whose deps nobody looks at needs no argument.
+    # Type checkers know it on every Python: a context whose deps are not used needs no argument.
     from typing_extensions import TypeVar as DefaultTypeVar
 
     Deps = DefaultTypeVar("Deps", default=Any)
@@ -168,7 +168,7 @@ class ToolContext(Generic[Deps]):
         return self.handles.start(what, args or {}, StartOptions(key, label, wake, grant, parent_end))
 
     def progress(self, value: Any = None) -> None:
-        """Tell whoever watches how far the call is. Live only: it is not stored and never reaches the model."""
+        """Show in the feed how far the call is. Live only: it is not stored and never reaches the model."""
         self._host.progress(value)
 
     @property

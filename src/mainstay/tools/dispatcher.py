@@ -408,7 +408,7 @@ class Round:
         return AttemptResult(outcome) if ready is None else await active.seen(ready, AttemptResult(outcome))
 
     async def _returned(self, active: ActiveCall, outcome: Ok | Failed) -> AttemptResult:
-        """What somebody outside said that the call returned: it passes the plugins and the budget like any output."""
+        """What an answer from outside says that the call returned: it passes plugins and the budget like any output."""
         spec, args, plugins = active.spec, active.asked.args, active.plugins
         if isinstance(outcome, Ok):
             return await returned(outcome.value, active.output_rules(spec, args))
@@ -504,7 +504,7 @@ class Round:
         active.asked = run.machine.state.calls[active.key]
 
     def _hand_over(self, active: ActiveCall, seconds: float | None) -> None:
-        """The body of a deferred call is over: the rest is for whoever has its key."""
+        """The body of a deferred call is over: it waits for a completion under its key."""
         run, artifacts, waits = self.run, active.close_context(), self.waits
         due = None if seconds is None else run.clock.now() + int(seconds * 1000)
         active.pending = waits.pending(run.machine.state.calls[active.key], "deferred", due=due, artifacts=artifacts)
@@ -671,7 +671,7 @@ async def _registered(handles: Handles | None, active: ActiveCall) -> ToolOutcom
         return _UNAVAILABLE
     ready = active.ready
     if ready is None:
-        # Its tool is gone. If the process was registered before, it is what the model was to be told of.
+        # Its tool is gone. If its process was registered before, its handle is the outcome.
         found, gone = await handles.known(), active.checked()
         return Ok(found) if found is not None else gone if isinstance(gone, Failed) else _UNAVAILABLE
     try:

@@ -50,7 +50,7 @@ class CallWaits:
         return wait_id(f"{self._run.turn_id}.{key}", kind, attempt)
 
     def pending(self, call: AskedCall, kind: Any, **told: Any) -> PendingCall:
-        """What whoever answers is shown."""
+        """What is shown to those who may answer."""
         call_id = f"{self._run.turn_id}.{call.call}"
         return PendingCall(call_id, kind, call.name, call.args, self._run.clock.now(), **told)
 

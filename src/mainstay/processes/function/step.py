@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from mainstay.engine.admission import Needs
 from mainstay.engine.gate import Leaving, OutOfTime, SelfCancelled, TurnCancelled
 from mainstay.engine.retry import RetryPolicy
 from mainstay.engine.threads import Threads
@@ -28,7 +29,7 @@ from mainstay.errors import Fenced, InvalidInput, Retry, ToolError
 from mainstay.model.codec import MAX_VALUE, clean, clean_text, encode, error_text
 from mainstay.model.process import WaitOn
 from mainstay.model.step import Begun, Done, Fault, StepFaltered
-from mainstay.model.tool import Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
+from mainstay.model.tool import Failed, Ok, OutcomeUnknown, Recovery, ToolOutcome, ToolSpec
 from mainstay.processes.function.calls import Calls, answered
 from mainstay.processes.function.replay import Open, shape
 from mainstay.processes.function.scheduler import Branch
@@ -93,6 +94,7 @@ class StepCall(Struct, frozen=True):
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     contract: ToolSpec
+    needs: Needs = ()
 
     @property
     def reruns(self) -> bool:
@@ -174,7 +176,7 @@ class StepRun:
                     stopped = step.done(unknown=DIED, cut=True, dropped=dropped, attempts=attempt.attempts - 1)
                     return await self._end(stopped)
                 await calls.check_stop(branch, step.key, "step", step.name, step.asked)
-            if not await self._take_place():
+            if step.needs and not await self._take_place():
                 continue  # asked to stop meanwhile
             ended = await self._attempt(attempt)
             if isinstance(ended, Done):
@@ -216,7 +218,7 @@ class StepRun:
         A branch gives up the worker's place while it waits for one of its tool, and does not wait for the worker's once
         it has that: holding one while waiting for the other could deadlock.
         """
-        admission, needs, scheduler = self._host.admission, needs_of(self._step.contract), self._calls.scheduler
+        admission, needs, scheduler = self._host.admission, self._step.needs, self._calls.scheduler
         if admission.try_take(needs):
             return True
         try:
@@ -232,13 +234,13 @@ class StepRun:
 
     async def _attempt(self, attempt: StepAttempt) -> Done | int:
         """One attempt, in the place that it holds: how the step ended, or when the next attempt is due."""
-        step, host, needs = self._step, self._host, needs_of(self._step.contract)
+        step, host, needs = self._step, self._host, self._step.needs
         # An attempt that may be followed by another must not leave its changes of the arguments to it.
         own = step.with_copies(host.deps) if step.contract.retries else step
         context = self._tool_context(attempt) if step.sees_key else None
-        # A body on a thread releases its place itself, when it has really ended.
-        loop = asyncio.get_running_loop()
-        ended = functools.partial(host.admission.release_from_thread, loop, needs) if needs else None
+        ended = None
+        if needs:  # a body on a thread releases its place itself, when it has really ended
+            ended = functools.partial(host.admission.release_from_thread, asyncio.get_running_loop(), needs)
         body = Body(host.threads, own, context, ended)
         try:
             return await self._try(attempt, body)
@@ -446,10 +448,14 @@ def read_step(
     name = clean_text(
         options.name or (spec.name if spec is not None else str(getattr(fn, "__name__", type(fn).__name__)))
     )
-    # The name of its limits is that of the tool, whatever the step is called.
-    contract = ToolSpec(name, input_schema=_NO_SCHEMA) if spec is None else spec
-    contract = msgspec.structs.replace(contract, recovery=recovery, retries=retries, timeout=timeout)
-    return StepCall(key, name, shape(args, kwargs), fn, args, kwargs, contract)
+    asked = shape(args, kwargs)
+    if spec is None:
+        kept: Recovery = "rerun" if recovery == "rerun" else "once"
+        contract = ToolSpec(name, input_schema=_NO_SCHEMA, recovery=kept, retries=retries, timeout=timeout)
+        return StepCall(key, name, asked, fn, args, kwargs, contract)
+    contract = msgspec.structs.replace(spec, recovery=recovery, retries=retries, timeout=timeout)
+    # The limits are those of the tool, whatever the step is called.
+    return StepCall(key, name, asked, fn, args, kwargs, contract, needs_of(spec))
 
 
 def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
