@@ -39,6 +39,7 @@ class Process(Generic[P, R]):
     """
 
     __name__: str
+    recovery: ProcessRecovery = "rerunnable"
     fn: Callable[..., Coroutine[Any, Any, Any]]
 
     def __init__(
@@ -64,6 +65,7 @@ class Process(Generic[P, R]):
         if max_attempts is not None and (type(max_attempts) is not int or max_attempts < 1):
             raise InvalidDefinition(f"{owner}: max_attempts={max_attempts!r} is not usable: give 1 or more, or None")
         self.version, self.max_attempts = version, max_attempts
+        self.definition = f"{self.name}@{version}"
         signature = read_signature(fn, owner, ProcessContext)
         if signature.context is None:
             raise InvalidDefinition(f"{owner} has no parameter for its context: annotate one as `ctx: ProcessContext`")
@@ -81,14 +83,6 @@ class Process(Generic[P, R]):
         self.events = (*self.signals.values(), *(_event(owner, each) for each in events))
         code = getattr(inspect.unwrap(fn), "__code__", None)
         self.code = "" if code is None else hashlib.sha256(code.co_code).hexdigest()[:12]
-
-    @property
-    def definition(self) -> str:
-        return f"{self.name}@{self.version}"
-
-    @property
-    def recovery(self) -> ProcessRecovery:
-        return "rerunnable"
 
     @property
     def input_schema(self) -> dict[str, Any]:

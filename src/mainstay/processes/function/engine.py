@@ -157,7 +157,8 @@ class FunctionEngine:
             try:
                 value = await scheduler.drive(work, scheduler.root)
             finally:
-                await scheduler.take_back_cancels()
+                if scheduler.root.own_cancels:
+                    await scheduler.take_back_cancels()
             outcome: ProcessOutcome = Success(checked(value, "the result"))
         except Unloaded:
             raise await self._why_unloaded(scheduler, run) from None

@@ -384,13 +384,12 @@ class Scheduler:
 
         A cancel that was requested in the last step of the code is still to be raised, at the next await.
         """
-        if self.root.own_cancels:
-            _take_back_cancels(self.root, self._root_task)
-            try:
-                await asyncio.sleep(0)
-            except asyncio.CancelledError:
-                if self._root_task.cancelling():
-                    raise
+        _take_back_cancels(self.root, self._root_task)
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if self._root_task.cancelling():
+                raise
 
     def wake(self, branch: Branch) -> None:
         """Its call has a result, or all of its branches have ended: it counts as running from now on, not from its

@@ -10,7 +10,7 @@ from mainstay.engine.gate import Gate
 from mainstay.lifecycle.decide import declared
 from mainstay.lifecycle.fold import PROGRESS
 from mainstay.model.codec import clean
-from mainstay.model.process import Event, ProcessRecord, ProcessRow, Registration
+from mainstay.model.process import Event, ProcessRecord, ProcessRow
 from mainstay.model.session import CancelRequest
 from mainstay.model.write import ProcessScope
 from mainstay.ports.host import Clock
@@ -83,6 +83,7 @@ class ProcessRun:
         self, row: ProcessRow, scope: ProcessScope, store: Store, clock: Clock, changed: Callable[[ProcessRow], None]
     ) -> None:
         self.row, self.scope, self._store, self._clock = row, scope, store, clock
+        self.registration = row.registration
         self.on_rest: Callable[[bool], None] | None = None
         self.journal = ProcessJournal(store, scope, row, clock, changed)
         self.gate = Gate()
@@ -95,10 +96,6 @@ class ProcessRun:
         self._wanted = False
 
     # ------------------------------------------------------------------ for engines
-
-    @property
-    def registration(self) -> Registration:
-        return self.row.registration
 
     @property
     def record(self) -> ProcessRecord:

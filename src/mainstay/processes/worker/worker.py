@@ -86,6 +86,7 @@ class ProcessWorker:
         concurrency: int = CONCURRENCY,
     ) -> None:
         self._worker, self.store, self.clock = dispatcher.worker, dispatcher.store, dispatcher.clock
+        self.id = self._worker.id
         self.random, self.threads, self.deps = dispatcher.random, dispatcher.threads, dispatcher.deps
         self.admission, self.circles, self.jumps = dispatcher.admission, dispatcher.circles, Jumps(self.clock)
         self._supervisor, self.mode, self.passive, self._concurrency = supervisor, mode, passive, concurrency
@@ -106,10 +107,6 @@ class ProcessWorker:
             if engine.kind in self._engines:
                 raise InvalidDefinition(f"two engines run processes of kind {engine.kind!r}: leave one of them out")
             self._engines[engine.kind] = engine
-
-    @property
-    def id(self) -> str:
-        return self._worker.id
 
     @property
     def kinds(self) -> tuple[str, ...]:
