@@ -24,7 +24,7 @@ OTHERS := 3.11 3.12 3.13 3.14
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo lint types imports check test test-all test-wire mutants soak fuzz cover bench bench-peers format clean \
+.PHONY: help setup demo lint types imports check quick test test-all test-wire mutants soak fuzz cover bench bench-peers format clean \
         $(addprefix smoke-,$(OTHERS))
 
 help: ## Show this list
@@ -78,6 +78,9 @@ format: $(DEV) ## Format the code and apply the safe fixes
 	@$(BIN)/ruff format
 
 # Tests
+
+quick: check ## For the inner loop: quick checks, then the tests in memory, with one kill mode and few examples
+	$(PYTEST) -n $(JOBS) --quick
 
 test: check ## The gate: quick checks, then the full test suite
 	@# What cannot bear company goes first. Exit status 5 says that no test is marked serial.

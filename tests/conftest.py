@@ -18,7 +18,49 @@ settings.register_profile(
     max_examples=cases(100, 2_000),
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("quick", settings.get_profile("mainstay"), max_examples=10)
 settings.load_profile("mainstay")
+
+LEFT_OUT = {"kill", "slow", "serial", "fuzz"}
+"""Markers of tests that `--quick` leaves to the gate."""
+VARIANTS = 4
+"""Of a test with many parameters `--quick` runs so many, from all over its list."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="For the inner loop: in memory, one kill mode, few examples.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick"):
+        settings.load_profile("quick")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--quick"):
+        return
+    variants: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if _is_quick(item):
+            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {item for each in variants.values() for item in each[:: -(-len(each) // VARIANTS)]}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    """Whether `--quick` runs a test: without markers that say otherwise, and of its variants the first kind only.
+
+    Many tests run on every store and for every way to die (`before`, `lost`, …). In memory, and dying before a call is
+    applied, they find most mistakes in a fraction of the time.
+    """
+    if any(marker.name in LEFT_OUT for marker in item.iter_markers()):
+        return False
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    modes = [params.get("mode"), getattr(params.get("crash"), "mode", None)]
+    return "sqlite" not in (params.get("place"), params.get("store")) and not {"lost", "hang", "late", "unheard"} & {
+        mode for mode in modes if isinstance(mode, str)
+    }
 
 
 @pytest.fixture
