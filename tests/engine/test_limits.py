@@ -30,6 +30,8 @@ class World:
     def join(self, model: str = A, tokens: int = 1) -> Ticket:
         ticket = self.limiter.join(self.limiter.lane(model, ALL), tokens, self.now)
         self.joined.append(ticket)
+        if ticket.going:
+            self.started.append(ticket)
         self.look()
         return ticket
 

@@ -229,8 +229,11 @@ class Limiter:
         return self._limits.setdefault(name, Limit(name, rule))
 
     def join(self, lane: Lane, estimate: int, now: float) -> Ticket:
+        """A call that wants to go: it is `going` at once where no other call waits and there is room."""
         waits = [each.rule.wait for each in lane.limits if each.rule.wait is not None]
         ticket = Ticket(next(self._numbers), lane, estimate, now + min(waits) if waits else None)
+        if not self.waiting and not lane.lacking(ticket, now):
+            return self._started(ticket, now)
         lane.waiting.append(ticket)
         self.waiting += 1
         return ticket
@@ -252,6 +255,7 @@ class Limiter:
             blocked = not short.isdisjoint(lane.limits)  # an earlier call waits for something that this one needs too
             lacking = {} if blocked else lane.lacking(head, now)
             if not blocked and not lacking:
+                self.waiting -= 1
                 moved.append(self._started(lane.waiting.popleft(), now))
                 if lane.waiting:
                     heapq.heappush(heads, (lane.waiting[0].number, lane))
@@ -270,7 +274,6 @@ class Limiter:
         ticket.at, ticket.going = now, True
         for limit in ticket.lane.limits:
             limit.start(ticket)
-        self.waiting -= 1
         return ticket
 
     def _dropped(self, ticket: Ticket) -> Ticket:
@@ -333,7 +336,8 @@ class RateLimits:
         lane, now = self._lane(provider), self._clock.monotonic()
         counted = any(limit.rule.tokens is not None for limit in lane.limits)
         ticket = self._limiter.join(lane, _estimate(request) if counted else 0, now)
-        self._advance()
+        if not ticket.going:
+            self._advance()
         return ticket
 
     def why(self, ticket: Ticket) -> Wait:
