@@ -155,7 +155,7 @@ class ModelCaller:
         except ProviderError as error:
             self._failed(run, effect, error)
             return None
-        except BaseException:
+        except BaseException:  # also a cancellation: a ticket that is not given back would hold up the others
             self._limits.leave(ticket)
             raise
         return ticket

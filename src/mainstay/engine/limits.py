@@ -361,7 +361,7 @@ class RateLimits:
         try:
             await self.wait(ticket)
             response = await ask(provider, replace(request, report=self.heard(ticket)))
-        except Exception as error:
+        except Exception as error:  # raised again: the ticket ends with it, whatever the provider raised
             self.failed(ticket, error, begun=True)
             raise
         else:

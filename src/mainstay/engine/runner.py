@@ -128,7 +128,7 @@ class ScopeRunner(Generic[Row]):
         except StoreUnavailable as trouble:
             self._log.warning("%s rests: %s", task.name, trouble)
             ended = trouble
-        except Exception as fault:
+        except Exception as fault:  # a fault of ours or of the disk: it sets this scope aside and harms no other
             self._log.exception("%s is stuck", task.name)
             ended = fault
             await task.set_aside(fault)

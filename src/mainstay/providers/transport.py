@@ -46,7 +46,7 @@ class AsyncioTransport(httpx2.AsyncBaseTransport):
             with _mapped():
                 await connection.send(request, timeouts)
                 response = await connection.response(timeouts)
-        except BaseException:
+        except BaseException:  # also a cancellation: half an exchange leaves a connection that nothing can be sent on
             connection.abort()
             raise
         return httpx2.Response(

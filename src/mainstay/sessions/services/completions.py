@@ -207,7 +207,7 @@ class Completions:
         while True:
             try:
                 return await Guarded(self._at.parts.limits.call(left[number], request, _whole), None)
-            except Exception as error:
+            except Exception as error:  # a provider may raise anything: the next model is asked
                 pause = 0.0
                 if isinstance(error, ProviderError) and error.retryable:
                     number += 1
