@@ -41,12 +41,12 @@ class External:
         if not clean_text(name) or not name.isprintable() or len(name) > 120:
             raise InvalidDefinition(f"external work has a name of 1 to 120 printable characters, not {name!r}")
         schemas = dict(signals) if isinstance(signals, Mapping) else dict.fromkeys(signals)
-        told = [each if isinstance(each, EventType) else EventType(clean_text(each)) for each in events]
-        wrong = next((each.name for each in told if each.name.startswith((RESERVED, SIGNAL))), None)
+        types = [each if isinstance(each, EventType) else EventType(clean_text(each)) for each in events]
+        wrong = next((each.name for each in types if each.name.startswith((RESERVED, SIGNAL))), None)
         if wrong is not None:
             raise InvalidDefinition(f"external work {name!r}: event {wrong!r} is reserved: choose another name")
         self.name = name
-        self.events = (*(EventType(f"{SIGNAL}{each}", schema) for each, schema in schemas.items()), *told)
+        self.events = (*(EventType(f"{SIGNAL}{each}", schema) for each, schema in schemas.items()), *types)
 
     def __repr__(self) -> str:
         return f"<External {self.name}>"

@@ -354,9 +354,9 @@ class ProcessService:
         return (await self._mark(process_id, Event(event, plain, self._clock.now(), key))).sequence
 
     async def _mark(self, process_id: str, event: Event) -> EventAdded:
-        told = await self._store.write(AddEvent(process_id, event, self._clock.now()))
-        self._worker.reconcile(told.row)
-        return told
+        added = await self._store.write(AddEvent(process_id, event, self._clock.now()))
+        self._worker.reconcile(added.row)
+        return added
 
     async def set_external_ref(self, process: Any, reference: Any) -> None:
         """Keep where the work is done: a job's id, a link."""
@@ -365,8 +365,8 @@ class ProcessService:
     async def caller_departed(self, process: Any) -> None:
         """Whoever was launching this external work has vanished: nobody will say how it ended."""
         process_id = handle_id(process)
-        told = await self._mark(process_id, Event(CALLER_DEPARTED, None, self._clock.now()))
-        self._worker.ended(told.row)
+        added = await self._mark(process_id, Event(CALLER_DEPARTED, None, self._clock.now()))
+        self._worker.ended(added.row)
 
     async def retarget(self, process: Any, wake: WakeTarget) -> None:
         """Another session hears of this process from now on; with policy "none", nobody does."""
@@ -433,7 +433,7 @@ class ProcessService:
         return await self._store.wakes(None if session_id is None else given.name(session_id, "session_id"), state)
 
     async def discard(self, *wakes: int, reason: str) -> int:
-        """Do not tell their sessions of these, by number. Returns how many were still to be told."""
+        """Do not tell their sessions of these, by number. Returns how many were pending."""
         why = clean_text(reason) or "the host said so"
         changed = await self._store.write(Dismiss(_numbers(wakes), self._clock.now(), why))
         return len(changed)
@@ -491,16 +491,16 @@ class ProcessService:
             await asyncio.sleep(0)
 
 
-def _receipt(told: EventAdded, name: str, here: tuple[str, ...] | None) -> SignalReceipt:
+def _receipt(added: EventAdded, name: str, here: tuple[str, ...] | None) -> SignalReceipt:
     """What became of a signal. `here`: the signals that it waited for in our memory."""
-    record = told.row.record
+    record = added.row.record
     if record.status == "waiting":
-        return SignalReceipt(told.sequence, False, tuple(w.name for w in record.waits if w.kind == "signal"))
-    if not told.known and record.sequence > told.sequence:
-        return SignalReceipt(told.sequence, True)  # it was parked, and the same write resumed it
+        return SignalReceipt(added.sequence, False, tuple(w.name for w in record.waits if w.kind == "signal"))
+    if not added.known and record.sequence > added.sequence:
+        return SignalReceipt(added.sequence, True)  # it was parked, and the same write resumed it
     if here is None:
-        return SignalReceipt(told.sequence)
-    return SignalReceipt(told.sequence, name in here, tuple(each for each in here if each != name))
+        return SignalReceipt(added.sequence)
+    return SignalReceipt(added.sequence, name in here, tuple(each for each in here if each != name))
 
 
 def _numbers(wakes: Iterable[int]) -> tuple[int, ...]:

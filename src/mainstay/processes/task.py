@@ -1,7 +1,7 @@
 """The engine of kind "task": code in the memory of one Runtime, as a process that others can see and cancel.
 
-It is owner-bound: begun and not ended when its Runtime dies, it is abandoned. Not begun, nobody else can begin it: the
-next Runtime gives it up, which is known to be harmless.
+It is owner-bound: begun and not ended when its Runtime dies, it is abandoned. Not begun, no other Runtime can begin it:
+the next Runtime gives it up, which is known to be harmless.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ KIND = "task"
 
 
 class LocalWork(Struct, frozen=True):
-    """Something to be registered that is no code of ours to run elsewhere: `spec` is what is told of it.
+    """Something to be registered that is no code of ours to run elsewhere: `spec` is shown to those who ask.
 
     `token` tells this asking from every other, also from one for the same id at the same time: that has other code.
-    `outside`: nobody here runs it, and somebody says how it ended.
+    `outside`: the work is done elsewhere, and completed by authority.
     """
 
     name: str
@@ -49,7 +49,7 @@ class LocalWork(Struct, frozen=True):
 class LocalEngine:
     """Runs what was put into `works` under the token of its asking.
 
-    `alive` are the workers that were not gone at the last look, or None before the first.
+    `alive` are the workers that were not gone when the Runtime last read them, or None before that.
     """
 
     kind = KIND
@@ -57,7 +57,7 @@ class LocalEngine:
     def __init__(self, store: Store, worker_id: str, alive: Callable[[], set[str] | None]) -> None:
         self._store, self._worker_id, self.alive = store, worker_id, alive
         self.works: dict[str, Callable[[], Awaitable[Any]]] = {}
-        # Workers that have come since the last look, with that look.
+        # Workers that have come since the Runtime last read them, with what it read then.
         self._new: dict[str, set[str] | None] = {}
 
     def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | None:
@@ -69,7 +69,7 @@ class LocalEngine:
         return Registration("", KIND, "owner_bound", what.name, self._worker_id, spec, what.label)
 
     def knows(self, registration: Registration) -> bool:
-        """Ours, to be run or given up; anybody's, to be given up, when the Runtime that had its code is gone."""
+        """Ours, to be run or abandoned; those of others, to be abandoned, once the Runtime with their code is gone."""
         owner, alive = registration.definition, self.alive()
         if owner == self._worker_id:
             return True

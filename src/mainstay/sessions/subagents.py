@@ -169,21 +169,21 @@ class Attention:
         self.request: CancelRequest | None = None
         self.leaving = False
         self.messages: deque[tuple[int, str]] = deque()
-        self.stirred: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def cancel(self, request: CancelRequest) -> None:
         if self.request is None:
             self.request = request
-            self._stir()
+            self._notify()
 
     def leave(self) -> None:
         self.leaving = True
-        self._stir()
+        self._notify()
 
     def on_event(self, sequence: int, kind: str, payload: Any) -> None:
         if kind == MESSAGE:
             self.messages.append((sequence, payload))
-            self._stir()
+            self._notify()
 
     def process_ended(self, process_id: str) -> None:
         """Nothing to do: it waits for a turn."""
@@ -191,14 +191,14 @@ class Attention:
     def awaited_signals(self) -> tuple[str, ...] | None:
         return None
 
-    def _stir(self) -> None:
-        if not self.stirred.done():
-            self.stirred.set_result(None)
+    def _notify(self) -> None:
+        if not self.changed.done():
+            self.changed.set_result(None)
 
-    def look(self) -> None:
+    def reset(self) -> None:
         """From here on, what comes is news again."""
-        if self.stirred.done():
-            self.stirred = asyncio.get_running_loop().create_future()
+        if self.changed.done():
+            self.changed = asyncio.get_running_loop().create_future()
 
 
 class Child(Struct):
@@ -325,7 +325,7 @@ class TurnEngine:
     async def _end_of(self, run: ProcessRun, attention: Attention, child: Child) -> TurnResult[Any]:
         """How the last of its turns ended, once it has."""
         while True:
-            attention.look()
+            attention.reset()
             if attention.leaving:
                 raise Leaving
             await self._pass_on(attention, child)
@@ -335,7 +335,7 @@ class TurnEngine:
             if result is None:
                 continue
             if isinstance(result.outcome, Waiting):
-                if not attention.stirred.done():
+                if not attention.changed.done():
                     await self._park(run, result.turn_id)
                 continue
             child.ended += 1
@@ -357,7 +357,7 @@ class TurnEngine:
             if result is None:
                 self._parts.activity.changed.set()
                 with self._parts.deadlocks.waiting((child.session_id, turn)):
-                    await asyncio.wait((future, attention.stirred), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait((future, attention.changed), return_when=asyncio.FIRST_COMPLETED)
                 result = _heard_of(future, turn_id(child.session_id, turn)) if future.done() else None
         finally:
             residents.withdraw(child.session_id, turn, future)

@@ -129,7 +129,7 @@ class FunctionEngine:
         return scheduler
 
     async def _park(self, run: ProcessRun, waits: tuple[WaitOn, ...]) -> bool:
-        """Leave it on disk, unless something has happened meanwhile: then its branches are told.
+        """Leave it on disk, unless something has happened meanwhile: then its branches get that.
 
         Another process may have ended after its branch looked and before this worker listened for that, so its row is
         read again.

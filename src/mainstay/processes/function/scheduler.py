@@ -98,7 +98,7 @@ class Branch:
     `pending` are the causes for which it is to be stopped, `delivered` those for which it was; `inherited` are those
     that its parent has passed on to it. `gate` carries a request to a step that runs. `unrecorded` counts its calls
     that no record answered, `own_cancels` how often code of the function has cancelled its task. `in_call` and
-    `in_step` say where it is, `refused` how often it was told `Unloaded`. `children` are the branches that it waits
+    `in_step` say where it is, `refused` how often its calls raised `Unloaded`. `children` are branches that it waits
     for, `work` is its coroutine. `can_run`: see the top of this file; `outside` is a future that it waits for and that
     is not ours.
     """
@@ -226,8 +226,8 @@ class Scheduler:
 
     `_running` counts the branches that can run; `_outside` are those that wait for a future that is not ours.
     `_results` have come and are not delivered, `_asking` wait for theirs by key, `_held` for the end of the replay.
-    `_moves` counts what would make a look at all branches stale. `_dropping`: branches were dropped, and those that
-    wait for something outside are cancelled there once no branch can run.
+    `_moves` counts changes after which all branches must be examined again. `_dropping`: branches were dropped, and
+    those that wait for something outside are cancelled there once no branch can run.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class Scheduler:
     def enter_call(self) -> Branch | None:
         """The running task begins a call: its branch, which cannot run until that has a result. None: it may not.
 
-        A call of any other task could not be told apart on replay.
+        A call of any other task would have no key that a replay could find it by.
         """
         branch = self._tasks.get(asyncio.current_task())  # type: ignore[arg-type]  # no task is no branch
         if branch is None or branch.in_step or self.unloaded:

@@ -5,8 +5,9 @@
                 needs no place of the worker
     idle        no branch works: after a short delay the process is parked, and nothing of it stays in memory
 
-A blocked branch holds one future, and whoever has something for it resolves that. The branch counts as working from
-that moment on, not from when its task is resumed: otherwise the process could be found idle, and parked, in between.
+A blocked branch holds one future, which a signal, a timer, the end of a process or a stop resolves. The branch counts
+as working from that moment on, not from when its task is resumed: otherwise the process could be found idle, and
+parked, in between.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The engine of background tools: any tool as a process, under the recovery contract that the tool has.
 
     rerun         rerunnable: a worker that died on it costs one repeated, counted attempt
-    once, ask     owner_bound: begun and not ended when its worker dies, it is abandoned: nobody knows its outcome
+    once, ask     owner_bound: begun and not ended when its worker dies, it is abandoned: its outcome is unknown
 
     a place, if the tool has limits → its start on disk → the body → how it ended, on disk
 
-An attempt that failed before it had any effect parks the process until the next one is due: nobody owns it meanwhile,
-so that no death can make a known failure an unknown one.
+An attempt that failed before it had any effect parks the process until the next one is due: no worker owns it
+meanwhile, so that no death can make a known failure an unknown one.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ToolEngine:
         return asked is not None and self._tools.offers(asked.agent, asked.tool, session_of(registration))
 
     def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | None:
-        """How a tool is registered that somebody wants to start: a prepared call, or the tool itself."""
+        """The registration of a tool, given as a prepared call or itself; None when it is none."""
         if isinstance(what, BackgroundCall):
             return drafted(what.agent, what.call, what.spec)
         if not isinstance(what, Tool):

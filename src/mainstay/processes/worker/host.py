@@ -28,7 +28,7 @@ class Host(Protocol):
     jumps: Jumps
 
     async def still_ours(self, row: ProcessRow) -> bool:
-        """Whether nobody can have taken the process over."""
+        """Whether no other worker can have claimed the process."""
         ...
 
     def placed(self, process_id: str) -> bool:

@@ -1,6 +1,6 @@
 """The journal of one process: records and events of its owner are gathered, and written before anything else is done.
 
-Every write brings news back: an event that another writer added moves the sequence further than our own events did.
+The answer to every write shows whether others wrote too: their events move the sequence further than ours did.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class ProcessRun:
     def progress(self, value: Any) -> None:
         self.journal.event(Event(PROGRESS, clean(value), self._clock.now()))
 
-    # ------------------------------------------------------------------ news
+    # ------------------------------------------------------------------ what others write
 
     async def read_events_after(self, floor: int) -> None:
         """Give the listener, which is a new one, every event after number `floor`."""

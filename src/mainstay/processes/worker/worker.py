@@ -347,7 +347,7 @@ class ProcessWorker:
             request = run.gate.request
             assert request is not None
             outcome = Cancelled(request.by, request.reason)
-        except BaseException as error:  # an engine of somebody's own may raise anything, and is not run again for it
+        except BaseException as error:  # an engine of the host's may raise anything, and is not run again for it
             if isinstance(error, Exception | asyncio.CancelledError | Unloaded):
                 raise
             raise InvalidDefinition(f"its engine raised {type(error).__name__}: {error_text(error)}") from error
@@ -485,9 +485,9 @@ class ProcessWorker:
 
     async def send(self, process_id: str, name: str, payload: Any, key: str) -> EventAdded:
         """Send a signal to a process, whichever worker owns it."""
-        told = await self.store.write(SendSignal(process_id, name, payload, key, self.clock.now()))
-        self.reconcile(told.row)
-        return told
+        added = await self.store.write(SendSignal(process_id, name, payload, key, self.clock.now()))
+        self.reconcile(added.row)
+        return added
 
     def signals_awaited(self, process_id: str) -> tuple[str, ...] | None:
         """The signals that a process waits for in our memory; None when it is not there."""

@@ -1,4 +1,4 @@
-"""A process lies down, and just then something happens to it: it must not sleep through that."""
+"""A process is about to be parked, and just then something happens to it: it must not miss that."""
 
 from __future__ import annotations
 
