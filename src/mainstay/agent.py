@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, NoReturn, TypeVar, overload
 
 from mainstay.errors import InvalidDefinition, PluginConflict, quoted
-from mainstay.model import given, words
+from mainstay.model import hints, validate
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
 from mainstay.model.codec import clean_text, error_text
 from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
@@ -92,20 +92,20 @@ class Agent(Generic[T]):
         **foreign: Never,
     ) -> None:
         if foreign:
-            words.refuse("Agent", foreign, words.AGENT)
+            hints.refuse("Agent", foreign, hints.AGENT)
         if output_budget is not None and not isinstance(output_budget, OutputBudget):
             raise InvalidDefinition(f"output_budget={quoted(output_budget)} is not usable: give an OutputBudget")
         if budget is not None and not isinstance(budget, Budget):
             raise InvalidDefinition(f"budget={quoted(budget)} is not usable: give a Budget")
         if wake_depth is not None and not (type(wake_depth) is int and wake_depth > 0):
             raise InvalidDefinition(f"wake_depth={quoted(wake_depth)} is not usable: give 1 or more, or None")
-        name = given.name(name, "name", InvalidDefinition)
+        name = validate.name(name, "name", InvalidDefinition)
         if not name or not name.isprintable() or len(name) > 100:
             raise InvalidDefinition(f"an agent's name is 1 to 100 printable characters, not {quoted(name)}")
         if mode != "tools":
             raise InvalidDefinition("code mode is not part of this version: use mode='tools'")
         self.name, self.model, self.instructions = name, model, clean_text(instructions)
-        self.tools, self.output = given.several(tools, "tools", InvalidDefinition), output
+        self.tools, self.output = validate.several(tools, "tools", InvalidDefinition), output
         self.budget, self.output_budget = budget or Budget(), output_budget or OutputBudget()
         self.wake_depth = wake_depth
         self._plugins = PluginSet(plugins)
@@ -177,7 +177,7 @@ class Agent(Generic[T]):
         Several calls in one reply run at the same time. With `background` the call returns a handle at once, and the
         session is woken when the agent has answered.
         """
-        given.flag(background, "background", InvalidDefinition)
+        validate.flag(background, "background", InvalidDefinition)
         return agent_tool(self, str if self.output is None else self.output, name, description, background)
 
     def override(self, *, model: str | Provider | None = None, settings: ModelSettings | None = None) -> Agent[T]:
@@ -198,7 +198,7 @@ class Agent(Generic[T]):
     ) -> TurnResult[T]:
         """One turn in memory. Cancelling it cancels the turn. Use a Runtime for what must last."""
         if foreign:
-            words.refuse("run", foreign, words.RUNNING)
+            hints.refuse("run", foreign, hints.RUNNING)
         async with Runtime("memory", agents=[self], deps=deps) as runtime:
             session = await runtime.session()
             return await session.run(said, timeout=timeout)
@@ -208,7 +208,7 @@ class Agent(Generic[T]):
     ) -> TurnResult[T]:
         """The same from sync code, also where an event loop is running (a notebook): then on a thread of its own."""
         if foreign:
-            words.refuse("run_sync", foreign, words.RUNNING)
+            hints.refuse("run_sync", foreign, hints.RUNNING)
         if not _in_a_loop():  # not in an `except`: tracebacks of tools and models would begin with its error
             return bridge().run(self.run(said, deps=deps, timeout=timeout))
         return _on_thread(lambda: asyncio.run(self.run(said, deps=deps, timeout=timeout)))
@@ -216,7 +216,7 @@ class Agent(Generic[T]):
     if not TYPE_CHECKING:  # to a checker it has the attributes that it has
 
         def __getattr__(self, word: str) -> NoReturn:
-            words.no_attribute(self, word, words.OF_AGENT)
+            hints.no_attribute(self, word, hints.OF_AGENT)
 
     def __repr__(self) -> str:
         return f"Agent({self.spec.model!r}, name={self.name!r}, tools={list(self.spec.tools)})"
@@ -315,7 +315,7 @@ def check_model(model: object) -> None:
 
             registry.check(model)
     elif not callable(getattr(model, "stream", None)):
-        raise InvalidDefinition(f"model {quoted(model)} is not one: {words.wrong_model(model)}")
+        raise InvalidDefinition(f"model {quoted(model)} is not one: {hints.wrong_model(model)}")
 
 
 def provider_for(model: str) -> Provider:

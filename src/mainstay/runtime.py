@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn
 
 from mainstay.engine.host import SystemClock, SystemRandom
 from mainstay.engine.lease import LeaseTerms, Pulse, Worker
-from mainstay.engine.limits import RateLimits
-from mainstay.engine.limits import checked as checked_limits
 from mainstay.engine.mode import Activity, Mode, Stage
+from mainstay.engine.rate_limits import RateLimits
+from mainstay.engine.rate_limits import checked as checked_limits
 from mainstay.engine.supervisor import Supervisor
 from mainstay.engine.waits import ending, verify
 from mainstay.errors import (
@@ -27,7 +27,7 @@ from mainstay.errors import (
     WrongAgent,
     quoted,
 )
-from mainstay.model import given, words
+from mainstay.model import hints, validate
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.ids import check_session_id, mint
 from mainstay.model.llm import RateLimit
@@ -111,16 +111,16 @@ class Runtime:
         **foreign: Never,
     ) -> None:
         if foreign:
-            words.refuse("Runtime", foreign, words.RUNTIME)
-        able = functools.partial(given.having, refuse=InvalidDefinition)
+            hints.refuse("Runtime", foreign, hints.RUNTIME)
+        able = functools.partial(validate.having, refuse=InvalidDefinition)
         self._clock: Clock = SystemClock() if clock is None else able(clock, "clock", "now", "monotonic", "sleep")
         self._random: Random = SystemRandom() if random is None else able(random, "random", "bits")
         self._trace = None if trace is None else able(trace, "trace", "write")
         self._cancel_policy = None if cancel_policy is None else able(cancel_policy, "cancel_policy", "cancel")
-        self._deps, self._recover = deps, given.flag(recover, "recover", InvalidDefinition)
-        self._grace = given.seconds(grace, "grace", InvalidDefinition)
-        self._concurrency = given.count(concurrency, "concurrency", 1, InvalidDefinition)
-        self._cache_bytes = given.count(cache_bytes, "cache_bytes", 0, InvalidDefinition)
+        self._deps, self._recover = deps, validate.flag(recover, "recover", InvalidDefinition)
+        self._grace = validate.seconds(grace, "grace", InvalidDefinition)
+        self._concurrency = validate.count(concurrency, "concurrency", 1, InvalidDefinition)
+        self._cache_bytes = validate.count(cache_bytes, "cache_bytes", 0, InvalidDefinition)
         self._models = {} if models is None else checked_models(models)
         self._rate_limits = {} if rate_limits is None else checked_limits(rate_limits)
         self._terms = LeaseTerms() if lease is None else lease
@@ -130,7 +130,7 @@ class Runtime:
         if not isinstance(retention, Retention | None):
             raise InvalidDefinition(f"retention={quoted(retention)} is not usable: give Retention(days=…)")
         self._agents = by_name(agents)
-        self._functions = by_definition(given.several(processes, "processes", InvalidDefinition)).values()
+        self._functions = by_definition(validate.several(processes, "processes", InvalidDefinition)).values()
         self._store = open_store(store, self._clock)
         self._parts: SessionParts | None = None
 
@@ -151,7 +151,7 @@ class Runtime:
     if not TYPE_CHECKING:  # a checker refuses `with` by itself
 
         def __enter__(self) -> NoReturn:
-            words.wrong_with("Runtime")
+            hints.wrong_with("Runtime")
 
         def __exit__(self, *how: object) -> None:
             """Never reached: `with` asks for it before it enters."""
@@ -197,7 +197,7 @@ class Runtime:
         dispatcher = Dispatcher(store, worker, clock, random, self._deps)
         archive = Archive(store, definitions)
         cache = SessionCache(archive, self._cache_bytes)
-        outcomes = TurnOutcomes(store, worker, definitions, cache, archive, dispatcher.circles, activity)
+        outcomes = TurnOutcomes(store, worker, definitions, cache, archive, dispatcher.deadlocks, activity)
         ports = TurnPorts(
             services=lambda run: SessionHost(parts, run.scope.session_id, run.agent.name, run),
             between=lambda row: wakes.between(row),
@@ -232,7 +232,7 @@ class Runtime:
             models=models,
             limits=limits,
             feed=feed,
-            deadlocks=dispatcher.circles,
+            deadlocks=dispatcher.deadlocks,
             cache=cache,
             archive=archive,
             outcomes=outcomes,
@@ -310,7 +310,7 @@ class Runtime:
         What running work waits for, a subagent or a process, is part of it and goes on too.
         """
         parts = self._open()
-        given.seconds(timeout)
+        validate.seconds(timeout)
         if not parts.mode.draining:
             parts.mode.advance(Stage.DRAINING)
             self._work.drain()
@@ -320,7 +320,7 @@ class Runtime:
     async def wait_idle(self, timeout: float | None = None) -> bool:
         """Wait until this store holds nothing that this Runtime could work on now; False when time ran out."""
         parts = self._open()
-        given.seconds(timeout)
+        validate.seconds(timeout)
         try:
             async with asyncio.timeout(timeout):
                 while True:

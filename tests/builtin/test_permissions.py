@@ -16,7 +16,7 @@ from mainstay.errors import InvalidDefinition, PluginError
 from mainstay.model.outcome import Waiting
 from mainstay.model.plugin import AskPerson, Directive, EmitTrace, PluginSnapshot, ReplaceArgs, ShortCircuit
 from mainstay.model.tool import Denied, Failed, Ok, ToolOutcome, ToolSpec
-from mainstay.plugins import laws, state
+from mainstay.plugins import decisions, state
 from mainstay.plugins.hooks import Plugin, SessionContext, SnapshotWriter, ToolCallContext, ToolEndContext
 from mainstay.plugins.registry import PluginSet
 from mainstay.testing import ScriptedModel
@@ -304,9 +304,11 @@ class Answering(Plugin):
         return ShortCircuit(Ok("from my cache"))
 
 
-async def judged(plugins: Sequence[Plugin], args: dict[str, Any]) -> tuple[laws.Verdict, Permissions]:
+async def judged(plugins: Sequence[Plugin], args: dict[str, Any]) -> tuple[decisions.Verdict, Permissions]:
     session = PluginSet(plugins).open({each.id: SessionContext("chat", "assistant") for each in plugins})
-    verdict = await laws.before(session.hooks("before_tool_call"), lambda now, again: asked(now, again=again), args)
+    verdict = await decisions.before(
+        session.hooks("before_tool_call"), lambda now, again: asked(now, again=again), args
+    )
     return verdict, next(each for each in session.plugins if isinstance(each, Permissions))
 
 

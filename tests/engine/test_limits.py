@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mainstay import RateLimit
-from mainstay.engine.limits import LONGEST, RAMP, Limiter, Ticket
+from mainstay.engine.rate_limits import LONGEST, RAMP, Limiter, Ticket
 from mainstay.errors import InvalidDefinition
 from mainstay.model.llm import RateReport, Remaining
 

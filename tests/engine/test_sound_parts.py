@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mainstay import ModelResponse, Usage
-from mainstay.engine.executor import sound_parts
+from mainstay.engine.model_call import sound_parts
 from mainstay.errors import InvalidInput
 
 FIGURES = [name for name in Usage.__struct_fields__ if name != "missing"]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mainstay.engine.hands import Work
+from mainstay.engine.deadlock import Work
 from mainstay.engine.waiters import Waiters
 
 

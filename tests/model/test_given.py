@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mainstay.errors import InvalidDefinition, InvalidInput, UnknownTurn, quoted
-from mainstay.model import given, ids
+from mainstay.model import ids, validate
 from mainstay.model.agent import Budget
 from mainstay.model.message import Message
 from mainstay.model.session import ToolState
@@ -43,26 +43,26 @@ def nested(levels: int) -> Any:
 
 
 REFUSED: dict[str, Callable[[], object]] = {
-    "a number as a name": lambda: given.name(5, "agent"),
-    "bytes as a name": lambda: given.name(b"x", "agent"),
-    "a lone surrogate in a name": lambda: given.name("\ud800", "agent"),
-    "NUL in a name": lambda: given.name("a\0b", "agent"),
-    "text as seconds": lambda: given.seconds("5"),
-    "less than no time": lambda: given.seconds(-1),
-    "NaN as seconds": lambda: given.seconds(NAN),
-    "a yes as seconds": lambda: given.seconds(True),
-    "seconds that no float can hold": lambda: given.seconds(10**5000),
-    "nothing as a count": lambda: given.count(None, "limit"),
-    "a fraction as a count": lambda: given.count(1.5, "limit"),
-    "a yes as a count": lambda: given.count(True, "limit"),
-    "a count that no store can hold": lambda: given.count(2**63, "limit"),
-    "too small a count": lambda: given.count(0, "concurrency", 1),
-    "one string for several": lambda: given.several("stop", "signals"),
-    "one thing for several": lambda: given.several(5, "tools"),
-    "a number as a flag": lambda: given.flag(1, "recover"),
-    "an object without the method": lambda: given.having(5, "clock", "now"),
-    "a struct of wrong types": lambda: given.readable(ToolState(0, {"add": WRONG}), "the state"),
-    "a struct that would be read as another": lambda: given.readable(Message("user", "\ud800"), "it"),
+    "a number as a name": lambda: validate.name(5, "agent"),
+    "bytes as a name": lambda: validate.name(b"x", "agent"),
+    "a lone surrogate in a name": lambda: validate.name("\ud800", "agent"),
+    "NUL in a name": lambda: validate.name("a\0b", "agent"),
+    "text as seconds": lambda: validate.seconds("5"),
+    "less than no time": lambda: validate.seconds(-1),
+    "NaN as seconds": lambda: validate.seconds(NAN),
+    "a yes as seconds": lambda: validate.seconds(True),
+    "seconds that no float can hold": lambda: validate.seconds(10**5000),
+    "nothing as a count": lambda: validate.count(None, "limit"),
+    "a fraction as a count": lambda: validate.count(1.5, "limit"),
+    "a yes as a count": lambda: validate.count(True, "limit"),
+    "a count that no store can hold": lambda: validate.count(2**63, "limit"),
+    "too small a count": lambda: validate.count(0, "concurrency", 1),
+    "one string for several": lambda: validate.several("stop", "signals"),
+    "one thing for several": lambda: validate.several(5, "tools"),
+    "a number as a flag": lambda: validate.flag(1, "recover"),
+    "an object without the method": lambda: validate.having(5, "clock", "now"),
+    "a struct of wrong types": lambda: validate.readable(ToolState(0, {"add": WRONG}), "the state"),
+    "a struct that would be read as another": lambda: validate.readable(Message("user", "\ud800"), "it"),
     "a budget below nothing": lambda: Budget(steps=-1),
     "a budget of NaN": lambda: Budget(money=NAN),
     "a budget in words": lambda: Budget(seconds=untyped("a minute")),
@@ -79,24 +79,24 @@ def test_a_wrong_value_is_refused_with_what_to_give_instead(what: str) -> None:
 
 def test_what_is_refused_can_be_an_error_of_the_definition() -> None:
     with pytest.raises(InvalidDefinition, match="grace='soon' is not usable: give seconds, 0 or more, or None"):
-        given.seconds("soon", "grace", InvalidDefinition)
+        validate.seconds("soon", "grace", InvalidDefinition)
 
 
 def test_what_is_right_comes_back_as_it_is() -> None:
     tools = [1, 2]
 
-    assert given.name("anna", "agent") == "anna"
-    assert [given.seconds(each) for each in (None, 0, 1.5)] == [None, 0, 1.5]
-    assert given.count(2**63 - 1, "limit") == 2**63 - 1
-    assert given.several(tools, "tools") == (1, 2)
-    assert given.flag(False, "recover") is False
-    assert given.readable(ToolState(3, {"add": False}), "it") == ToolState(3, {"add": False})
+    assert validate.name("anna", "agent") == "anna"
+    assert [validate.seconds(each) for each in (None, 0, 1.5)] == [None, 0, 1.5]
+    assert validate.count(2**63 - 1, "limit") == 2**63 - 1
+    assert validate.several(tools, "tools") == (1, 2)
+    assert validate.flag(False, "recover") is False
+    assert validate.readable(ToolState(3, {"add": False}), "it") == ToolState(3, {"add": False})
 
 
 @pytest.mark.parametrize("odd", [Mood.CALM, Loud("calm")], ids=["an enum", "a subclass"])
 def test_a_kind_of_string_is_its_plain_value(odd: str) -> None:
     """What `format` makes of it would be another id than the one in the rows."""
-    for plain in (given.name(odd, "agent"), ids.check_session_id(odd)):
+    for plain in (validate.name(odd, "agent"), ids.check_session_id(odd)):
         assert type(plain) is str
         assert plain == "calm"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mainstay.model.tool import Failed, Ok, ToolOutcome, ToolSpec
-from mainstay.plugins import laws
+from mainstay.plugins import decisions
 from mainstay.plugins.calls import Hooks
 from mainstay.plugins.hooks import Plugin, SessionContext, ToolCallContext, ToolEndContext
 from mainstay.plugins.registry import PluginSet
@@ -88,14 +88,14 @@ def end_context(outcome: ToolOutcome) -> ToolEndContext:
     return ToolEndContext("s", "s.1", "agent", None, host, "s.1.0.0", TOOL, ARGS, outcome)
 
 
-async def before(*plugins: Plugin, args: dict[str, Any] | None = None) -> laws.Verdict:
-    return await laws.before(hooks_of("before_tool_call", *plugins), call_context, ARGS if args is None else args)
+async def before(*plugins: Plugin, args: dict[str, Any] | None = None) -> decisions.Verdict:
+    return await decisions.before(hooks_of("before_tool_call", *plugins), call_context, ARGS if args is None else args)
 
 
-async def after(*plugins: Plugin, ended: ToolOutcome = ENDED) -> laws.Left:
-    return await laws.after(hooks_of("after_tool_call", *plugins), end_context, ended)
+async def after(*plugins: Plugin, ended: ToolOutcome = ENDED) -> decisions.Left:
+    return await decisions.after(hooks_of("after_tool_call", *plugins), end_context, ended)
 
 
-def failed(verdict: laws.Verdict | laws.Left) -> Failed:
+def failed(verdict: decisions.Verdict | decisions.Left) -> Failed:
     assert isinstance(verdict.outcome, Failed)
     return verdict.outcome

@@ -21,7 +21,7 @@ from mainstay.model.plugin import (
     ShortCircuit,
 )
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
-from mainstay.plugins.laws import Left, Verdict
+from mainstay.plugins.decisions import Left, Verdict
 from tests.fuzzing import cases
 from tests.plugins.made import (
     ARGS,

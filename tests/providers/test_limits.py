@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mainstay import Agent, Budget, ModelRequest, ModelResponse, ModelSettings, RateLimit, Runtime, Usage
-from mainstay.engine.limits import LONGEST
+from mainstay.engine.rate_limits import LONGEST
 from mainstay.errors import InvalidDefinition, ProviderError
 from mainstay.model.event import RateLimitWait
 from mainstay.model.llm import Delta, RateReport, Remaining

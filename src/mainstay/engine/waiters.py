@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
-from mainstay.engine.hands import in_hand
+from mainstay.engine.deadlock import in_hand
 
 P = TypeVar("P", bound=Hashable)
 V = TypeVar("V")

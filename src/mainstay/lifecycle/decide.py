@@ -19,7 +19,7 @@ from mainstay.errors import (
     quoted,
 )
 from mainstay.lifecycle.fold import RESERVED, SIGNAL
-from mainstay.model import given
+from mainstay.model import validate
 from mainstay.model.codec import clean_text, encode
 from mainstay.model.process import (
     MAX_PROCESS_ID,
@@ -53,7 +53,7 @@ def check_process_id(process_id: object) -> str:
 
 def readable(value: S, what: str) -> S:
     """The value itself, when it can be read back: a wrong type is told to whoever gave it, not to who reads it next."""
-    given.read_back(value, what, InvalidProcess)
+    validate.read_back(value, what, InvalidProcess)
     return value
 
 

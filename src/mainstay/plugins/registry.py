@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mainstay.errors import InvalidDefinition, PluginConflict, PluginError
-from mainstay.model import given
+from mainstay.model import validate
 from mainstay.model.codec import error_text
 from mainstay.model.own import shown_spec
 from mainstay.model.plugin import TriggerEvent
@@ -56,7 +56,7 @@ class PluginSet:
     """Who has which hook. Made once per agent; nothing is registered when anything is wrong with it."""
 
     def __init__(self, plugins: Iterable[Any] = ()) -> None:
-        self.plugins = tuple([_checked(plugin) for plugin in given.several(plugins, "plugins", InvalidDefinition)])
+        self.plugins = tuple([_checked(plugin) for plugin in validate.several(plugins, "plugins", InvalidDefinition)])
         self._owners: dict[str, tuple[int, ...]] = {}
         seen: set[str] = set()
         for plugin in self.plugins:

@@ -35,7 +35,7 @@ from mainstay.model.plugin import (
 )
 from mainstay.model.record import Framed, Noted, Said, Slot
 from mainstay.model.tool import ToolOutcome, ToolSpec
-from mainstay.plugins import laws, state
+from mainstay.plugins import decisions, state
 from mainstay.plugins.calls import Hooks, Told, Watch, collect, first, limited, notify, pipe, probed
 from mainstay.plugins.directives import read, sound_history
 from mainstay.plugins.filters import Filters, withheld
@@ -240,9 +240,9 @@ class TurnPlugins:
 
     # ------------------------------------------------------------------ tool calls
 
-    async def before_call(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> laws.Verdict:
+    async def before_call(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> decisions.Verdict:
         base, host, tool = self._base, self._host.at(f"{call_id}.before"), self._session.seen(tool)
-        verdict = await laws.before(
+        verdict = await decisions.before(
             self._table["before_tool_call"],
             lambda current, again: ToolCallContext(*base, host, call_id, tool, current, again),
             args,
@@ -253,19 +253,19 @@ class TurnPlugins:
 
     async def after_call(
         self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome
-    ) -> tuple[laws.Left, tuple[Message, ...]]:
+    ) -> tuple[decisions.Left, tuple[Message, ...]]:
         """What is recorded of a call that has ended, and what is said after its round."""
         if not self.judges:
-            return laws.Left(outcome), ()
-        left = await laws.after(self._table["after_tool_call"], self._told(call_id, tool, args), outcome)
+            return decisions.Left(outcome), ()
+        left = await decisions.after(self._table["after_tool_call"], self._told(call_id, tool, args), outcome)
         return left, await self._asides("after_tool_call", left.asides, f"{call_id}.after")
 
     async def filtered(self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:
         """What is recorded of a call whose body did not run."""
         hooks = self._table.get("after_tool_call")
-        return outcome if hooks is None else await laws.filtered(hooks, self._told(call_id, tool, args), outcome)
+        return outcome if hooks is None else await decisions.filtered(hooks, self._told(call_id, tool, args), outcome)
 
-    def _told(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> laws.Ended:
+    def _told(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> decisions.Ended:
         base, host, tool = self._base, self._host.at(f"{call_id}.after"), self._session.seen(tool)
         return lambda outcome: ToolEndContext(*base, host, call_id, tool, args, outcome)
 
@@ -411,7 +411,7 @@ class TurnPlugins:
             raise TurnAborted(plugin, abort.code, abort.message)
         return messages
 
-    async def _asides(self, seam: Seam, given: laws.Asides, place: str) -> tuple[Message, ...]:
+    async def _asides(self, seam: Seam, given: decisions.Asides, place: str) -> tuple[Message, ...]:
         """Create, emit and trace; what is to be said comes back."""
         said: list[Message] = []
         for index, (plugin, directive) in enumerate(given):
@@ -436,7 +436,7 @@ class TurnPlugins:
             self._report(PluginFault(plugin, seam, f"its session could not be created: {error}"))
 
 
-async def projected(hooks: Hooks, told: laws.Ended, outcome: ToolOutcome) -> Any:
+async def projected(hooks: Hooks, told: decisions.Ended, outcome: ToolOutcome) -> Any:
     """What the owner of a projection lets a model see of a result, as JSON. Raises PluginFault."""
     ctx = told(own(outcome))
     told_once = (replace(ctx, args=own(ctx.args)),)

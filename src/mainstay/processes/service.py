@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from mainstay.engine.hands import wake_depth
+from mainstay.engine.deadlock import wake_depth
 from mainstay.errors import InvalidInput, InvalidProcess, ProcessEnded, ProcessStuck, TimedOut, quoted
 from mainstay.lifecycle.decide import check_args, check_process_id, check_signal, declared, known, readable
 from mainstay.lifecycle.fold import (
@@ -19,7 +19,7 @@ from mainstay.lifecycle.fold import (
     SIGNAL,
     SUBSCRIPTION_RETARGETED,
 )
-from mainstay.model import given
+from mainstay.model import validate
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.ids import check_session_id, mint
 from mainstay.model.process import (
@@ -172,12 +172,12 @@ class ProcessService:
         """
         process_id, sessions = (
             check_process_id(process_id),
-            tuple(map(check_session_id, given.several(grants, "grants"))),
+            tuple(map(check_session_id, validate.several(grants, "grants"))),
         )
         named = (
             signals
             if isinstance(signals, Mapping)
-            else dict.fromkeys(map(check_signal, given.several(signals, "signals")))
+            else dict.fromkeys(map(check_signal, validate.several(signals, "signals")))
         )
         types = (*(EventType(f"{SIGNAL}{check_signal(name)}", each) for name, each in named.items()),)
         registration = Registration(
@@ -186,7 +186,7 @@ class ProcessService:
             "externally_owned",
             input=clean(metadata),
             label=clean_text(label),
-            events=types + given.several(events, "events"),
+            events=types + validate.several(events, "events"),
             wake=wake,
             depth=wake_depth(),
         )
@@ -212,24 +212,26 @@ class ProcessService:
     ) -> Sequence[ProcessRow]:
         """Processes, newest first. Filters: kind, name, definition, label, session_id, origin, parent, live, …"""
         await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working
-        statuses = () if status is None else (status,) if isinstance(status, str) else given.several(status, "status")
+        statuses = (
+            () if status is None else (status,) if isinstance(status, str) else validate.several(status, "status")
+        )
         unknown = [each for each in statuses if each not in (*RETIRED, *LIVE)]
         if unknown:
             raise InvalidInput(
                 f"there is no status {quoted(unknown)}: use {', '.join(LIVE)}, {', '.join(sorted(RETIRED))}"
             )
         try:
-            chosen = ProcessFilter(status=statuses, limit=given.count(limit, "limit"), **wanted)
+            chosen = ProcessFilter(status=statuses, limit=validate.count(limit, "limit"), **wanted)
         except TypeError as error:
             raise InvalidInput(f"{error}: filter by {', '.join(ProcessFilter.__struct_fields__)}") from None
         for each in ("since", "until", "before"):
             if getattr(chosen, each) is not None:
-                given.count(getattr(chosen, each), each)
-        return await self._store.processes(given.readable(chosen, "the filter"))
+                validate.count(getattr(chosen, each), each)
+        return await self._store.processes(validate.readable(chosen, "the filter"))
 
     async def events(self, process_id: str, after: int = 0, *, follow: bool = False) -> AsyncIterator[ProcessEvent]:
         """Events of a process after number `after`; with `follow`, until it has ended."""
-        process_id, after = handle_id(process_id), given.count(after, "after")
+        process_id, after = handle_id(process_id), validate.count(after, "after")
         row = known(await self._store.process(process_id), process_id)
         while True:
             over = not row.live
@@ -246,12 +248,12 @@ class ProcessService:
 
     async def changes(self, cursor: int = 0, limit: int = 1000) -> Sequence[Change]:
         """Processes that have changed after `cursor`, in order; tombstones have no row. Go on from the last cursor."""
-        found = await self._store.changes(given.count(cursor, "cursor"), given.count(limit, "limit"))
+        found = await self._store.changes(validate.count(cursor, "cursor"), validate.count(limit, "limit"))
         return [Change(place, row.id, None if row.pruned is not None else row) for place, row in found]
 
     async def outcome(self, process_id: str, timeout: float | None = None) -> AwaitOutput:
         """How a process ended; waits for it. A pruned one is told as that, not as an error."""
-        process_id, timeout = handle_id(process_id), given.seconds(timeout)
+        process_id, timeout = handle_id(process_id), validate.seconds(timeout)
         self._worker.mode.check_work()
         try:
             async with asyncio.timeout(timeout):
@@ -281,7 +283,7 @@ class ProcessService:
         """
         process_id, name, plain = handle_id(process_id), check_signal(name), clean(payload)
         if key is not None:
-            key = given.name(key, "key")
+            key = validate.name(key, "key")
         encode_checked(plain, "the payload of a signal")
         row = known(await self._store.process(process_id), process_id)
         self.check_payload(row, f"{SIGNAL}{name}", plain)
@@ -410,7 +412,7 @@ class ProcessService:
 
         What was `source`'s own is `target`'s own from then on.
         """
-        source, target = given.name(source, "source"), check_session_id(target)
+        source, target = validate.name(source, "source"), check_session_id(target)
         ids = tuple(handle_id(each) for each in processes)
         if not ids or source == target:
             return 0
@@ -430,7 +432,7 @@ class ProcessService:
         await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working
         if state not in get_args(WakeState):
             raise InvalidInput(f"there is no state {quoted(state)} of a wake: use pending, enqueued or discarded")
-        return await self._store.wakes(None if session_id is None else given.name(session_id, "session_id"), state)
+        return await self._store.wakes(None if session_id is None else validate.name(session_id, "session_id"), state)
 
     async def discard(self, *wakes: int, reason: str) -> int:
         """Do not tell their sessions of these, by number. Returns how many were pending."""
@@ -475,10 +477,10 @@ class ProcessService:
         """
         if type(older_than) not in (int, float) or not 0 <= older_than <= FOR_EVER:
             raise InvalidInput(f"prune what ended 0 or more seconds ago, not {quoted(older_than)}")
-        now, count, statuses = self._clock.now(), 0, given.several(status, "status")
+        now, count, statuses = self._clock.now(), 0, validate.several(status, "status")
         if not all(each in tuple(RETIRED) for each in statuses):
             raise InvalidInput(f"only what is over can be pruned, not {quoted(status)}: {', '.join(sorted(RETIRED))}")
-        limit = None if watermark == "no_projector" else given.count(watermark, "watermark")
+        limit = None if watermark == "no_projector" else validate.count(watermark, "watermark")
         while True:
             gone = await self._store.write(Prune(now - round(older_than * 1000) + 1, now, statuses, watermark=limit))
             count += len(gone)
@@ -504,4 +506,4 @@ def _receipt(added: EventAdded, name: str, here: tuple[str, ...] | None) -> Sign
 
 
 def _numbers(wakes: Iterable[int]) -> tuple[int, ...]:
-    return tuple(given.count(each, "the number of a wake") for each in wakes)
+    return tuple(validate.count(each, "the number of a wake") for each in wakes)

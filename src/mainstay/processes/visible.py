@@ -30,7 +30,7 @@ from mainstay.errors import (
     quoted,
 )
 from mainstay.lifecycle.fold import ENDS
-from mainstay.model import given
+from mainstay.model import validate
 from mainstay.model.codec import clean, convert, error_text, model_text
 from mainstay.model.process import (
     Abandoned,
@@ -115,7 +115,7 @@ class Visible:
     async def start(self, what: Any, args: Mapping[str, Any], options: StartOptions) -> ProcessHandle:
         """Start a process besides the call: the same one when the call is made again."""
         self._starts += options.key is None
-        name = self._starts if options.key is None else given.name(options.key, "key")
+        name = self._starts if options.key is None else validate.name(options.key, "key")
         process_id = self._asker.call_id if name == "" else f"{self._asker.call_id}.{name}"
         for value, known in ((options.wake, WakePolicy), (options.parent_end, ParentEnd)):
             if value not in get_args(known):

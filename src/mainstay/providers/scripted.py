@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 from mainstay.errors import InvalidDefinition, ProviderError, ScriptExhausted, quoted
-from mainstay.model import given
+from mainstay.model import validate
 from mainstay.model.llm import Delta, ModelRequest, ModelResponse
 from mainstay.model.message import Reasoning, ToolCall
 
@@ -25,7 +25,7 @@ class FunctionModel:
     def __init__(self, fn: Callable[[ModelRequest], Any], name: str = "function") -> None:
         if not callable(fn):
             raise InvalidDefinition(f"{quoted(fn)} cannot be called: a FunctionModel answers with a function")
-        self._fn, self.name = fn, given.name(name, "name", InvalidDefinition)
+        self._fn, self.name = fn, validate.name(name, "name", InvalidDefinition)
         self._streams = inspect.isasyncgenfunction(fn)
         self.requests = 0
 
@@ -48,8 +48,8 @@ class ScriptedModel:
     """A model that answers from a list, in order. Running dry is an error, and so are answers left over."""
 
     def __init__(self, answers: Iterable[Answer], name: str = "scripted") -> None:
-        self.name = given.name(name, "name", InvalidDefinition)
-        self._answers = list(given.several(answers, "answers", InvalidDefinition))
+        self.name = validate.name(name, "name", InvalidDefinition)
+        self._answers = list(validate.several(answers, "answers", InvalidDefinition))
         self._asked = 0
         self.requests: list[ModelRequest] = []
 

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mainstay.errors import InvalidDefinition
-from mainstay.model import given
+from mainstay.model import validate
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
 from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
 from mainstay.model.tool import OutputBudget, ProviderTool, ToolSpec
@@ -68,8 +68,8 @@ class Defined(Protocol):
 def by_name(agents: Iterable[Defined]) -> dict[str, Defined]:
     """Agents by name, and after them those that they give work to. Each name is one agent's."""
     found: dict[str, Defined] = {}
-    for agent in given.several(agents, "agents", InvalidDefinition):
-        given.having(agent, "an agent", "definition", refuse=InvalidDefinition)
+    for agent in validate.several(agents, "agents", InvalidDefinition):
+        validate.having(agent, "an agent", "definition", refuse=InvalidDefinition)
         if agent.name in found:
             raise _two(agent.name)
         found[agent.name] = agent

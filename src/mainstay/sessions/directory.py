@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from mainstay.engine.lease import Worker
 from mainstay.errors import InvalidDefinition, InvalidInput, StoreError, quoted
-from mainstay.model import given
+from mainstay.model import validate
 from mainstay.model.ids import check_session_id
 from mainstay.model.process import SessionOrigin
 from mainstay.model.process_write import ProcessFilter
@@ -105,8 +105,8 @@ class Sessions:
         if state is not None and state not in get_args(SessionState):
             known = ", ".join(get_args(SessionState))
             raise InvalidInput(f"there is no state {quoted(state)} of a session: use {known}")
-        wanted = SessionFilter(agent, state, prefix, given.count(limit, "limit"))
-        return await self._parts.store.sessions(given.readable(wanted, "the filter"))
+        wanted = SessionFilter(agent, state, prefix, validate.count(limit, "limit"))
+        return await self._parts.store.sessions(validate.readable(wanted, "the filter"))
 
     async def prune(self, older_than: float) -> int:
         """Delete the sessions that nothing has happened to for `older_than` seconds, and that nothing can come of.

@@ -6,10 +6,10 @@ import functools
 import hashlib
 from collections.abc import Mapping
 
-from mainstay.engine.hands import depth
+from mainstay.engine.deadlock import depth
 from mainstay.engine.journal import spill, write_referring
 from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, quoted
-from mainstay.model import given
+from mainstay.model import validate
 from mainstay.model.codec import clean_message, clean_text, encode, encode_checked
 from mainstay.model.llm import ModelChoice
 from mainstay.model.media import FILES, Stored
@@ -116,7 +116,7 @@ def _check_key(key: object) -> str | None:
 def pick_agent(definitions: Mapping[str, Definition], name: str | None) -> str:
     """The agent of a new session: the named one, or the first."""
     if name is not None:
-        name = given.name(name, "agent", InvalidDefinition)
+        name = validate.name(name, "agent", InvalidDefinition)
         if name not in definitions:
             known = ", ".join(definitions) or "none"
             raise InvalidDefinition(f"this Runtime has no agent {quoted(name)}; it has: {known}")

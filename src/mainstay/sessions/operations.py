@@ -29,7 +29,7 @@ from mainstay.errors import (
     UnknownOperation,
     UnknownSession,
 )
-from mainstay.model import given
+from mainstay.model import validate
 from mainstay.model.event import PluginEvent
 from mainstay.model.ids import check_session_id, turn_id
 from mainstay.model.message import Message
@@ -121,7 +121,7 @@ class RuntimeOperations:
 
     def list(self, agent: str | None = None) -> Sequence[OperationDefinition]:
         """The operations of one agent, or of all."""
-        names = list(self._parts.definitions) if agent is None else [given.name(agent, "agent")]
+        names = list(self._parts.definitions) if agent is None else [validate.name(agent, "agent")]
         return [each for name in names for each in self.of(name).list()]
 
     async def call(
@@ -138,7 +138,7 @@ class RuntimeOperations:
         `default` is the session the caller is in, for operations that were told none.
         """
         self._parts.mode.check()
-        name, agent = given.name(name, "operation"), None if agent is None else given.name(agent, "agent")
+        name, agent = validate.name(name, "operation"), None if agent is None else validate.name(agent, "agent")
         where = session if session is not None else default
         if where is not None:
             row = await self._parts.store.session(check_session_id(where))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mainstay.engine.hands import Circles, in_hand
+from mainstay.engine.deadlock import Deadlocks, in_hand
 from mainstay.engine.lease import Worker
 from mainstay.engine.mode import Activity
 from mainstay.errors import SessionDeleted, TurnFailed, UnknownSession
@@ -26,7 +26,7 @@ class TurnOutcomes:
         definitions: Mapping[str, Definition],
         cache: SessionCache,
         archive: Archive,
-        deadlocks: Circles,
+        deadlocks: Deadlocks,
         activity: Activity,
     ) -> None:
         self._store, self._worker, self._definitions = store, worker, definitions

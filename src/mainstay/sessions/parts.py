@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from mainstay.engine.hands import Circles
+from mainstay.engine.deadlock import Deadlocks
 from mainstay.engine.lease import Worker
-from mainstay.engine.limits import RateLimits
 from mainstay.engine.mode import Activity, Mode
+from mainstay.engine.rate_limits import RateLimits
 from mainstay.model.ids import mint
 from mainstay.observe.feed import Feed
 from mainstay.ports.host import Clock, Random
@@ -39,7 +39,7 @@ class SessionParts(Struct, frozen=True):
     models: Models
     limits: RateLimits
     feed: Feed
-    deadlocks: Circles
+    deadlocks: Deadlocks
     cache: SessionCache
     archive: Archive
     outcomes: TurnOutcomes

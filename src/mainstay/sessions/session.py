@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
 
 import msgspec
 
-from mainstay.engine.hands import NEXT
+from mainstay.engine.deadlock import NEXT
 from mainstay.engine.journal import load, load_turns
 from mainstay.engine.waits import ending, wait_id
 from mainstay.errors import (
@@ -27,7 +27,7 @@ from mainstay.errors import (
     quoted,
 )
 from mainstay.graph.tree import delivered_by, forkable
-from mainstay.model import given, ids, words
+from mainstay.model import hints, ids, validate
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.event import AnyEvent
 from mainstay.model.llm import ModelChoice, ModelSettings, Usage
@@ -73,7 +73,7 @@ class Receipt:
 
     async def result(self, timeout: float | None = None) -> TurnResult[Any]:
         """Wait until the turn ends or parks. Giving up the wait does not stop the turn."""
-        given.seconds(timeout)
+        validate.seconds(timeout)
         try:
             async with asyncio.timeout(timeout):
                 return await self._session.result(self.turn_id)
@@ -98,7 +98,7 @@ class Session:
     if not TYPE_CHECKING:  # to a checker it has the attributes that it has
 
         def __getattr__(self, word: str) -> NoReturn:
-            words.no_attribute(self, word, words.OF_SESSION)
+            hints.no_attribute(self, word, hints.OF_SESSION)
 
     def __repr__(self) -> str:
         return f"Session({self.id!r}, agent={self.agent!r})"
@@ -124,9 +124,9 @@ class Session:
         has the agent, the outcome is `Queued`: the input is on disk and runs when its turn comes.
         """
         if foreign:
-            words.refuse("run", foreign, words.IN_SESSION)
+            hints.refuse("run", foreign, hints.IN_SESSION)
         self._parts.mode.check()
-        given.seconds(timeout)
+        validate.seconds(timeout)
         self.check_wait(key)
         accepted = await self.accept(said, "queue", key, self._parts.models.choice(model, settings))
         if timeout is None:
@@ -150,14 +150,14 @@ class Session:
     ) -> Receipt:
         """Say something and return as soon as it is on disk. It runs after what was said before it."""
         if foreign:
-            words.refuse("send", foreign, words.IN_SESSION)
+            hints.refuse("send", foreign, hints.IN_SESSION)
         self._parts.mode.check()
         return self._receipt(await self.accept(said, "queue", key, self._parts.models.choice(model, settings)))
 
     async def steer(self, said: InputContent, *, key: str | None = None, **foreign: Never) -> Receipt:
         """Say something to the running turn: it arrives at its next boundary. With none running, it opens a turn."""
         if foreign:
-            words.refuse("steer", foreign, words.IN_SESSION)
+            hints.refuse("steer", foreign, hints.IN_SESSION)
         self._parts.mode.check()
         return self._receipt(await self.accept(said, "steer", key))
 
@@ -172,7 +172,7 @@ class Session:
     ) -> TurnStream:
         """Say something and watch its turn: `async with session.stream(…) as turn: async for event in turn: …`."""
         if foreign:
-            words.refuse("stream", foreign, words.IN_SESSION)
+            hints.refuse("stream", foreign, hints.IN_SESSION)
         self._parts.mode.check()
         return TurnStream(self, said, key, self._parts.models.choice(model, settings))
 
@@ -182,7 +182,7 @@ class Session:
         """Ask another model from the next input on, or ask it differently, in this session; `reset` first takes back
         what was said before. Durable: it holds in every process. What was accepted before asks as it was accepted."""
         self._parts.mode.check()
-        given.flag(reset, "reset")
+        validate.flag(reset, "reset")
         await self._keep_options()
         await self._edit(with_choice(self._parts.models.choice(model, settings), reset))
 
@@ -414,7 +414,7 @@ class Session:
         """
         self._parts.mode.check()
         row = await self._row()
-        turn, ordinal, whole = await self._fork_point(row, None if at is None else given.name(at, "at"))
+        turn, ordinal, whole = await self._fork_point(row, None if at is None else validate.name(at, "at"))
         name = ids.check_session_id(session_id) if session_id is not None else self._parts.mint("s")
         shared, now = await self._processes.chosen(grants), self._parts.clock.now()
         branch = await self._parts.store.write(Branch(name, self.agent, self.id, turn, ordinal, now, shared, whole))

@@ -17,7 +17,7 @@ from mainstay.engine.gate import TurnAborted
 from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, PluginError, PluginFault, quoted
 from mainstay.graph.commit import End
 from mainstay.graph.view import View
-from mainstay.model import given
+from mainstay.model import validate
 from mainstay.model.codec import clean, clean_text, convert, error_text
 from mainstay.model.message import Message, Text
 from mainstay.model.own import own
@@ -43,9 +43,9 @@ class Overlay(Plugin):
     id = "context"
 
     def __init__(self, tools: Iterable[Any] = (), prompts: Iterable[PromptPart | str] = (), base: bool = True) -> None:
-        self.given = given.several(tools, "tools", InvalidDefinition)
-        self.base = given.flag(base, "include_base", InvalidDefinition)
-        self.prompts = tuple(_piece(part) for part in given.several(prompts, "prompts", InvalidDefinition))
+        self.given = validate.several(tools, "tools", InvalidDefinition)
+        self.base = validate.flag(base, "include_base", InvalidDefinition)
+        self.prompts = tuple(_piece(part) for part in validate.several(prompts, "prompts", InvalidDefinition))
         try:
             self.catalog = Catalog(self.given)  # refused here, before anything changes
         except InvalidDefinition as error:
@@ -70,7 +70,7 @@ def _piece(part: object) -> PromptPart:
     made = PromptPart(clean_text(part)) if isinstance(part, str) else part
     if not isinstance(made, PromptPart):
         raise InvalidDefinition(f"a {type(made).__name__} is no piece of prompt: give text or a PromptPart")
-    return given.readable(made, "a piece of prompt", InvalidDefinition)
+    return validate.readable(made, "a piece of prompt", InvalidDefinition)
 
 
 class Setup(Struct):

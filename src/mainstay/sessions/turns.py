@@ -18,14 +18,14 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mainstay.engine.deadlock import Work, set_depth
 from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
-from mainstay.engine.executor import ModelCaller
 from mainstay.engine.gate import Leaving, TurnAborted
-from mainstay.engine.hands import Work, set_depth
 from mainstay.engine.journal import TurnJournal, load, taken
 from mainstay.engine.lease import Worker
-from mainstay.engine.limits import RateLimits
 from mainstay.engine.mode import Activity, Mode
+from mainstay.engine.model_call import ModelCaller
+from mainstay.engine.rate_limits import RateLimits
 from mainstay.engine.runner import ScopeRunner
 from mainstay.engine.supervisor import Supervisor
 from mainstay.errors import Fenced, SessionDeleted, StoreDamaged, StoreUnavailable, TurnFailed

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-from mainstay.engine.jumps import Jumps
+from mainstay.engine.clock_skew import ClockSkew
 from mainstay.engine.supervisor import Supervisor
 from mainstay.engine.waits import asked
 from mainstay.errors import MainstayError, StoreError
@@ -58,7 +58,7 @@ class Watch:
         self._wakes, self._process_feed = wakes, process_feed
         self._recovering = asyncio.Semaphore(RECOVER_AT_ONCE)
         self._judged = self._trimmed = self._swept = parts.clock.monotonic()
-        self._jumps = Jumps(parts.clock)
+        self._skew = ClockSkew(parts.clock)
         self._waiting = False  # a suspect of ours waits for room
         self._aside = Supervisor()
         self._sweeping: asyncio.Task[None] | None = None
@@ -156,10 +156,10 @@ class Watch:
 
     async def _expire(self) -> None:
         """End the waits whose time is up."""
-        now = self._jumps.look()
-        for wait in await self._parts.store.waits(due=now + self._jumps.back):
+        now = self._skew.look()
+        for wait in await self._parts.store.waits(due=now + self._skew.back):
             for pending in await asked(self._parts.store, [wait]):
-                if self._jumps.due(pending.since, wait.due or 0) <= now:
+                if self._skew.due(pending.since, wait.due or 0) <= now:
                     await self._parts.requests.resolve(wait.id, None)
 
     async def _take_over(self) -> None:

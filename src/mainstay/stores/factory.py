@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from mainstay.errors import InvalidDefinition, quoted
-from mainstay.model import given
+from mainstay.model import validate
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
 
@@ -14,7 +14,7 @@ def open_store(where: str | os.PathLike[str] | Store, clock: Clock | None = None
     """A store from what a user writes: a path, a `sqlite:///` URL, "memory", or a Store."""
     # Stores are imported when they are chosen: a Runtime in memory needs no driver.
     if not isinstance(where, str | os.PathLike):
-        return given.having(where, "store", "open", "write", "close", refuse=InvalidDefinition)
+        return validate.having(where, "store", "open", "write", "close", refuse=InvalidDefinition)
     text = os.fspath(where)
     try:
         usable = text != "" and b"\0" not in os.fsencode(text)

@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mainstay.engine.deadlock import Work, depth
 from mainstay.engine.driver import Run
 from mainstay.engine.gate import Gate
-from mainstay.engine.hands import Work, depth
 from mainstay.engine.lease import Worker
 from mainstay.engine.waits import sign
 from mainstay.model.codec import clean

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from mainstay.engine.hands import Work
+from mainstay.engine.deadlock import Work
 from mainstay.errors import ToolError, quoted
 from mainstay.model.process import ParentEnd, WakePolicy
 from mainstay.model.tool import Artifact, PreparedCall, ToolSpec

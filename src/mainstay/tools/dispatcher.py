@@ -19,9 +19,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from mainstay.engine.admission import Admission
+from mainstay.engine.deadlock import Deadlocks
 from mainstay.engine.driver import Parked, Run
 from mainstay.engine.gate import CANCEL_GRACE, Leaving
-from mainstay.engine.hands import Circles
 from mainstay.engine.lease import Worker
 from mainstay.engine.threads import Threads
 from mainstay.engine.waits import decode_pending
@@ -91,7 +91,7 @@ class Dispatcher:
     def __init__(self, store: Store, worker: Worker, clock: Clock, random: Random, deps: Any) -> None:
         self.store, self.worker, self.clock, self.random, self.deps = store, worker, clock, random, deps
         self.threads = Threads()
-        self.admission, self.circles = Admission(), Circles(worker.id)
+        self.admission, self.deadlocks = Admission(), Deadlocks(worker.id)
         self.running: dict[str, str] = {}
         self.services: Callable[[Run], TurnServices] | None = None
         self.handles: Callable[[Run, str], Handles] | None = None

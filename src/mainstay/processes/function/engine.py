@@ -118,7 +118,7 @@ class FunctionEngine:
         """The branches of one run, with the signals that were kept and the cancel request if there is one."""
         host, segment = self._host, replay.segment
         park = functools.partial(self._park, run)
-        scheduler = Scheduler(run.journal, replay, host.clock, host.jumps.seconds_until, park, run.rest)
+        scheduler = Scheduler(run.journal, replay, host.clock, host.skew.seconds_until, park, run.rest)
         run.listener = scheduler
         if run.leaving:
             scheduler.leave()

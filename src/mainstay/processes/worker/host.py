@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from mainstay.engine.admission import Admission
-from mainstay.engine.jumps import Jumps
+from mainstay.engine.clock_skew import ClockSkew
 from mainstay.engine.threads import Threads
 from mainstay.model.process import ParentEnd, ProcessRow, WakePolicy
 from mainstay.model.session import CancelRequest
@@ -25,7 +25,7 @@ class Host(Protocol):
     threads: Threads
     admission: Admission
     deps: Any
-    jumps: Jumps
+    skew: ClockSkew
 
     async def still_ours(self, row: ProcessRow) -> bool:
         """Whether no other worker can have claimed the process."""

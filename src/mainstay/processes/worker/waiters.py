@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias
 
-from mainstay.engine.hands import in_hand
+from mainstay.engine.deadlock import in_hand
 from mainstay.engine.waiters import Waiters
 from mainstay.errors import RuntimeClosed
 from mainstay.model.process import ProcessRow

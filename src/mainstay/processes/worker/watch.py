@@ -70,12 +70,12 @@ class ProcessWatch:
         """Claim the parked processes whose time has come."""
         if self._worker.backlog:
             return  # what was found before has no place yet, and would be found again
-        jumps = self._worker.jumps
-        now = jumps.look()
+        skew = self._worker.skew
+        now = skew.look()
         passed = 0
         while True:
-            due = await self._store.due_processes(now + jumps.back, DUE_AT_ONCE, passed)
-            ripe = [row for row in due if any(w.due and jumps.due(w.since, w.due) <= now for w in row.record.waits)]
+            due = await self._store.due_processes(now + skew.back, DUE_AT_ONCE, passed)
+            ripe = [row for row in due if any(w.due and skew.due(w.since, w.due) <= now for w in row.record.waits)]
             ours = [row for row in ripe if self._worker.can(row.registration)]
             await asyncio.gather(*(self._worker.recover(row, None) for row in ours))
             if len(due) < DUE_AT_ONCE or ours:

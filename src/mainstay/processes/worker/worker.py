@@ -22,9 +22,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from mainstay.engine.clock_skew import ClockSkew
+from mainstay.engine.deadlock import Work
 from mainstay.engine.gate import Leaving, TurnCancelled
-from mainstay.engine.hands import Work
-from mainstay.engine.jumps import Jumps
 from mainstay.engine.mode import Mode
 from mainstay.engine.runner import ScopeRunner
 from mainstay.engine.supervisor import Supervisor
@@ -88,7 +88,7 @@ class ProcessWorker:
         self._worker, self.store, self.clock = dispatcher.worker, dispatcher.store, dispatcher.clock
         self.id = self._worker.id
         self.random, self.threads, self.deps = dispatcher.random, dispatcher.threads, dispatcher.deps
-        self.admission, self.circles, self.jumps = dispatcher.admission, dispatcher.circles, Jumps(self.clock)
+        self.admission, self.deadlocks, self.skew = dispatcher.admission, dispatcher.deadlocks, ClockSkew(self.clock)
         self._supervisor, self.mode, self.passive, self._concurrency = supervisor, mode, passive, concurrency
         self._engines: dict[str, Engine] = {}
         self.runs: dict[str, ProcessRun] = {}
@@ -456,7 +456,7 @@ class ProcessWorker:
                     raise UnknownProcess(process_id)
                 if not row.live or row.stuck is not None:
                     return row
-            with self.circles.waiting((process_id, None)):
+            with self.deadlocks.waiting((process_id, None)):
                 return await future
         finally:
             self.waiters.withdraw(process_id, future)

@@ -16,11 +16,11 @@ import msgspec
 from msgspec.structs import replace
 
 from mainstay.engine.driver import Run
-from mainstay.engine.executor import sound_parts, within
 from mainstay.engine.gate import Guarded
+from mainstay.engine.model_call import sound_parts, within
 from mainstay.engine.retry import MODEL_RETRIES
 from mainstay.errors import InvalidInput, MainstayError, ProviderError, StaleSettings, quoted
-from mainstay.model import given
+from mainstay.model import validate
 from mainstay.model.codec import clean_part, clean_text, encode, encode_checked, error_text
 from mainstay.model.llm import DEFAULT_SETTINGS, Completion, ModelChoice, ModelRequest, ModelResponse, Usage
 from mainstay.model.media import Stored
@@ -271,7 +271,7 @@ async def tokens_of(provider: Provider, request: ModelRequest) -> int:
 
 
 def _messages(asked: str | Sequence[Message], system: str) -> list[Message]:
-    said = [Message("user", asked)] if isinstance(asked, str) else given.several(asked, "asked")
+    said = [Message("user", asked)] if isinstance(asked, str) else validate.several(asked, "asked")
     if not said:
         raise InvalidInput("ask a model something: text, or at least one message")
     return [*([Message("system", clean_text(system))] if system else []), *map(_sound, said)]
@@ -280,7 +280,7 @@ def _messages(asked: str | Sequence[Message], system: str) -> list[Message]:
 def _specs(tools: Sequence[Any]) -> tuple[ToolSpec, ...]:
     """What a model is shown of tools that it may call and nobody runs."""
     found: dict[str, ToolSpec] = {}
-    for each in given.several(tools, "tools"):
+    for each in validate.several(tools, "tools"):
         spec = each if isinstance(each, ToolSpec) else getattr(each, "spec", None)
         if not isinstance(spec, ToolSpec):
             raise InvalidInput(f"tools={quoted(each)} is not usable: give ToolSpec(…) or a tool")

@@ -11,7 +11,7 @@ from mainstay.engine.driver import Run
 from mainstay.engine.gate import TurnAborted
 from mainstay.engine.journal import load_turns
 from mainstay.errors import Conflict, InvalidInput, PluginError, StaleSettings, Unavailable, UnknownTurn
-from mainstay.model import given, ids
+from mainstay.model import ids, validate
 from mainstay.model.codec import clean_message, clean_text
 from mainstay.model.llm import Completion, ModelRequest, ModelSettings
 from mainstay.model.message import InputContent, Message
@@ -111,7 +111,7 @@ class SessionHost(TaskServices):
     async def apply_tool_state(self, state: ToolState, session_id: str | None = None) -> int:
         if not isinstance(state, ToolState):
             raise InvalidInput(f"a {type(state).__name__} is no state of tools: change what `state()` gave")
-        state, current = given.readable(state, "the state of tools"), await self.tool_state(session_id)
+        state, current = validate.readable(state, "the state of tools"), await self.tool_state(session_id)
         if current.generation != state.generation:
             raise StaleSettings(session_id or self._id)
         edits: dict[str, bool | None] = dict.fromkeys(current.members.keys() - state.members.keys())
@@ -119,8 +119,8 @@ class SessionHost(TaskServices):
         return await self._edit(edits, session_id, state.generation)
 
     async def set_tools(self, names: Sequence[str], member: bool | None, session_id: str | None = None) -> int:
-        known = [given.name(each, "tool") for each in given.several(names, "tools")]
-        member = None if member is None else given.flag(member, "member")
+        known = [validate.name(each, "tool") for each in validate.several(names, "tools")]
+        member = None if member is None else validate.flag(member, "member")
         return await self._edit(dict.fromkeys(known, member), session_id, None)
 
     async def _edit(self, edits: dict[str, bool | None], session_id: str | None, generation: int | None) -> int:
@@ -216,7 +216,7 @@ class SessionHost(TaskServices):
         self, messages: Sequence[Message], *, after: str | None = None, session_id: str | None = None
     ) -> Appending | StaleBranch:
         # All are looked at before the first is written.
-        said = [clean_message(each) for each in given.several(messages, "messages")]
+        said = [clean_message(each) for each in validate.several(messages, "messages")]
         if not said:
             raise InvalidInput("append at least one message")
         row = await self._at.row(session_id)

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from msgspec.structs import replace
 
 from mainstay.errors import InvalidInput, ProcessNotVisible, SessionDeleted, quoted
-from mainstay.model import given
+from mainstay.model import validate
 from mainstay.model.process import SessionOrigin, WakePolicy, WakeTarget
 from mainstay.model.process_write import ProcessFilter
 from mainstay.ports.store import Store
@@ -57,7 +57,7 @@ class SessionProcesses:
             return await self._all()
         if isinstance(grants, str):
             raise InvalidInput(f"a fork is granted 'none', 'all' or a list of processes, not {quoted(grants):.80}")
-        chosen = tuple(dict.fromkeys(handle_id(each) for each in given.several(grants, "grants")))
+        chosen = tuple(dict.fromkeys(handle_id(each) for each in validate.several(grants, "grants")))
         for process_id in chosen:
             if not await self._store.is_granted(self._id, process_id):
                 raise ProcessNotVisible(process_id, self._id)

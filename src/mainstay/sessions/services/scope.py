@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mainstay.engine.driver import Run
 from mainstay.errors import ProviderUnavailable, Unavailable, UnknownSession
-from mainstay.model import given
+from mainstay.model import validate
 from mainstay.model.session import SessionRow
 from mainstay.model.write import Configure
 from mainstay.sessions.definition import Definition
@@ -40,7 +40,7 @@ class ServiceScope:
 
     def needs_session(self, session_id: str | None) -> None:
         if session_id is not None:
-            given.name(session_id, "session_id")
+            validate.name(session_id, "session_id")
         if not session_id and not self.id:
             raise Unavailable("this operation is about no session: name the session to work on")
 

@@ -31,7 +31,7 @@ from mainstay.model.process import ProcessRow
 from mainstay.model.session import Answer, SessionRow
 from mainstay.model.tool import Failed, Ok, PreparedCall, ToolOutcome, ToolSpec
 from mainstay.observe.feed import TurnEvents
-from mainstay.plugins import laws
+from mainstay.plugins import decisions
 from mainstay.plugins.calls import Hooks, probed
 from mainstay.plugins.filters import Filters, withheld
 from mainstay.plugins.hooks import ToolEndContext
@@ -164,11 +164,11 @@ class Showing:
     async def vetted(self, outcome: ToolOutcome) -> ToolOutcome:
         """The outcome as `after_tool_call` leaves it."""
         if isinstance(self._setup, TurnAborted):
-            return Failed(self._setup.code, f"{laws.WITHHELD}: {self._setup.message}")
+            return Failed(self._setup.code, f"{decisions.WITHHELD}: {self._setup.message}")
         hooks = self._hooks("after_tool_call")
         if not hooks:
             return outcome
-        left = await laws.after(hooks, self._context, outcome)
+        left = await decisions.after(hooks, self._context, outcome)
         self._asides(left.asides)
         return left.outcome
 
@@ -195,7 +195,7 @@ class Showing:
         base = (self._session_id, "", self._agent, self._services.deps)
         return ToolEndContext(*base, self._services, self._call_id, self._tool, self._args, outcome, late=True)
 
-    def _asides(self, given: laws.Asides) -> None:
+    def _asides(self, given: decisions.Asides) -> None:
         for plugin, directive in given:
             match directive:
                 case EmitEvents(events=events):

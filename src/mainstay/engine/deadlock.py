@@ -75,7 +75,7 @@ def wake_depth() -> int:
     return 0 if me is None else me.depth + (me.place[1] is not None)
 
 
-class Circles:
+class Deadlocks:
     """The waits of work in this Runtime, by the name of who waits. It lives on the event loop."""
 
     def __init__(self, home: str) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from mainstay.engine.driver import PER_CALL, Run
 from mainstay.engine.gate import Escaped, Leaving, OutOfTime, TurnAborted, TurnCancelled
-from mainstay.engine.limits import RateLimits, Ticket
+from mainstay.engine.rate_limits import RateLimits, Ticket
 from mainstay.engine.retry import MODEL_RETRIES, RetryBudget, RetryPolicy
 from mainstay.errors import BlobMissing, InvalidInput, MainstayError, ProviderError, StoreDamaged
 from mainstay.model.codec import MAX_VALUE, clean_part, clean_text, encode, error_text

@@ -1,4 +1,4 @@
-"""Jumps of the wall clock, seen against the monotonic one: they neither end a wait early nor prolong it."""
+"""ClockSkew of the wall clock, seen against the monotonic one: they neither end a wait early nor prolong it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ JUMP_MS = 1000
 """A clock that is nudged into step moves by less between two looks."""
 
 
-class Jumps:
+class ClockSkew:
     """Those that were seen since this was made, by whoever looks a few times a second."""
 
     def __init__(self, clock: Clock) -> None:
