@@ -14,6 +14,7 @@ from mainstay.model.llm import ModelRequest, ModelSettings
 from mainstay.model.media import Audio, Document, FileRef, Image, Stored
 from mainstay.model.message import Message, Part, ProviderPart, Text, ToolCall, ToolResult
 from mainstay.model.tool import ToolSpec
+from mainstay.providers.anthropic import MAX_TOKENS
 from mainstay.providers.dialect import Dialect
 from tests.fuzzing import cases
 from tests.providers.wire import ANSWERS, MODEL, dialects
@@ -23,8 +24,8 @@ PAIRS = list(itertools.permutations(NAMES, 2))
 TOOL = ToolSpec("get", "Look it up.", {"type": "object", "properties": {"city": {"type": "string"}}})
 
 
-def body(dialect: Dialect, request: ModelRequest) -> bytes:
-    wire = dialect.build(request, MODEL)
+def body(dialect: Dialect, request: ModelRequest, model: str = MODEL) -> bytes:
+    wire = dialect.build(request, model)
     assert all(isinstance(piece, bytes) for piece in wire.body)
     assert wire.size == sum(len(piece) for piece in wire.body if isinstance(piece, bytes))
     return b"".join(piece for piece in wire.body if isinstance(piece, bytes))
@@ -209,6 +210,52 @@ def test_settings_of_anthropic() -> None:
     assert said["thinking"] == {"type": "adaptive"}
     assert said["output_config"] == {"effort": "high"}
     assert said["tool_choice"] == {"type": "tool", "name": "get", "disable_parallel_tool_use": True}
+
+
+BUDGETED = ("claude-3-7-sonnet-latest", "claude-opus-4-20250514", "claude-sonnet-4-5", "claude-haiku-4-5@20251001")
+ADAPTIVE = ("claude-opus-4-6", "claude-sonnet-4-6", "claude-opus-4-7-20260416", "claude-sonnet-5", "claude-fable-5-1")
+
+
+def thinking(name: str, model: str, **settings: Any) -> Any:
+    request = ModelRequest([Message("user", "x")], settings=ModelSettings(**settings))
+    return msgspec.json.decode(body(dialects()[name], request, model))
+
+
+@pytest.mark.parametrize("model", BUDGETED)
+def test_claude_before_4_6_is_told_an_effort_as_a_number_of_tokens(model: str) -> None:
+    """It refuses the way in which later models are asked."""
+    said = thinking("anthropic", model, reasoning="low")
+    assert said["thinking"] == {"type": "enabled", "budget_tokens": 2048}
+    assert said["max_tokens"] == MAX_TOKENS + 2048  # as long an answer as without
+    assert "output_config" not in said
+
+    said = thinking("bedrock", f"eu.anthropic.{model}-v1:0", reasoning="low")
+    assert said["additionalModelRequestFields"]["thinking"] == {"type": "enabled", "budget_tokens": 2048}
+    assert "outputConfig" not in said
+
+
+@pytest.mark.parametrize("model", ADAPTIVE)
+def test_claude_from_4_6_on_is_told_an_effort_by_name(model: str) -> None:
+    """It is deprecated or refused there to give a number of tokens."""
+    said = thinking("anthropic", model, reasoning="minimal")
+    assert (said["thinking"], said["output_config"]) == ({"type": "adaptive"}, {"effort": "low"})
+    assert said["max_tokens"] == MAX_TOKENS
+
+    said = thinking("bedrock", f"anthropic.{model}", reasoning="minimal")
+    assert said["additionalModelRequestFields"]["thinking"] == {"type": "adaptive"}
+    assert said["outputConfig"] == {"effort": "low"}
+
+
+def test_reasoning_leaves_room_for_an_answer_within_max_tokens() -> None:
+    said = thinking("anthropic", "claude-sonnet-4-5", reasoning="high", max_tokens=6000)
+    assert (said["max_tokens"], said["thinking"]["budget_tokens"]) == (6000, 3000)
+
+    said = thinking("anthropic", "claude-sonnet-4-5", reasoning=10_000)
+    assert (said["max_tokens"], said["thinking"]["budget_tokens"]) == (MAX_TOKENS + 10_000, 10_000)
+
+    with pytest.raises(ProviderError, match="max_tokens") as caught:
+        thinking("anthropic", "claude-sonnet-4-5", reasoning="low", max_tokens=1024)
+    assert caught.value.code == "invalid_settings"
 
 
 def test_settings_of_openai() -> None:

@@ -22,6 +22,7 @@ from mainstay.errors import InternalError, ProviderError
 from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, ModelSettings, Stop, Usage
 from mainstay.model.media import Audio, Document, File, FileRef, Image, Stored, Url
 from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
+from mainstay.providers.claude import Reasons, reasons
 from mainstay.providers.dialect import (
     UNREADABLE,
     Block,
@@ -97,8 +98,6 @@ BETAS = {"web_fetch_20250910": "web-fetch-2025-09-10", "code_execution_20250825"
 COUNTED = ("model", "tools", "tool_choice", "thinking", "output_config", "output_format", "mcp_servers")
 """What of a request's head counts towards its tokens, and the API for that takes."""
 
-EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "max": "max"}
-
 
 class AnthropicMessages:
     """The dialect. One object serves all sessions: it holds nothing but encoded messages."""
@@ -134,12 +133,13 @@ class AnthropicMessages:
 
     def _head(self, request: ModelRequest, model: str) -> dict[str, Any]:
         """All of a request but what is said in it."""
-        settings = request.settings
+        settings, reasoned = request.settings, reasons(request.settings, model)
         head: dict[str, Any] = {
             "model": model,
-            "max_tokens": settings.max_tokens or MAX_TOKENS,
+            # What is thought counts towards the limit: without one of the user's there is as much left for the answer.
+            "max_tokens": settings.max_tokens or MAX_TOKENS + (reasoned.tokens if reasoned else 0),
             "stream": True,
-            **self._tuning(request),
+            **self._tuning(request, reasoned),
             **(settings.extra or {}),
         }
         own: list[dict[str, Any]] = [{**base, **options} for base, options in own_tools(request, TOOLS, WHO)]
@@ -167,7 +167,7 @@ class AnthropicMessages:
         pieces.append(b"]}")
         return compact(pieces)
 
-    def _tuning(self, request: ModelRequest) -> dict[str, Any]:
+    def _tuning(self, request: ModelRequest, reasoned: Reasons | None) -> dict[str, Any]:
         """Everything of the settings that has a field of its own."""
         settings, out = request.settings, dict[str, Any]()
         for name in ("temperature", "top_p"):
@@ -183,15 +183,10 @@ class AnthropicMessages:
         if request.output_schema:
             schema = output_for(self._output, request.output_schema, WHO)
             output["format"] = {"type": "json_schema", "schema": schema}
-        match settings.reasoning:
-            case None:
-                pass
-            case int(tokens):
-                out["thinking"] = {"type": "enabled", "budget_tokens": tokens}
-            case "off":
-                out["thinking"] = {"type": "disabled"}
-            case effort:
-                out["thinking"], output["effort"] = {"type": "adaptive"}, EFFORTS[effort]
+        if reasoned is not None:
+            out["thinking"] = reasoned.thinking
+            if reasoned.effort:
+                output["effort"] = reasoned.effort
         if output:
             out["output_config"] = output
         if request.tools:

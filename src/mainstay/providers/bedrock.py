@@ -30,6 +30,7 @@ from mainstay.errors import InvalidDefinition, ProviderError
 from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, ModelSettings, Stop, Usage
 from mainstay.model.media import Audio, Document, File, Image, Stored
 from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
+from mainstay.providers.claude import reasons
 from mainstay.providers.dialect import (
     UNREADABLE,
     Block,
@@ -127,7 +128,7 @@ class BedrockConverse:
     def build(self, request: ModelRequest, model: str) -> Wire:
         head: dict[str, Any] = {
             "inferenceConfig": _inference(request.settings),
-            **self._tuning(request),
+            **self._tuning(request, model),
             **(request.settings.extra or {}),
         }
         return Wire(
@@ -137,7 +138,7 @@ class BedrockConverse:
         )
 
     def build_count(self, request: ModelRequest, model: str) -> Wire:
-        head = {name: value for name, value in self._tuning(request).items() if name in COUNTED}
+        head = {name: value for name, value in self._tuning(request, model).items() if name in COUNTED}
         asked = compact([b'{"input":{"converse":', *self._body(head, request, model), b"}}"])
         return Wire(f"/model/{quote(model, safe='')}/count-tokens", asked, {"accept": "application/json"})
 
@@ -170,7 +171,7 @@ class BedrockConverse:
             message = ""
         return status_error(status, headers, message or body[:500].decode("utf-8", "replace"), kind)
 
-    def _tuning(self, request: ModelRequest) -> dict[str, Any]:
+    def _tuning(self, request: ModelRequest, model: str) -> dict[str, Any]:
         settings, out = request.settings, dict[str, Any]()
         if settings.seed is not None:
             raise ProviderError("Bedrock's Converse API takes no seed: leave it out", code="invalid_settings")
@@ -179,14 +180,13 @@ class BedrockConverse:
             output = output_for(self._output, request.output_schema, WHO)
             schema = {"name": "answer", "schema": encode(output).decode()}
             out["outputConfig"] = {"textFormat": {"type": "json_schema", "structure": {"jsonSchema": schema}}}
-        match settings.reasoning:
-            case None | "off":
-                pass
-            case int(tokens):
-                thinking = {"thinking": {"type": "enabled", "budget_tokens": tokens}}
-                out["additionalModelRequestFields"] = thinking
-            case effort:
-                out.setdefault("outputConfig", {})["effort"] = effort
+        # Not switched off by a word: there nothing reasons unless it is asked to.
+        reasoned = reasons(settings, model) if settings.reasoning != "off" else None
+        if reasoned is not None:
+            if "claude" in model or reasoned.tokens:
+                out["additionalModelRequestFields"] = {"thinking": reasoned.thinking}
+            if reasoned.effort:
+                out.setdefault("outputConfig", {})["effort"] = reasoned.effort
         if request.tools:
             tools = [
                 {"toolSpec": {"name": t.name, "description": t.description or t.name, "inputSchema": {"json": schema}}}
