@@ -13,7 +13,7 @@ import pytest
 from mainstay import Agent, Document, FileRef, Image, Message, ModelRequest, Runtime, ToolCall, tool
 from mainstay.builtin import Redaction
 from mainstay.errors import InvalidInput
-from mainstay.model.media import Stored
+from mainstay.model.media import Inline, Local, Stored, Url
 from mainstay.model.message import Text
 from mainstay.model.outcome import Finished, ProviderFailed
 from mainstay.model.tool import Failed, Ok
@@ -25,6 +25,9 @@ from tests.providers.wire import ANSWERS
 
 PNG = b"\x89PNG and so on"
 DIGEST = hashlib.sha256(PNG).hexdigest()
+NUMBER: Any = 5
+TEXT: Any = "x.png"
+"""What a type checker would refuse in the place of something else."""
 SAVED = Image(Stored(DIGEST, len(PNG)), "image/png", "x.png")
 
 
@@ -102,6 +105,13 @@ async def test_the_same_key_is_the_same_turn_wherever_the_bytes_come_from(place:
         [ToolCall("c", "x")],
         [Image(Stored("no digest", 5), "image/png")],
         [Image(Stored("0" * 64, 5), "image/png")],
+        [Image(NUMBER)],
+        [Image(TEXT)],
+        [Image(Stored(NUMBER, TEXT))],
+        [Image(Stored(DIGEST, -1))],
+        [Image(Url(NUMBER))],
+        [Image(Local(NUMBER))],
+        [Image(Inline(TEXT))],
     ],
 )
 async def test_what_cannot_be_said_is_refused_and_nothing_is_written(place: Place, said: Any) -> None:
@@ -170,6 +180,25 @@ async def test_a_file_that_a_tool_cannot_show_is_told_to_the_model(place: Place)
     assert isinstance(call.outcome, Failed)
     assert call.outcome.code == "invalid_output"
     assert "/no/such/file.png" in call.outcome.message
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        Image(TEXT),
+        Image(NUMBER),
+        Image(Stored("x", -1)),
+        FileRef("anthropic", NUMBER),
+    ],
+)
+async def test_a_tool_that_shows_what_is_no_file_leaves_a_session_that_can_be_read(place: Place, shown: Any) -> None:
+    async with place.runtime(shows(shown)) as runtime:
+        result = await (await runtime.session("chat")).run("Show it.")
+    async with place.runtime(shows(shown)) as runtime:
+        again = await (await runtime.session("chat")).run("And now?")
+
+    assert isinstance(result.tool_calls[0].outcome, Failed)
+    assert isinstance(again.outcome, Finished)
 
 
 async def test_what_is_no_file_is_no_trouble_of_the_store(place: Place, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from mainstay.errors import InvalidInput, MainstayError, TooLarge, quoted
-from mainstay.model.media import Audio, Document, File, FileRef, Image, Inline, Local, Url
+from mainstay.model.media import Audio, Document, File, FileRef, Image, Inline, Local, Source, Stored, Url
 from mainstay.model.message import InputContent, Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 from mainstay.model.record import Row, Spilled
 
@@ -160,9 +160,22 @@ def clean_file(part: object) -> File:
     if isinstance(part, FileRef):
         return FileRef(*map(clean_text, astuple(part)))
     if isinstance(part, Image | Document | Audio):
-        source = Url(clean_text(part.source.url)) if isinstance(part.source, Url) else part.source
-        return type(part)(source, clean_text(part.media_type), clean_text(part.name))
+        return type(part)(_clean_source(part), clean_text(part.media_type), clean_text(part.name))
     raise InvalidInput(f"a {type(part).__name__} is not a part of a message")
+
+
+def _clean_source(part: Image | Document | Audio) -> Source:
+    """Where the bytes are. Structs check no types when they are made, and a record with another one is not readable."""
+    match part.source:
+        case Url(str() as url):
+            return Url(clean_text(url))
+        case Stored(str(), int(size)) as source if size >= 0:
+            return source
+        case Local(str()) | Inline(bytes() | bytearray()) as source:
+            return source
+        case wrong:
+            made = f"make it with {type(part).__name__}.file(…), .from_bytes(…) or .url(…)"
+            raise InvalidInput(f"{quoted(wrong)} is no place of a file: {made}")
 
 
 def _clean_call(call: ToolCall) -> ToolCall:

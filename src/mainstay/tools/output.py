@@ -26,7 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from mainstay.errors import InvalidInput, ToolError
-from mainstay.model.codec import MAX_VALUE, clean, encode, error_text
+from mainstay.model.codec import MAX_VALUE, clean, clean_file, encode, error_text
 from mainstay.model.media import FILES, File, FileRef, Inline, Local, Stored
 from mainstay.model.tool import BlobRef, Failed, Ok, OutputBudget, ToolOutcome
 from mainstay.plugins.turn import Projected
@@ -169,6 +169,7 @@ async def saved(
     file: File, put: Callable[[bytes], Awaitable[str]], put_file: Callable[[str], Awaitable[tuple[str, int]]]
 ) -> File:
     """The file with its bytes in the store, unless they are at an address. They pass through memory in pieces."""
+    file = clean_file(file)
     if isinstance(file, FileRef):
         return file
     source = file.source
