@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from mainstay.providers.schemas import (
@@ -11,6 +12,7 @@ from mainstay.providers.schemas import (
     ANY,
     GOOGLE,
     OPENAI_STRICT,
+    Remembered,
     SchemaRules,
     Untranslatable,
     tool_schema,
@@ -151,3 +153,52 @@ def test_translating_leaves_the_schema_as_it_was() -> None:
     translated(schema, GOOGLE)
 
     assert repr(schema) == before
+
+
+@pytest.mark.parametrize("rules", [OPENAI_STRICT, ANTHROPIC_NATIVE, GOOGLE])
+def test_definitions_that_double_with_every_level_do_not_grow_without_bound(rules: SchemaRules) -> None:
+    levels = 40
+    defs: dict[str, Any] = {
+        f"D{level}": {
+            "type": "object",
+            "properties": {"a": {"$ref": f"#/$defs/D{level + 1}"}, "b": {"$ref": f"#/$defs/D{level + 1}"}},
+            "required": ["a", "b"],
+        }
+        for level in range(levels)
+    }
+    defs[f"D{levels}"] = {"type": "string"}
+
+    found = translated({"$ref": "#/$defs/D0", "$defs": defs}, rules)
+
+    assert len(msgspec.json.encode(found)) < 2_000_000
+    assert found["properties"]["a"]["type"] == "object", "written out as far as that is possible"
+    assert found["$defs"]["D39"]["properties"]["a"] == {"$ref": "#/$defs/D40"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": 5},
+        {"allOf": [True]},
+        {"type": "object", "properties": 5},
+        {"type": "string", "format": [1]},
+        {"type": "string", "description": 5, "minLength": 1},
+        {"$ref": "#/$defs/A", "$defs": {"A": True}},
+        {"$ref": "#/$defs/A", "$defs": 5},
+        {"$ref": "#/$defs/A", "$defs": ["A"]},
+    ],
+)
+def test_what_is_no_schema_is_refused_as_one_that_cannot_be_taken(schema: dict[str, Any]) -> None:
+    take = Remembered(lambda given: translated(given, OPENAI_STRICT))
+
+    with pytest.raises(Untranslatable, match="no JSON schema"):
+        take(schema)
+
+
+def test_a_schema_without_end_is_refused_as_one_that_cannot_be_taken() -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(5_000):
+        schema = {"type": "array", "items": schema}
+
+    with pytest.raises(Untranslatable, match="nested too deeply"):
+        Remembered(lambda given: translated(given, OPENAI_STRICT))(schema)

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 
 from mainstay.errors import ProviderError
+from mainstay.model.codec import error_text
 from mainstay.model.llm import ModelRequest
 from mainstay.model.tool import ToolSpec
 from mainstay.providers.dialect import encode
@@ -30,6 +31,11 @@ SHAPING = frozenset({"patternProperties", "prefixItems", "allOf", "dependentSche
 NESTED = ("properties", "$defs", "patternProperties", "dependentSchemas")
 LISTED = ("anyOf", "allOf", "oneOf", "prefixItems")
 SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+
+
+WRITTEN_OUT = 5_000
+"""Parts of a schema after which definitions stay definitions. Each may use the next one twice, and so on: written out,
+thirty of them would have more parts than memory holds."""
 
 
 class Untranslatable(Exception):
@@ -89,18 +95,21 @@ def translated(schema: Mapping[str, Any], rules: SchemaRules) -> dict[str, Any]:
 
 
 class _Translation:
-    """One schema under way. `_kept` are the definitions that stay definitions: those that refer to themselves."""
+    """One schema under way. `_kept` are the definitions that stay definitions: those that refer to themselves, and all
+    that are met after `WRITTEN_OUT` parts."""
 
     def __init__(self, defs: Mapping[str, Any], rules: SchemaRules) -> None:
         self._defs, self._rules = defs, rules
         self._kept: dict[str, Any] = {}
-        self._open: list[str] = []  # definitions that are being written out, outermost first
+        self._looped: dict[str, bool] = {}
+        self._parts = 0
 
     def root(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = self._node({k: v for k, v in schema.items() if k != "$defs"}, "$")
         return {**found, "$defs": self._kept} if self._kept else found
 
     def _node(self, node: Any, place: str) -> Any:
+        self._parts += 1
         if node is True or node == {}:
             if self._rules.closed:
                 raise Untranslatable(place, "anything may stand here, and the API wants a type")
@@ -150,7 +159,8 @@ class _Translation:
         if "properties" not in out or out.get("additionalProperties") is True:
             raise Untranslatable(place, "its keys are not named, and the API wants all of them named")
         if rules.required:
-            optional = [name for name in out["properties"] if name not in out.get("required", ())]
+            required = set(out.get("required", ()))
+            optional = [name for name in out["properties"] if name not in required]
             if optional:
                 raise Untranslatable(f"{place}.properties.{optional[0]}", "it may be left out, and the API wants all")
         out["additionalProperties"] = False
@@ -159,14 +169,11 @@ class _Translation:
         name = str(node["$ref"]).removeprefix("#/$defs/")
         if name not in self._defs:
             raise Untranslatable(f"{place}.$ref", f"there is no definition {node['$ref']!r}")
-        if not self._recursive(name):
+        recursive = self._recursive(name)
+        if not recursive and self._parts < WRITTEN_OUT:
             beside = {key: value for key, value in node.items() if key != "$ref"}
-            self._open.append(name)
-            try:
-                return self._node({**self._defs[name], **beside}, place)
-            finally:
-                self._open.pop()
-        if not self._rules.recursion:
+            return self._node({**self._defs[name], **beside}, place)
+        if recursive and not self._rules.recursion:
             raise Untranslatable(f"{place}.$ref", f"{name!r} refers to itself, which the API does not take")
         if name not in self._kept:
             self._kept[name] = None  # known from here on: it refers to itself
@@ -175,6 +182,11 @@ class _Translation:
 
     def _recursive(self, name: str) -> bool:
         """Whether a definition comes back to itself."""
+        if name not in self._looped:
+            self._looped[name] = self._comes_back(name)
+        return self._looped[name]
+
+    def _comes_back(self, name: str) -> bool:
         seen: set[str] = set()
         waiting = list(_references(self._defs[name]))
         while waiting:
@@ -274,6 +286,10 @@ class Remembered(Generic[T]):
                 made: T | Untranslatable = self._make(schema)
             except Untranslatable as error:
                 made = error
+            except RecursionError:
+                made = Untranslatable("$", "it is nested too deeply")
+            except (TypeError, ValueError, AttributeError, LookupError) as error:  # schemas of others may be anything
+                made = Untranslatable("$", f"it is no JSON schema ({error_text(error)})")
             found = self._known[id(schema)] = (schema, made)
         if isinstance(found[1], Untranslatable):
             raise found[1].with_traceback(None)
