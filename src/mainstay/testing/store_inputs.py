@@ -49,6 +49,16 @@ class InputRules(StoreMachine):
         self.tick(step - 1)  # the clocks of two hosts need not agree
         assert self.send(self.accept_on(session, body, kind, worker=worker))["opened"]
 
+    @has(StoreMachine.idle)
+    @rule(n=index, body=bodies, kind=kinds, worker=maybe_workers)
+    def an_input_whose_turn_is_stuck_is_worked_on_by_nobody(
+        self, n: int, body: bytes, kind: Any, worker: str | None
+    ) -> None:
+        session = self.pick(self.idle(), n)
+        row = self.send(self.accept_on(session, body, kind, worker=worker, stuck="too deep"))["row"]
+        if kind != "note":
+            assert (row["state"], row["owner"], row["reason"]) == ("stuck", None, "too deep")
+
     @has(StoreMachine.turns)
     @rule(n=index, body=bodies, kind=kinds, worker=maybe_workers)
     def an_input_of_a_busy_session_waits(self, n: int, body: bytes, kind: Any, worker: str | None) -> None:

@@ -261,6 +261,10 @@ class Seen:
         self._bodies: dict[tuple[int, int, int], bytes] = {}
         self._stages: dict[tuple[int, int], str] = {}
 
+    def replaced(self, sid: int, turn: int, ordinal: int) -> None:
+        """The one record that may change: the last of a turn that is full."""
+        self._bodies.pop((sid, turn, ordinal), None)
+
     def look(self, row: SessionRow, history: list[tuple[int, int, bytes]], inbox: list[int]) -> None:
         self._check_row(row)
         if row.deleted:

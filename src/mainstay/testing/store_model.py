@@ -128,8 +128,10 @@ class StoreModel(ProcessModel):
         session.update(next=number + 1, updated=write.at)
         opens = write.kind in ("queue", "steer") and session["turn"] is None
         if opens:
-            session.update(turn=number, state="open", owner=write.worker, takeovers=0, cancel=None, reason=None)
-            if write.worker is not None:
+            worker = write.worker if write.stuck is None else None
+            state = "open" if write.stuck is None else "stuck"
+            session.update(turn=number, state=state, owner=worker, takeovers=0, cancel=None, reason=write.stuck)
+            if worker is not None:
                 session["generation"] += 1
         else:
             self.inbox.setdefault(session["sid"], {})[number] = [write.kind, None]
@@ -231,9 +233,11 @@ class StoreModel(ProcessModel):
         if session["cancel"] is not None and not write.cancelled:
             return {"cancel": session["cancel"]}
         self._need_blobs(write.blobs)
-        if not self._is_new(scope, write.nodes):
+        if write.over:
+            self.nodes[scope.sid, scope.turn][last.ordinal] = last.body
+        elif not self._is_new(scope, write.nodes):
             raise Refusal(InternalError)
-        self._record(scope, write.nodes, write.take, write.blobs)
+        self._record(scope, () if write.over else write.nodes, write.take, write.blobs)
         self._forget_waits(scope.sid)
         self._forget_deaths(scope.sid)
         session.update(head=scope.turn, takeovers=0, updated=write.at)

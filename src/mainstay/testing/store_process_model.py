@@ -400,7 +400,9 @@ class ProcessModel(ProcessLog):
             return None
         kind: InputKind = "queue" if write.turn else "note"
         agent = write.agent if session is None else session["agent"]
-        said = Accept(write.session_id, agent, write.body, write.op, write.at, kind, worker=write.worker)
+        said = Accept(
+            write.session_id, agent, write.body, write.op, write.at, kind, worker=write.worker, stuck=write.stuck
+        )
         accepted = self.accept(said)
         for wake in told:
             wake.update(state="enqueued", turn=accepted["turn"])

@@ -78,6 +78,7 @@ from mainstay.testing.store_values import (
     has,
     index,
     lives,
+    maybe_stuck,
     maybe_workers,
     requests,
     steps,
@@ -404,12 +405,15 @@ class OtherRules(ProcessMachine):
     # ------------------------------------------------------------------ wakes
 
     @has(ProcessMachine.pending)
-    @rule(n=index, turn=st.booleans(), count=st.integers(1, 3), worker=maybe_workers, body=bodies)
-    def a_session_is_told_once(self, n: int, turn: bool, count: int, worker: str | None, body: bytes) -> None:
+    @rule(n=index, turn=st.booleans(), count=st.integers(1, 3), how=maybe_stuck, body=bodies)
+    def a_session_is_told_once(
+        self, n: int, turn: bool, count: int, how: tuple[str | None, str | None], body: bytes
+    ) -> None:
+        worker, stuck = how
         session_id = self.pick(self.pending(), n)["session_id"]
         numbers = [wake["number"] for wake in self.pending() if wake["session_id"] == session_id][:count]
         body = b"told %d " % self.tick() + body
-        write = Deliver(session_id, "clerk", tuple(numbers), body, "op", self.now, turn, worker)
+        write = Deliver(session_id, "clerk", tuple(numbers), body, "op", self.now, turn, worker, stuck=stuck)
         answer = self.send(write)
         if isinstance(answer, dict):
             self.send_again(write, answer)

@@ -190,6 +190,19 @@ class TurnRules(StoreMachine):
         row = self.send(self.committing(session, some, take=taken))["row"]
         assert (row["head"], row["turn"]) == (turn, waiting[0] if waiting else None)
 
+    @has(uncancelled)
+    @rule(n=index, body=bodies)
+    def a_full_turn_is_closed_in_the_place_of_its_last_record(self, n: int, body: bytes) -> None:
+        session = self.pick(self.uncancelled(), n)
+        turn, append = session["turn"], self.appending(session, [body])
+        self.send(append)
+        last = Node(append.nodes[-1].ordinal, CLOSED + b"%d" % self.now)
+        self.seen.replaced(session["sid"], turn, last.ordinal)
+        over = Commit(append.scope, (last,), session["head"], self.tick(), over=True)
+        answer = self.send(over)
+        assert answer["row"]["head"] == turn
+        self.send(over, answer)
+
     @has(StoreMachine.held)
     @rule(n=index, off=st.sampled_from([-1, 1]))
     def a_commit_on_another_head_is_refused(self, n: int, off: int) -> None:

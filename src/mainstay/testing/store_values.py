@@ -34,6 +34,8 @@ bodies = st.one_of(
 large = st.binary(min_size=1, max_size=4).map(lambda b: (b * (1 << 20))[: 1 << 20])
 workers = st.sampled_from(WORKERS)
 maybe_workers = st.sampled_from([None, *WORKERS])
+maybe_stuck = st.sampled_from([(None, None), ("w1", None), ("w2", None), ("w1", "too deep"), (None, "too deep")])
+"""Who is to work on an input, and why nobody is."""
 lives = st.integers(0, 30_000)
 os_processes = st.sampled_from(["", "os-1", "os-1", "os-2"])
 agents = st.sampled_from(AGENTS)
