@@ -148,7 +148,7 @@ async def forked(path: str) -> None:
         os._exit(0)
     os.waitpid(child, 0)
     print_line(await turn(store, "mine", b"after the fork", 2))
-    print_line("dead" if lease.proven_dead(WorkerRow("w1", "", "", 0, 0)) else "alive")
+    print_line("dead" if await store.proven_dead(WorkerRow("w1", "", "", 0, 0)) else "alive")
     await store.close()
 
 

@@ -87,7 +87,7 @@ async def test_a_worker_whose_id_is_none_of_ours_is_dead_and_has_no_file(
     before = sorted(received.parent.rglob("*"))
 
     async with opened(received) as store:
-        gone = [store.lease("judge").proven_dead(row) for row in await store.workers()]
+        gone = [await store.proven_dead(row) for row in await store.workers()]
 
     assert all(gone)
     assert victim.read_bytes() == VICTIM
@@ -140,7 +140,7 @@ async def test_locks_of_workers_are_not_made_or_removed_through_a_linked_folder(
         with pytest.raises(StoreUnavailable, match="it is a link"):
             store.lease("mine").hold()
         (row,) = await store.workers()
-        assert not store.lease("judge").proven_dead(row)
+        assert not await store.proven_dead(row)
 
     assert [file.name for file in victim.parent.iterdir()] == ["victim"]
 
@@ -150,7 +150,7 @@ async def test_a_link_in_place_of_a_workers_lock_proves_nothing(received: Path, 
     (received.parent / "agent.db-workers" / "w-1").symlink_to(victim)
 
     async with opened(received) as store:
-        assert not store.lease("judge").proven_dead(WorkerRow("w-1", "", "", 1, 1))
+        assert not await store.proven_dead(WorkerRow("w-1", "", "", 1, 1))
         with pytest.raises(StoreUnavailable, match="it is a link"):
             store.lease("w-1").hold()
 

@@ -214,7 +214,7 @@ async def find_process(store: Store, given: str) -> ProcessRow:
 
 async def dead_workers(store: Store) -> dict[str, bool]:
     """Every known worker, and whether it is proven dead."""
-    return {w.id: store.lease(w.id).proven_dead(w) for w in await store.workers()}
+    return {w.id: await store.proven_dead(w) for w in await store.workers()}
 
 
 async def condition(store: Store, row: SessionRow, dead: dict[str, bool]) -> str:

@@ -153,7 +153,7 @@ class Worker:
             if beat != row.beat:
                 since = now
                 self._seen[row.id] = (row.beat, now)
-            if self._lease.proven_dead(row):
+            if await self._store.proven_dead(row):
                 found[row.id] = f"worker {row.id} (pid {row.pid} on {row.host}) holds its lease no more"
             elif now - since > row.term_ms / 1000:
                 found[row.id] = None
@@ -176,9 +176,12 @@ class Worker:
         if suspect:
             self.suspect = scope
 
-    def died_meanwhile(self) -> bool:
+    async def died_meanwhile(self) -> bool:
         """Whether a worker that lived when its row was last read has died. Reads no row: a death writes nothing."""
-        return any(self._lease.proven_dead(row) for row in self._living)
+        for row in self._living:
+            if await self._store.proven_dead(row):
+                return True
+        return False
 
     async def is_offered(self, agent: str) -> bool:
         """Whether a living worker, this one or another, takes up turns of this agent by itself."""

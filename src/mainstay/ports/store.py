@@ -109,8 +109,6 @@ class WorkerLease(Protocol):
 
     def drop(self) -> None: ...
 
-    def proven_dead(self, worker: WorkerRow) -> bool: ...
-
 
 class BlobStore(Protocol):
     """Bytes by their SHA-256. `put` is durable when it returns and safe to repeat; repeated, it makes a blob young."""
@@ -177,6 +175,11 @@ class Store(SessionReads, ProcessReads, Protocol):
         ...
 
     def lease(self, worker_id: str) -> WorkerLease: ...
+
+    async def proven_dead(self, worker: WorkerRow) -> bool:
+        """Whether the lease of a worker is known to have ended. False also when that cannot be found out: then the
+        worker's term decides."""
+        ...
 
 
 @runtime_checkable

@@ -98,7 +98,7 @@ class Watch:
             await self._worker.speak()  # a writing transaction sees that the copy was restored; an idle one has none
         due = clock.monotonic() - self._judged >= self._worker.terms.renewal / 2
         # A killed worker writes nothing that `changed` would show; the lock that it held is free.
-        due = due or self._worker.died_meanwhile() or await self._has_room()
+        due = due or await self._worker.died_meanwhile() or await self._has_room()
         if first or changed or due:
             self._judged = clock.monotonic()
             if self._runs:

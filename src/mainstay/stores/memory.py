@@ -519,6 +519,9 @@ class MemoryStore:
     def lease(self, worker_id: str) -> MemoryLease:
         return MemoryLease(self.rows, worker_id)
 
+    async def proven_dead(self, worker: WorkerRow) -> bool:
+        return worker.id not in self.rows.alive
+
     @property
     def blobs(self) -> MemoryBlobs:
         return MemoryBlobs(self.rows, self._now)
@@ -535,9 +538,6 @@ class MemoryLease:
 
     def drop(self) -> None:
         self._rows.alive.discard(self._id)
-
-    def proven_dead(self, worker: WorkerRow) -> bool:
-        return worker.id not in self._rows.alive
 
 
 class MemoryBlobs:

@@ -50,7 +50,7 @@ from mainstay.stores.sqlite.records import (
     wake_row,
     worker_row,
 )
-from mainstay.stores.sqlite.worker_lease import FileLease
+from mainstay.stores.sqlite.worker_lease import FileLease, is_freed
 from mainstay.stores.threads import NO_THREAD, in_thread
 
 R = TypeVar("R")
@@ -355,6 +355,9 @@ class SqliteStore:
 
     def lease(self, worker_id: str) -> FileLease:
         return FileLease(self.path, worker_id)
+
+    async def proven_dead(self, worker: WorkerRow) -> bool:
+        return is_freed(self.path, worker)
 
 
 async def _whole(make: Callable[..., WriterFile], *arguments: Any) -> WriterFile:

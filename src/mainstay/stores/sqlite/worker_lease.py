@@ -48,28 +48,31 @@ class FileLease:
                 (self._folder / self._id).unlink()
         self._descriptor = None
 
-    def proven_dead(self, worker: WorkerRow) -> bool:
-        """False also when it cannot be told, for want of a descriptor or of permission: then its term decides."""
-        if not _is_ours(worker.id):
-            return True
-        path = self._folder / worker.id
-        try:
-            check_folder(self._folder)
-            descriptor = open_file(path, os.O_RDWR)
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        else:
-            with contextlib.suppress(OSError):  # where it may not be removed it is proof all the same
-                path.unlink()  # ids are used once: no process will lock it again
-            return True
-        finally:
-            os.close(descriptor)
+
+def is_freed(database: Path, worker: WorkerRow) -> bool:
+    """Whether the lock of a worker is free. False also when it cannot be told, for want of a descriptor or of
+    permission."""
+    if not _is_ours(worker.id):
+        return True
+    folder = Path(f"{database}-workers")
+    path = folder / worker.id
+    try:
+        check_folder(folder)
+        descriptor = open_file(path, os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    else:
+        with contextlib.suppress(OSError):  # where it may not be removed it is proof all the same
+            path.unlink()  # ids are used once: no process will lock it again
+        return True
+    finally:
+        os.close(descriptor)
 
 
 def _is_ours(worker_id: object) -> bool:

@@ -219,6 +219,9 @@ class InstrumentedStore:
     def secret(self) -> bytes:
         return self.inner.secret()
 
+    async def proven_dead(self, worker: WorkerRow) -> bool:
+        return await self.inner.proven_dead(worker)
+
     def lease(self, worker_id: str) -> WorkerLease:
         lease = self.inner.lease(worker_id)
         # As the kernel does for a killed process: its lock is released.
@@ -264,9 +267,6 @@ class InstrumentedLease:
     def process(self) -> str:
         """An id of its own for each incarnation, also where all of them run in one OS process."""
         return f"{self._inner.process}.{self._faults.incarnation}"
-
-    def proven_dead(self, worker: WorkerRow) -> bool:
-        return self._inner.proven_dead(worker)
 
 
 class InstrumentedProvider:
