@@ -201,6 +201,10 @@ class _Incarnation:
 # ---------------------------------------------------------------------- everywhere
 
 
+MAX_UNREACHED = 0.1
+"""The share of points that a report may miss."""
+
+
 class Row(Struct, frozen=True):
     """One kill and what it cost.
 
@@ -250,7 +254,11 @@ class Report(Struct, frozen=True):
 
     @property
     def problems(self) -> list[str]:
-        return [f"{row.crash}: {problem}" for row in self.rows for problem in row.problems]
+        """Broken promises; and that so many points were not reached that the others say little."""
+        found = [f"{row.crash}: {problem}" for row in self.rows for problem in row.problems]
+        if len(self.unreached) > MAX_UNREACHED * len(self.rows):
+            found.append(f"{len(self.unreached)} of {len(self.rows)} points were not reached")
+        return found
 
     def __str__(self) -> str:
         points = len({row.crash.point for row in self.rows})
