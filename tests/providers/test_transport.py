@@ -114,8 +114,28 @@ async def test_an_idle_connection_that_the_server_gave_up_is_not_used(after: byt
         (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + OK, True),
         (b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nhi", False),
         (b"HTTP/1.0 200 OK\r\n\r\nhi", False),
+        (b"HTTP/1.1 200 OK\r\n\r\nhi", False),
+        (b"HTTP/1.1 200\r\ncontent-length: 2\r\n\r\nhi", True),
+        (b"HTTP/1.1 200 OK\ncontent-length: 2\n\nhi", True),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2, 2\r\n\r\nhi", True),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx: a\r\n  b\r\n\r\nhi", True),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 60_000 + b"\r\ncontent-length: 2\r\n\r\nhi", True),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n", True),
     ],
-    ids=["length", "chunked", "informational", "close", "until the end"],
+    ids=[
+        "length",
+        "chunked",
+        "informational",
+        "close",
+        "until the end",
+        "until the end of HTTP/1.1",
+        "no reason",
+        "bare line feeds",
+        "length twice",
+        "folded header",
+        "large head",
+        "chunked and a length that is wrong",
+    ],
 )
 async def test_every_way_to_frame_a_body_is_read(reply: bytes, reused: bool) -> None:
     async with served(always(reply, close=not reused)) as (client, connections):
@@ -140,13 +160,61 @@ async def test_a_response_that_is_cut_off_anywhere_is_an_error(cut: int) -> None
         b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000,
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nhi",
+        b"HTTP/1.1 200 OK\r\ncontent-length: -2\r\n\r\nhi",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nhi",
+        b"HTTP/1.1 200 OK\r\nbad header\r\n\r\nhi",
     ],
-    ids=["nothing", "another protocol", "endless head", "no chunk", "another protocol that nobody asked for"],
+    ids=[
+        "nothing",
+        "another protocol",
+        "endless head",
+        "no chunk",
+        "another protocol that nobody asked for",
+        "two lengths",
+        "less than nothing",
+        "an unknown way to frame",
+        "no header",
+    ],
 )
 async def test_what_is_no_response_is_an_error(reply: bytes) -> None:
     async with served(always(reply)) as (client, _):
         with pytest.raises(httpx2.RemoteProtocolError):
             await client.get("/")
+
+
+async def test_a_connection_whose_response_was_left_unread_is_not_used_again() -> None:
+    async with served(always(OK, close=False)) as (client, connections):
+        async with client.stream("GET", "/") as response:
+            assert response.status_code == 200
+        text = (await client.get("/")).text
+
+    assert (text, len(connections)) == ("hi", 2)
+
+
+async def test_what_a_server_says_beyond_its_response_is_not_the_next_one() -> None:
+    async with served(always(OK + OK.replace(b"hi", b"no"), close=False)) as (client, connections):
+        texts = [(await client.get("/")).text for _ in range(2)]
+
+    assert (texts, len(connections)) == (["hi", "hi"], 2)
+
+
+async def test_a_request_under_way_outlives_that_idle_connections_are_closed() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        begun.set()
+        await go_on.wait()
+        writer.write(OK)
+
+    async with served(serve) as (client, _):
+        pending = asyncio.create_task(client.get("/"))
+        await begun.wait()
+        await client._transport.aclose()
+        go_on.set()
+
+        assert (await pending).text == "hi"
 
 
 async def test_an_answer_that_comes_before_the_whole_request_was_sent_is_read() -> None:

@@ -228,8 +228,13 @@ class _Connection(asyncio.Protocol):
     # ------------------------------------------------------------------ between requests
 
     def begin_again(self) -> bool:
-        """Make it ready for another request; False where the last one is not over, or the server wants no more."""
-        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+        """Make it ready for another request; False where the last one is not over, the server wants no more, or has
+        said more than its response: that would be taken for the answer to the next request."""
+        if (
+            self._http.our_state is not h11.DONE
+            or self._http.their_state is not h11.DONE
+            or self._http.trailing_data[0]
+        ):
             return False
         self._http.start_next_cycle()
         self._idle_since = self._loop.time()
