@@ -454,6 +454,12 @@ def status_error(status: int, headers: Mapping[str, str], message: str, kind: st
     """What an API's refusal means for the turn: ask again, stop, or shrink what is asked."""
     said = f"{message} (HTTP {status}{f', {kind}' if kind else ''})"
     told = f"{kind} {message}"
+    if 300 <= status < 400 and "location" in headers:
+        where = f"{headers['location']!r:.200}"
+        return ProviderError(
+            f"the provider redirects to {where}, and no key is sent after a redirect: set base_url (HTTP {status})",
+            code="invalid_base_url",
+        )
     if status in (401, 403):
         return ProviderError(f"the provider did not accept the key: {said}", code="authentication")
     if status == 404:
@@ -480,7 +486,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     try:
         until, now = (parsedate_to_datetime(headers[name]) for name in ("retry-after", "date"))
         return max((until - now).total_seconds(), 0.0)
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, OverflowError):
         return None
 
 
@@ -551,6 +557,6 @@ def _seconds_until(text: str, date: str) -> float | None:
             return sum([float(number) * _UNITS[unit] for number, unit in pieces])
         try:
             return max((datetime.fromisoformat(text) - parsedate_to_datetime(date)).total_seconds(), 0.0)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             return None
     return seconds if 0 <= seconds < _EPOCH else None

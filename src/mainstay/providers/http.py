@@ -20,9 +20,10 @@ import os
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Protocol, TypeAlias
+from urllib.parse import quote, unquote
 from urllib.request import getproxies
 
-from mainstay.errors import InternalError, MissingExtra, ProviderError
+from mainstay.errors import InternalError, InvalidDefinition, MissingExtra, ProviderError, quoted
 from mainstay.model.llm import Delta, ModelRequest
 from mainstay.model.media import OpenFile, Stored
 from mainstay.ports.provider import no_token_count
@@ -53,6 +54,9 @@ ERROR_SECONDS = 10.0
 """How long the body of a refusal is read: what it means is told by its status and its first words."""
 
 MAX_ERROR = 64 * 1024
+
+MAX_ANSWER = 256 * 1024 * 1024
+"""Bytes of one answer on the wire, a few hundred for every token: a reader keeps some of them until the end."""
 
 FILE_STEP = 3 * 64 * 1024
 """Bytes of a file that are made base64 at once: a multiple of three, so that the pieces join without padding."""
@@ -144,8 +148,9 @@ class HttpProvider:
         self.name = f"{name}:{model}"
         self._timeouts = Timeouts() if timeouts is None else timeouts
         self.model, self.dialect = model, dialect
-        self._base, self._authorise = base_url.rstrip("/"), authorise
-        self._headers, self._http2 = dict(headers or {}), http2
+        self._base, self._login = _without_login(base_url)
+        self._authorise = authorise
+        self._headers, self._http2 = _checked_headers(headers), http2
         self._loops: dict[asyncio.AbstractEventLoop, _Shared] = {}
 
     def __repr__(self) -> str:
@@ -271,11 +276,21 @@ class HttpProvider:
             kind = response.headers.get("content-type", "").lower()
             if kind.startswith(("text/html", "application/json")):
                 raise nonsense(f"{kind} in place of a stream", await _start_of(response, self._timeouts))
+            if (packed := response.headers.get("content-encoding", "identity").lower()) != "identity":
+                raise ProviderError(
+                    f"{self.name} sent its answer as {packed}, which it was asked not to do: a proxy at {self._base} "
+                    "that compresses answers must leave event streams as they are",
+                    code="provider_nonsense",
+                )
             # Read once, when the body is begun.
             sending.extensions["timeout"]["read"] = limits.silence
+            size = 0
             async for chunk in response.aiter_raw():
                 if clock() > end:  # one that never ends speaks at least this often: silence ends it too
                     raise too_slow(self.name, "did not complete its answer", "whole", limits.whole)
+                size += len(chunk)
+                if size > MAX_ANSWER:
+                    raise ProviderError(f"{self.name} sent {size:,} bytes: it is cut off", code="answer_too_large")
                 for delta in reader.feed(chunk):
                     yield delta
             yield reader.close()
@@ -322,10 +337,41 @@ class HttpProvider:
             **wire.headers,
             **self._headers,
         }
-        keys = await self._authorise(wire, url, body)
-        secrets += [value.removeprefix("Bearer ") for value in (*keys.values(), *self._headers.values())]
+        keys = {**await self._authorise(wire, url, body), **_basic(self._login)}
+        secrets += [value.partition(" ")[2] or value for value in keys.values()]
+        secrets += filter(None, [self._login.partition(":")[2]])
+        secrets += [value.removeprefix("Bearer ") for value in self._headers.values()]
         headers |= keys
         return client.build_request("POST", url, headers=headers, content=body())
+
+
+def _without_login(base_url: object) -> tuple[str, str]:
+    """The address without the name and password in it, and those: addresses are shown and logged, headers are not."""
+    if not isinstance(base_url, str):
+        raise InvalidDefinition(f"base_url={quoted(base_url)} is not usable: give an address, https://…")
+    scheme, found, rest = base_url.rstrip("/").partition("://")
+    where, slash, path = rest.partition("/")
+    login, _, host = where.rpartition("@")
+    return f"{scheme}{found}{host}{slash}{path}", unquote(login)
+
+
+def _basic(login: str) -> dict[str, str]:
+    """The header of a name and password; it goes before a key in the same one."""
+    return {"authorization": f"Basic {base64.b64encode(login.encode()).decode()}"} if login else {}
+
+
+def _checked_headers(headers: object) -> dict[str, str]:
+    """Extra headers of the host's. Their values may be keys: no message holds one."""
+    if headers is None:
+        return {}
+    if not isinstance(headers, Mapping):
+        raise InvalidDefinition("headers=… is not usable: give a dict of names and values")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidDefinition(f"the header {quoted(name)} is not usable: names and values are text")
+        if not (name + value).isascii() or not (name + value.replace("\t", "")).isprintable():
+            raise InvalidDefinition(f"the header {quoted(name)} is not usable: HTTP takes printable ASCII only")
+    return dict(headers)
 
 
 async def _sent(pieces: tuple[Piece, ...], open_file: OpenFile | None) -> AsyncIterator[bytes]:
@@ -347,17 +393,56 @@ async def _sent(pieces: tuple[Piece, ...], open_file: OpenFile | None) -> AsyncI
             yield base64.b64encode(rest)
 
 
+SHORTEST_START, SHORTEST_RUN = 8, 16
+"""How much of a secret is taken out of a message: its beginning where it was cut off, and any longer piece of it."""
+
+
 def _without(secrets: list[str], error: ProviderError) -> ProviderError:
-    """The error without keys, also where its text was cut off in the middle of one."""
+    """The error without keys, also where its text was cut off in the middle of one, or has it in another spelling."""
     text = str(error)
     for secret in secrets:
-        for size in range(len(secret), 7, -1):
+        for size in range(len(secret), SHORTEST_START - 1, -1):
             if secret[:size] in text:
-                text = text.replace(secret[:size], "[key]")
+                text = text.replace(secret[:size], KEY_MARK)
                 break
+    for spelling in [spelling for secret in secrets for spelling in _spellings(secret)]:
+        text = _without_runs(text, spelling)
     if text == str(error):
         return error
     return ProviderError(text, retryable=error.retryable, after=error.after, code=error.code)
+
+
+KEY_MARK = "[key]"
+
+
+def _spellings(secret: str) -> list[str]:
+    """How servers and proxies may quote it: as it is, in an address, in hexadecimal; and in base64, where it depends on
+    what stands before it."""
+    data = secret.encode()
+    return [
+        secret,
+        quote(secret, safe=""),
+        data.hex(),
+        *[base64.b64encode(bytes(shift) + data).decode().rstrip("=")[4 if shift else 0 : -1] for shift in range(3)],
+    ]
+
+
+def _without_runs(text: str, spelling: str) -> str:
+    """The text without what it has in common with a spelling, in upper or lower case, for `SHORTEST_RUN` characters or
+    more."""
+    known, seen = spelling.lower(), text.lower()
+    out: list[str] = []
+    start = at = 0
+    while at + SHORTEST_RUN <= len(seen):
+        end = at + SHORTEST_RUN
+        if seen[at:end] not in known:
+            at += 1
+            continue
+        while end < len(seen) and seen[at : end + 1] in known:
+            end += 1
+        out += [text[start:at], KEY_MARK]
+        start = at = end
+    return "".join([*out, text[start:]])
 
 
 async def _start_of(response: httpx2.Response, limits: Timeouts) -> bytes:

@@ -157,8 +157,10 @@ SERVICES: dict[str, Service] = {
 }
 
 
-def check(model: str) -> None:
+def check(model: object) -> None:
     """Refuse a model string that names no service, or one whose package is missing, before anything runs."""
+    if not isinstance(model, str):
+        raise InvalidDefinition(f"{quoted(model)} names no model: write a string, 'provider:model'")
     name, colon, which = model.partition(":")
     if not colon or not which.strip():
         raise InvalidDefinition(
@@ -198,6 +200,8 @@ def provider(
         return made
     from mainstay.providers.http import HttpProvider, KeyHeader, no_key  # noqa: PLC0415  # needs the extra
 
+    if base_url is not None and not isinstance(base_url, str):
+        raise InvalidDefinition(f"base_url={quoted(base_url)} is not usable: give an address, https://…")
     service = SERVICES[name]
     where = base_url or os.environ.get(service.base_url_variable) or service.base_url
     if service.dialect == "bedrock":

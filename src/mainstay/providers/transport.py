@@ -181,11 +181,15 @@ class _Connection(asyncio.Protocol):
             data = self._http.send(h11.Data(data=piece)) or b""
             self._socket.write(data if head is None else head + data)  # small requests leave in one packet
             head = None
-            while self._full:
+            while self._full and not self._refused():
                 await self._wait(timeouts.get("write"), httpx2.WriteTimeout)
-            if self._ended:
+            if self._ended or self._refused():
                 return
         self._socket.write((head or b"") + (self._http.send(h11.EndOfMessage()) or b""))
+
+    def _refused(self) -> bool:
+        """Whether a refusal has come: a server that has sent one may read no more of the request, and not close."""
+        return bool(self._received) and self._received[0][9:10] in (b"3", b"4", b"5")  # of "HTTP/1.1 413 …"
 
     async def response(self, timeouts: dict[str, float | None]) -> h11.Response:
         while True:
