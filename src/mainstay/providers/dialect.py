@@ -377,7 +377,7 @@ def unsupported(part: File, who: str, takes: str) -> NoReturn:
 
 def parsed_args(text: str) -> tuple[dict[str, Any], str | None]:
     """A call's arguments; and the text itself where it is no JSON object."""
-    if not text.strip():
+    if text.strip() in ("", "null"):  # what some models write for a tool without parameters
         return {}, None
     try:
         args = msgspec.json.decode(text)
@@ -438,16 +438,29 @@ def too_slow(who: str, what: str, setting: str, seconds: float) -> ProviderError
 
 # ---------------------------------------------------------------------- what went wrong
 
-RETRYABLE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+RETRYABLE = frozenset({408, 409, 424, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 
 OVERFLOW = re.compile(
     r"prompt is too long|context.{0,10}(window|length)|maximum.{0,20}tokens|too many (input )?tokens|input is too long"
-    r"|token count.{0,40}exceeds|exceeds?.{0,30}(context|token limit)|reduce the length",
+    r"|token count.{0,40}exceeds|exceeds?.{0,30}(context|token limit)|reduce the length|maximum prompt length"
+    r"|max_new_tokens|too many total text bytes",
     re.IGNORECASE,
 )
+TOO_MUCH_ASKED = re.compile(r"^\W{0,3}max_(completion_|output_)?tokens\W{0,3} (must be|is too)", re.IGNORECASE)
+"""About the setting `max_tokens`, though the context window is mentioned: no shorter conversation would help."""
 OVERFLOW_KINDS = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 """Said with any status, also in the middle of a stream."""
 QUOTA = re.compile(r"insufficient_quota|billing|credit balance|exceeded your current quota|spend limit|payment", re.I)
+SPENT = re.compile(r"credit balance is too low|ServiceQuotaExceeded|insufficient (credit|balance)", re.IGNORECASE)
+"""Said of a spent quota with statuses that mean something else as a rule."""
+LIMITED = re.compile(r"rate limit reached|try again in \d", re.IGNORECASE)
+"""Said of a limit that passes, in texts that go on to advertise a larger one with a link to the billing page."""
+FILTERED_KINDS = frozenset({"content_filter", "content_policy_violation", "invalid_prompt"})
+FILTERED = re.compile(
+    r"content management policy|content filtering policy|(input|prompt) was flagged|requires moderation", re.IGNORECASE
+)
+MALFORMED_KINDS = frozenset({"tool_use_failed", "output_parse_failed", "json_validate_failed"})
+"""The model wrote something that the server could not read: another attempt may be better."""
 
 
 def status_error(status: int, headers: Mapping[str, str], message: str, kind: str = "") -> ProviderError:
@@ -460,18 +473,53 @@ def status_error(status: int, headers: Mapping[str, str], message: str, kind: st
             f"the provider redirects to {where}, and no key is sent after a redirect: set base_url (HTTP {status})",
             code="invalid_base_url",
         )
+    if kind in MALFORMED_KINDS:
+        return ProviderError(f"the model's answer could not be read: {said}", retryable=True, code="malformed_answer")
+    if kind in FILTERED_KINDS or (status in (400, 403) and FILTERED.search(message)):
+        return ProviderError(f"a content filter stopped the request: {said}", code="filtered")
+    if status == 402 or (status in (400, 403) and SPENT.search(told)):
+        return ProviderError(f"the account's quota is spent: {said}", code="quota")
     if status in (401, 403):
         return ProviderError(f"the provider did not accept the key: {said}", code="authentication")
     if status == 404:
         return ProviderError(f"the provider knows no such model or address: {said}", code="unknown_model")
-    if status == 413 or kind in OVERFLOW_KINDS or (status in (400, 422) and OVERFLOW.search(told)):
+    if _does_not_fit(status, kind, message):
         return ProviderError(f"the conversation does not fit the model: {said}", code="context_overflow")
-    if status in (402, 429) and QUOTA.search(told):
+    if status == 429 and QUOTA.search(told) and not LIMITED.search(message):
         return ProviderError(f"the account's quota is spent: {said}", code="quota")
-    if status in RETRYABLE:
+    wanted = headers.get("x-should-retry", "")
+    if status in RETRYABLE or wanted == "true":
         code = "rate_limited" if status == 429 else "overloaded"
-        return ProviderError(said, retryable=True, after=retry_after(headers), code=code)
+        return ProviderError(said, retryable=wanted != "false", after=retry_after(headers), code=code)
     return ProviderError(f"the provider refused the request: {said}", code="invalid_request")
+
+
+def _does_not_fit(status: int, kind: str, message: str) -> bool:
+    if status == 413 or kind in OVERFLOW_KINDS:
+        return True
+    if status == 429:  # more tokens in one request than a minute has: no wait would help
+        return message.lower().startswith("request too large")
+    return status in (400, 422) and bool(OVERFLOW.search(f"{kind} {message}")) and not TOO_MUCH_ASKED.search(message)
+
+
+def hidden_status(body: bytes) -> int | None:
+    """The status that an error should have had which came as an answer, with 200; None where the body tells none."""
+    try:
+        found = msgspec.json.decode(body)
+    except UNREADABLE:
+        return None
+    found = found[0] if isinstance(found, list) and found else found
+    error = found.get("error") if isinstance(found, dict) else None
+    if not error:
+        return None
+    return status_in(error.get("code") if isinstance(error, dict) else found.get("code")) or 500
+
+
+def status_in(code: object) -> int | None:
+    """A status that an error tells as its code: a number, or the digits of one."""
+    if isinstance(code, str) and code.isdecimal():
+        code = int(code[:4])
+    return code if type(code) is int and 400 <= code < 600 else None
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

@@ -34,6 +34,7 @@ from mainstay.providers.dialect import (
     Piece,
     Timeouts,
     Wire,
+    hidden_status,
     nonsense,
     rate_report,
     too_slow,
@@ -275,7 +276,10 @@ class HttpProvider:
                 )
             kind = response.headers.get("content-type", "").lower()
             if kind.startswith(("text/html", "application/json")):
-                raise nonsense(f"{kind} in place of a stream", await _start_of(response, self._timeouts))
+                body = await _start_of(response, self._timeouts)
+                if (status := hidden_status(body)) is not None:
+                    raise self.dialect.failure(status, response.headers, body)
+                raise nonsense(f"{kind} in place of a stream", body)
             if (packed := response.headers.get("content-encoding", "identity").lower()) != "identity":
                 raise ProviderError(
                     f"{self.name} sent its answer as {packed}, which it was asked not to do: a proxy at {self._base} "
