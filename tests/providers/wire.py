@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from mainstay.model.llm import ModelResponse, Usage
-from mainstay.model.message import ProviderPart, Text, ToolCall
+from mainstay.model.message import ProviderPart, Reasoning, Text, ToolCall
 from mainstay.providers.anthropic import AnthropicMessages
 from mainstay.providers.bedrock import BedrockConverse
 from mainstay.providers.dialect import Dialect
@@ -77,6 +77,11 @@ def _anthropic(*blocks: tuple[dict[str, Any], list[dict[str, Any]]], stop: str =
     return Reply.sse(*[(n, {"type": n, **d}) for n, d in [*events, ("message_delta", ending), ("message_stop", {})]])
 
 
+def _nameless(reply: Reply) -> Reply:
+    lines = [line for line in reply.body.splitlines(keepends=True) if not line.startswith(b"event:")]
+    return Reply(body=b"".join(lines), headers=reply.headers)
+
+
 def _text(*pieces: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return {"type": "text", "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces]
 
@@ -113,6 +118,13 @@ RAN = {
         "return_code": 0,
         "content": [],
     },
+}
+
+ECHOED = {
+    "type": "mcp_tool_result",
+    "tool_use_id": "mcptoolu_1",
+    "is_error": False,
+    "content": [{"type": "text", "text": "you said x"}],
 }
 
 ANTHROPIC_ANSWERS = {
@@ -240,6 +252,110 @@ ANTHROPIC_ANSWERS = {
         ),
     ),
     "empty": Answer(_anthropic(), said("", A_USAGE)),
+    "events without names": Answer(_nameless(_anthropic(_text("Hi"))), said("Hi", A_USAGE)),
+    "a beginning that says nothing": Answer(
+        Reply.sse(
+            *[
+                (event["type"], event)
+                for event in (
+                    {"type": "message_start"},
+                    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+                    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hi"}},
+                    {"type": "content_block_stop", "index": 0},
+                    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 7}},
+                    {"type": "message_stop"},
+                )
+            ]
+        ),
+        said("Hi", Usage(None, 7)),
+    ),
+    "cited text": Answer(
+        _anthropic(
+            (
+                {"type": "text", "text": "", "citations": []},
+                [
+                    {"type": "citations_delta", "citation": {"type": "char_location", "cited_text": "rain"}},
+                    {"type": "text_delta", "text": "It rains."},
+                ],
+            )
+        ),
+        said("It rains.", A_USAGE),
+    ),
+    "thinking that was cut off before its signature": Answer(
+        _anthropic(
+            ({"type": "thinking", "thinking": "", "signature": ""}, [{"type": "thinking_delta", "thinking": "First"}]),
+            stop="max_tokens",
+        ),
+        ModelResponse(parts=(Reasoning("First"),), usage=A_USAGE, stop="length", model=MODEL),
+        "First",
+    ),
+    "thinking that is not shown": Answer(
+        _anthropic(
+            (
+                {"type": "thinking", "thinking": "", "signature": ""},
+                [{"type": "thinking_delta", "thinking": ""}, {"type": "signature_delta", "signature": "c2ln"}],
+            ),
+            _text("Done."),
+        ),
+        ModelResponse(
+            parts=(
+                ProviderPart("anthropic", MODEL, "thinking", '{"type":"thinking","thinking":"","signature":"c2ln"}'),
+                Text("Done."),
+            ),
+            usage=A_USAGE,
+            model=MODEL,
+        ),
+    ),
+    "blocks that begin with what they say": Answer(
+        _anthropic(
+            ({"type": "thinking", "thinking": "First, look.", "signature": "c2ln"}, []),
+            ({"type": "text", "text": "Two"}, [{"type": "text_delta", "text": " things."}]),
+            ({"type": "tool_use", "id": "toolu_1", "name": "get", "input": {"n": 1}}, []),
+            stop="tool_use",
+        ),
+        ModelResponse(
+            parts=(
+                ProviderPart("anthropic", MODEL, "thinking", THINKING, "First, look."),
+                Text("Two things."),
+                ToolCall("toolu_1", "get", {"n": 1}),
+            ),
+            usage=A_USAGE,
+            stop="tool_calls",
+            model=MODEL,
+        ),
+        "First, look.",
+    ),
+    "a tool on a server of the user's": Answer(
+        _anthropic(
+            (
+                {"type": "mcp_tool_use", "id": "mcptoolu_1", "name": "echo", "server_name": "own", "input": {}},
+                [{"type": "input_json_delta", "partial_json": '{"q":"x"}'}],
+            ),
+            (ECHOED, []),
+            _text("x"),
+        ),
+        ModelResponse(
+            parts=(
+                ProviderPart(
+                    "anthropic",
+                    MODEL,
+                    "mcp_tool_use",
+                    '{"type":"mcp_tool_use","id":"mcptoolu_1","name":"echo","server_name":"own","input":{"q":"x"}}',
+                    'echo: {"q":"x"}',
+                ),
+                ProviderPart(
+                    "anthropic",
+                    MODEL,
+                    "mcp_tool_result",
+                    msgspec.json.encode(ECHOED).decode(),
+                    "mcp returned:\nyou said x",
+                ),
+                Text("x"),
+            ),
+            usage=A_USAGE,
+            model=MODEL,
+        ),
+    ),
     "half a call": Answer(
         _anthropic(_tool("toolu_1", "get", '{"city": "Pa'), stop="tool_use"),
         ModelResponse(
@@ -260,6 +376,53 @@ ANTHROPIC_FAILURES = {
     ),
     "hard quota": Failure(
         _anthropic_error(429, "rate_limit_error", "Your credit balance is too low"), "quota", says="credit balance"
+    ),
+    "spent credit": Failure(
+        _anthropic_error(
+            400,
+            "invalid_request_error",
+            "Your credit balance is too low to access the Anthropic API. Please go to Plans & Billing to upgrade.",
+        ),
+        "quota",
+    ),
+    "prompt and answer too long together": Failure(
+        _anthropic_error(
+            400,
+            "invalid_request_error",
+            "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000, decrease input length",
+        ),
+        "context_overflow",
+    ),
+    "more output than the model can write": Failure(
+        _anthropic_error(
+            400,
+            "invalid_request_error",
+            "max_tokens: 100000 > 64000, which is the maximum allowed number of output tokens for m-1",
+        ),
+        "invalid_request",
+    ),
+    "filtered answer": Failure(
+        _anthropic_error(400, "invalid_request_error", "Output blocked by content filtering policy"), "filtered"
+    ),
+    "a server that forbids another attempt": Failure(
+        _anthropic_error(429, "rate_limit_error", "not now", x_should_retry="false"), "rate_limited"
+    ),
+    "a server that wants another attempt": Failure(
+        _anthropic_error(418, "api_error", "try again", x_should_retry="true"), "overloaded", True
+    ),
+    "a gateway's page": Failure(
+        Reply(
+            status=524,
+            body=b"<!DOCTYPE html><html><title>524: A timeout occurred</title></html>",
+            headers={"content-type": "text/html"},
+        ),
+        "overloaded",
+        True,
+    ),
+    "an error of a proxy with status 200": Failure(
+        Reply.error(200, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}),
+        "overloaded",
+        True,
     ),
     "wrong key": Failure(_anthropic_error(401, "authentication_error", "invalid x-api-key"), "authentication"),
     "unknown model": Failure(_anthropic_error(404, "not_found_error", "model: m-1"), "unknown_model"),

@@ -331,13 +331,13 @@ class _Usage(Struct):
     output_tokens_details: _OutputDetails | None = None
 
 
-class _Begun(Struct):
+class _Begun(Struct, frozen=True):
     model: str = ""
     usage: _Usage | None = None
 
 
 class _MessageStart(Struct):
-    message: _Begun
+    message: _Begun = _Begun()  # a gateway of Amazon's sends one without
 
 
 class _BlockStart(Struct):
@@ -401,6 +401,13 @@ ERROR_STATUS = {
 """What an error event in the middle of a stream would have been as a status."""
 
 
+class _Type(Struct):
+    type: str = ""
+
+
+_type_of = msgspec.json.Decoder(_Type)
+
+
 class _OpenBlock:
     """A content block that is being written."""
 
@@ -429,10 +436,10 @@ class AnthropicReader:
     def feed(self, chunk: bytes) -> Iterable[Delta]:
         out: list[Delta] = []
         for name, data in self._sse.feed(chunk):
-            decoder = DECODERS.get(name)
-            if decoder is None:
-                continue
             try:
+                decoder = DECODERS.get(name or _type_of.decode(data).type)  # some gateways leave the names out
+                if decoder is None:
+                    continue
                 event = decoder.decode(data)
             except UNREADABLE:
                 raise nonsense(f"a {name} event that cannot be read", data) from None
@@ -471,6 +478,8 @@ class AnthropicReader:
                     out.append(CallPiece(self._calls[index], str(block.start.get("name", "")), ""))
                 elif block.kind == "text" and block.text[0]:
                     out.append(block.text[0])
+                elif block.kind == "thinking" and block.text[0]:
+                    out.append(Reasoning(block.text[0]))
             case _BlockStop(index):
                 ended = self._open.pop(index, None)
                 if ended is not None:
@@ -495,6 +504,9 @@ class AnthropicReader:
                 given = block.start.get("input")
                 args, raw = parsed_args("".join(block.json)) if block.json else (given or {}, None)
                 return ToolCall(str(block.start.get("id", "")), str(block.start.get("name", "")), args, raw)
+            case "thinking" if not any(block.signature):
+                # The API refuses one without a signature, and the session with it: it goes back in words.
+                return Reasoning(text)
             case "thinking":
                 body = {"type": "thinking", "thinking": text, "signature": "".join(block.signature)}
                 return ProviderPart(self.name, self._model, "thinking", encode(body).decode(), text)
@@ -537,10 +549,14 @@ class AnthropicReader:
 def _did(block: dict[str, Any]) -> str:
     """What a tool of the provider's was asked, or what it gave, in words for another provider."""
     kind, content = str(block.get("type", "")), block.get("content")
-    if kind == "server_tool_use":
+    if kind in ("server_tool_use", "mcp_tool_use"):
         return told_in_words(f"{block.get('name')}: {encode(block.get('input')).decode()}")
     if not kind.endswith("_tool_result"):
         return ""
+    if kind == "mcp_tool_result" and isinstance(content, list):
+        return told_in_words(
+            "mcp returned:", *[str(each.get("text", "")) for each in content if isinstance(each, dict)]
+        )
     if isinstance(content, list):  # what a search found; the text of it is encrypted
         found = [f"{each.get('title', '')} {each.get('url', '')}" for each in content if isinstance(each, dict)]
         return told_in_words(f"{kind.removesuffix('_tool_result')} found:", *found)
