@@ -511,6 +511,25 @@ COMPUTED = {
     "outputs": [{"type": "logs", "logs": "42\n"}],
 }
 
+PLAIN = {**R_ITEM, "encrypted_content": None}
+HIDDEN = {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "Z2VoZWlt"}
+FILES_SEARCHED = {
+    "type": "file_search_call",
+    "id": "fs_1",
+    "status": "completed",
+    "queries": ["Paris"],
+    "results": [{"file_id": "file_1", "filename": "weather.txt", "text": "wet"}],
+}
+REMOTE = {
+    "type": "mcp_call",
+    "id": "mcp_1",
+    "name": "echo",
+    "server_label": "own",
+    "arguments": "{}",
+    "output": "you said x",
+    "error": None,
+}
+
 OPENAI_ANSWERS = {
     "text": Answer(_responses(_words("Grüße, Welt 😀")), said("Grüße, Welt 😀", O_USAGE)),
     "tool": Answer(
@@ -578,6 +597,65 @@ OPENAI_ANSWERS = {
         said("And then", O_USAGE, stop="length"),
     ),
     "empty": Answer(_responses(), said("", O_USAGE)),
+    "reasoning that is not encrypted": Answer(
+        _responses(PLAIN, _words("Done.")),
+        ModelResponse(parts=(Reasoning("First, look."), Text("Done.")), usage=O_USAGE, model=MODEL),
+        "First, look.",
+    ),
+    "reasoning without a summary": Answer(
+        _responses(HIDDEN, _call("call_1", "get", "{}")),
+        ModelResponse(
+            parts=(
+                ProviderPart("openai", MODEL, "reasoning", msgspec.json.encode(HIDDEN).decode()),
+                ToolCall("call_1", "get", {}),
+            ),
+            usage=O_USAGE,
+            stop="tool_calls",
+            model=MODEL,
+        ),
+    ),
+    "a call without deltas": Answer(
+        Reply.sse(
+            *[
+                (event["type"], event)
+                for event in (
+                    {"type": "response.created", "response": {"model": MODEL}},
+                    {"type": "response.in_progress", "response": {"model": MODEL}},
+                    {"type": "response.output_item.added", "output_index": 1, "item": _call("call_1", "get", "")},
+                    {
+                        "type": "response.function_call_arguments.done",
+                        "output_index": 1,
+                        "arguments": '{"n":1}',
+                    },
+                    {"type": "response.output_item.done", "output_index": 1, "item": _call("call_1", "get", '{"n":1}')},
+                    {"type": "response.completed", "response": {"model": MODEL, "usage": None}},
+                )
+            ]
+        ),
+        called(None, ("call_1", "get", {"n": 1})),
+    ),
+    "a search in files and one on a server of the user's": Answer(
+        _responses(FILES_SEARCHED, REMOTE, _words("It rains.")),
+        ModelResponse(
+            parts=(
+                ProviderPart(
+                    "openai",
+                    MODEL,
+                    "file_search_call",
+                    msgspec.json.encode(FILES_SEARCHED).decode(),
+                    "file_search: Paris\nwet",
+                ),
+                ProviderPart("openai", MODEL, "mcp_call", msgspec.json.encode(REMOTE).decode(), "echo: {}\nyou said x"),
+                Text("It rains."),
+            ),
+            usage=O_USAGE,
+            model=MODEL,
+        ),
+    ),
+    "filtered": Answer(
+        _responses(_words("And"), end="response.incomplete", why="content_filter"),
+        said("And", O_USAGE, stop="filtered"),
+    ),
     "half a call": Answer(
         _responses(_call("call_1", "get", '{"city": "Pa')),
         ModelResponse(
@@ -603,6 +681,82 @@ OPENAI_FAILURES = {
     ),
     "error in the stream": Failure(
         Reply.sse(("error", {"type": "error", "code": "server_error", "message": "sorry"})), "overloaded", True
+    ),
+    "error in the stream, one level down": Failure(
+        Reply.sse(
+            (
+                "error",
+                {
+                    "type": "error",
+                    "sequence_number": 2,
+                    "error": {
+                        "type": "invalid_request_error",
+                        "code": "context_length_exceeded",
+                        "message": "Your input exceeds the context window of this model.",
+                        "param": "input",
+                    },
+                },
+            )
+        ),
+        "context_overflow",
+        says="exceeds the context window",
+    ),
+    "overload that is told in the stream": Failure(
+        Reply.sse(
+            (
+                "response.failed",
+                {
+                    "type": "response.failed",
+                    "response": {"error": {"code": "server_is_overloaded", "message": "try again"}},
+                },
+            )
+        ),
+        "overloaded",
+        True,
+    ),
+    "a stream of the older API": Failure(
+        Reply.sse({"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "Hi"}}]}),
+        "provider_nonsense",
+        says="openai-chat",
+    ),
+    "rate limit that speaks of payment": Failure(
+        _openai_error(
+            429,
+            "rate_limit_exceeded",
+            "Rate limit reached for m-1 on tokens per min (TPM): Limit 30000, Used 29000, Requested 2000. Please try "
+            "again in 2s. You can increase your rate limit by adding a payment method to your account at "
+            "https://platform.openai.com/account/billing.",
+            retry_after="2",
+        ),
+        "rate_limited",
+        True,
+        2.0,
+    ),
+    "more tokens than a minute has": Failure(
+        _openai_error(
+            429,
+            "rate_limit_exceeded",
+            "Request too large for m-1 on tokens per min (TPM): Limit 30000, Requested 41000. The input or output "
+            "tokens must be reduced in order to run successfully.",
+        ),
+        "context_overflow",
+    ),
+    "filtered prompt": Failure(
+        Reply.error(
+            400,
+            {
+                "error": {
+                    "message": "The response was filtered due to the prompt triggering Azure OpenAI's content "
+                    "management policy. Please modify your prompt and retry.",
+                    "type": None,
+                    "param": "prompt",
+                    "code": "content_filter",
+                    "status": 400,
+                    "innererror": {"code": "ResponsibleAIPolicyViolation", "content_filter_result": {}},
+                }
+            },
+        ),
+        "filtered",
     ),
     "response failed": Failure(
         Reply.sse(

@@ -12,7 +12,7 @@ people who watch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -172,7 +172,7 @@ def _items(message: Message) -> tuple[Block, ...]:
             content.clear()
 
     kind = "output_text" if role == "assistant" else "input_text"
-    for part in message.parts:
+    for part in _answered(message.parts):
         match part:
             case Text(text):
                 if text:
@@ -195,6 +195,18 @@ def _items(message: Message) -> tuple[Block, ...]:
                 content.append(_file(part))
     said()
     return tuple(items)
+
+
+def _answered(parts: Sequence[Part]) -> Sequence[Part]:
+    """Without reasoning at the end, which an answer that was cut off has: the API refuses it without what follows."""
+    end = len(parts)
+    while (
+        end
+        and isinstance(last := parts[end - 1], ProviderPart)
+        and (last.dialect, last.kind) == ("openai", "reasoning")
+    ):
+        end -= 1
+    return parts[:end]
 
 
 def _result(part: ToolResult) -> Block:
@@ -258,8 +270,16 @@ class _Error(Struct):
     type: str | None = None
 
 
+class _ErrorEvent(Struct):
+    """Documented flat; sent with the error one level down."""
+
+    message: str = ""
+    code: str | None = None
+    error: _Error | None = None
+
+
 class _Response(Struct):
-    model: str = ""
+    model: str | None = None
     usage: _Usage | None = None
     incomplete_details: _Why | None = None
     error: _Error | None = None
@@ -291,7 +311,7 @@ DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "response.completed": msgspec.json.Decoder(_Ended),
     "response.incomplete": msgspec.json.Decoder(_Ended),
     "response.failed": msgspec.json.Decoder(_Ended),
-    "error": msgspec.json.Decoder(_Error),
+    "error": msgspec.json.Decoder(_ErrorEvent),
 }
 """By the type of the event; others are passed over."""
 
@@ -300,6 +320,9 @@ ERROR_STATUS = {
     "server_error": 500,
     "insufficient_quota": 429,
     "context_length_exceeded": 400,
+    "invalid_request_error": 400,
+    "server_is_overloaded": 503,
+    "slow_down": 503,
 }
 
 
@@ -327,6 +350,8 @@ class ResponsesReader:
                 kind = name or _type_of.decode(data).type
                 decoder = DECODERS.get(kind)
                 if decoder is None:
+                    if not kind and b'"chat.completion.chunk"' in data:
+                        raise nonsense("a stream of Chat Completions, which 'openai-chat:' speaks", data)
                     continue
                 event = decoder.decode(data)
             except UNREADABLE:
@@ -362,7 +387,9 @@ class ResponsesReader:
                 error = event.response.error or _Error("the response failed, and the provider does not say why")
                 raise status_error(ERROR_STATUS.get(error.code or "", 400), {}, error.message, error.code or "")
             case "error":
-                raise status_error(ERROR_STATUS.get(event.code or "", 500), {}, event.message, event.code or "")
+                error = event.error or _Error(event.message, event.code)
+                code = error.code or error.type or ""
+                raise status_error(ERROR_STATUS.get(code, 500), {}, error.message, code)
             case _:
                 raise InternalError(f"no case for {kind}")
 
@@ -405,7 +432,11 @@ def _read_item(raw: bytes, model: str, parts: list[Part]) -> bool:
             parts.append(ToolCall(str(item.get("call_id", "")), str(item.get("name", "")), args, unread))
         case "reasoning":
             said = [str(each.get("text", "")) for each in (item.get("summary") or item.get("content") or [])]
-            parts.append(ProviderPart("openai", model, "reasoning", raw.decode(), "\n\n".join(said)))
+            text = "\n\n".join(said)
+            if item.get("encrypted_content"):
+                parts.append(ProviderPart("openai", model, "reasoning", raw.decode(), text))
+            elif text:  # known by its id only, at a provider that we ask to keep nothing
+                parts.append(Reasoning(text))
         case kind:
             parts.append(ProviderPart("openai", model, str(kind), raw.decode(), _did(item)))
     return False
@@ -421,6 +452,12 @@ def _did(item: dict[str, Any]) -> str:
         case "code_interpreter_call":
             logs = [str(each.get("logs", "")) for each in item.get("outputs") or () if isinstance(each, dict)]
             return told_in_words("code_execution:", str(item.get("code") or ""), *logs)
+        case "file_search_call":
+            found = [str(each.get("text", "")) for each in item.get("results") or () if isinstance(each, dict)]
+            return told_in_words(f"file_search: {', '.join(map(str, item.get('queries') or ()))}", *found)
+        case "mcp_call":
+            gave = str(item.get("output") or item.get("error") or "")
+            return told_in_words(f"{item.get('name')}: {item.get('arguments')}", gave)
         case _:
             return ""
 
