@@ -779,6 +779,15 @@ OPENAI_FAILURES = {
 
 
 def _chat(*deltas: dict[str, Any], finish: str = "stop", done: bool = True, usage: bool = True) -> Reply:
+    return Reply.sse(*_chunks(*deltas, finish=finish, usage=usage), done=done)
+
+
+def _spoiled(*chunks: dict[str, Any]) -> Reply:
+    """Chunks that OpenAI's own server would not send, or not so."""
+    return Reply.sse(*chunks, done=True)
+
+
+def _chunks(*deltas: dict[str, Any], finish: str = "stop", usage: bool = True) -> list[dict[str, Any]]:
     def chunk(choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": MODEL, "choices": choices, **more}
 
@@ -793,10 +802,14 @@ def _chat(*deltas: dict[str, Any], finish: str = "stop", done: bool = True, usag
             "completion_tokens_details": {"reasoning_tokens": 4},
         }
         chunks.append(chunk([], usage=counts))
-    return Reply.sse(*chunks, done=done)
+    return chunks
 
 
-def _calls(*calls: tuple[int, str | None, str | None, str]) -> dict[str, Any]:
+def _detail(**fields: str) -> dict[str, Any]:
+    return {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0, **fields}
+
+
+def _calls(*calls: tuple[int | None, str | None, str | None, str]) -> dict[str, Any]:
     return {
         "tool_calls": [
             {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -851,6 +864,202 @@ CHAT_ANSWERS = {
         ),
         "First, look.",
     ),
+    "a chunk of the gateway's before the first": Answer(
+        _spoiled(
+            {"choices": [], "model": "", "prompt_filter_results": [{"prompt_index": 0, "content_filter_results": {}}]},
+            *_chunks({"content": "Hi"}),
+        ),
+        said("Hi", C_USAGE),
+    ),
+    "comments, empty roles and chunks that say nothing": Answer(
+        Reply(
+            body=b": OPENROUTER PROCESSING\n\n: OPENROUTER PROCESSING\n\n"
+            + _chat({"role": "", "content": None}, {"content": "Hi", "role": ""}, {}, {"content": ""}).body,
+            headers={"content-type": "text/event-stream"},
+        ),
+        said("Hi", C_USAGE),
+    ),
+    "delta that is null, choices that are null": Answer(
+        _spoiled(
+            *_chunks({"content": "Hi"}),
+            {"choices": [{"index": 0, "delta": None, "finish_reason": None}], "model": MODEL},
+            {"choices": None, "model": MODEL},
+        ),
+        said("Hi", C_USAGE),
+    ),
+    "usage in every chunk": Answer(
+        _spoiled(
+            {
+                "model": MODEL,
+                "choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": None}],
+                "usage": {"prompt_tokens": 120, "completion_tokens": 1},
+            },
+            {
+                "model": MODEL,
+                "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}],
+                "usage": {"prompt_tokens": 120, "completion_tokens": 2},
+            },
+        ),
+        said("Hi", Usage(120, 2)),
+    ),
+    "usage within the choice": Answer(
+        _spoiled(
+            {"model": MODEL, "choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": None}]},
+            {
+                "model": MODEL,
+                "choices": [
+                    {
+                        "index": 0,
+                        "delta": {},
+                        "finish_reason": "stop",
+                        "usage": {"prompt_tokens": 120, "completion_tokens": 2},
+                    }
+                ],
+            },
+        ),
+        said("Hi", Usage(120, 2)),
+    ),
+    "usage that counts reasoning apart": Answer(
+        _spoiled(
+            {"model": MODEL, "choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": "stop"}]},
+            {
+                "model": MODEL,
+                "choices": [],
+                "usage": {
+                    "prompt_tokens": 12,
+                    "completion_tokens": 2,
+                    "total_tokens": 114,
+                    "completion_tokens_details": {"reasoning_tokens": 100},
+                },
+            },
+        ),
+        said("Hi", Usage(12, 102, reasoning=100)),
+    ),
+    "an index that begins with 1": Answer(
+        _chat(
+            _calls((1, "call_1", "get", "")),
+            _calls((1, None, None, '{"n":')),
+            _calls((1, None, None, "1}")),
+            _calls((1, None, None, "")),
+            finish="tool_calls",
+        ),
+        called(C_USAGE, ("call_1", "get", {"n": 1})),
+    ),
+    "a call without an index goes on without an id": Answer(
+        _chat(
+            _calls((None, "call_1", "get", '{"n":')),
+            _calls((None, None, None, "1}")),
+            _calls((None, "call_2", "put", "{")),
+            _calls((None, None, None, "}")),
+            finish="tool_calls",
+        ),
+        called(C_USAGE, ("call_1", "get", {"n": 1}), ("call_2", "put", {})),
+    ),
+    "whole calls with neither index nor id": Answer(
+        _chat(_calls((None, None, "get", '{"n":1}'), (None, None, "put", "{}")), finish="tool_calls"),
+        called(C_USAGE, ("", "get", {"n": 1}), ("", "put", {})),
+    ),
+    "whole calls with index 0 and no id": Answer(
+        _chat(_calls((0, "", "get", '{"n":1}')), _calls((0, "", "put", "{}")), finish="tool_calls"),
+        called(C_USAGE, ("", "get", {"n": 1}), ("", "put", {})),
+    ),
+    "a name that comes after its call has begun": Answer(
+        _chat(
+            _calls((0, "call_1", None, "")),
+            _calls((0, None, "get", "")),
+            _calls((0, None, "get", '{"n":1}')),
+            _calls((0, None, "get", "")),
+            finish="tool_calls",
+        ),
+        called(C_USAGE, ("call_1", "get", {"n": 1})),
+    ),
+    "an id in every delta, and another one each time": Answer(
+        _chat(
+            _calls((0, "call_1", "get", "")),
+            _calls((0, "call_x", None, '{"n":')),
+            _calls((0, "null", "", "1}")),
+            finish="tool_calls",
+        ),
+        called(C_USAGE, ("call_1", "get", {"n": 1})),
+    ),
+    "arguments that are an object": Answer(
+        _chat(
+            {"tool_calls": [{"index": 0, "id": "call_1", "function": {"name": "get", "arguments": {"n": 1}}}]},
+            finish="tool_calls",
+        ),
+        called(C_USAGE, ("call_1", "get", {"n": 1})),
+    ),
+    "arguments that are null": Answer(
+        _chat(_calls((0, "call_1", "get", "null")), finish="tool_calls"), called(C_USAGE, ("call_1", "get", {}))
+    ),
+    "a signature beside a call": Answer(
+        _chat(
+            {
+                "tool_calls": [
+                    {
+                        "index": 0,
+                        "id": "call_1",
+                        "type": "function",
+                        "function": {"name": "get", "arguments": "{}"},
+                        "extra_content": {"google": {"thought_signature": "c2ln"}},
+                    }
+                ]
+            },
+            finish="tool_calls",
+        ),
+        ModelResponse(
+            parts=(
+                ToolCall(
+                    "call_1",
+                    "get",
+                    {},
+                    None,
+                    {"dialect": "openai-chat", "extra_content": {"google": {"thought_signature": "c2ln"}}},
+                ),
+            ),
+            usage=C_USAGE,
+            stop="tool_calls",
+            model=MODEL,
+        ),
+    ),
+    "reasoning in two fields": Answer(
+        _chat({"reasoning_content": "Look.", "reasoning": "Look."}, {"content": "Done."}),
+        ModelResponse(
+            parts=(ProviderPart("openai-chat", MODEL, "reasoning", '"Look."', "Look."), Text("Done.")),
+            usage=C_USAGE,
+            model=MODEL,
+        ),
+        "Look.",
+    ),
+    "reasoning that is no text": Answer(
+        _chat({"reasoning_content": {"tokens": 3}, "content": "Done."}), said("Done.", C_USAGE)
+    ),
+    "reasoning details in pieces": Answer(
+        _chat(
+            {"reasoning": "First, ", "reasoning_details": [_detail(text="First, ")]},
+            {"reasoning_details": [_detail(text="look.")]},
+            {"reasoning_details": [_detail(signature="c2ln")]},
+            {"reasoning_details": [{"type": "reasoning.encrypted", "data": "Z2VoZWlt", "index": 1}]},
+            {"content": "Done."},
+        ),
+        ModelResponse(
+            parts=(
+                ProviderPart(
+                    "openai-chat",
+                    MODEL,
+                    "reasoning_details",
+                    '[{"type":"reasoning.text","format":"anthropic-claude-v1","index":0,"text":"First, look.",'
+                    '"signature":"c2ln"},{"type":"reasoning.encrypted","data":"Z2VoZWlt","index":1}]',
+                    "First, look.",
+                ),
+                Text("Done."),
+            ),
+            usage=C_USAGE,
+            model=MODEL,
+        ),
+        "First, look.",
+    ),
+    "an end in another server's word": Answer(_chat({"content": "Hi"}, finish="eos_token"), said("Hi", C_USAGE)),
     "structured": Answer(_chat({"content": '{"name":'}, {"content": '"Ada"}'}), said('{"name":"Ada"}', C_USAGE)),
     "answer by tool": Answer(
         _chat(
@@ -867,6 +1076,189 @@ CHAT_ANSWERS = {
 CHAT_FAILURES = {
     **{name: each for name, each in OPENAI_FAILURES.items() if each.reply.status != 200},
     "error in the stream": Failure(Reply.sse({"error": {"code": 502, "message": "upstream"}}), "overloaded", True),
+    "an error beside the choice": Failure(
+        Reply.sse(
+            {
+                "choices": [
+                    {
+                        "index": 0,
+                        "delta": {"content": ""},
+                        "finish_reason": "error",
+                        "error": {"code": 502, "message": "upstream"},
+                    }
+                ]
+            }
+        ),
+        "overloaded",
+        True,
+        says="upstream",
+    ),
+    "an end that is an error": Failure(_chat({"content": "And"}, finish="error"), "overloaded", True),
+    "an end for want of machines": Failure(
+        _chat({"content": "And"}, finish="insufficient_system_resource"), "overloaded", True
+    ),
+    "an error in the stream whose code is text": Failure(
+        Reply.sse({"error": {"code": "429", "message": "slow down"}}), "rate_limited", True
+    ),
+    "an error in the stream that only has a type": Failure(
+        Reply.sse({"error": {"code": None, "type": "invalid_request_error", "message": "no such tool"}}),
+        "invalid_request",
+    ),
+    "an error in the stream that is no field": Failure(
+        Reply.sse(
+            {
+                "object": "error",
+                "message": "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens.",
+                "type": "BadRequestError",
+                "param": None,
+                "code": 400,
+            }
+        ),
+        "context_overflow",
+    ),
+    "an error with status 200": Failure(
+        Reply.error(200, {"error": {"code": 429, "message": "slow down"}, "user_id": "u"}), "rate_limited", True
+    ),
+    "an error with status 200 that has no code": Failure(
+        Reply.error(
+            200,
+            {"code": "The service is currently unavailable", "error": "Timed out waiting for first token"},
+        ),
+        "overloaded",
+        True,
+        says="waiting for first token",
+    ),
+    "a whole answer in place of a stream": Failure(
+        Reply.error(200, {"object": "chat.completion", "choices": [{"message": {"content": "Hi"}}]}),
+        "provider_nonsense",
+    ),
+    "a call that the server could not read": Failure(
+        Reply.error(
+            400,
+            {
+                "error": {
+                    "message": "Failed to call a function. Please adjust your prompt.",
+                    "type": "invalid_request_error",
+                    "code": "tool_use_failed",
+                    "failed_generation": "<function=get>{n: 1}",
+                }
+            },
+        ),
+        "malformed_answer",
+        True,
+    ),
+    "a call that the server could not read, in the stream": Failure(
+        Reply.sse(
+            (
+                "error",
+                {
+                    "error": {
+                        "message": "Tool call validation failed",
+                        "type": "invalid_request_error",
+                        "code": "tool_use_failed",
+                        "status_code": 400,
+                    }
+                },
+            )
+        ),
+        "malformed_answer",
+        True,
+    ),
+    "no credits": Failure(
+        Reply.error(402, {"error": {"code": 402, "message": "Insufficient credits. Add more using …"}}), "quota"
+    ),
+    "a limit of a minute that points to the billing page": Failure(
+        Reply.error(
+            429,
+            {
+                "error": {
+                    "message": "Rate limit reached for model `m-1` on tokens per minute (TPM): Limit 6000, Used 5000. "
+                    "Please try again in 10s. Need more tokens? Upgrade at https://console.groq.com/settings/billing",
+                    "type": "tokens",
+                    "code": "rate_limit_exceeded",
+                }
+            },
+            retry_after="10",
+        ),
+        "rate_limited",
+        True,
+        10.0,
+    ),
+    "more output than the model can write": Failure(
+        Reply.error(
+            400,
+            {
+                "error": {
+                    "message": "`max_tokens` must be less than or equal to `8192`, the maximum value for `max_tokens` "
+                    "is less than the `context_window` for this model",
+                    "type": "invalid_request_error",
+                }
+            },
+        ),
+        "invalid_request",
+    ),
+    "flagged input": Failure(
+        Reply.error(
+            403,
+            {
+                "error": {
+                    "code": 403,
+                    "message": 'm-1 requires moderation on A. Your input was flagged for "violence".',
+                    "metadata": {"reasons": ["violence"], "flagged_input": "…"},
+                }
+            },
+        ),
+        "filtered",
+    ),
+    "too long for the server's memory": Failure(
+        Reply.error(
+            400,
+            {
+                "error": {
+                    "code": 400,
+                    "message": "the request exceeds the available context size, try increasing it",
+                    "type": "exceed_context_size_error",
+                    "n_prompt_tokens": 5000,
+                    "n_ctx": 4096,
+                }
+            },
+        ),
+        "context_overflow",
+    ),
+    "a prompt that is longer than the longest": Failure(
+        Reply.error(
+            400,
+            {
+                "code": "Client specified an invalid argument",
+                "error": "This model's maximum prompt length is 131072 but the request contains 540000 tokens.",
+            },
+        ),
+        "context_overflow",
+    ),
+    "an input that leaves no room": Failure(
+        Reply.error(
+            422,
+            {
+                "error": {
+                    "message": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8193. Given: "
+                    "9000 `inputs` tokens and 100 `max_new_tokens`",
+                    "type": "invalid_request_error",
+                }
+            },
+        ),
+        "context_overflow",
+    ),
+    "a list of errors": Failure(
+        Reply.error(
+            400,
+            [{"error": {"code": 400, "message": "API key not valid.", "status": "INVALID_ARGUMENT"}}],
+        ),
+        "invalid_request",
+        says="the request: API key not valid.",
+    ),
+    "a model that was never fetched": Failure(
+        Reply.error(404, {"error": "model 'm-1' not found, try pulling it first"}), "unknown_model", says="pulling"
+    ),
     "an error that is a string": Failure(Reply.error(500, {"error": "out of memory"}), "overloaded", True),
     "no JSON": Failure(Reply.sse("{oops"), "provider_nonsense"),
     "no stream at all": Failure(Reply(headers={"content-type": "text/event-stream"}), "broken_stream", True),

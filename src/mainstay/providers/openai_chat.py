@@ -39,6 +39,7 @@ from mainstay.providers.dialect import (
     parsed_args,
     result_text,
     status_error,
+    status_in,
     unsupported,
     wire_id,
     with_file,
@@ -215,8 +216,14 @@ class ChatCompletions:
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
         arguments = encode(call.args).decode() if call.raw is None else call.raw
-        function = {"name": call.name, "arguments": arguments}
-        return {"id": self._id(call.id), "type": "function", "function": function}
+        said: dict[str, Any] = {
+            "id": self._id(call.id),
+            "type": "function",
+            "function": {"name": call.name, "arguments": arguments},
+        }
+        if isinstance(call.replay, dict) and call.replay.get("dialect") == self.name:
+            said["extra_content"] = call.replay.get("extra_content")
+        return said
 
     def _id(self, given: str) -> str:
         pattern = self._quirks.call_id
@@ -285,31 +292,31 @@ class _Error(Struct):
     type: str | None = None
     code: str | int | None = None
 
+    @property
+    def kind(self) -> str:
+        """Its code; its type where the code only repeats a status."""
+        return str(self.type or self.code or "") if status_in(self.code) else str(self.code or self.type or "")
+
 
 class _Function(Struct):
     name: str | None = None
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
 
 
 class _CallDelta(Struct):
     index: int | None = None
     id: str | None = None
     function: _Function | None = None
+    extra_content: Any = None  # where Google's compatible API puts its signatures
 
 
 class _ChoiceDelta(Struct):
     content: str | list[Any] | None = None
     refusal: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    reasoning_content: Any = None  # text, where it is reasoning
+    reasoning: Any = None
     reasoning_details: list[Any] | None = None
     tool_calls: list[_CallDelta] | None = None
-
-
-class _Choice(Struct):
-    index: int = 0
-    delta: _ChoiceDelta | None = None
-    finish_reason: str | None = None
 
 
 class _Cached(Struct):
@@ -327,6 +334,15 @@ class _Usage(Struct):
     prompt_tokens_details: _Cached | None = None
     completion_tokens_details: _Thought | None = None
     prompt_cache_hit_tokens: int | None = None  # DeepSeek's name
+    total_tokens: int | None = None
+
+
+class _Choice(Struct):
+    index: int = 0
+    delta: _ChoiceDelta | None = None
+    finish_reason: str | None = None
+    usage: _Usage | None = None  # Moonshot's place for it
+    error: _Error | str | None = None  # OpenRouter's
 
 
 class _Chunk(Struct):
@@ -334,13 +350,20 @@ class _Chunk(Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: _Error | str | None = None
+    object: Any = None
 
 
 _chunk = msgspec.json.Decoder(_Chunk)
+_whole_error = msgspec.json.Decoder(_Error)
 
 STOPS: dict[str, Stop] = {
     "stop": "end",
     "eos": "end",
+    "eos_token": "end",
+    "stop_sequence": "end",
+    "end_turn": "end",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
     "length": "length",
@@ -348,8 +371,34 @@ STOPS: dict[str, Stop] = {
     "content_filter": "filtered",
 }
 
+ERROR_STATUS = {
+    "rate_limit_exceeded": 429,
+    "rate_limit_error": 429,
+    "insufficient_quota": 429,
+    "context_length_exceeded": 400,
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+}
+"""What an error in the middle of a stream would have been as a status, where it does not tell one."""
+
+GAVE_UP = frozenset({"error", "abort", "insufficient_system_resource"})
+"""Ends that are none: the server could not go on."""
+
 FINISHED = 64
 """Chunks after the last word in which usage may come. A server that goes on talking then is cut off."""
+
+
+class _OpenCall:
+    """A call that is being written. What is told of it first counts: servers repeat names, and change ids."""
+
+    def __init__(self) -> None:
+        self.id, self.name = "", ""
+        self.extra: Any = None
+        self.pieces: list[str] = []
+
+    def whole(self) -> bool:
+        closed = bool(self.pieces) and self.pieces[-1].rstrip().endswith("}")
+        return closed and parsed_args("".join(self.pieces))[1] is None
 
 
 class ChatReader:
@@ -361,7 +410,7 @@ class ChatReader:
         self._text: list[str] = []
         self._thought: list[str] = []
         self._details: list[Any] = []
-        self._calls: list[tuple[str, str, list[str]]] = []  # id, name, arguments
+        self._calls: list[_OpenCall] = []
         self._by_index: dict[int | str, int] = {}
         self._usage: _Usage | None = None
         self._finish: str | None = None
@@ -375,6 +424,8 @@ class ChatReader:
                 continue
             try:
                 event = _chunk.decode(data)
+                if event.object == "error":  # vLLM: all of the chunk is one
+                    event.error = _whole_error.decode(data)
             except UNREADABLE:
                 raise nonsense("a chunk that cannot be read", data) from None
             if event.error is not None:
@@ -391,11 +442,19 @@ class ChatReader:
         return out
 
     def _choice(self, choice: _Choice, out: list[Delta]) -> None:
+        if choice.error is not None:
+            raise _streamed_error(choice.error)
         self._finish = choice.finish_reason or self._finish
+        self._usage = choice.usage or self._usage
         delta = choice.delta
         if delta is None:
             return
         thought = delta.reasoning_content or delta.reasoning
+        thought = thought if isinstance(thought, str) else ""
+        for detail in delta.reasoning_details or ():
+            _add_detail(self._details, detail)
+            if isinstance(detail, dict) and not (delta.reasoning_content or delta.reasoning):
+                thought += str(detail.get("text") or detail.get("summary") or "")
         if isinstance(delta.content, list):
             text, thinking = _mistral_content(delta.content)
             thought = thought or thinking
@@ -404,8 +463,6 @@ class ChatReader:
         if thought:
             self._thought.append(thought)
             out.append(Reasoning(thought))
-        if delta.reasoning_details:
-            self._details += delta.reasoning_details
         if delta.refusal:
             self._refused, text = True, text + delta.refusal
         if text:
@@ -415,19 +472,39 @@ class ChatReader:
             self._call(call, out)
 
     def _call(self, delta: _CallDelta, out: list[Delta]) -> None:
-        key: int | str = delta.index if delta.index is not None else delta.id or max(len(self._calls) - 1, 0)
-        number = self._by_index.get(key)
         function = delta.function or _Function()
-        if number is not None and delta.id and self._calls[number][0] and delta.id != self._calls[number][0]:
-            number = None  # servers that give every call the index 0 tell them apart by id
+        id, name = delta.id or "", function.name or ""
+        number = self._number(delta, id, name)
         if number is None:
-            number = self._by_index[key] = len(self._calls)
-            self._calls.append((delta.id or "", function.name or "", []))
-            out.append(CallPiece(number, function.name or "", ""))
-        _, name, pieces = self._calls[number]
-        if function.arguments:
-            pieces.append(function.arguments)
-            out.append(CallPiece(number, name, function.arguments))
+            number = len(self._calls)
+            self._calls.append(_OpenCall())
+            out.append(CallPiece(number, name, ""))
+        self._by_index[delta.index if delta.index is not None else id] = number
+        call = self._calls[number]
+        call.id, call.name, call.extra = call.id or id, call.name or name, call.extra or delta.extra_content
+        arguments = function.arguments
+        if isinstance(arguments, dict):
+            arguments = encode(arguments).decode()
+        if arguments:
+            call.pieces.append(arguments)
+            out.append(CallPiece(number, call.name, arguments))
+
+    def _number(self, delta: _CallDelta, id: str, name: str) -> int | None:
+        """Which call a delta belongs to; None where it begins one.
+
+        By its index, as documented. Servers that number nothing, or every call with 0, begin a call with its name, and
+        tell it from a name that is only repeated by another id, or by arguments that are whole already.
+        """
+        index = delta.index
+        if index is None and id:
+            return self._by_index.get(id)
+        number = self._by_index.get(index) if index is not None else len(self._calls) - 1 if self._calls else None
+        if number is None or not name:
+            return number
+        call = self._calls[number]
+        begins = name != call.name or bool(delta.function and delta.function.arguments)
+        another = id != call.id if id and call.id else begins and call.whole()
+        return None if call.name and another else number
 
     def close(self) -> ModelResponse:
         if self._finish is None:
@@ -442,15 +519,34 @@ class ChatReader:
             parts.append(ProviderPart(self._name, self._model, "reasoning", body, thought))
         if self._text:
             parts.append(Text("".join(self._text)))
-        for id, name, pieces in self._calls:
-            args, raw = parsed_args("".join(pieces))
-            parts.append(ToolCall(id, name, args, raw))
+        for call in self._calls:
+            args, raw = parsed_args("".join(call.pieces))
+            replay = {"dialect": self._name, "extra_content": call.extra} if call.extra else None
+            parts.append(ToolCall(call.id, call.name, args, raw, replay))
+        if self._finish in GAVE_UP:
+            raise ProviderError(f"the server gave up with {self._finish!r}", retryable=True, code="overloaded")
         stop = "filtered" if self._refused else STOPS.get(self._finish)
         if stop is None:
             raise ProviderError(f"the answer stopped for an unknown reason, {self._finish!r}", code="provider_nonsense")
         if stop == "end" and self._calls:  # several servers say "stop" for calls
             stop = "tool_calls"
         return ModelResponse(parts=tuple(parts), usage=_usage(self._usage), stop=stop, model=self._model)
+
+
+def _add_detail(details: list[Any], piece: Any) -> None:
+    """Add a piece of OpenRouter's reasoning. A signature is of the whole text, which comes in pieces."""
+    if isinstance(piece, dict) and piece.get("type") in ("reasoning.text", "reasoning.summary"):
+        same = (piece["type"], piece.get("index"))
+        for known in reversed(details):
+            if isinstance(known, dict) and (known.get("type"), known.get("index")) == same:
+                for name, value in piece.items():
+                    joins = name in ("text", "summary") and isinstance(known.get(name), str)
+                    if value is not None:
+                        known[name] = known[name] + str(value) if joins else value
+                return
+            if same[1] is None:  # without numbers, only neighbours are of one text
+                break
+    details.append(piece)
 
 
 def _mistral_content(content: list[Any]) -> tuple[str, str]:
@@ -473,14 +569,17 @@ def _usage(usage: _Usage | None) -> Usage | None:
     if cached is None:
         cached = usage.prompt_cache_hit_tokens
     written = details.cache_write_tokens if details is not None else None
-    thought = usage.completion_tokens_details
-    asked = usage.prompt_tokens
+    details_out = usage.completion_tokens_details
+    thought = None if details_out is None else details_out.reasoning_tokens
+    asked, said = usage.prompt_tokens, usage.completion_tokens
+    if asked is not None and said is not None and thought and usage.total_tokens == asked + said + thought:
+        said += thought  # xAI counts it apart
     return Usage(
         input=None if asked is None else max(asked - (cached or 0) - (written or 0), 0),
-        output=usage.completion_tokens,
+        output=said,
         cache_read=cached,
         cache_write=written,
-        reasoning=None if thought is None else thought.reasoning_tokens,
+        reasoning=thought,
     )
 
 
@@ -494,12 +593,13 @@ def openai_failure(status: int, headers: Mapping[str, str], body: bytes) -> Prov
     """An error body in any of the shapes that compatible servers send."""
     shown = body[:500].decode("utf-8", "replace")
     try:
-        failure = msgspec.json.decode(body, type=_Failure)
+        found = msgspec.json.decode(body, type=_Failure | list[_Failure])
     except UNREADABLE:
         return status_error(status, headers, shown)
+    failure = found if isinstance(found, _Failure) else found[0] if found else _Failure()
     error = failure.error
     if isinstance(error, _Error):
-        return status_error(status, headers, error.message or shown, str(error.code or error.type or ""))
+        return status_error(status, headers, error.message or shown, error.kind)
     return status_error(status, headers, error or failure.message or shown)
 
 
@@ -507,6 +607,5 @@ def _streamed_error(error: _Error | str) -> ProviderError:
     """An error in the middle of a stream; some servers give the status that it would have had."""
     if isinstance(error, str):
         return status_error(500, {}, error)
-    code = error.code
-    status = code if isinstance(code, int) and 400 <= code < 600 else 429 if code == "rate_limit_exceeded" else 500
-    return status_error(status, {}, error.message or "no message", str(code or error.type or ""))
+    status = status_in(error.code) or ERROR_STATUS.get(str(error.code)) or ERROR_STATUS.get(str(error.type), 500)
+    return status_error(status, {}, error.message or "no message", error.kind)
