@@ -1354,6 +1354,109 @@ GOOGLE_ANSWERS = {
     "refusal": Answer(_google([{"text": "I"}], finish="SAFETY"), said("I", G_USAGE, stop="filtered")),
     "length": Answer(_google([{"text": "And then"}], finish="MAX_TOKENS"), said("And then", G_USAGE, stop="length")),
     "empty": Answer(_google(), said("", G_USAGE)),
+    "thoughts between words": Answer(
+        _google([{"text": "Let me "}], [{"text": "see."}], [{"text": "Look.", "thought": True}], [{"text": "Done."}]),
+        ModelResponse(
+            parts=(
+                Text("Let me see."),
+                ProviderPart("google", MODEL, "thought", '{"text":"Look.","thought":true}', "Look."),
+                Text("Done."),
+            ),
+            usage=G_USAGE,
+            model=MODEL,
+        ),
+        "Look.",
+    ),
+    "a signature on a thought": Answer(
+        _google(
+            [{"text": "First", "thought": True}],
+            [{"text": ", look.", "thought": True, "thoughtSignature": "c2ln"}],
+            [{"text": "Done."}],
+        ),
+        ModelResponse(
+            parts=(
+                ProviderPart(
+                    "google",
+                    MODEL,
+                    "thought",
+                    '{"text":"First, look.","thought":true,"thoughtSignature":"c2ln"}',
+                    "First, look.",
+                ),
+                Text("Done."),
+            ),
+            usage=G_USAGE,
+            model=MODEL,
+        ),
+        "First, look.",
+    ),
+    "parts that say nothing": Answer(
+        _google([{}], [{"thought": True}], [{"text": "Hi"}], [{"text": ""}], [{"thoughtSignature": "c2ln"}]),
+        ModelResponse(
+            parts=(
+                Text("Hi"),
+                ProviderPart("google", MODEL, "signature", '{"text":"","thoughtSignature":"c2ln"}'),
+            ),
+            usage=G_USAGE,
+            model=MODEL,
+        ),
+    ),
+    "a signature before the code it belongs to": Answer(
+        _google([{"thoughtSignature": "c2ln", "executableCode": {"language": "PYTHON", "code": "1"}}]),
+        ModelResponse(
+            parts=(
+                ProviderPart(
+                    "google",
+                    MODEL,
+                    "executableCode",
+                    '{"thoughtSignature":"c2ln","executableCode":{"language":"PYTHON","code":"1"}}',
+                    "code_execution:\n1",
+                ),
+            ),
+            usage=G_USAGE,
+            model=MODEL,
+        ),
+    ),
+    "calls with ids, a signature on the first": Answer(
+        _google(
+            [{"functionCall": {"id": "fc-1", "name": "get", "args": {"n": 1}}, "thoughtSignature": "c2ln"}],
+            [{"functionCall": {"id": "fc-2", "name": "get"}}],
+        ),
+        ModelResponse(
+            parts=(
+                ToolCall("fc-1", "get", {"n": 1}, None, {"dialect": "google", "signature": "c2ln"}),
+                ToolCall("fc-2", "get", {}),
+            ),
+            usage=G_USAGE,
+            stop="tool_calls",
+            model=MODEL,
+        ),
+    ),
+    "thoughts that left no room for an answer": Answer(
+        Reply.sse(
+            {
+                "candidates": [{"content": {"role": "model"}, "finishReason": "MAX_TOKENS", "index": 0}],
+                "usageMetadata": {"promptTokenCount": 12, "totalTokenCount": 52, "thoughtsTokenCount": 40},
+                "modelVersion": MODEL,
+            }
+        ),
+        said("", Usage(12, 40, reasoning=40), stop="length"),
+    ),
+    "usage in pieces": Answer(
+        Reply.sse(
+            {
+                "candidates": [{"content": {"parts": [{"text": "Hi"}]}}],
+                "usageMetadata": {"promptTokenCount": 120, "cachedContentTokenCount": 100, "thoughtsTokenCount": 4},
+                "modelVersion": MODEL,
+            },
+            {
+                "candidates": [{"finishReason": "STOP"}],
+                "usageMetadata": {"promptTokenCount": 120, "candidatesTokenCount": 5},
+                "modelVersion": MODEL,
+            },
+        ),
+        said("Hi", G_USAGE),
+    ),
+    "filtered by a firewall": Answer(_google(finish="MODEL_ARMOR"), said("", G_USAGE, stop="filtered")),
     "a prompt that was blocked": Answer(
         Reply.sse({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "modelVersion": MODEL}),
         said("", None, stop="filtered"),
@@ -1411,6 +1514,21 @@ GOOGLE_FAILURES = {
     ),
     "error in the stream": Failure(
         Reply.sse({"error": {"code": 503, "status": "UNAVAILABLE", "message": "The model is overloaded."}}),
+        "overloaded",
+        True,
+    ),
+    "expired key": Failure(
+        _google_error(
+            400,
+            "INVALID_ARGUMENT",
+            "API key expired. Please renew the API key.",
+            [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "API_KEY_INVALID"}],
+        ),
+        "authentication",
+    ),
+    "a call that was not expected": Failure(_google(finish="UNEXPECTED_TOOL_CALL"), "malformed_answer", True),
+    "error in a list with status 200": Failure(
+        Reply.error(200, [{"error": {"code": 503, "status": "UNAVAILABLE", "message": "overloaded"}}]),
         "overloaded",
         True,
     ),

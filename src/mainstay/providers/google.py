@@ -10,6 +10,7 @@ follows it as a `ProviderPart` of its own.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -66,7 +67,15 @@ STOPS: dict[str, Stop] = {
     "IMAGE_SAFETY": "filtered",
     "IMAGE_PROHIBITED_CONTENT": "filtered",
     "IMAGE_RECITATION": "filtered",
+    "MODEL_ARMOR": "filtered",
 }
+
+SAYS_NOTHING = frozenset({"thought", "thoughtSignature"})
+"""Fields of a part that are about what else it says. One without anything else may not be sent back."""
+
+NOT_SIGNED = base64.b64encode(b"skip_thought_signature_validator").decode()
+"""Newer models refuse a message whose first call has no signature. This is Google's word for one that another model
+made."""
 
 BUDGETS = {"off": 0, "minimal": 512, "low": 1024, "medium": 8192, "high": 24_576, "max": -1}
 """Efforts as tokens for Gemini 2.5, which takes no levels; -1 leaves it to the model."""
@@ -173,18 +182,26 @@ class GoogleGenerate:
 
 def _spoken(message: Message) -> Spoken:
     role = {"assistant": "model", "tool": "user"}.get(message.role, message.role)
-    return Spoken(role, tuple(block for part in message.parts if (block := _block(part)) is not None))
+    first = next((part for part in message.parts if type(part) is ToolCall), None)
+    blocks = (_call(part, part is first) if type(part) is ToolCall else _block(part) for part in message.parts)
+    return Spoken(role, tuple(block for block in blocks if block is not None))
+
+
+def _call(part: ToolCall, first: bool) -> Block:
+    call: dict[str, Any] = {"functionCall": {"name": part.name, "args": call_args(part)}}
+    if isinstance(part.replay, dict) and part.replay.get("dialect") == NAME:
+        call["thoughtSignature"] = part.replay.get("signature")
+    elif first:
+        call["thoughtSignature"] = NOT_SIGNED
+    return json_block(call)
 
 
 def _block(part: Part) -> Block | None:
     match part:
         case Text(text):
             return json_block({"text": text}) if text else None
-        case ToolCall(_, name, _, _, replay):
-            call: dict[str, Any] = {"functionCall": {"name": name, "args": call_args(part)}}
-            if isinstance(replay, dict) and replay.get("dialect") == NAME:
-                call["thoughtSignature"] = replay.get("signature")
-            return json_block(call)
+        case ToolCall():
+            return _call(part, first=False)
         case ToolResult():
             return _result(part)
         case ProviderPart(dialect, _, _, body) if dialect == NAME:
@@ -258,6 +275,9 @@ class _Counts(Struct, rename="camel"):
     thoughts_token_count: int | None = None
     tool_use_prompt_token_count: int | None = None
 
+    def told(self) -> dict[str, int]:
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
 
 class _Feedback(Struct, rename="camel"):
     block_reason: str | None = None
@@ -292,7 +312,7 @@ class GoogleReader:
         self._text: list[str] = []
         self._thought: list[str] = []
         self._calls = 0
-        self._counts: _Counts | None = None
+        self._counts: dict[str, int] = {}
         self._finish: str | None = None
         self._why = ""
 
@@ -305,7 +325,8 @@ class GoogleReader:
                     error = response.error
                     raise status_error(error.code or 500, {}, error.message, error.status)
                 self._model = response.model_version or self._model
-                self._counts = response.usage_metadata or self._counts
+                if response.usage_metadata is not None:  # later figures are totals; one that is left out stays
+                    self._counts |= response.usage_metadata.told()
                 if response.prompt_feedback is not None and response.prompt_feedback.block_reason:
                     self._finish = "PROHIBITED_CONTENT"
                 for candidate in response.candidates or ():
@@ -322,23 +343,38 @@ class GoogleReader:
             part = _part.decode(raw)
             if part.function_call is not None:
                 self._called(part.function_call, part.thought_signature, out)
-            elif part.text is None:  # executed code, its result, and what else the provider did by itself
-                self._settle()
-                body = msgspec.json.decode(raw)
-                kind = next(iter(body), "part")
-                self._parts.append(ProviderPart(NAME, self._model, kind, bytes(raw).decode(), _did(body)))
+            elif part.text is None:
+                self._did_itself(bytes(raw), part.thought_signature)
             elif part.thought:
+                if self._text:
+                    self._settle()
                 self._thought.append(part.text)
                 out.append(Reasoning(part.text))
+                if part.thought_signature:
+                    self._keep_thought(part.thought_signature)
             else:
                 if part.text:
                     self._keep_thought()
                     self._text.append(part.text)
                     out.append(part.text)
-                if part.thought_signature:
-                    self._settle()
-                    body = encode({"text": "", "thoughtSignature": part.thought_signature}).decode()
-                    self._parts.append(ProviderPart(NAME, self._model, "signature", body))
+                self._signed(part.thought_signature)
+
+    def _did_itself(self, raw: bytes, signature: str | None) -> None:
+        """Executed code, its result, and what else the provider did without being called."""
+        body = msgspec.json.decode(raw)
+        says = [name for name in body if name not in SAYS_NOTHING]
+        if not says:
+            self._signed(signature)
+            return
+        self._settle()
+        self._parts.append(ProviderPart(NAME, self._model, says[0], raw.decode(), _did(body)))
+
+    def _signed(self, signature: str | None) -> None:
+        """A signature of the text before it."""
+        if signature:
+            self._settle()
+            body = encode({"text": "", "thoughtSignature": signature}).decode()
+            self._parts.append(ProviderPart(NAME, self._model, "signature", body))
 
     def _called(self, call: _Call, signature: str | None, out: list[Delta]) -> None:
         self._settle()
@@ -347,10 +383,11 @@ class GoogleReader:
         out.append(CallPiece(self._calls, call.name, encode(call.args or {}).decode()))
         self._calls += 1
 
-    def _keep_thought(self) -> None:
+    def _keep_thought(self, signature: str = "") -> None:
         if self._thought:
             text = "".join(self._thought)
-            body = encode({"text": text, "thought": True}).decode()
+            signed = {"thoughtSignature": signature} if signature else {}
+            body = encode({"text": text, "thought": True, **signed}).decode()
             self._parts.append(ProviderPart(NAME, self._model, "thought", body, text))
             self._thought = []
 
@@ -372,7 +409,9 @@ class GoogleReader:
             raise ProviderError(message, retryable=True, code="malformed_answer")
         if stop == "end" and self._calls:
             stop = "tool_calls"
-        return ModelResponse(parts=tuple(self._parts), usage=_usage(self._counts), stop=stop, model=self._model)
+        return ModelResponse(
+            parts=tuple(self._parts), usage=_usage(_Counts(**self._counts)), stop=stop, model=self._model
+        )
 
 
 def _did(part: dict[str, Any]) -> str:
@@ -384,14 +423,15 @@ def _did(part: dict[str, Any]) -> str:
     return ""
 
 
-def _usage(counts: _Counts | None) -> Usage | None:
-    if counts is None:
+def _usage(counts: _Counts) -> Usage | None:
+    if not counts.told():
         return None
     asked, cached, thought = counts.prompt_token_count, counts.cached_content_token_count, counts.thoughts_token_count
     written = counts.candidates_token_count
     return Usage(
         input=None if asked is None else max(asked - (cached or 0), 0) + (counts.tool_use_prompt_token_count or 0),
-        output=None if written is None else written + (thought or 0),
+        # A count of nothing is left out: thoughts that use up all tokens leave no candidate to count.
+        output=None if written is None and thought is None else (written or 0) + (thought or 0),
         cache_read=cached,
         reasoning=thought,
     )
@@ -413,6 +453,6 @@ def _failure(status: int, headers: Mapping[str, str], body: bytes) -> ProviderEr
         # "You exceeded your current quota" is said of a minute too; a spent quota is none that seconds would mend.
         said = f"{error.message} (HTTP 429, {error.status})"
         return ProviderError(said, retryable=True, after=retry_after(headers), code="rate_limited")
-    if status == 400 and "API key not valid" in error.message:
+    if status == 400 and ("API key not valid" in error.message or "API_KEY_INVALID" in str(error.details)):
         status = 401
     return status_error(status, headers, error.message, error.status)
