@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from typing import Any
 
 import msgspec
@@ -12,10 +13,11 @@ import pytest
 from mainstay.errors import ProviderError
 from mainstay.model.llm import ModelRequest, ModelSettings
 from mainstay.model.media import Audio, Document, FileRef, Image, Stored
-from mainstay.model.message import Message, Part, ProviderPart, Text, ToolCall, ToolResult
+from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
 from mainstay.model.tool import ToolSpec
 from mainstay.providers.anthropic import MAX_TOKENS
 from mainstay.providers.dialect import Dialect
+from mainstay.providers.openai_chat import ChatCompletions
 from tests.fuzzing import cases
 from tests.providers.wire import ANSWERS, MODEL, dialects
 
@@ -183,6 +185,62 @@ def test_what_is_remembered_of_requests_is_bounded(name: str) -> None:
 
     kept = dialect._conversations._settled.values()
     assert 0 < sum(each.size for each in kept) <= 16_000_000
+
+
+UNSIGNED = {
+    "anthropic": "thinking that was cut off before its signature",
+    "openai": "reasoning that is not encrypted",
+    "bedrock": "reasoning without a signature",
+}
+
+
+@pytest.mark.parametrize("name", UNSIGNED)
+def test_reasoning_that_the_api_would_not_take_back_goes_back_in_words(name: str) -> None:
+    parts = ANSWERS[name][UNSIGNED[name]].response.parts
+    [thought] = [part.text for part in parts if isinstance(part, Reasoning)]
+
+    said = body(dialects()[name], ModelRequest([Message("user", "x"), Message("assistant", parts)])).decode()
+
+    assert f"<thinking>\\n{thought}\\n</thinking>" in said
+    assert not re.search(r'"type":"(thinking|reasoning)"|reasoningContent|rs_1', said)
+
+
+def test_reasoning_after_which_nothing_was_said_is_not_sent_to_openai() -> None:
+    thought, _ = ANSWERS["openai"]["reasoning"].response.parts
+    talk = [Message("user", "x"), Message("assistant", (thought,)), Message("user", "go on")]
+
+    alone = sent(dialects()["openai"], talk)["input"]
+    followed = sent(dialects()["openai"], [*talk[:1], Message("assistant", (thought, ToolCall("c", "get")))])["input"]
+
+    assert [item["role"] for item in alone] == ["user", "user"]
+    assert [item.get("type") for item in followed] == [None, "reasoning", "function_call"]
+
+
+def test_calls_of_another_model_are_marked_as_unsigned_for_google() -> None:
+    own = {"dialect": "google", "signature": "c2ln"}
+    said = sent(
+        dialects()["google"],
+        [
+            Message("user", "x"),
+            Message("assistant", (ToolCall("a", "get"), ToolCall("b", "put"))),
+            Message("tool", (ToolResult("a", "get", "1"), ToolResult("b", "put", "2"))),
+            Message("assistant", (ToolCall("c", "get", {}, None, own), ToolCall("d", "put"))),
+        ],
+    )["contents"]
+
+    signatures = [[part.get("thoughtSignature") for part in said[at]["parts"]] for at in (1, 3)]
+    assert signatures == [["c2tpcF90aG91Z2h0X3NpZ25hdHVyZV92YWxpZGF0b3I=", None], ["c2ln", None]]
+
+
+def test_what_a_compatible_server_put_beside_a_call_goes_back_to_it_alone() -> None:
+    call = ANSWERS["openai-chat"]["a signature beside a call"].response.parts
+    said = [Message("user", "x"), Message("assistant", call)]
+
+    [back] = sent(dialects()["openai-chat"], said)["messages"][1]["tool_calls"]
+
+    assert back["extra_content"] == {"google": {"thought_signature": "c2ln"}}
+    assert all(b"c2ln" not in body(dialects()[name], ModelRequest(said)) for name in NAMES if name != "openai-chat")
+    assert b"c2ln" not in body(ChatCompletions("groq"), ModelRequest(said))
 
 
 @pytest.mark.parametrize("name", NAMES)

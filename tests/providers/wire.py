@@ -1556,6 +1556,10 @@ def _bedrock(*blocks: tuple[dict[str, Any] | None, list[dict[str, Any]]], stop: 
     return Reply(body=frames(events), headers=EVENT_STREAM)
 
 
+def _frames(*events: tuple[str, dict[str, Any]]) -> Reply:
+    return Reply(body=frames(events), headers=EVENT_STREAM)
+
+
 def _use(id: str, name: str, *pieces: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return {"toolUse": {"toolUseId": id, "name": name}}, [{"toolUse": {"input": piece}} for piece in pieces]
 
@@ -1608,6 +1612,37 @@ BEDROCK_ANSWERS = {
         _bedrock(_use("tooluse_9", "final_answer", '{"name":', '"Ada"}'), stop="tool_use"),
         called(B_USAGE, ("tooluse_9", "final_answer", {"name": "Ada"})),
     ),
+    "reasoning without a signature": Answer(
+        _bedrock((None, [{"reasoningContent": {"text": "Look."}}]), (None, [{"text": "Done."}])),
+        ModelResponse(parts=(Reasoning("Look."), Text("Done.")), usage=B_USAGE, model=MODEL),
+        "Look.",
+    ),
+    "empty deltas and a start without a tool": Answer(
+        _bedrock(({}, [{"text": ""}, {"text": "\n\n"}, {"text": "Hi"}])), said("\n\nHi", B_USAGE)
+    ),
+    "calls that are written side by side": Answer(
+        _frames(
+            ("messageStart", {"role": "assistant"}),
+            ("contentBlockStart", {"contentBlockIndex": 0, "start": _use("tooluse_1", "get")[0]}),
+            ("contentBlockStart", {"contentBlockIndex": 1, "start": _use("tooluse_2", "put")[0]}),
+            ("contentBlockDelta", {"contentBlockIndex": 1, "delta": {"toolUse": {"input": "{}"}}}),
+            ("contentBlockDelta", {"contentBlockIndex": 0, "delta": {"toolUse": {"input": '{"n":1}'}}}),
+            ("contentBlockStop", {"contentBlockIndex": 1}),
+            ("contentBlockStop", {"contentBlockIndex": 0}),
+            ("messageStop", {"stopReason": "tool_use", "additionalModelResponseFields": {"stop_sequence": None}}),
+            ("metadata", {"usage": {"inputTokens": 1, "outputTokens": 2, "totalTokens": 3}}),
+        ),
+        called(Usage(1, 2), ("tooluse_1", "get", {"n": 1}), ("tooluse_2", "put", {})),
+    ),
+    "a block whose end is not told": Answer(
+        _frames(
+            ("messageStart", {"role": "assistant"}),
+            ("contentBlockDelta", {"contentBlockIndex": 0, "delta": {"text": "Hi"}}),
+            ("messageStop", {"stopReason": "end_turn"}),
+            ("metadata", {"usage": {"inputTokens": 1, "outputTokens": 2, "totalTokens": 3}}),
+        ),
+        said("Hi", Usage(1, 2)),
+    ),
     "refusal": Answer(
         _bedrock((None, [{"text": "I"}]), stop="guardrail_intervened"), said("I", B_USAGE, stop="filtered")
     ),
@@ -1631,6 +1666,30 @@ BEDROCK_FAILURES = {
     "too long": Failure(_bedrock_error(400, "ValidationException", "Input is too long for model"), "context_overflow"),
     "error in the stream": Failure(
         Reply(body=frames([("throttlingException", {"message": "slow"})]), headers=EVENT_STREAM), "rate_limited", True
+    ),
+    "a model that fails in the stream": Failure(
+        _frames(("modelStreamErrorException", {"message": "try again", "originalStatusCode": 500})), "overloaded", True
+    ),
+    "a model that takes too long in the stream": Failure(
+        _frames(("modelTimeoutException", {"message": "timed out"})), "overloaded", True
+    ),
+    "too long, told in the stream": Failure(
+        _frames(("validationException", {"message": "Input is too long for requested model."})), "context_overflow"
+    ),
+    "a model that fails": Failure(_bedrock_error(424, "ModelErrorException", "the model failed"), "overloaded", True),
+    "a model that is not ready": Failure(
+        _bedrock_error(429, "ModelNotReadyException", "The model is not ready"), "rate_limited", True
+    ),
+    "tokens of a minute": Failure(
+        _bedrock_error(429, "ThrottlingException", "Too many tokens, please wait before trying again."),
+        "rate_limited",
+        True,
+    ),
+    "a quota of the account": Failure(
+        _bedrock_error(400, "ServiceQuotaExceededException", "Your request exceeds the service quota."), "quota"
+    ),
+    "too many bytes": Failure(
+        _bedrock_error(400, "ValidationException", "too many total text bytes: 30000000 > 25000000"), "context_overflow"
     ),
     "no frames": Failure(Reply(body=b"not an event stream at all", headers=EVENT_STREAM), "broken_stream", True),
     "no stream at all": Failure(Reply(headers=EVENT_STREAM), "broken_stream", True),

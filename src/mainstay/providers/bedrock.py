@@ -300,10 +300,6 @@ class _BlockDelta(Struct, rename="camel"):
     delta: _DeltaBody
 
 
-class _BlockStop(Struct, rename="camel"):
-    content_block_index: int
-
-
 class _MessageStop(Struct, rename="camel"):
     stop_reason: str
 
@@ -322,7 +318,6 @@ class _Metadata(Struct):
 DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "contentBlockStart": msgspec.json.Decoder(_BlockStart),
     "contentBlockDelta": msgspec.json.Decoder(_BlockDelta),
-    "contentBlockStop": msgspec.json.Decoder(_BlockStop),
     "messageStop": msgspec.json.Decoder(_MessageStop),
     "metadata": msgspec.json.Decoder(_Metadata),
 }
@@ -331,14 +326,15 @@ DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
 EXCEPTIONS = {
     "internalServerException": 500,
     "modelStreamErrorException": 424,
+    "modelTimeoutException": 504,
     "validationException": 400,
     "throttlingException": 429,
     "serviceUnavailableException": 503,
 }
 
 
-class _OpenBlock:
-    """A content block that is being written."""
+class _Block:
+    """A content block. Its end is not told by all models; that of the answer is."""
 
     def __init__(self, call: _ToolStart | None = None) -> None:
         self.call = call
@@ -352,9 +348,11 @@ class _OpenBlock:
         if self.call is not None:
             args, raw = parsed_args("".join(self.json))
             return ToolCall(self.call.tool_use_id, self.call.name, args, raw)
-        if self.thought or self.signature:
-            text = "".join(self.thought)
-            said = {"text": text, **({"signature": "".join(self.signature)} if self.signature else {})}
+        text = "".join(self.thought)
+        if text and not self.signature:  # models that sign nothing refuse to be sent their reasoning: it goes in words
+            return Reasoning(text)
+        if self.signature:
+            said = {"text": text, "signature": "".join(self.signature)}
             body = encode({"reasoningContent": {"reasoningText": said}}).decode()
             return ProviderPart(NAME, model, "reasoning", body, text)
         if self.redacted:
@@ -369,8 +367,7 @@ class BedrockReader:
     def __init__(self, model: str) -> None:
         self._frames = FrameReader()
         self._model = model
-        self._open: dict[int, _OpenBlock] = {}
-        self._parts: list[Part] = []
+        self._blocks: dict[int, _Block] = {}
         self._calls: dict[int, int] = {}
         self._stop: str | None = None
         self._metadata: _Metadata | None = None
@@ -402,16 +399,12 @@ class BedrockReader:
             raise nonsense("an event that cannot be read", frame.payload) from None
         match event:
             case _BlockDelta(index, delta):
-                self._continue(index, self._open.setdefault(index, _OpenBlock()), delta, out)
+                self._continue(index, self._blocks.setdefault(index, _Block()), delta, out)
             case _BlockStart(index, start):
-                self._open[index] = _OpenBlock(start.tool_use)
+                self._blocks[index] = _Block(start.tool_use)
                 if start.tool_use is not None:
                     self._calls[index] = len(self._calls)
                     out.append(CallPiece(self._calls[index], start.tool_use.name, ""))
-            case _BlockStop(index):
-                ended = self._open.pop(index, None)
-                if ended is not None and (part := ended.part(self._model)) is not None:
-                    self._parts.append(part)
             case _MessageStop(reason):
                 self._stop = reason
             case _Metadata():
@@ -419,7 +412,7 @@ class BedrockReader:
             case _:
                 pass
 
-    def _continue(self, index: int, block: _OpenBlock, delta: _DeltaBody, out: list[Delta]) -> None:
+    def _continue(self, index: int, block: _Block, delta: _DeltaBody, out: list[Delta]) -> None:
         if delta.text:
             block.text.append(delta.text)
             out.append(delta.text)
@@ -437,7 +430,7 @@ class BedrockReader:
                 block.redacted.append(thought.redacted_content)
 
     def close(self) -> ModelResponse:
-        if self._stop is None or self._metadata is None or self._open or self._frames.partial:
+        if self._stop is None or self._metadata is None or self._frames.partial:
             raise broken("the connection ended before messageStop and metadata")
         stop = STOPS.get(self._stop)
         if stop is None:  # malformed_model_output and its like: another attempt may be better
@@ -451,7 +444,8 @@ class BedrockReader:
                 counts.cache_read_input_tokens,
                 counts.cache_write_input_tokens,
             )
-        return ModelResponse(parts=tuple(self._parts), usage=usage, stop=stop, model=self._model)
+        parts = [part for index in sorted(self._blocks) if (part := self._blocks[index].part(self._model)) is not None]
+        return ModelResponse(parts=tuple(parts), usage=usage, stop=stop, model=self._model)
 
 
 # ---------------------------------------------------------------------- keys
