@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -241,6 +242,21 @@ def test_what_a_compatible_server_put_beside_a_call_goes_back_to_it_alone() -> N
     assert back["extra_content"] == {"google": {"thought_signature": "c2ln"}}
     assert all(b"c2ln" not in body(dialects()[name], ModelRequest(said)) for name in NAMES if name != "openai-chat")
     assert b"c2ln" not in body(ChatCompletions("groq"), ModelRequest(said))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_remembered_of_large_messages_is_bounded_by_their_size(name: str) -> None:
+    dialect = dialects()[name]
+    tracemalloc.start()
+    try:
+        for number in range(400):
+            said = Message("user", str(number) * 330_000)
+            dialect.build(ModelRequest([said], session_id=f"s-{number}"), MODEL)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert held < 150_000_000, "of 370 MB, once as they were said and once as they are sent"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -154,32 +154,38 @@ class Encoded(Generic[T]):
     """What messages look like on the wire, kept for as long as they are likely to be sent again.
 
     Messages are frozen and a session's history hands out the same objects for every request, so they are known by
-    identity; holding them keeps the identity from being used again. All is dropped when there is too much of it.
+    identity; holding them keeps the identity from being used again. All is dropped when there is too much of it, by
+    number or by size.
     """
 
-    def __init__(self, encode_message: Callable[[Message], T], most: int = 20_000) -> None:
-        self._encode, self._most = encode_message, most
+    def __init__(
+        self, encode_message: Callable[[Message], T], most: int = 20_000, most_bytes: int = 64_000_000
+    ) -> None:
+        self._encode, self._most, self._most_bytes = encode_message, most, most_bytes
         self._known: dict[int, tuple[Message, T]] = {}
+        self._size = 0
 
     def __call__(self, messages: Sequence[Message]) -> list[T]:
         known = self._known
-        if len(known) > self._most:
+        if len(known) > self._most or self._size > self._most_bytes:
             known.clear()
+            self._size = 0
         out: list[T] = []
         for index, message in enumerate(messages):
             found = known.get(id(message))
             if found is None or found[0] is not message:
-                found = known[id(message)] = (message, self._new(message, messages[index + 1 :]))
+                found = known[id(message)] = (message, self._new(message, messages, index))
+                self._size += _bytes_in(found[1])
             out.append(found[1])
         return out
 
-    def _new(self, message: Message, later: Sequence[Message]) -> T:
+    def _new(self, message: Message, messages: Sequence[Message], index: int) -> T:
         """A file that the model cannot take is refused where it is said. Once it is part of the conversation, or a tool
         shows it, the model is told of it in words instead: else no later turn of the session could be had."""
         try:
             return self._encode(message)
         except ProviderError as error:
-            said_now = message.role == "user" and not any(each.role == "user" for each in later)
+            said_now = message.role == "user" and not any(each.role == "user" for each in messages[index + 1 :])
             if error.code != "invalid_input" or said_now:
                 raise
             return self._encode(Message(message.role, tuple([self._shown(message, part) for part in message.parts])))
@@ -200,6 +206,13 @@ class Encoded(Generic[T]):
         except ProviderError:
             return False
         return True
+
+
+def _bytes_in(encoded: object) -> int:
+    """How many bytes something holds that is made of bytes and tuples."""
+    if isinstance(encoded, tuple | list):
+        return sum([_bytes_in(each) for each in encoded])
+    return len(encoded) if isinstance(encoded, bytes) else 0
 
 
 def _not_shown(file: File) -> str:
