@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import ssl
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from mainstay import Agent, ModelRequest, ModelResponse, Runtime
 from mainstay.errors import InvalidDefinition
+from mainstay.ports.provider import Connecting
 from mainstay.providers import http
 from mainstay.providers.fallback import Fallback
 from mainstay.providers.registry import provider
@@ -124,3 +126,29 @@ async def test_certificates_are_loaded_off_the_loop_and_once(monkeypatch: pytest
 
     assert len(threads) == 1
     assert threads[0] != threading.current_thread().name
+
+
+def test_event_loops_of_other_threads_may_come_while_one_begins() -> None:
+    model, begun = provider("ollama:any"), list[asyncio.AbstractEventLoop]()
+    assert isinstance(model, Connecting)
+
+    def begin(loop: asyncio.AbstractEventLoop) -> None:
+        begun.append(loop)
+        loop.run_until_complete(contextlib.AsyncExitStack().enter_async_context(model.connected()))
+
+    class Slow(asyncio.SelectorEventLoop):
+        """While it is asked whether it is closed, another thread begins to use the model."""
+
+        def is_closed(self) -> bool:
+            if len(begun) == 2:
+                other = threading.Thread(target=begin, args=(asyncio.new_event_loop(),))
+                other.start()
+                other.join()
+            return super().is_closed()
+
+    begin(Slow())
+    begin(asyncio.new_event_loop())
+    for loop in begun:
+        loop.close()
+
+    assert len(begun) == 3

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from mainstay import Agent, Budget, ModelRequest, ModelResponse, ModelSettings, RateLimit, Runtime, Usage
-from mainstay.engine.rate_limits import LONGEST
+from mainstay.engine.rate_limits import LONGEST, RateLimits
 from mainstay.errors import InvalidDefinition, ProviderError
 from mainstay.model.event import RateLimitWait
 from mainstay.model.llm import Delta, RateReport, Remaining
 from mainstay.model.outcome import BudgetSpent, Finished, ProviderFailed
 from mainstay.model.record import Faltered
 from mainstay.model.tool import Cancelled
+from mainstay.ports.provider import Provider
 from mainstay.providers.dialect import rate_report
 from mainstay.providers.fallback import Fallback
 from mainstay.providers.registry import provider
@@ -190,6 +191,25 @@ async def test_a_call_that_has_waited_too_long_ends_its_turn_and_names_the_setti
     assert isinstance(result.outcome, ProviderFailed)
     assert result.outcome.code == "rate_limited"
     assert "RateLimit(wait=" in result.outcome.message
+
+
+async def test_a_direct_completion_that_has_waited_too_long_holds_no_other_call_back() -> None:
+    model, request, clock = Gated(), ModelRequest([]), VirtualClock(auto=True)
+    rules = {model.name: RateLimit(concurrency=2, wait=5)}
+    limits = RateLimits(rules, {}, clock, lambda work, name: asyncio.create_task(work, name=name))
+
+    async def never(provider: Provider, request: ModelRequest) -> ModelResponse:
+        raise AssertionError("there is no room for it")
+
+    busy = [limits.join(model, request) for _ in range(2)]
+    with pytest.raises(ProviderError, match="waited too long"):
+        await limits.call(model, request, never)
+    for ticket in busy:
+        limits.answered(ticket, None)
+    after = [limits.join(model, request) for _ in range(2)]
+
+    assert limits.held(model) == 0
+    assert [ticket.going for ticket in after] == [True, True], "its provider has refused nothing"
 
 
 async def test_a_model_on_hold_is_passed_over_where_there_is_another() -> None:

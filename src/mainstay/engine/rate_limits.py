@@ -360,6 +360,10 @@ class RateLimits:
         ticket = self.join(provider, request)
         try:
             await self.wait(ticket)
+        except BaseException:  # nothing is handled here: nothing was asked, and the provider has refused nothing
+            self.leave(ticket)
+            raise
+        try:
             response = await ask(provider, replace(request, report=self.heard(ticket)))
         except Exception as error:  # raised again: the ticket ends with it, whatever the provider raised
             self.failed(ticket, error, begun=True)

@@ -189,8 +189,9 @@ class HttpProvider:
         loop = asyncio.get_running_loop()
         shared = self._loops.get(loop)
         if shared is None:
-            for gone in [each for each in self._loops if each.is_closed()]:
-                del self._loops[gone]
+            # Loops of other threads come and go meanwhile: a copy is looked at, and what is gone already is no error.
+            for gone in [each for each in list(self._loops) if each.is_closed()]:
+                self._loops.pop(gone, None)
             shared = self._loops[loop] = _Shared()
         return shared
 
