@@ -20,7 +20,7 @@ from mainstay.model.tool import OutputBudget, ProviderTool
 from mainstay.plugins.engines import engines_of
 from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.registry import PluginSet, overrides
-from mainstay.ports.provider import Provider
+from mainstay.ports.provider import Provider, is_provider
 from mainstay.runtime import Runtime
 from mainstay.sessions.definition import Defined, Definition
 from mainstay.sessions.operation_table import OperationTable
@@ -314,7 +314,7 @@ def check_model(model: object) -> None:
             from mainstay.providers import registry  # noqa: PLC0415  # `import mainstay` loads no provider
 
             registry.check(model)
-    elif not callable(getattr(model, "stream", None)):
+    elif not is_provider(model):
         raise InvalidDefinition(f"model {quoted(model)} is not one: {hints.wrong_model(model)}")
 
 

@@ -20,6 +20,7 @@ from mainstay.model.media import Document, Image, Stored
 from mainstay.model.message import Message, Text
 from mainstay.model.outcome import ProviderFailed
 from mainstay.ports.provider import Provider
+from mainstay.providers.fallback import Fallback
 from mainstay.providers.http import HttpProvider, KeyHeader
 from mainstay.providers.registry import SERVICES, provider
 from mainstay.testing import FunctionModel, ScriptedModel
@@ -433,6 +434,27 @@ def test_another_model_may_be_laid_over_an_agent() -> None:
         agent.override(model="nonsense")
 
 
+class Nameless:
+    """A model that lacks what every record of an attempt holds."""
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelResponse]:
+        yield ModelResponse("fine")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Agent,
+        lambda model: Fallback("ollama:any", model),
+        lambda model: Runtime("memory", agents=[Agent()], models={"mine": model}),
+    ],
+    ids=["agent", "fallback", "runtime"],
+)
+def test_a_provider_without_a_name_is_refused_before_a_turn_fails_by_it(make: Callable[[Any], Any]) -> None:
+    with pytest.raises(InvalidDefinition):
+        make(Nameless())
+
+
 # ---------------------------------------------------------------------- settings
 
 
@@ -454,6 +476,11 @@ def test_another_model_may_be_laid_over_an_agent() -> None:
         {"timeout": 0},
         {"cache": "2h"},
         {"extra": [1]},
+        {"extra": {"a": object()}},
+        {"extra": {1: 2}},
+        {"extra": {"a": "\ud800"}},
+        {"stop": ("\ud800",)},
+        {"tool_choice": "\ud800"},
     ],
 )
 def test_settings_that_no_model_could_be_asked_with_are_refused(wrong: dict[str, Any]) -> None:

@@ -139,4 +139,4 @@ def wrong_model(model: Any) -> str:
     """What to give instead of something that is no model."""
     if callable(model) and not isinstance(model, type):
         return "a function is a model as FunctionModel(fn): `from mainstay.testing import FunctionModel`"
-    return "name it ('anthropic:…'), pass a Provider object (it has `stream`), or use 'scripted'"
+    return "name it ('anthropic:…'), pass a Provider object (it has `name` and `stream`), or use 'scripted'"

@@ -7,6 +7,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from msgspec import Struct, field
+from msgspec.json import encode
 from msgspec.structs import force_setattr, replace
 
 from mainstay.errors import InvalidDefinition, InvalidInput, quoted
@@ -105,22 +106,35 @@ def _within(low: float, high: float) -> Callable[[Any], bool]:
     return lambda value: type(value) in (int, float) and low <= value <= high
 
 
+def _kept(value: Any) -> bool:
+    """Whether settings with it can be written down, which those of a session and of an input are."""
+    try:
+        encode(value, order="deterministic")
+    except (TypeError, ValueError, RecursionError):  # also text that is none
+        return False
+    return True
+
+
 _SETTINGS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ("max_tokens", "1 or more", _whole(1)),
     ("temperature", "a number from 0 to 2", _within(0, 2)),
     ("top_p", "a number from 0 to 1", _within(0, 1)),
-    ("stop", "a few strings", lambda v: isinstance(v, list | tuple) and all(isinstance(s, str) and s for s in v)),
+    (
+        "stop",
+        "a few strings",
+        lambda value: isinstance(value, list | tuple) and all(isinstance(s, str) and s for s in value) and _kept(value),
+    ),
     ("seed", "a whole number", lambda value: type(value) is int),
     ("reasoning", f"one of {', '.join(get_args(Effort))}, or tokens", lambda v: v in get_args(Effort) or _whole(1)(v)),
     (
         "tool_choice",
         "'auto', 'none', 'required' or a tool's name",
-        lambda value: isinstance(value, str) and value != "",
+        lambda value: isinstance(value, str) and value != "" and _kept(value),
     ),
     ("parallel_tool_calls", "True or False", lambda value: isinstance(value, bool)),
     ("timeout", "seconds above 0", lambda value: _within(0, 1e9)(value) and value > 0),
     ("cache", "True, False, '5m' or '1h'", lambda value: isinstance(value, bool) or value in ("5m", "1h")),
-    ("extra", "a dict of JSON", lambda value: isinstance(value, dict)),
+    ("extra", "a dict of JSON", lambda value: isinstance(value, dict) and _kept(value)),
     ("output_mode", "'schema', 'tool' or 'prompt'", lambda value: value in get_args(OutputMode)),
 )
 """Name, what fits in words, and whether a value does."""
@@ -154,7 +168,7 @@ class ModelSettings(Struct, frozen=True, gc=False, omit_defaults=True, kw_only=T
             if value is not None and not fits(value):
                 raise InvalidDefinition(f"ModelSettings({name}={quoted(value)}) is not usable: give {wanted}")
         if type(self.stop) is not tuple:
-            force_setattr(self, "stop", tuple(self.stop))
+            force_setattr(self, "stop", tuple(self.stop or ()))
 
     def over(self, below: ModelSettings | None) -> ModelSettings:
         """These settings, and those of `below` where these say nothing."""

@@ -24,6 +24,11 @@ class Provider(Protocol):
     def stream(self, request: ModelRequest) -> AsyncIterator[Delta]: ...
 
 
+def is_provider(model: object) -> bool:
+    """Whether an object has what every provider has."""
+    return callable(getattr(model, "stream", None)) and isinstance(getattr(model, "name", None), str)
+
+
 def candidates(provider: Provider) -> tuple[Provider, ...]:
     """The models that may answer in its place: itself, unless it is a list of them (`providers.fallback`)."""
     found: tuple[Provider, ...] = getattr(provider, "candidates", (provider,))

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 from mainstay.errors import InvalidDefinition, quoted
 from mainstay.model.llm import Delta, ModelRequest
-from mainstay.ports.provider import Provider
+from mainstay.ports.provider import Provider, is_provider
 from mainstay.providers import registry
 
 
@@ -29,7 +29,7 @@ class Fallback:
                 made.append(registry.provider(model))
             elif isinstance(model, Fallback):
                 made += model.candidates
-            elif callable(getattr(model, "stream", None)):
+            elif is_provider(model):
                 made.append(model)
             else:
                 raise InvalidDefinition(f"{quoted(model)} is no model: name one, or pass a Provider object")

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from mainstay.errors import InvalidDefinition, InvalidInput, MainstayError, ProviderError, quoted
 from mainstay.model.llm import Delta, ModelChoice, ModelRequest, ModelSettings
-from mainstay.ports.provider import Connecting, Provider, candidates
+from mainstay.ports.provider import Connecting, Provider, candidates, is_provider
 from mainstay.sessions.definition import Definition
 
 
@@ -115,7 +115,7 @@ def checked(models: Any) -> dict[str, Provider]:
             raise InvalidDefinition(f"{quoted(name)} is no name of a model")
         if isinstance(model, str):
             found[name] = _registry().named(model)
-        elif callable(getattr(model, "stream", None)):
+        elif is_provider(model):
             found[name] = model
         else:
             raise InvalidDefinition(f"models[{name!r}]={quoted(model)} is no model: name one, or give a Provider")
