@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -297,3 +299,25 @@ async def test_a_proxy_that_the_environment_names_is_used(monkeypatch: pytest.Mo
 
         assert response == ANSWERS["anthropic"]["text"].response
         assert proxy.asked[0].path.startswith("http://model.invalid/")
+
+
+async def test_an_address_that_lets_nothing_through_does_not_use_up_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with two addresses: at the first one nobody takes connections, as where a network drops IPv6."""
+    with contextlib.ExitStack() as sockets:
+        dead = sockets.enter_context(socket.socket())
+        dead.bind(("127.0.0.1", 0))
+        dead.listen(0)
+        for _ in range(4):  # its queue is full, and stays so
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(dead.getsockname())
+        async with served(always(OK)) as (client, _):
+            alive = ("127.0.0.1", client.base_url.port)
+
+            async def resolve(*_: object, **__: object) -> list[Any]:
+                return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", each) for each in (dead.getsockname(), alive)]
+
+            monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+            response = await client.get("http://two.example/", timeout=5)
+
+    assert response.text == "hi"

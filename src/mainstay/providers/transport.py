@@ -26,6 +26,10 @@ Origin: TypeAlias = tuple[bool, str, int]
 IDLE, MOST_IDLE = 30.0, 64
 """Seconds that a connection waits for the next request, and how many of an origin do."""
 
+NEXT_ADDRESS = 0.25
+"""Seconds after which the next address of a host is tried beside the one that does not answer (RFC 8305): a network
+that lets nothing through by IPv6 would use up the whole time otherwise."""
+
 HIGH_WATER = 256 * 1024
 """Bytes received and not asked for, above which the socket is not read."""
 
@@ -64,11 +68,13 @@ class AsyncioTransport(httpx2.AsyncBaseTransport):
 
     async def _connect(self, origin: Origin, timeout: float | None) -> _Connection:
         tls, host, port = origin
-        secured: dict[str, Any] = {"ssl": self._context, "server_hostname": host} if tls else {}
+        options: dict[str, Any] = {"ssl": self._context, "server_hostname": host} if tls else {}
         loop = asyncio.get_running_loop()
+        if isinstance(loop, asyncio.BaseEventLoop):  # other loops try one address after the other
+            options["happy_eyeballs_delay"] = NEXT_ADDRESS
         try:
             async with asyncio.timeout(timeout):
-                _, connection = await loop.create_connection(lambda: _Connection(origin, loop), host, port, **secured)
+                _, connection = await loop.create_connection(lambda: _Connection(origin, loop), host, port, **options)
         except TimeoutError as error:
             raise httpx2.ConnectTimeout(str(error)) from error
         except OSError as error:  # TLS's too
