@@ -19,7 +19,7 @@ from mainstay.model.llm import ModelRequest, ModelResponse
 from mainstay.model.message import Message
 from mainstay.providers import http
 from mainstay.providers.registry import provider
-from mainstay.testing.model_server import ModelServer
+from mainstay.testing.model_server import ModelServer, Reply
 from tests.providers.wire import ANSWERS
 
 ASK = ModelRequest([Message("user", "hello")])
@@ -271,3 +271,80 @@ async def test_a_certificate_of_an_unknown_authority_is_refused_with_the_setting
             await told(provider("anthropic:x", base_url=url, key="k"))
 
     assert (caught.value.code, caught.value.retryable, server.asked) == ("tls", False, [])
+
+
+# ---------------------------------------------------------------------- base URLs
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "127.0.0.1:9",
+        "localhost:9",
+        "ftp://kim:hunter2@h",
+        "http://",
+        "http://h:99999",
+        "http://kim:hun/ter2@h",
+        "http://two words",
+        "http://h/?key=hunter2",
+        "https://h/v1#hunter2",
+    ],
+)
+async def test_a_base_url_that_is_none_is_refused_at_once_and_not_quoted(wrong: str) -> None:
+    model: Any = provider("anthropic:any", base_url=wrong, key="k")
+
+    with pytest.raises(ProviderError, match="base URL") as caught:
+        await told(model)
+
+    assert (caught.value.code, caught.value.retryable) == ("invalid_base_url", False)
+    assert model.lacking() == [str(caught.value)]
+    assert not [text for text in (str(caught.value), repr(model)) if "hun" in text]
+
+
+async def test_where_nothing_is_found_or_nobody_is_the_address_is_named() -> None:
+    async with ModelServer([Reply.error(404, {"error": {"message": "not found"}})]) as server:
+        with pytest.raises(ProviderError, match=rf"asked was {server.url}/v1/v1/messages$") as missing:
+            await told(provider("anthropic:any", base_url=f"{server.url}/v1", key="k"))
+    assert missing.value.code == "unknown_model"
+
+    with pytest.raises(ProviderError, match=f"at {server.url}: ") as gone:
+        await told(provider("anthropic:any", base_url=server.url, key="k"))
+    assert gone.value.code == "unreachable"
+
+
+@pytest.mark.parametrize("key", [7, Credentials("AKIA", "hunter2")])
+def test_a_key_that_can_be_none_is_refused_where_it_is_given(key: Any) -> None:
+    with pytest.raises(InvalidDefinition, match="key=") as caught:
+        provider("bedrock:amazon.nova", key=key)
+    assert "hunter2" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------- keys that no header can hold
+
+
+async def test_space_around_a_key_for_bedrock_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", " AKIA1\n")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "one\n")
+
+    [headers] = await asked_bedrock()
+
+    assert key_of(headers) == "AKIA1"
+
+
+@pytest.mark.parametrize("variables", [{"AWS_ACCESS_KEY_ID": "schlüssel"}, {"AWS_BEARER_TOKEN_BEDROCK": "schlüssel"}])
+async def test_a_key_for_bedrock_that_no_header_can_hold_is_refused(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    for name, value in {"AWS_SECRET_ACCESS_KEY": "one", **variables}.items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(ProviderError, match="characters that no key has") as caught:
+        await asked_bedrock()
+
+    assert caught.value.code == "authentication"
+
+
+async def test_a_function_that_gives_no_keys_for_bedrock_is_told() -> None:
+    with pytest.raises(ProviderError, match="no Credentials") as caught:
+        await asked_bedrock(key=lambda: None)
+    assert caught.value.code == "missing_key"

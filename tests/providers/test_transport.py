@@ -15,9 +15,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from mainstay.providers.registry import provider
 from mainstay.providers.transport import AsyncioTransport
 from mainstay.testing.model_server import ModelServer
-from tests.providers.test_http import answer, connect
+from tests.providers.test_http import answer
 from tests.providers.wire import ANSWERS
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -293,9 +294,7 @@ async def test_a_proxy_that_the_environment_names_is_used(monkeypatch: pytest.Mo
         monkeypatch.setenv("http_proxy", proxy.url)
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
-        model = connect(proxy)
-        model._base = "http://model.invalid"
-        response, _ = await answer(model)
+        response, _ = await answer(provider("anthropic:any", base_url="http://model.invalid", key="k"))
 
         assert response == ANSWERS["anthropic"]["text"].response
         assert proxy.asked[0].path.startswith("http://model.invalid/")

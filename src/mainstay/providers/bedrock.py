@@ -57,7 +57,7 @@ from mainstay.providers.dialect import (
     wire_id,
     with_file,
 )
-from mainstay.providers.http import Authorise, HttpProvider, KeyHeader
+from mainstay.providers.http import Authorise, HttpProvider, KeyHeader, usable_key
 from mainstay.providers.schemas import (
     ANTHROPIC_NATIVE,
     ANY,
@@ -494,12 +494,15 @@ class BedrockKeys:
     async def __call__(self, wire: Wire, url: str, body: Callable[[], AsyncIterator[bytes]]) -> Mapping[str, str]:
         token = os.environ.get("AWS_BEARER_TOKEN_BEDROCK", "").strip()
         if token and self._keys is None:
-            return {"authorization": f"Bearer {token}"}
+            return {"authorization": f"Bearer {usable_key(NAME, token)}"}
         if self._keys is None:
             credentials = await find_credentials()
         else:
             found = self._keys()
             credentials = await found if inspect.isawaitable(found) else found
+            if not isinstance(credentials, Credentials):  # a function of the host's may return anything
+                raise ProviderError("the key=… of 'bedrock' gave no Credentials of mainstay.aws", code="missing_key")
+        credentials = Credentials(*(usable_key(NAME, part) for part in msgspec.structs.astuple(credentials)))
         payload = hashlib.sha256()
         async for piece in body():
             payload.update(piece)

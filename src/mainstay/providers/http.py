@@ -69,6 +69,14 @@ class Authorise(Protocol):
     async def __call__(self, wire: Wire, url: str, body: Callable[[], AsyncIterator[bytes]]) -> Mapping[str, str]: ...
 
 
+def usable_key(provider: str, key: str) -> str:
+    """A key without spaces and line ends that come with copies and files. One that no header can hold is refused."""
+    key = key.strip()
+    if not key.isascii() or not key.isprintable():
+        raise ProviderError(f"the key for {provider!r} has characters that no key has", code="authentication")
+    return key
+
+
 class KeyHeader:
     """One header with the key in it. The key is asked for at every request and is in no message and no repr."""
 
@@ -87,9 +95,7 @@ class KeyHeader:
             key = await key if inspect.isawaitable(key) else key
         if not isinstance(key, str) or not key.strip():  # a function of the host's may return anything
             raise ProviderError(self._missing(), code="missing_key")
-        if not key.strip().isascii() or not key.strip().isprintable():
-            raise ProviderError(f"the key for {self._provider!r} has characters that no key has", code="authentication")
-        return {self._header: self._prefix + key.strip()}
+        return {self._header: self._prefix + usable_key(self._provider, key)}
 
     def lacking(self) -> str:
         """What is missing, in words; "" where there is a key, or a function that may give one."""
@@ -152,22 +158,20 @@ class HttpProvider:
         self._base, self._login = _without_login(base_url)
         self._authorise = authorise
         self._headers, self._http2 = _checked_headers(headers), http2
+        self._fault = _fault_of(self._base)
         self._loops: dict[asyncio.AbstractEventLoop, _Shared] = {}
 
     def __repr__(self) -> str:
-        return f"<provider {self.name} at {self._base}>"
+        return f"<provider {self.name} at {'no address' if self._fault else self._base}>"
 
     def lacking(self) -> list[str]:
         """What keeps it from being asked, as far as can be told without asking: an address, a key. No key is in it."""
-        found = []
-        try:
-            url = httpx2.URL(self._base)
-            if url.scheme not in ("http", "https") or not url.host:
-                found.append(f"the base URL of {self.name} is no address: it begins with http:// or https://")
-        except httpx2.InvalidURL as error:
-            found.append(f"the base URL of {self.name} is no address: {error}")
+        found = [self._no_address()] if self._fault else []
         key = getattr(self._authorise, "lacking", None)
         return [*found, *([missing] if key is not None and (missing := key()) else [])]
+
+    def _no_address(self) -> str:
+        return f"the base URL of {self.name} is no address: {self._fault}"
 
     # ------------------------------------------------------------------ connections
 
@@ -224,8 +228,8 @@ class HttpProvider:
             client = await self._client()
             secrets: list[str] = []
             try:
-                with _mapped(self.name, self._timeouts):
-                    self._check_network()
+                with _mapped(self.name, self._base, self._timeouts):
+                    self._check_address()
                     answer = self._answer(client, wire, reader, request, secrets)
                     async with contextlib.aclosing(answer) as deltas:
                         async for delta in deltas:
@@ -242,8 +246,8 @@ class HttpProvider:
         async with self.connected():
             client = await self._client()
             try:
-                with _mapped(self.name, self._timeouts):
-                    self._check_network()
+                with _mapped(self.name, self._base, self._timeouts):
+                    self._check_address()
                     sending = await self._request(client, wire, request.open_file, secrets)
                     response = await self._begun(client, sending)
                     try:
@@ -251,7 +255,7 @@ class HttpProvider:
                     finally:
                         await response.aclose()
                 if response.status_code != 200:
-                    raise self.dialect.failure(response.status_code, response.headers, body)
+                    raise self._refusal(response, body, wire)
                 return self.dialect.read_count(body)
             except ProviderError as error:  # servers quote what they were sent
                 raise _without(secrets, error) from None
@@ -272,9 +276,7 @@ class HttpProvider:
             if request.report is not None:
                 request.report(rate_report(response.headers, response.status_code == 200))
             if response.status_code != 200:
-                raise self.dialect.failure(
-                    response.status_code, response.headers, await _start_of(response, self._timeouts)
-                )
+                raise self._refusal(response, await _start_of(response, self._timeouts), wire)
             kind = response.headers.get("content-type", "").lower()
             if kind.startswith(("text/html", "application/json")):
                 body = await _start_of(response, self._timeouts)
@@ -302,6 +304,14 @@ class HttpProvider:
         finally:
             await response.aclose()
 
+    def _refusal(self, response: httpx2.Response, body: bytes, wire: Wire) -> ProviderError:
+        """What the provider refused; where nothing was found, also where it was looked for: it may be the base URL."""
+        error = self.dialect.failure(response.status_code, response.headers, body)
+        if response.status_code != 404:
+            return error
+        text = f"{error}; asked was {self._base}{wire.path}"
+        return ProviderError(text, retryable=error.retryable, after=error.after, code=error.code)
+
     async def _begun(self, client: httpx2.AsyncClient, sending: httpx2.Request) -> httpx2.Response:
         """Send a request, and wait for the head of its answer."""
         limits = self._timeouts
@@ -313,8 +323,11 @@ class HttpProvider:
         except httpx2.ReadTimeout:
             raise too_slow(self.name, "did not begin to answer", "first_byte", limits.first_byte) from None
 
-    def _check_network(self) -> None:
-        """Refuse to leave this machine where `MAINSTAY_NO_NETWORK` is set: a test that would do so is a mistake."""
+    def _check_address(self) -> None:
+        """Refuse what is no address, and to leave this machine where `MAINSTAY_NO_NETWORK` is set: a test that would do
+        so is a mistake."""
+        if self._fault:
+            raise ProviderError(self._no_address(), code="invalid_base_url")
         if not os.environ.get("MAINSTAY_NO_NETWORK"):
             return
         host = httpx2.URL(self._base).host
@@ -354,10 +367,25 @@ def _without_login(base_url: object) -> tuple[str, str]:
     """The address without the name and password in it, and those: addresses are shown and logged, headers are not."""
     if not isinstance(base_url, str):
         raise InvalidDefinition(f"base_url={quoted(base_url)} is not usable: give an address, https://…")
-    scheme, found, rest = base_url.rstrip("/").partition("://")
+    scheme, found, rest = base_url.strip().rstrip("/").partition("://")
     where, slash, path = rest.partition("/")
     login, _, host = where.rpartition("@")
     return f"{scheme}{found}{host}{slash}{path}", unquote(login)
+
+
+def _fault_of(base: str) -> str:
+    """What is wrong with a base URL, without quoting it; "" where nothing is."""
+    try:
+        url = httpx2.URL(base)
+    except httpx2.InvalidURL:
+        return "it has a port or characters that no address has"
+    if url.scheme not in ("http", "https") or not url.host:
+        return "it begins with http:// or https://"
+    if "%" in url.host or (url.port is not None and not 0 < url.port < 65_536):
+        return "it has a port or characters that no address has"
+    if url.query or url.fragment:
+        return "it has a query or a fragment, and paths are put after it: give what is needed beside it by headers=…"
+    return ""
 
 
 def _basic(login: str) -> dict[str, str]:
@@ -463,7 +491,7 @@ async def _start_of(response: httpx2.Response, limits: Timeouts) -> bytes:
 
 
 @contextlib.contextmanager
-def _mapped(name: str, limits: Timeouts) -> Generator[None, None, None]:
+def _mapped(name: str, where: str, limits: Timeouts) -> Generator[None, None, None]:
     """Errors of the HTTP client as ours. Their texts are passed on only where no header can be quoted in them."""
     try:
         yield
@@ -476,9 +504,11 @@ def _mapped(name: str, limits: Timeouts) -> Generator[None, None, None]:
             raise ProviderError(
                 f"the certificate of {name} is not trusted: set SSL_CERT_FILE to your authority's ({error})", code="tls"
             ) from None
-        raise ProviderError(f"{name} could not be reached: {error}", retryable=True, code="unreachable") from None
-    except (httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
-        raise ProviderError(f"the base URL of {name} is no address: {error}", code="invalid_base_url") from None
+        raise ProviderError(
+            f"{name} could not be reached at {where}: {error}", retryable=True, code="unreachable"
+        ) from None
+    except (httpx2.UnsupportedProtocol, httpx2.InvalidURL):
+        raise ProviderError(f"the base URL of {name} is no address", code="invalid_base_url") from None
     except httpx2.LocalProtocolError:
         raise ProviderError(
             f"a header for {name} has characters that HTTP does not allow", code="invalid_request"

@@ -192,6 +192,11 @@ def provider(
         Agent(provider("openai:gpt-5", base_url="https://gateway.example/v1", key=fetch_key))
     """
     check(model)
+    if key is not None and not isinstance(key, str) and not callable(key):
+        raise InvalidDefinition(
+            f"key=… is a {type(key).__name__}: give a string, or a function that gives one (for 'bedrock:' one that "
+            "gives Credentials)"
+        )
     name, _, which = model.partition(":")
     found = _entry_point(name) if name not in SERVICES else None
     if found is not None:
