@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import pydantic
 import pytest
 
 from mainstay import Agent, Budget, ModelRequest, ModelResponse, Runtime, ToolCall, TurnFailed, Usage, tool
-from mainstay.errors import UnknownSession, UnknownTurn
+from mainstay.errors import ProviderError, UnknownSession, UnknownTurn
 from mainstay.model.outcome import BudgetSpent, Finished, Incomplete
 from mainstay.model.session import InboxRow
 from mainstay.model.tool import Cancelled, Ok
@@ -308,3 +309,17 @@ async def test_turn_that_ends_while_its_result_is_looked_up_is_told_although_the
         assert (await looking).text == "second"
         model.say("third")
         assert (await third.result()).text == "third"
+
+
+async def test_what_was_tried_is_told_as_it_is_read_later(tmp_path: Path) -> None:
+    def unable(request: ModelRequest) -> str:
+        raise ProviderError("no such model", code="unknown_model")
+
+    agent = Agent(FunctionModel(unable))
+    async with Runtime(tmp_path / "a.db", agents=[agent]) as runtime:
+        live = await (await runtime.session("s")).run("hello")
+    async with Runtime(tmp_path / "a.db", agents=[agent]) as runtime:
+        later = await (await runtime.session("s")).result(live.turn_id)
+
+    assert live.model_calls == later.model_calls
+    assert live.model_calls[0].attempts[0].at > 0

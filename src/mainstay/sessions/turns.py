@@ -390,7 +390,8 @@ class Turns:
         """After the commit, or the parking: adopt it, announce it, answer who waits."""
         scope, machine, past = run.scope, run.machine, view.messages
         end = End(Waiting(ended.calls), machine.state.usage, machine.slot()) if isinstance(ended, Parked) else ended.end
-        closed = Closed(end.outcome, end.usage, slot=end.slot, ledger=end.ledger, prelude=end.prelude)
+        at = 0 if isinstance(ended, Parked) else ended.row.updated  # as it is on disk
+        closed = Closed(end.outcome, end.usage, None, at, end.slot, end.ledger, end.prelude)
         records = [*run.records, closed]
         result: TurnResult[Any] = TurnResult(
             run.turn_id, scope.session_id, end.outcome, end.usage, records, past, run.agent.revive, late
