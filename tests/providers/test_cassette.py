@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
-from mainstay.errors import InvalidDefinition
+from mainstay.errors import InvalidDefinition, ProviderError
 from mainstay.model.outcome import ProviderFailed
 from mainstay.testing import FunctionModel
 from mainstay.testing.cassette import Cassette
@@ -41,6 +41,24 @@ async def test_what_was_recorded_is_replayed_without_the_model(tmp_path: Path, m
 
     assert first == again == alone
     assert (asked, real.requests) == (2, 2)
+
+
+async def test_a_missing_key_is_not_replayed_when_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    failures = iter([ProviderError("set it", code="missing_key"), ProviderError("too long", code="invalid_request")])
+
+    def unready(request: ModelRequest) -> str:
+        raise next(failures)
+
+    first = await run(Cassette(tmp_path / "a.json", FunctionModel(unready)))
+    assert isinstance(first, ProviderFailed)
+    assert first.code == "missing_key"
+
+    second = await run(Cassette(tmp_path / "a.json", FunctionModel(unready)))
+    assert isinstance(second, ProviderFailed)
+    assert second.code == "invalid_request"  # what the model itself refused is part of the tape
+
+    assert await run(Cassette(tmp_path / "a.json", mode="replay")) == second
 
 
 async def test_a_miss_shows_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from mainstay.providers.fallback import Fallback
 from mainstay.providers.http import HttpProvider, KeyHeader
 from mainstay.providers.registry import SERVICES, provider
 from mainstay.testing import FunctionModel, ScriptedModel
-from mainstay.testing.model_server import End, ModelServer, Reply
+from mainstay.testing.model_server import Asked, End, ModelServer, Reply
 from tests.fuzzing import cases
 from tests.providers.wire import ANSWERS, FAILURES, MODEL, dialects
 
@@ -486,6 +486,23 @@ def test_a_provider_without_a_name_is_refused_before_a_turn_fails_by_it(make: Ca
 def test_settings_that_no_model_could_be_asked_with_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidDefinition, match=next(iter(wrong))):
         ModelSettings(**wrong)
+
+
+@pytest.mark.parametrize("name", ModelSettings.__struct_fields__)
+def test_a_setting_that_is_none_is_left_to_the_provider(name: str) -> None:
+    nothing: dict[str, Any] = {name: None}
+    assert ModelSettings(**nothing) == ModelSettings()
+
+
+async def test_a_script_that_raises_is_told_to_whoever_asked_it() -> None:
+    def script(asked: Asked) -> Reply:
+        raise KeyError(asked.path)
+
+    async with ModelServer(script) as server:
+        with pytest.raises(ProviderError, match="the script raised KeyError: '/v1/messages'") as caught:
+            await answer(connect(server))
+
+    assert not caught.value.retryable
 
 
 async def test_an_attempt_that_takes_too_long_is_made_again() -> None:

@@ -29,6 +29,11 @@ from mainstay.providers.registry import provider
 
 Mode = Literal["auto", "replay", "record"]
 
+NO_ANSWER = frozenset(
+    {"missing_key", "authentication", "no_network", "unreachable", "tls", "invalid_base_url", "provider_nonsense"}
+)
+"""Failures that tell of the machine and not of the model: replayed, they would outlive their cause."""
+
 
 class Recorded(Struct, frozen=True, omit_defaults=True):
     """One question and its answer; `error` is the code of a failure in place of one."""
@@ -114,7 +119,8 @@ class Cassette:
                     self._keep(Recorded(asked, delta, tuple(text)))
                 yield delta
         except ProviderError as error:
-            self._keep(Recorded(asked, error=error.code, message=str(error), retryable=error.retryable))
+            if error.code not in NO_ANSWER:
+                self._keep(Recorded(asked, error=error.code, message=str(error), retryable=error.retryable))
             raise
 
     def _keep(self, recorded: Recorded) -> None:

@@ -1,6 +1,6 @@
 """A local HTTP server in the place of a provider: it answers from a script and remembers what it was asked.
 
-    async with ModelServer([Reply.sse("message_stop", …), Reply(status=529)]) as server:
+    async with ModelServer([Reply.sse(("message_start", {…}), …), Reply(status=529)]) as server:
         model = provider("anthropic:any", base_url=server.url, key="k")
 
 It speaks real HTTP on a real socket of this machine, so a test goes through the client, the reader and the dialect as a
@@ -110,7 +110,10 @@ class ModelServer:
         self.asked.append(asked)
         self._asked.set()
         if not isinstance(self.script, Sequence):
-            return self.script(asked)
+            try:
+                return self.script(asked)
+            except Exception as error:  # the test's own code: its client is told what is wrong with it
+                return Reply.error(501, {"error": {"message": f"the script raised {type(error).__name__}: {error}"}})
         if len(self.asked) > len(self.script):
             return Reply.error(500, {"error": {"message": f"the script has {len(self.script)} replies"}})
         return self.script[len(self.asked) - 1]
