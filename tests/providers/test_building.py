@@ -18,7 +18,7 @@ from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text,
 from mainstay.model.tool import ToolSpec
 from mainstay.providers.anthropic import MAX_TOKENS
 from mainstay.providers.dialect import Dialect
-from mainstay.providers.openai_chat import ChatCompletions
+from mainstay.providers.openai_chat import ChatCompletions, Quirks
 from tests.fuzzing import cases
 from tests.providers.wire import ANSWERS, MODEL, dialects
 
@@ -186,6 +186,25 @@ def test_what_is_remembered_of_requests_is_bounded(name: str) -> None:
 
     kept = dialect._conversations._settled.values()
     assert 0 < sum(each.size for each in kept) <= 16_000_000
+
+
+def test_a_call_that_another_model_made_has_the_field_that_deepseek_insists_on() -> None:
+    deepseek = ChatCompletions("deepseek", Quirks(reasoning_back="reasoning_content"))
+    thought = ProviderPart("deepseek", MODEL, "reasoning", '"Look."', "Look.")
+    call = ToolCall("c-1", "get")
+
+    _, own, foreign, words = sent(
+        deepseek,
+        [
+            Message("user", "x"),
+            Message("assistant", (thought, call)),
+            Message("assistant", (call,)),
+            Message("assistant", "Done."),
+        ],
+    )["messages"]
+
+    assert (own["reasoning_content"], foreign["reasoning_content"]) == ("Look.", "")
+    assert "reasoning_content" not in words
 
 
 UNSIGNED = {

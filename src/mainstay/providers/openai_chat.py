@@ -212,6 +212,8 @@ class ChatCompletions:
         if self._quirks.reasoning_back and back:
             # Each body is what this server streamed in that field, as one JSON value.
             said[self._quirks.reasoning_back] = _joined_reasoning(back)
+        elif calls and self._quirks.reasoning_back == "reasoning_content":
+            said["reasoning_content"] = ""  # a call without it is refused, also one that another model made
         return (json_block(said),)
 
     def _call(self, call: ToolCall) -> dict[str, Any]:
