@@ -252,6 +252,31 @@ ANTHROPIC_ANSWERS = {
         ),
     ),
     "empty": Answer(_anthropic(), said("", A_USAGE)),
+    "a conversation that the provider shortened": Answer(
+        _anthropic(
+            (
+                {"type": "compaction", "content": None},
+                [
+                    {"type": "compaction_delta", "content": "They spoke "},
+                    {"type": "compaction_delta", "content": "of rain."},
+                ],
+            ),
+            _text("Done."),
+        ),
+        ModelResponse(
+            parts=(
+                ProviderPart(
+                    "anthropic",
+                    MODEL,
+                    "compaction",
+                    '{"type":"compaction","content":"They spoke of rain."}',
+                ),
+                Text("Done."),
+            ),
+            usage=A_USAGE,
+            model=MODEL,
+        ),
+    ),
     "events without names": Answer(_nameless(_anthropic(_text("Hi"))), said("Hi", A_USAGE)),
     "a beginning that says nothing": Answer(
         Reply.sse(

@@ -77,6 +77,7 @@ STOPS: dict[str, Stop] = {
     "model_context_window_exceeded": "length",
     "refusal": "filtered",
     "pause_turn": "paused",
+    "compaction": "paused",
 }
 
 OLD = (
@@ -351,6 +352,7 @@ class _Delta(Struct):
     partial_json: str = ""
     thinking: str = ""
     signature: str = ""
+    content: Any = None
 
 
 class _BlockDelta(Struct):
@@ -465,6 +467,8 @@ class AnthropicReader:
             out.append(Reasoning(delta.thinking))
         elif delta.signature:
             block.signature.append(delta.signature)
+        elif delta.type == "compaction_delta" and isinstance(delta.content, str):
+            block.text.append(delta.content)
 
     def _receive(self, event: Any, out: list[Delta]) -> None:
         match event:
@@ -510,6 +514,9 @@ class AnthropicReader:
             case "thinking":
                 body = {"type": "thinking", "thinking": text, "signature": "".join(block.signature)}
                 return ProviderPart(self.name, self._model, "thinking", encode(body).decode(), text)
+            case "compaction":  # the provider's own short form of what went before: others get that as it was
+                body = {**block.start, "content": text or block.start.get("content")}
+                return ProviderPart(self.name, self._model, "compaction", encode(body).decode())
             case kind if block.json:  # a server tool's call: its input was streamed
                 body = {**block.start, "input": parsed_args("".join(block.json))[0]}
                 return ProviderPart(self.name, self._model, kind, encode(body).decode(), _did(body))
