@@ -55,7 +55,7 @@ from mainstay.sessions.definition import Defined, Definition, by_name
 from mainstay.sessions.directory import Retention, Sessions
 from mainstay.sessions.environment import Environments
 from mainstay.sessions.inbox import Inbox, pick_agent
-from mainstay.sessions.models import Models, keep_open
+from mainstay.sessions.models import Models, check_limited, keep_open
 from mainstay.sessions.models import checked as checked_models
 from mainstay.sessions.operations import RuntimeOperations, task_engine
 from mainstay.sessions.outcomes import TurnOutcomes
@@ -130,6 +130,9 @@ class Runtime:
         if not isinstance(retention, Retention | None):
             raise InvalidDefinition(f"retention={quoted(retention)} is not usable: give Retention(days=…)")
         self._agents = by_name(agents)
+        if self._rate_limits:
+            at_hand = [each.spec.model for each in self._agents.values()]
+            check_limited(self._rate_limits, [*at_hand, *(each.name for each in self._models.values())])
         self._functions = by_definition(validate.several(processes, "processes", InvalidDefinition)).values()
         self._store = open_store(store, self._clock)
         self._parts: SessionParts | None = None

@@ -438,3 +438,17 @@ async def test_the_last_attempt_of_a_turn_that_failed_is_told_too() -> None:
     ]
     assert (call.stop, call.usage) == (None, None)
     assert result.outcome == ProviderFailed("authentication", "wrong key", 2, "b")
+
+
+@pytest.mark.parametrize("typo", ["antropic:", "antropic:claude-sonnet-4-5"])
+def test_a_limit_for_a_service_that_there_is_not_is_refused(typo: str) -> None:
+    """It would limit nothing, in silence."""
+    with pytest.raises(InvalidDefinition, match="limits nothing: there is no provider 'antropic'"):
+        Runtime("memory", agents=[Agent("scripted")], rate_limits={typo: RateLimit(concurrency=1)})
+
+
+def test_a_limit_may_be_for_a_service_or_for_any_model_at_hand() -> None:
+    listed = Fallback(FunctionModel(lambda request: "a", name="p:a"), FunctionModel(lambda request: "b", name="q:b"))
+    mine = {"mine": FunctionModel(lambda request: "c", name="r:c")}
+    for name in ("anthropic:", "groq:llama", "p:", "q:b", "r:", "mine", "whatever"):
+        Runtime("memory", agents=[Agent(listed)], models=mine, rate_limits={name: RateLimit(concurrency=1)})

@@ -236,6 +236,11 @@ def provider(
     )
 
 
+def is_service(name: str) -> bool:
+    """Whether a model string may begin with it."""
+    return name in SERVICES or _entry_point(name) is not None
+
+
 def named(model: str) -> Provider:
     """The provider behind a model string, "scripted" included."""
     if model == "scripted":

@@ -9,7 +9,7 @@ Settings of the input go before those of the session, and those before the agent
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -120,3 +120,15 @@ def checked(models: Any) -> dict[str, Provider]:
         else:
             raise InvalidDefinition(f"models[{name!r}]={quoted(model)} is no model: name one, or give a Provider")
     return found
+
+
+def check_limited(limits: Iterable[str], names: Iterable[str]) -> None:
+    """Refuse a limit for a service that there is not: it would limit nothing. `names` are those of models at hand."""
+    known = {part.partition(":")[0] for name in names for part in name.split(" | ")}  # a list of models names them all
+    for limit in limits:
+        service, colon, _ = limit.partition(":")
+        if colon and service not in known and not _registry().is_service(service):
+            raise InvalidDefinition(
+                f"rate_limits[{quoted(limit)}] limits nothing: there is no provider {quoted(service)}, and no agent or "
+                "model of this Runtime is named so"
+            )
