@@ -454,7 +454,12 @@ FindKeys: TypeAlias = Callable[[], Credentials | Awaitable[Credentials]]
 
 
 def bedrock(
-    model: str, base_url: str, key: Any, headers: Mapping[str, str] | None, timeouts: Timeouts | None = None
+    model: str,
+    base_url: str,
+    key: Any,
+    headers: Mapping[str, str] | None,
+    timeouts: Timeouts | None = None,
+    http2: bool = False,
 ) -> HttpProvider:
     """`key` is a function that gives `Credentials`, or a bearer token."""
     region = find_region()
@@ -472,6 +477,7 @@ def bedrock(
         authorise=authorise,
         headers=headers,
         timeouts=timeouts,
+        http2=http2,
     )
 
 

@@ -183,11 +183,13 @@ def provider(
     key: Key | None = None,
     headers: Mapping[str, str] | None = None,
     timeouts: Timeouts | None = None,
+    http2: bool = False,
 ) -> Provider:
     """The provider behind "provider:model".
 
     `base_url` goes before the service's own variable, `key` before its key variable; a function is asked for the key at
-    every request. `headers` are sent along. `timeouts` are how long the provider may take.
+    every request. `headers` are sent along. `timeouts` are how long the provider may take. `http2` offers HTTP/2 to it,
+    which needs the extra of that name.
 
         Agent(provider("openai:gpt-5", base_url="https://gateway.example/v1", key=fetch_key))
     """
@@ -197,6 +199,8 @@ def provider(
             f"key=… is a {type(key).__name__}: give a string, or a function that gives one (for 'bedrock:' one that "
             "gives Credentials)"
         )
+    if http2 and importlib.util.find_spec("h2") is None:
+        raise InvalidDefinition("http2=True needs one more package: pip install 'mainstay[http2]'")
     name, _, which = model.partition(":")
     found = _entry_point(name) if name not in SERVICES else None
     if found is not None:
@@ -212,11 +216,11 @@ def provider(
     if service.dialect == "bedrock":
         from mainstay.providers.bedrock import bedrock  # noqa: PLC0415
 
-        return bedrock(which, where, key, headers, timeouts)
+        return bedrock(which, where, key, headers, timeouts, http2)
     if service.dialect == "vertex":
         from mainstay.providers.vertex import vertex  # noqa: PLC0415
 
-        return vertex(which, where, key, headers, timeouts)
+        return vertex(which, where, key, headers, timeouts, http2)
     if not where:
         raise InvalidDefinition(f"where is {name!r}? set {service.base_url_variable}, or give base_url=…")
     if base_url is None:
@@ -233,6 +237,7 @@ def provider(
         authorise=authorise,
         headers=headers,
         timeouts=timeouts,
+        http2=http2,
     )
 
 

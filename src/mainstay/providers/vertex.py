@@ -38,7 +38,12 @@ def vertex_address(project: str | None = None, location: str | None = None) -> t
 
 
 def vertex(
-    model: str, base_url: str, key: Key | None, headers: Mapping[str, str] | None, timeouts: Timeouts | None = None
+    model: str,
+    base_url: str,
+    key: Key | None,
+    headers: Mapping[str, str] | None,
+    timeouts: Timeouts | None = None,
+    http2: bool = False,
 ) -> HttpProvider:
     where, prefix = vertex_address()
     return HttpProvider(
@@ -49,6 +54,7 @@ def vertex(
         authorise=VertexToken(key),
         headers=headers,
         timeouts=timeouts,
+        http2=http2,
     )
 
 
