@@ -1273,6 +1273,10 @@ CHAT_FAILURES = {
         ),
         "context_overflow",
     ),
+    "a setting that mentions the same words": Failure(
+        Reply.error(422, {"error": {"message": "Input validation error: `max_new_tokens` must be strictly positive"}}),
+        "invalid_request",
+    ),
     "a list of errors": Failure(
         Reply.error(
             400,

@@ -456,7 +456,7 @@ RETRYABLE = frozenset({408, 409, 424, 425, 429, 500, 502, 503, 504, 520, 521, 52
 OVERFLOW = re.compile(
     r"prompt is too long|context.{0,10}(window|length)|maximum.{0,20}tokens|too many (input )?tokens|input is too long"
     r"|token count.{0,40}exceeds|exceeds?.{0,30}(context|token limit)|reduce the length|maximum prompt length"
-    r"|max_new_tokens|too many total text bytes",
+    r"|tokens \+ \W?max_new_tokens|too many total text bytes",
     re.IGNORECASE,
 )
 TOO_MUCH_ASKED = re.compile(r"^\W{0,3}max_(completion_|output_)?tokens\W{0,3} (must be|is too)", re.IGNORECASE)
