@@ -23,7 +23,7 @@ from mainstay.ports.provider import Provider
 from mainstay.providers.fallback import Fallback
 from mainstay.providers.http import HttpProvider, KeyHeader
 from mainstay.providers.registry import SERVICES, provider
-from mainstay.testing import FunctionModel, ScriptedModel
+from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
 from mainstay.testing.model_server import Asked, End, ModelServer, Reply
 from tests.fuzzing import cases
 from tests.providers.wire import ANSWERS, FAILURES, MODEL, dialects
@@ -432,6 +432,17 @@ def test_another_model_may_be_laid_over_an_agent() -> None:
     assert other.settings == ModelSettings(temperature=0.5, max_tokens=5)
     with pytest.raises(InvalidDefinition):
         agent.override(model="nonsense")
+
+
+async def test_an_attempt_that_was_accepted_and_said_nothing_is_a_call_of_unknown_cost() -> None:
+    whole = ANSWERS["anthropic"]["text"].reply
+    async with ModelServer([replace(whole, upto=0, end="cut"), whole]) as server:
+        agent = Agent(connect(server))
+        async with Runtime("memory", agents=[agent], clock=VirtualClock(auto=True)) as runtime:
+            result = await (await runtime.session("s")).run("hello")
+
+    assert result.text == "Grüße, Welt 😀"
+    assert result.usage.unknown == 1
 
 
 class Nameless:

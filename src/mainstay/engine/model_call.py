@@ -21,7 +21,7 @@ from mainstay.model.codec import MAX_VALUE, clean_part, clean_text, encode, erro
 from mainstay.model.effect import CallModel, GaveUp, TimeIsUp
 from mainstay.model.event import RateLimitWait, ReasoningDelta, Retracted, ToolCallDelta
 from mainstay.model.ids import call_id
-from mainstay.model.llm import BUCKETS, CallPiece, Delta, ModelRequest, ModelResponse, Stop, Usage
+from mainstay.model.llm import BUCKETS, CallPiece, Delta, ModelRequest, ModelResponse, RateReport, Stop, Usage
 from mainstay.model.media import Stored
 from mainstay.model.message import Part, ProviderPart, Reasoning, Text, ToolCall
 from mainstay.model.plugin import Issue
@@ -162,9 +162,14 @@ class ModelCaller:
 
     async def _answer(self, run: Run, effect: CallModel, request: ModelRequest, ticket: Ticket) -> ModelResponse:
         """One attempt. Its place is free before hooks are called, which may ask a model themselves."""
-        limit = request.settings.timeout
+        limit, heard = request.settings.timeout, self._limits.heard(ticket)
+
+        def report(told: RateReport) -> None:
+            run.begun = run.begun or told.accepted  # what it takes in is paid for, whether or not a word comes
+            heard(told)
+
         try:
-            asking = self._ask(run, replace(request, report=self._limits.heard(ticket)), effect)
+            asking = self._ask(run, replace(request, report=report), effect)
             response = await run.gate.guard(asking if limit is None else within(limit, asking), _time_left(run))
         except BaseException as error:  # nothing is handled here: its place is given back
             self._limits.failed(ticket, error, run.begun)
