@@ -85,8 +85,9 @@ async def test_nothing_is_ever_asked_in_ci(tmp_path: Path, monkeypatch: pytest.M
     assert real.requests == 0
 
 
-def test_a_file_that_is_no_cassette_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", [b"", b"[1, 2]", b'{"model":"\xff","recorded":[]}', b"[" * 100_000, None])
+def test_a_file_that_is_no_cassette_is_refused(tmp_path: Path, data: bytes | None) -> None:
     path = tmp_path / "x.json"
-    path.write_text("[1, 2]")
+    path.mkdir() if data is None else path.write_bytes(data)
     with pytest.raises(InvalidDefinition, match="no cassette"):
         Cassette(path, mode="replay")

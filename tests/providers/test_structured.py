@@ -228,6 +228,18 @@ def test_real_calls_beside_an_answer_stay_calls_and_are_counted_without_it() -> 
     assert text == '{"n":1}'
 
 
+def test_any_number_of_answers_by_tool_is_read_in_time_and_the_first_counts() -> None:
+    calls = [
+        {"index": number, "id": f"c{number}", "function": {"name": "get", "arguments": f'{{"n":{number}}}'}}
+        for number in range(50_000)
+    ]
+    body = Reply.sse({"choices": [{"index": 0, "delta": {"tool_calls": calls}, "finish_reason": "tool_calls"}]}).body
+
+    response, text, _ = read(AnswerCall(dialects()["openai-chat"].reader(MODEL), name="get", plain=True), [body])
+
+    assert (response.parts, response.stop, text) == ((Text('{"n":0}'),), "end", '{"n":0}')
+
+
 def test_an_answer_in_words_where_a_tool_was_offered_is_an_answer() -> None:
     body = ANSWERS["anthropic"]["structured"].reply.body
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -202,7 +203,8 @@ class AnswerCall:
         self._text: list[str] = []
         self._words: list[str] = []
         self._spoken: bool | None = None  # whether words are shown as they come; None before the first
-        self._answers: list[int] = []  # numbers of the calls that answer; the first of them counts
+        self._answers: list[int] = []  # numbers of the calls that answer, in order
+        self._first = -1  # the one of them that came first: it counts
 
     def feed(self, chunk: bytes) -> Iterable[Delta]:
         out: list[Delta] = []
@@ -216,7 +218,7 @@ class AnswerCall:
             else:
                 self._spoken = self._spoken or not self._answers
                 self._said("", out)
-                out.append(replace(delta, index=delta.index - sum(each < delta.index for each in self._answers)))
+                out.append(replace(delta, index=delta.index - bisect_left(self._answers, delta.index)))
         return out
 
     def _said(self, text: str, out: list[Delta]) -> None:
@@ -228,9 +230,12 @@ class AnswerCall:
             out.append(shown)
 
     def _answered(self, piece: CallPiece, out: list[Delta]) -> None:
-        if piece.index not in self._answers:
-            self._answers.append(piece.index)
-        if piece.index != self._answers[0] or not piece.text:
+        if not self._answers:
+            self._first = piece.index
+        place = bisect_left(self._answers, piece.index)
+        if self._answers[place : place + 1] != [piece.index]:
+            self._answers.insert(place, piece.index)
+        if piece.index != self._first or not piece.text:
             return
         shown = piece.text if self._unwrapping is None else self._unwrapping.feed(piece.text)
         if shown:

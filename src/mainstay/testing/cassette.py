@@ -76,7 +76,7 @@ class Cassette:
             return msgspec.json.decode(self._path.read_bytes(), type=_Tape)
         except FileNotFoundError:
             return None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
             raise InvalidDefinition(f"{self._path} is no cassette: {error}") from None
 
     @contextlib.asynccontextmanager
