@@ -222,6 +222,26 @@ async def test_redirects_are_not_followed() -> None:
 # ---------------------------------------------------------------------- keys
 
 
+async def test_a_key_function_that_raises_is_asked_again_and_its_words_are_not_told() -> None:
+    away = [OSError(f"the vault is away, it had {SECRET}"), OSError("still")]
+
+    def fetch() -> str:
+        if away:
+            raise away.pop(0)
+        return SECRET
+
+    async with ModelServer([ANSWERS["anthropic"]["text"].reply]) as server:
+        with pytest.raises(ProviderError, match="raised OSError") as failed:
+            await answer(connect(server, key=fetch))
+        assert (failed.value.retryable, failed.value.code, SECRET in str(failed.value)) == (True, "no_key_given", False)
+        assert server.asked == []
+        with pytest.raises(ProviderError):
+            await answer(connect(server, key=fetch))
+        await answer(connect(server, key=fetch))
+
+    assert len(server.asked) == 1
+
+
 async def test_a_key_may_be_a_function_that_is_asked_every_time() -> None:
     keys = iter(["first", "second"])
 

@@ -23,7 +23,7 @@ from typing import Protocol, TypeAlias
 from urllib.parse import quote, unquote
 from urllib.request import getproxies
 
-from mainstay.errors import InternalError, InvalidDefinition, MissingExtra, ProviderError, quoted
+from mainstay.errors import InternalError, InvalidDefinition, MainstayError, MissingExtra, ProviderError, quoted
 from mainstay.model.llm import Delta, ModelRequest
 from mainstay.model.media import OpenFile, Stored
 from mainstay.ports.provider import no_token_count
@@ -338,6 +338,17 @@ class HttpProvider:
                 code="no_network",
             )
 
+    async def _authorised(self, wire: Wire, url: str, body: Callable[[], AsyncIterator[bytes]]) -> Mapping[str, str]:
+        """The headers with the key. A function of the host's that fails is asked again: a vault may be away for a
+        moment. Of what it raised the type is told, since its words may quote a key."""
+        try:
+            return await self._authorise(wire, url, body)
+        except MainstayError:
+            raise
+        except Exception as error:  # the host's function may raise anything
+            why = f"the function that gives the key of {self.name} raised {type(error).__name__}"
+            raise ProviderError(why, retryable=True, code="no_key_given") from None
+
     async def _request(
         self, client: httpx2.AsyncClient, wire: Wire, open_file: OpenFile | None, secrets: list[str]
     ) -> httpx2.Request:
@@ -355,7 +366,7 @@ class HttpProvider:
             **wire.headers,
             **self._headers,
         }
-        keys = {**await self._authorise(wire, url, body), **_basic(self._login)}
+        keys = {**await self._authorised(wire, url, body), **_basic(self._login)}
         secrets += [value.partition(" ")[2] or value for value in keys.values()]
         secrets += filter(None, [self._login.partition(":")[2]])
         secrets += [value.removeprefix("Bearer ") for value in self._headers.values()]
