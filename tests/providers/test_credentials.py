@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import ssl
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from tests.providers.wire import ANSWERS
 ASK = ModelRequest([Message("user", "hello")])
 HELLO = "Grüße, Welt 😀"
 AWS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_BEARER_TOKEN_BEDROCK", "AWS_PROFILE")
+
+PYTHON = shlex.quote(sys.executable)  # the checkout may lie below a folder with a space in its name
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +100,7 @@ async def test_bedrock_runs_the_process_of_a_profile_for_every_request(tmp_path:
         "print(json.dumps({'Version': 1, 'AccessKeyId': f'AKID{number}', 'SecretAccessKey': 's', 'SessionToken': 't',"
         " 'Expiration': '2020-01-01T00:00:00Z'}))\n"
     )
-    (tmp_path / "config").write_text(f"[default]\ncredential_process = {sys.executable} {script}\n")
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = {PYTHON} {shlex.quote(str(script))}\n")
 
     headers = await asked_bedrock(times=2)
 
@@ -106,7 +109,7 @@ async def test_bedrock_runs_the_process_of_a_profile_for_every_request(tmp_path:
 
 @pytest.mark.parametrize(
     "command",
-    [f"{sys.executable} -c 'raise SystemExit(3)'", "/no/such/program", f"{sys.executable} -c 'print(1)'"],
+    [f"{PYTHON} -c 'raise SystemExit(3)'", "/no/such/program", f"{PYTHON} -c 'print(1)'"],
     ids=["that fails", "that is not there", "that prints nonsense"],
 )
 async def test_a_process_of_a_profile_that_gives_no_keys_is_told(tmp_path: Path, command: str) -> None:
