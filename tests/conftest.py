@@ -23,7 +23,9 @@ settings.load_profile("mainstay")
 
 LEFT_OUT = {"kill", "slow", "serial", "fuzz"}
 """Markers of tests that `--quick` leaves to the gate."""
-VARIANTS = 4
+FOLDERS = {"benchmarks", "cli", "docs", "golden", "oracles", "smoke", "soak"}
+"""Folders of tests that begin OS processes, take long, or change with the whole rather than with one module."""
+VARIANTS = 2
 """Of a test with many parameters `--quick` runs so many, from all over its list."""
 
 
@@ -54,7 +56,7 @@ def _is_quick(item: pytest.Item) -> bool:
     Many tests run on every store and for every way to die (`before`, `lost`, …). In memory, and dying before a call is
     applied, they find most mistakes in a fraction of the time.
     """
-    if any(marker.name in LEFT_OUT for marker in item.iter_markers()):
+    if item.path.parent.name in FOLDERS or any(marker.name in LEFT_OUT for marker in item.iter_markers()):
         return False
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     modes = [params.get("mode"), getattr(params.get("crash"), "mode", None)]

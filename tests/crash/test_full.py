@@ -42,6 +42,7 @@ def check(played: Played) -> None:
     assert played.model_calls == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "mode"), [(point, mode) for point, modes in CANCELLED.items() for mode in modes])
 def test_a_full_turn_is_cancelled_whatever_is_killed(point: str, mode: Mode) -> None:
     check(play(filled_up, [Crash(point, mode)], store="sqlite", timeout=60))

@@ -51,6 +51,7 @@ def check(report: Report) -> None:
     assert report.unknown == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_children_go_on_where_they_were_wherever_it_is_killed(
     scenario: Scenario, crash_kit: Callable[..., Report]

@@ -378,6 +378,7 @@ CHANGED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changed", "sides"), CHANGED, ids=lambda each: getattr(each, "__name__", ""))
 async def test_a_replay_where_no_branch_asks_for_the_next_result_has_diverged(
     memory: Place, changed: Callable[[Ctx], Any], sides: str

@@ -192,6 +192,7 @@ KILLS = [
 """Before the row, after it, begun, in the body, after it, around its end, and when it is told."""
 
 
+@pytest.mark.kill
 @pytest.mark.parametrize(
     ("scenario", "ruled", "started"),
     [

@@ -124,6 +124,7 @@ async def filled(session: Any) -> None:
     pytest.fail("there was always room")
 
 
+@pytest.mark.slow
 async def test_a_runtime_can_be_left_while_the_disk_is_full(file: Place, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     async with file.runtime(Agent(TellingModel()), grace=0) as runtime:

@@ -105,6 +105,7 @@ def ended(calls: int, of: int) -> list[bytes]:
     return [encode(reply), *[encode(Ended(f"1.{index}", Ok("done"))) for index in range(calls)]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "calls", [MAX_ORDINAL - 1, MAX_ORDINAL - 2, MAX_ORDINAL - 100], ids=["full", "one left", "some"]
 )

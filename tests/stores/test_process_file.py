@@ -166,6 +166,7 @@ async def test_a_cursor_that_was_handed_out_never_belongs_to_a_later_event(tmp_p
 # ---------------------------------------------------------------------- what it costs
 
 
+@pytest.mark.slow
 async def test_a_pruned_process_leaves_a_hundred_bytes_at_most(tmp_path: Path) -> None:
     path = tmp_path / "agent.db"
     async with opened(path) as store:
