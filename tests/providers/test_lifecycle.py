@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import ssl
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx2
@@ -41,14 +41,13 @@ class Pool:
 
 
 @pytest.fixture
-def pools(monkeypatch: pytest.MonkeyPatch) -> list[Pool]:
-    """What the entry point `pool` makes."""
-    point = importlib.metadata.EntryPoint("pool", f"{__name__}:Pool", "mainstay.providers")
-
-    def found(**wanted: str) -> list[importlib.metadata.EntryPoint]:
-        return [point] if wanted == {"group": "mainstay.providers", "name": "pool"} else []
-
-    monkeypatch.setattr(importlib.metadata, "entry_points", found)
+def pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Pool]:
+    """What the entry point `pool` of an installed distribution makes."""
+    installed = tmp_path / "pool-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: pool\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(f"[mainstay.providers]\npool = {__name__}:Pool\n")
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(Pool, "made", [])
     return Pool.made
 

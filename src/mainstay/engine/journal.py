@@ -110,7 +110,7 @@ class Journal(Generic[A]):
         return self._in_doubt is None and not self._writing.locked()
 
     def _answered(self, write: Write[A], answer: A) -> None:
-        """The store has answered a write."""
+        """What the store's answer means for the journal of a turn, or of a process: each encoder says it for itself."""
         raise NotImplementedError
 
     async def _settle(self) -> A:
