@@ -9,8 +9,7 @@ from mainstay.agent import Agent
 from mainstay.errors import MainstayError, Retry, ToolError, TurnFailed
 from mainstay.model.agent import Budget
 from mainstay.model.llm import ModelRequest, ModelResponse, ModelSettings, RateLimit, Usage
-from mainstay.model.media import Audio, Document, FileRef, Image
-from mainstay.model.message import Message, ToolCall, ToolResult
+from mainstay.model.message import Audio, Document, FileRef, Image, Message, ToolCall, ToolResult
 from mainstay.model.tool import ProviderTool
 from mainstay.plugins.hooks import Plugin
 from mainstay.ports.tool import ToolProvider

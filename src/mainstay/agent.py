@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, NoReturn, TypeVar, overload
 
 from mainstay.errors import InvalidDefinition, PluginConflict, quoted
-from mainstay.model import hints, validate
+from mainstay.model import validate
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
 from mainstay.model.codec import clean_text, error_text
 from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
@@ -92,7 +92,7 @@ class Agent(Generic[T]):
         **foreign: Never,
     ) -> None:
         if foreign:
-            hints.refuse("Agent", foreign, hints.AGENT)
+            validate.unknown_keywords("Agent", foreign, validate.AGENT_KEYWORDS)
         if output_budget is not None and not isinstance(output_budget, OutputBudget):
             raise InvalidDefinition(f"output_budget={quoted(output_budget)} is not usable: give an OutputBudget")
         if budget is not None and not isinstance(budget, Budget):
@@ -198,7 +198,7 @@ class Agent(Generic[T]):
     ) -> TurnResult[T]:
         """One turn in memory. Cancelling it cancels the turn. Use a Runtime for what must last."""
         if foreign:
-            hints.refuse("run", foreign, hints.RUNNING)
+            validate.unknown_keywords("run", foreign, validate.RUN_KEYWORDS)
         async with Runtime("memory", agents=[self], deps=deps) as runtime:
             session = await runtime.session()
             return await session.run(said, timeout=timeout)
@@ -208,7 +208,7 @@ class Agent(Generic[T]):
     ) -> TurnResult[T]:
         """The same from sync code, also where an event loop is running (a notebook): then on a thread of its own."""
         if foreign:
-            hints.refuse("run_sync", foreign, hints.RUNNING)
+            validate.unknown_keywords("run_sync", foreign, validate.RUN_KEYWORDS)
         if not _in_a_loop():  # not in an `except`: tracebacks of tools and models would begin with its error
             return bridge().run(self.run(said, deps=deps, timeout=timeout))
         return _on_thread(lambda: asyncio.run(self.run(said, deps=deps, timeout=timeout)))
@@ -216,7 +216,7 @@ class Agent(Generic[T]):
     if not TYPE_CHECKING:  # to a checker it has the attributes that it has
 
         def __getattr__(self, word: str) -> NoReturn:
-            hints.no_attribute(self, word, hints.OF_AGENT)
+            validate.unknown_attribute(self, word, validate.AGENT_ATTRIBUTES)
 
     def __repr__(self) -> str:
         return f"Agent({self.spec.model!r}, name={self.name!r}, tools={list(self.spec.tools)})"
@@ -315,7 +315,7 @@ def check_model(model: object) -> None:
 
             registry.check(model)
     elif not is_provider(model):
-        raise InvalidDefinition(f"model {quoted(model)} is not one: {hints.wrong_model(model)}")
+        raise InvalidDefinition(f"model {quoted(model)} is not one: {validate.not_a_model(model)}")
 
 
 def provider_for(model: str) -> Provider:

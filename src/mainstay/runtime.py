@@ -27,13 +27,12 @@ from mainstay.errors import (
     WrongAgent,
     quoted,
 )
-from mainstay.model import hints, validate
+from mainstay.model import validate
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.ids import check_session_id, mint
 from mainstay.model.llm import RateLimit
 from mainstay.model.process import ProcessRow
-from mainstay.model.session import Answer, Offers
-from mainstay.model.settings import load
+from mainstay.model.session import Answer, Offers, load_settings
 from mainstay.observe.feed import Feed
 from mainstay.plugins.engines import engines_of
 from mainstay.ports.host import Clock, Random
@@ -111,7 +110,7 @@ class Runtime:
         **foreign: Never,
     ) -> None:
         if foreign:
-            hints.refuse("Runtime", foreign, hints.RUNTIME)
+            validate.unknown_keywords("Runtime", foreign, validate.RUNTIME_KEYWORDS)
         able = functools.partial(validate.having, refuse=InvalidDefinition)
         self._clock: Clock = SystemClock() if clock is None else able(clock, "clock", "now", "monotonic", "sleep")
         self._random: Random = SystemRandom() if random is None else able(random, "random", "bits")
@@ -154,7 +153,7 @@ class Runtime:
     if not TYPE_CHECKING:  # a checker refuses `with` by itself
 
         def __enter__(self) -> NoReturn:
-            hints.wrong_with("Runtime")
+            validate.not_a_context_manager("Runtime")
 
         def __exit__(self, *how: object) -> None:
             """Never reached: `with` asks for it before it enters."""
@@ -395,7 +394,7 @@ class Runtime:
         name = pick_agent(parts.definitions, agent) if row is None else row.agent
         session_id = session_id or parts.mint("s")
         if options is not None:
-            settings = load(b"" if row is None else row.settings)
+            settings = load_settings(b"" if row is None else row.settings)
             options = checked_options(parts.definitions.get(name), session_id, options, settings)
         return Session(parts, session_id, name, options)
 

@@ -11,8 +11,7 @@ import pytest
 
 from mainstay import Agent, Image, Message, ModelRequest, ModelResponse, ModelSettings, ToolCall, Usage, tool
 from mainstay.errors import InvalidInput, ProviderError
-from mainstay.model.media import Stored
-from mainstay.model.message import ProviderPart, Reasoning, Text, ToolResult
+from mainstay.model.message import ProviderPart, Reasoning, Stored, Text, ToolResult
 from mainstay.model.record import Completed
 from mainstay.model.tool import ToolSpec
 from mainstay.plugins.hooks import Plugin

@@ -16,7 +16,7 @@ from mainstay.builtin import Redaction
 from mainstay.errors import InvalidDefinition
 from mainstay.model.codec import MAX_VALUE
 from mainstay.model.event import ToolProgress
-from mainstay.model.media import Stored
+from mainstay.model.message import Stored
 from mainstay.model.plugin import ShortCircuit
 from mainstay.model.tool import Denied, Failed, Ok, PreparedCall, ToolOutcome, ToolSpec
 from mainstay.plugins import FilterContext, StreamContext, ToolCallContext, ToolEndContext

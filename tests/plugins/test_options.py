@@ -10,7 +10,7 @@ from mainstay import Agent, Message, ModelRequest
 from mainstay.errors import InvalidInput, PluginError
 from mainstay.model.outcome import Finished, PluginAborted
 from mainstay.model.plugin import CreateSession
-from mainstay.model.settings import load
+from mainstay.model.session import load_settings
 from mainstay.plugins.hooks import Plugin, PromptContext, SessionContext, TurnContext
 from mainstay.plugins.operations import QueryContext, query
 from mainstay.testing import FunctionModel
@@ -91,7 +91,7 @@ async def test_opening_with_options_writes_nothing_until_they_are_needed(place: 
         row = await runtime.store.session("s")
 
     assert row is not None
-    assert load(row.settings).options == KIND
+    assert load_settings(row.settings).options == KIND
 
 
 async def test_tools_are_told_of_a_session_with_its_options(place: Place) -> None:

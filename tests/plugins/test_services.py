@@ -15,8 +15,7 @@ from mainstay.model.llm import ModelResponse, Usage
 from mainstay.model.outcome import Finished, PluginAborted
 from mainstay.model.plugin import CreateSession
 from mainstay.model.record import Closed, Completed
-from mainstay.model.session import Appending, StaleBranch, ToolState
-from mainstay.model.settings import load
+from mainstay.model.session import Appending, StaleBranch, ToolState, load_settings
 from mainstay.model.tool import Cancelled, Failed, Ok
 from mainstay.plugins.hooks import Plugin, ToolEndContext
 from mainstay.testing import FunctionModel, VirtualClock
@@ -439,7 +438,7 @@ async def test_completion_after_the_commit_is_counted_in_the_session(place: Plac
         after = await session.run("again")
 
     assert row is not None
-    assert load(row.settings).ledger == {"review": Usage(calls=1, unknown=1)}
+    assert load_settings(row.settings).ledger == {"review": Usage(calls=1, unknown=1)}
     assert (result.outcome, result.issues, seen) == (Finished("done"), [], ["about how was it?"])
     assert after.outcome == Finished("done")
 

@@ -18,7 +18,7 @@ from mainstay.errors import Conflict
 from mainstay.model.outcome import Finished, PluginAborted
 from mainstay.model.plugin import AskPerson, PluginSnapshot
 from mainstay.model.record import Record, slots
-from mainstay.model.settings import load as load_settings
+from mainstay.model.session import load_settings
 from mainstay.model.tool import Ok
 from mainstay.plugins.hooks import Plugin, SessionContext, SnapshotReader, SnapshotWriter, StreamContext, TurnContext
 from mainstay.plugins.operations import command, query

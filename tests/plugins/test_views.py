@@ -19,8 +19,7 @@ from mainstay.model.message import Text, ToolResult
 from mainstay.model.outcome import Finished
 from mainstay.model.own import Seen, own, shown_spec
 from mainstay.model.plugin import PluginSnapshot
-from mainstay.model.session import ToolState
-from mainstay.model.settings import Settings
+from mainstay.model.session import Settings, ToolState
 from mainstay.model.tool import Ok, PreparedCall, ToolSpec
 from mainstay.plugins import (
     CatalogContext,

@@ -13,7 +13,7 @@ import pytest
 
 from mainstay import Process, Runtime
 from mainstay.model.process import ProcessRow
-from mainstay.model.step import StepRecord
+from mainstay.model.record import StepRecord
 from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.worker.journal import load_steps
 from mainstay.testing import VirtualClock

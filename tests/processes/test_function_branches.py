@@ -9,7 +9,7 @@ import pytest
 
 from mainstay import ProcessContext, process
 from mainstay.errors import ForeignTask, OutcomeUnknown, ProcessFailed, TimedOut
-from mainstay.model.step import Done
+from mainstay.model.record import Done
 from mainstay.testing import VirtualClock
 from tests.kit import Place, until, until_waits_for
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from mainstay import ProcessContext, Runtime, process
 from mainstay.errors import ProcessCancelled
 from mainstay.model.process import Cancelled, Failure, Success
+from mainstay.model.record import Done
 from mainstay.model.session import CancelRequest
-from mainstay.model.step import Done
 from mainstay.model.write import Cancel, ProcessRef
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from tests.kit import SOON, Place, until, until_waits_for

@@ -14,7 +14,7 @@ import pytest
 from mainstay import Process, ProcessContext, process
 from mainstay.errors import ForeignTask, StepFailed
 from mainstay.model.process import Failure
-from mainstay.model.step import Done
+from mainstay.model.record import Done
 from tests.kit import SOON, Place
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result, stuck
 

@@ -10,7 +10,7 @@ import pytest
 
 from mainstay import ProcessContext, Runtime, process
 from mainstay.model.codec import encode
-from mainstay.model.step import Begun, Done, Segment
+from mainstay.model.record import Begun, Done, Segment
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import VirtualClock
 from tests.kit import Place, until, until_waits_for

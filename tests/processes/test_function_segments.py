@@ -19,7 +19,7 @@ from mainstay.errors import (
     UnknownProcess,
 )
 from mainstay.model.process import Cancelled, Cause, Failure, ParentEnd
-from mainstay.model.step import Done, Segment
+from mainstay.model.record import Done, Segment
 from mainstay.testing import VirtualClock
 from tests.kit import SOON, Place, until, until_waits_for
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result

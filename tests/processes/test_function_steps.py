@@ -13,7 +13,7 @@ import pytest
 from mainstay import ProcessContext, Retry, ToolContext, ToolError, process, tool
 from mainstay.errors import OutcomeUnknown, ProcessFailed, StepFailed
 from mainstay.model.process import Failure
-from mainstay.model.step import Begun, Done, StepFaltered
+from mainstay.model.record import Begun, Done, StepFaltered
 from mainstay.testing import VirtualClock
 from tests.keys import within_store
 from tests.kit import SOON, Place, until

@@ -12,7 +12,7 @@ from mainstay.errors import Fenced
 from mainstay.lifecycle.fold import PROGRESS
 from mainstay.model.process import Event, EventType, Registration, Success, WaitOn
 from mainstay.model.process_write import Advance, Register
-from mainstay.model.step import Done, Segment
+from mainstay.model.record import Done, Segment
 from mainstay.model.write import Claim, ProcessRef, ProcessScope, Write
 from mainstay.processes.worker.journal import ProcessJournal, load_steps
 from mainstay.stores.memory import MemoryRows, MemoryStore

@@ -9,9 +9,8 @@ import pytest
 
 from mainstay import Agent, ProcessContext, Runtime, ToolError, process
 from mainstay.errors import ProcessFailed, StepFailed
-from mainstay.model.process import Failure
-from mainstay.model.step import Done, StepFaltered
-from mainstay.model.task import TaskSpec
+from mainstay.model.process import Failure, TaskSpec
+from mainstay.model.record import Done, StepFaltered
 from mainstay.processes.tracebacks import MAX_TRACEBACK, log_raised, traceback_text
 from mainstay.processes.worker.journal import load_steps
 from tests.kit import SOON, Place, until

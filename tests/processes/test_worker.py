@@ -14,7 +14,7 @@ from mainstay.engine.lease import LeaseTerms
 from mainstay.engine.mode import Stage
 from mainstay.errors import InvalidDefinition, ProcessStuck, RuntimeClosed
 from mainstay.model.process import Success
-from mainstay.model.step import Done
+from mainstay.model.record import Done
 from mainstay.ports.process import EngineRun
 from mainstay.testing import VirtualClock
 from tests.kit import SOON, Place, crash, until

@@ -13,8 +13,20 @@ import pytest
 
 from mainstay.errors import ProviderError
 from mainstay.model.llm import ModelRequest, ModelSettings
-from mainstay.model.media import Audio, Document, FileRef, Image, Stored
-from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
+from mainstay.model.message import (
+    Audio,
+    Document,
+    FileRef,
+    Image,
+    Message,
+    Part,
+    ProviderPart,
+    Reasoning,
+    Stored,
+    Text,
+    ToolCall,
+    ToolResult,
+)
 from mainstay.model.tool import ToolSpec
 from mainstay.providers.anthropic import MAX_TOKENS
 from mainstay.providers.dialect import Dialect

@@ -16,8 +16,7 @@ from mainstay import Agent, Runtime, tool
 from mainstay.errors import InvalidDefinition, ProviderError
 from mainstay.model.event import TextDelta, ToolCallDelta
 from mainstay.model.llm import ModelRequest, ModelResponse, ModelSettings
-from mainstay.model.media import Document, Image, Stored
-from mainstay.model.message import Message, Text
+from mainstay.model.message import Document, Image, Message, Stored, Text
 from mainstay.model.outcome import ProviderFailed
 from mainstay.ports.provider import Provider
 from mainstay.providers.fallback import Fallback

@@ -13,8 +13,7 @@ import pytest
 from mainstay import Agent, Document, FileRef, Image, Message, ModelRequest, Runtime, ToolCall, tool
 from mainstay.builtin import Redaction
 from mainstay.errors import InvalidInput
-from mainstay.model.media import Inline, Local, Stored, Url
-from mainstay.model.message import Text
+from mainstay.model.message import Inline, Local, Stored, Text, Url
 from mainstay.model.outcome import Finished, ProviderFailed
 from mainstay.model.tool import Failed, Ok
 from mainstay.providers.registry import provider

@@ -14,7 +14,7 @@ from mainstay.model.llm import ModelResponse, Usage
 from mainstay.model.outcome import ProviderFailed
 from mainstay.model.plugin import CreateSession
 from mainstay.model.process import Cancelled
-from mainstay.model.settings import load
+from mainstay.model.session import load_settings
 from mainstay.model.tool import Cancelled as TurnCancelled
 from mainstay.model.tool import Failed, Ok
 from mainstay.testing import FunctionModel, VirtualClock
@@ -48,7 +48,7 @@ async def test_the_answer_of_an_agent_is_the_result_of_its_call(place: Place) ->
     assert result.text == "1: count"
     assert said == ["count", "1: count"]
     assert row is not None
-    assert (load(row.settings).parent, load(row.settings).depth) == ("s", 1)
+    assert (load_settings(row.settings).parent, load_settings(row.settings).depth) == ("s", 1)
     assert (process.status, process.registration.parent, process.registration.parent_end) == (
         "completed",
         "s.1",

@@ -17,10 +17,9 @@ from mainstay.errors import (
     ProcessNotVisible,
     UnknownSession,
 )
-from mainstay.model.process import Abandoned, Cancelled, Registration, WakeTarget
+from mainstay.model.process import Abandoned, Cancelled, Registration, TaskSpec, WakeTarget
 from mainstay.model.process_write import Register
 from mainstay.model.session import WorkerRow
-from mainstay.model.task import TaskSpec
 from mainstay.model.write import Beat
 from mainstay.sessions.services.host import SessionHost
 from mainstay.testing import ScriptedModel

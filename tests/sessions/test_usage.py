@@ -12,7 +12,7 @@ from mainstay import Agent, Budget, Message, ModelRequest, ModelResponse, ToolCa
 from mainstay.errors import InvalidInput, ProviderError, SessionDeleted, TurnFailed
 from mainstay.model.outcome import BudgetSpent, Finished, PluginAborted
 from mainstay.model.plugin import CreateSession
-from mainstay.model.settings import Settings, dump
+from mainstay.model.session import Settings, dump_settings
 from mainstay.model.tool import Cancelled
 from mainstay.model.write import Configure
 from mainstay.plugins.hooks import Plugin, TurnContext
@@ -291,10 +291,10 @@ async def test_long_line_of_descendants_is_added_up(place: Place) -> None:
     one = FunctionModel(lambda request: ModelResponse("done", usage=Usage(1)))
     async with place.runtime(Agent(one, name="agent")) as runtime:
         store, child = runtime.store, Settings(parent="g0", children=("g2",), ledger={"x": Usage(1)})
-        await store.write(Configure("g0", "agent", dump(Settings(children=("g1",))), 0))
+        await store.write(Configure("g0", "agent", dump_settings(Settings(children=("g1",))), 0))
         for n in range(1, deep):
             settings = replace(child, parent=f"g{n - 1}", children=(f"g{n + 1}",), label=f"l{n}")
-            await store.write(Configure(f"g{n}", "agent", dump(settings), 0))
+            await store.write(Configure(f"g{n}", "agent", dump_settings(settings), 0))
 
         assert await (await runtime.session("g0")).usage() == {"turns": Usage(), "l1": Usage(deep - 1)}
 

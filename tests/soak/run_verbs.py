@@ -28,8 +28,7 @@ from mainstay.engine.journal import load_turns  # noqa: E402  # found through th
 from mainstay.graph.view import turn_view  # noqa: E402
 from mainstay.model.process import TERMINAL, ProcessRow, Success  # noqa: E402
 from mainstay.model.process_write import ProcessFilter  # noqa: E402
-from mainstay.model.record import Joined  # noqa: E402
-from mainstay.model.step import Begun  # noqa: E402
+from mainstay.model.record import Begun, Joined  # noqa: E402
 from mainstay.model.tool import Denied, Ok, OutcomeUnknown, ToolRecord  # noqa: E402
 from mainstay.model.write import SessionFilter  # noqa: E402
 from mainstay.processes.worker.journal import load_steps  # noqa: E402

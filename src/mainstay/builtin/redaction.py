@@ -26,8 +26,7 @@ from msgspec.structs import replace
 from mainstay.errors import InvalidDefinition, quoted
 from mainstay.model.codec import MAX_DEPTH, clean
 from mainstay.model.llm import ModelResponse
-from mainstay.model.media import File, FileRef, Stored, Url
-from mainstay.model.message import Part, Reasoning, Text
+from mainstay.model.message import File, FileRef, Part, Reasoning, Stored, Text, Url
 from mainstay.model.plugin import ShortCircuit
 from mainstay.model.tool import Failed, Ok, ToolOutcome
 from mainstay.plugins.hooks import FilterContext, Plugin, SessionContext, StreamContext, ToolEndContext

@@ -38,8 +38,7 @@ from mainstay.model.outcome import PendingCall
 from mainstay.model.process import ProcessRow, Success, WakeRow
 from mainstay.model.process_write import ProcessFilter
 from mainstay.model.record import Ended, Record, Said
-from mainstay.model.session import SessionRow, WorkerRow
-from mainstay.model.settings import load as load_settings
+from mainstay.model.session import SessionRow, WorkerRow, load_settings
 from mainstay.model.tool import Ok
 from mainstay.model.write import SessionFilter, StoreFacts
 from mainstay.ports.provider import Provider, candidates

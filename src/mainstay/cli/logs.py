@@ -45,7 +45,7 @@ from mainstay.model.process import (
     ProcessRow,
     Success,
 )
-from mainstay.model.step import Begun, Done, Segment, StepFaltered, StepRecord
+from mainstay.model.record import Begun, Done, Segment, StepFaltered, StepRecord
 from mainstay.ports.store import Store
 from mainstay.processes.worker.journal import load_steps
 from mainstay.wire import process_event_json

@@ -22,8 +22,7 @@ from mainstay.model.effect import CallModel, GaveUp, TimeIsUp
 from mainstay.model.event import RateLimitWait, ReasoningDelta, Retracted, ToolCallDelta
 from mainstay.model.ids import call_id
 from mainstay.model.llm import BUCKETS, CallPiece, Delta, ModelRequest, ModelResponse, RateReport, Stop, Usage
-from mainstay.model.media import Stored
-from mainstay.model.message import Part, ProviderPart, Reasoning, Text, ToolCall
+from mainstay.model.message import Part, ProviderPart, Reasoning, Stored, Text, ToolCall
 from mainstay.model.plugin import Issue
 from mainstay.model.record import INTERRUPTED, Faltered, Framed, Record, Replied, slots
 from mainstay.model.tool import ToolSpec

@@ -20,8 +20,26 @@ import msgspec
 from msgspec.structs import astuple
 
 from mainstay.errors import InvalidInput, MainstayError, TooLarge, quoted
-from mainstay.model.media import Audio, Document, File, FileRef, Image, Inline, Local, Source, Stored, Url
-from mainstay.model.message import InputContent, Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
+from mainstay.model.message import (
+    Audio,
+    Document,
+    File,
+    FileRef,
+    Image,
+    Inline,
+    InputContent,
+    Local,
+    Message,
+    Part,
+    ProviderPart,
+    Reasoning,
+    Source,
+    Stored,
+    Text,
+    ToolCall,
+    ToolResult,
+    Url,
+)
 from mainstay.model.record import Row, Spilled
 
 MAX_DEPTH = 64

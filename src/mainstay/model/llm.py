@@ -11,8 +11,7 @@ from msgspec.json import encode
 from msgspec.structs import force_setattr, replace
 
 from mainstay.errors import InvalidDefinition, InvalidInput, quoted
-from mainstay.model.media import OpenFile
-from mainstay.model.message import Message, Part, Reasoning, Text, ToolCall
+from mainstay.model.message import Message, OpenFile, Part, Reasoning, Text, ToolCall
 from mainstay.model.tool import ProviderTool, ToolSpec
 
 Stop: TypeAlias = Literal["end", "tool_calls", "length", "filtered", "paused"]

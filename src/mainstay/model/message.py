@@ -1,15 +1,143 @@
-"""What is said: messages and their parts, as the model sees them and as they are stored."""
+"""Messages and their parts, as the model sees them and as they are stored.
+
+Of a picture, a document or sound, what is stored and sent around is where its bytes are, never the bytes: `Stored`
+names a blob beside the store, `Url` leaves the fetching to the provider, `FileRef` names what was uploaded to a
+provider before. `Local` and `Inline` are what a host gives; they become `Stored` when the input is accepted, and no
+record holds one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
 from mainstay.errors import InvalidInput, quoted
-from mainstay.model.media import Audio, Document, File, FileRef, Image
+
+# ------------------------------------------------------------- files
+
+
+class PathLike(Protocol):
+    """What `os.PathLike` is, without the module: nothing in here touches files."""
+
+    def __fspath__(self) -> str: ...
+
+
+class Stored(Struct, frozen=True, gc=False, tag="stored"):
+    """A blob of the store, by its SHA-256."""
+
+    digest: str
+    size: int
+
+
+class Url(Struct, frozen=True, gc=False, tag="url"):
+    """The provider fetches it, at every request."""
+
+    url: str
+
+
+class Local(Struct, frozen=True, gc=False, tag="local"):
+    """A file of the host, read when the input is accepted."""
+
+    path: str
+
+
+class Inline(Struct, frozen=True, gc=False, tag="inline"):
+    """Bytes in the host's memory."""
+
+    data: bytes
+
+
+Source: TypeAlias = Stored | Url | Local | Inline
+
+TYPES = {
+    "png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "gif": "image/gif", "webp": "image/webp",
+    "bmp": "image/bmp", "tif": "image/tiff", "tiff": "image/tiff", "heic": "image/heic", "svg": "image/svg+xml",
+    "pdf": "application/pdf", "txt": "text/plain", "md": "text/markdown", "csv": "text/csv", "html": "text/html",
+    "json": "application/json", "xml": "application/xml",
+    "doc": "application/msword", "xls": "application/vnd.ms-excel",
+    "docx": "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+    "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+    "wav": "audio/wav", "mp3": "audio/mpeg", "m4a": "audio/mp4", "ogg": "audio/ogg", "opus": "audio/opus",
+    "flac": "audio/flac", "aac": "audio/aac", "webm": "audio/webm",
+}  # fmt: skip
+"""Media types by the end of a file's name: our own table, so that one input is the same on every machine."""
+
+
+def _type_of(name: str, default: str = "application/octet-stream") -> str:
+    return TYPES.get(name.rpartition(".")[2].lower(), default)
+
+
+M = TypeVar("M", bound="Media")
+
+
+class Media(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What pictures, documents and sound have in common."""
+
+    source: Source
+    media_type: str = ""
+    name: str = ""
+
+    @classmethod
+    def file(cls: type[M], path: str | PathLike, media_type: str = "", name: str = "") -> M:
+        """A file, read when the input is accepted; its type goes by the end of its name unless it is given."""
+        text: Any = path if isinstance(path, str) else getattr(path, "__fspath__", str)()
+        if not text or not isinstance(text, str):
+            raise InvalidInput(f"{quoted(path)} is no path of a file")
+        base = text.replace("\\", "/").rpartition("/")[2]
+        return cls(Local(text), media_type or _type_of(base), name or base)
+
+    @classmethod
+    def from_bytes(cls: type[M], data: bytes, media_type: str, name: str = "") -> M:
+        """Bytes that the host holds; their type must be said."""
+        if type(data) is not bytes:
+            raise InvalidInput(f"{quoted(data)} is not bytes: use {cls.__name__}.file(…) for a path")
+        if not media_type:
+            raise InvalidInput(f"say what the bytes are: {cls.__name__}.from_bytes(data, 'image/png')")
+        return cls(Inline(data), media_type, name)
+
+    @classmethod
+    def url(cls: type[M], url: str, media_type: str = "", name: str = "") -> M:
+        """An address that the provider fetches by itself."""
+        if type(url) is not str or not url.startswith(("https://", "http://")):
+            raise InvalidInput(f"{quoted(url)} is no address: a provider fetches https:// and http:// only")
+        base = url.partition("?")[0].partition("#")[0].rpartition("/")[2]
+        return cls(Url(url), media_type or _type_of(base, ""), name)
+
+
+class Image(Media, frozen=True, gc=False, tag="image", omit_defaults=True):
+    """A picture."""
+
+
+class Document(Media, frozen=True, gc=False, tag="document", omit_defaults=True):
+    """A PDF or a text."""
+
+
+class Audio(Media, frozen=True, gc=False, tag="audio", omit_defaults=True):
+    """Sound."""
+
+
+class FileRef(Struct, frozen=True, gc=False, tag="file_ref", omit_defaults=True):
+    """A file that was uploaded to a provider before, by the provider's name ("anthropic") and the file's id there."""
+
+    provider: str
+    id: str
+    media_type: str = ""
+    name: str = ""
+
+
+File: TypeAlias = Image | Document | Audio | FileRef
+FILES = (Image, Document, Audio, FileRef)
+
+
+OpenFile: TypeAlias = Callable[[Stored], AsyncIterator[bytes]]
+"""How a provider reads a blob: the pieces of its bytes, in order."""
+
+
+# ------------------------------------------------------------- messages
+
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 ResultStatus: TypeAlias = Literal["ok", "failed", "denied", "cancelled", "outcome_unknown"]

@@ -1,7 +1,7 @@
 """What exists of a process: how it was registered, what happened to it, what it waits for, how it ended.
 
 A process is an event log. Its record is the fold of that log (`mainstay.lifecycle`), and both change in one
-transaction. Beside them a worker keeps its journal of what a durable function has done (`mainstay.model.step`).
+transaction. Beside them a worker keeps its journal of what a durable function has done (`mainstay.model.record`).
 """
 
 from __future__ import annotations
@@ -391,3 +391,46 @@ class Wake(Struct, frozen=True, gc=False, omit_defaults=True):
     call_id: str | None = None
     at: int = 0
     depth: int = 0
+
+
+# ------------------------------------------------------------- tasks
+
+
+TaskKind: TypeAlias = Literal["monitor", "subagent", "observer", "other"]
+TaskState: TypeAlias = Literal["pending", "running", "idle", "cancel_requested", "completed", "failed", "cancelled"]
+TaskEnd: TypeAlias = Literal["completed", "failed", "cancelled"]
+LiveState: TypeAlias = Literal["running", "idle"]
+
+
+class TaskSpec(Struct, frozen=True, omit_defaults=True):
+    """What a task is. `id` is its name in its session: it may be used again once the task before has ended."""
+
+    id: str
+    kind: TaskKind = "other"
+    producer: str = ""
+    label: str = ""
+    child_session_id: str | None = None
+    parent_task_id: str | None = None
+
+
+class TaskRecord(Struct, frozen=True, omit_defaults=True):
+    """A task as it is now. `state` "idle" waits for something; `ended` is when it ended, in `value` or `error` how."""
+
+    id: str
+    process_id: str
+    kind: TaskKind
+    state: TaskState
+    session_id: str
+    producer: str = ""
+    label: str = ""
+    child_session_id: str | None = None
+    parent_task_id: str | None = None
+    created: int = 0
+    updated: int = 0
+    ended: int | None = None
+    value: Any = None
+    error: str = ""
+
+    @property
+    def live(self) -> bool:
+        return self.ended is None

@@ -1,8 +1,14 @@
-"""Records: what a turn writes down while it runs, and the nodes of the session once it is committed.
+"""Records: the journals of turns and of durable functions, answered from on replay.
 
-A turn is one `Said`, then what happened in order, then one `Closed`. A record holds, besides its outcome, what was
-gathered since the record before it (`Slot`), so the newest record always tells the whole state. Tags carry a version;
-a change that old readers cannot bear gets a new tag beside the old one.
+A turn is one `Said`, then what happened in order, then one `Closed`; once committed, its records are the nodes of the
+session. A record holds, besides its outcome, what was gathered since the record before it (`Slot`), so the newest
+record always tells the whole state.
+
+In a durable function, every call of its context has a key: its number within its branch, after the branch's own key. A
+key that has a `Done` is never done again. `ordered`, on the first record of a journal, says that results were handed
+out in the order of their records; a journal without it was begun by code that did not.
+
+Tags carry a version; a change that old readers cannot bear gets a new tag beside the old one.
 """
 
 from __future__ import annotations
@@ -258,3 +264,98 @@ def slots(records: Iterable[Record]) -> Iterator[Slot]:
             slot = getattr(each, "slot", None)
             if slot is not None:
                 yield slot
+
+
+# ------------------------------------------------------------- durable functions
+
+
+StepKind: TypeAlias = Literal[
+    "step", "sleep", "signal", "result", "start", "emit", "now", "gather", "any", "all", "tell", "stop", "checkpoint"
+]
+
+
+class Fault(Struct, frozen=True, gc=False, omit_defaults=True):
+    """How a step failed, as far as it can be stored, and where its code raised that."""
+
+    code: str
+    message: str = ""
+    data: Any = None
+    traceback: str = ""
+
+
+class Begun(Struct, frozen=True, gc=False, tag="begun.1", omit_defaults=True):
+    """A step is about to run, or a wait has begun. `asked` is what it was asked for: another one is another code.
+
+    `repeated` counts attempts made because a crash left the one before unknown. `life` is which begin of its process
+    made this attempt of a step that may be repeated: the begins since then may each have made another. `store` is the
+    id of the store that the first attempt started in.
+    """
+
+    key: str
+    kind: StepKind
+    name: str = ""
+    asked: str = ""
+    due: int | None = None
+    attempt: int = 1
+    repeated: int = 0
+    at: int = 0
+    life: int = 0
+    store: str = ""
+    ordered: bool = False
+
+
+class StepFaltered(Struct, frozen=True, gc=False, tag="faltered.1", omit_defaults=True):
+    """An attempt of a step failed, and the next one is due at `due`."""
+
+    key: str
+    code: str
+    message: str
+    due: int
+    attempt: int = 1
+    at: int = 0
+    traceback: str = ""
+
+
+class Done(Struct, frozen=True, gc=False, tag="done.1", omit_defaults=True):
+    """How it ended: with a value, a fault, out of time, cut off by a cancel request, or nobody knows (`unknown`).
+
+    `event` is the number of the signal that it took. `dropped`: it was cut off because another branch was chosen.
+    """
+
+    key: str
+    kind: StepKind
+    name: str = ""
+    asked: str = ""
+    value: Any = None
+    fault: Fault | None = None
+    unknown: str | None = None
+    late: bool = False
+    cut: bool = False
+    dropped: bool = False
+    event: int | None = None
+    attempts: int = 1
+    repeated: int = 0
+    ms: int = 0
+    at: int = 0
+    ordered: bool = False
+
+
+class Segment(Struct, frozen=True, gc=False, tag="segment.1", omit_defaults=True):
+    """The function may begin again from here: `state` is what it kept, `args` its new arguments if it has new ones.
+
+    What was recorded before is gone. No signal up to event `floor` waits any more, nor do those in `taken`. `cut`: a
+    cancel request has reached the function already.
+    """
+
+    number: int
+    state: Any = None
+    args: dict[str, Any] | None = None
+    floor: int = 0
+    taken: tuple[int, ...] = ()
+    cut: bool = False
+    at: int = 0
+    ordered: bool = False
+
+
+StepRecord: TypeAlias = Begun | StepFaltered | Done | Segment
+StepRow: TypeAlias = StepRecord | Spilled

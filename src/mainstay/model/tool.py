@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, cast
 from msgspec import Struct, field
 
 from mainstay.errors import InvalidDefinition, quoted
-from mainstay.model.media import File
+from mainstay.model.message import File
 
 Recovery: TypeAlias = Literal["once", "rerun", "ask"]
 Approval: TypeAlias = Literal["never", "ask"]

@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from mainstay.model.message import Message
-from mainstay.model.process import ParentEnd, WakePolicy
-from mainstay.model.task import LiveState, TaskEnd, TaskKind, TaskRecord, TaskSpec
+from mainstay.model.process import LiveState, ParentEnd, TaskEnd, TaskKind, TaskRecord, TaskSpec, WakePolicy
 from mainstay.ports.tool import Handle
 
 Work: TypeAlias = Callable[[], Awaitable[Any]]

@@ -28,8 +28,20 @@ from msgspec import Struct
 from mainstay.aws import BadFrame, Credentials, Frame, FrameReader, Signing, signed_headers
 from mainstay.errors import InvalidDefinition, ProviderError
 from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, ModelSettings, Stop, Usage
-from mainstay.model.media import Audio, Document, File, Image, Stored
-from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
+from mainstay.model.message import (
+    Audio,
+    Document,
+    File,
+    Image,
+    Message,
+    Part,
+    ProviderPart,
+    Reasoning,
+    Stored,
+    Text,
+    ToolCall,
+    ToolResult,
+)
 from mainstay.providers.claude import reasons
 from mainstay.providers.dialect import (
     UNREADABLE,

@@ -26,8 +26,19 @@ from msgspec.structs import replace
 
 from mainstay.errors import InvalidDefinition, ProviderError, quoted
 from mainstay.model.llm import Delta, ModelRequest, ModelResponse, OutputMode, RateReport, Remaining
-from mainstay.model.media import FILES, File, FileRef, Stored
-from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
+from mainstay.model.message import (
+    FILES,
+    File,
+    FileRef,
+    Message,
+    Part,
+    ProviderPart,
+    Reasoning,
+    Stored,
+    Text,
+    ToolCall,
+    ToolResult,
+)
 
 T = TypeVar("T")
 

@@ -19,8 +19,19 @@ from msgspec import Struct
 
 from mainstay.errors import ProviderError
 from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, OutputMode, Stop, Usage
-from mainstay.model.media import File, FileRef, Stored, Url
-from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
+from mainstay.model.message import (
+    File,
+    FileRef,
+    Message,
+    Part,
+    ProviderPart,
+    Reasoning,
+    Stored,
+    Text,
+    ToolCall,
+    ToolResult,
+    Url,
+)
 from mainstay.providers.dialect import (
     UNREADABLE,
     Block,

@@ -25,7 +25,7 @@ from urllib.request import getproxies
 
 from mainstay.errors import InternalError, InvalidDefinition, MainstayError, MissingExtra, ProviderError, quoted
 from mainstay.model.llm import Delta, ModelRequest
-from mainstay.model.media import OpenFile, Stored
+from mainstay.model.message import OpenFile, Stored
 from mainstay.ports.provider import no_token_count
 from mainstay.providers.dialect import (
     AnswerReader,

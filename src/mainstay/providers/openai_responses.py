@@ -20,8 +20,22 @@ from msgspec import Struct
 
 from mainstay.errors import InternalError, ProviderError
 from mainstay.model.llm import CallPiece, Delta, ModelRequest, ModelResponse, Stop, Usage
-from mainstay.model.media import Audio, Document, File, FileRef, Image, Stored, Url
-from mainstay.model.message import Message, Part, ProviderPart, Reasoning, Text, ToolCall, ToolResult
+from mainstay.model.message import (
+    Audio,
+    Document,
+    File,
+    FileRef,
+    Image,
+    Message,
+    Part,
+    ProviderPart,
+    Reasoning,
+    Stored,
+    Text,
+    ToolCall,
+    ToolResult,
+    Url,
+)
 from mainstay.providers.dialect import (
     UNREADABLE,
     Block,

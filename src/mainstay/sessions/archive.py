@@ -19,8 +19,7 @@ from mainstay.model.llm import Usage
 from mainstay.model.message import Message
 from mainstay.model.outcome import Outcome, PendingCall, Queued, Waiting
 from mainstay.model.record import INTERRUPTED, Closed, Faltered, Record, Replied, slots
-from mainstay.model.session import SessionRow, WaitRow
-from mainstay.model.settings import load as settings_of
+from mainstay.model.session import SessionRow, WaitRow, load_settings
 from mainstay.model.tool import Cancelled
 from mainstay.ports.store import Store
 from mainstay.sessions.definition import Definition, plainly
@@ -95,7 +94,7 @@ class Archive:
             return with_text(closed.outcome, own.messages)
 
     def _revive(self, row: SessionRow) -> Callable[[Any], Any] | None:
-        if row.settings and settings_of(row.settings).output is not None:
+        if row.settings and load_settings(row.settings).output is not None:
             return plainly
         definition = self._definitions.get(row.agent)
         return None if definition is None else definition.revive
@@ -151,7 +150,7 @@ class Archive:
         async with self._reading(row):
             await self._load(row, fresh, row.head)
         if row.head == 0:
-            fresh.messages.extend(settings_of(row.settings).prelude)
+            fresh.messages.extend(load_settings(row.settings).prelude)
         return fresh
 
     async def _load(self, row: SessionRow, view: View, last: int) -> None:
@@ -207,14 +206,14 @@ async def spent(store: Store, row: SessionRow, by: By = "label") -> dict[str, Us
             name = own if by == "model" or of_child is None else of_child
             found[name] = found.get(name, Usage()) + usage
         for child in [each for name in children if (each := await _child(store, name, member.id)) is not None]:
-            family.append((child, settings_of(child.settings).label if of_child is None else of_child))
+            family.append((child, load_settings(child.settings).label if of_child is None else of_child))
     return found
 
 
 async def _child(store: Store, name: str, parent: str) -> SessionRow | None:
     """A session that was to be begun; None when a crash came first, its id was taken, or it was deleted."""
     row = await store.session(name)
-    return row if row is not None and settings_of(row.settings).parent == parent else None
+    return row if row is not None and load_settings(row.settings).parent == parent else None
 
 
 async def _costs(store: Store, row: SessionRow, by: By, children: dict[str, None]) -> AsyncIterator[tuple[str, Usage]]:
@@ -225,7 +224,7 @@ async def _costs(store: Store, row: SessionRow, by: By, children: dict[str, None
                 yield label if by == "label" else model, usage
             children.update(dict.fromkeys([child for slot in slots(turn.records) for child in slot.children]))
         await asyncio.sleep(0)
-    settings = settings_of(row.settings)
+    settings = load_settings(row.settings)
     children.update(dict.fromkeys(settings.children))
     for name, usage in (settings.ledger if by == "label" else settings.models).items():
         yield name, usage

@@ -16,7 +16,7 @@ from mainstay.engine.driver import Run
 from mainstay.errors import PluginError
 from mainstay.model.codec import convert, decode
 from mainstay.model.process import Registration
-from mainstay.model.settings import Settings, load
+from mainstay.model.session import Settings, load_settings
 from mainstay.model.tool import PreparedCall, ToolSpec
 from mainstay.plugins.filters import Filters
 from mainstay.plugins.registry import overrides
@@ -125,7 +125,7 @@ class Environments:
 
     def _capture(self, run: Run) -> bytes:
         setup = self._parts.cache.of(run.scope.session_id).setup
-        return capture(run, load(b"" if setup is None else setup.settings))
+        return capture(run, load_settings(b"" if setup is None else setup.settings))
 
     def handles(self, run: ProcessRun, agent: str) -> Visible:
         """For a background tool: what it starts belongs to it, in the environment that it has itself."""

@@ -12,8 +12,7 @@ from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, quoted
 from mainstay.model import validate
 from mainstay.model.codec import clean_message, clean_text, encode, encode_checked
 from mainstay.model.llm import ModelChoice
-from mainstay.model.media import FILES, Stored
-from mainstay.model.message import InputContent, Message, Text
+from mainstay.model.message import FILES, InputContent, Message, Stored, Text
 from mainstay.model.record import InputKind, Said
 from mainstay.model.write import Accept, Accepted
 from mainstay.ports.host import Clock, Random

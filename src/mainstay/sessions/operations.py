@@ -35,8 +35,7 @@ from mainstay.model.ids import check_session_id, turn_id
 from mainstay.model.message import Message
 from mainstay.model.plugin import PluginSnapshot
 from mainstay.model.process import Cancelled, Failure, ProcessOutcome, ProcessRecovery, Registration, Success
-from mainstay.model.session import SessionRow
-from mainstay.model.settings import Settings, dump, load
+from mainstay.model.session import SessionRow, Settings, dump_settings, load_settings
 from mainstay.model.write import Configure
 from mainstay.observe.feed import TurnEvents
 from mainstay.plugins import state
@@ -234,11 +233,11 @@ class Visit:
         await put()
         while True:
             row = await self._row(session_id)
-            settings = load(row.settings)
+            settings = load_settings(row.settings)
             self._check(row, settings, setup)
             wanted = replace(settings, snapshots=settings.snapshots | taken, saved=saved)
             write = Configure(
-                session_id, self._agent, dump(wanted), self._parts.clock.now(), row.settings, tuple(blobs)
+                session_id, self._agent, dump_settings(wanted), self._parts.clock.now(), row.settings, tuple(blobs)
             )
             try:
                 after = await write_referring(functools.partial(self._parts.store.write, write), put)

@@ -9,7 +9,7 @@ import msgspec
 
 from mainstay.errors import TurnFailed
 from mainstay.graph.view import TurnView, model_calls, turn_view
-from mainstay.model import hints
+from mainstay.model import validate
 from mainstay.model.llm import ModelRecord, Usage
 from mainstay.model.message import Message
 from mainstay.model.outcome import Finished, Outcome, Waiting, kind_of
@@ -56,7 +56,7 @@ class TurnResult(Generic[T]):
     if not TYPE_CHECKING:  # to a checker it has the attributes that it has
 
         def __getattr__(self, word: str) -> NoReturn:
-            hints.no_attribute(self, word, hints.OF_RESULT)
+            validate.unknown_attribute(self, word, validate.RESULT_ATTRIBUTES)
 
     def _read(self) -> TurnView:
         if self._view is None:

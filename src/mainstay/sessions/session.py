@@ -27,7 +27,7 @@ from mainstay.errors import (
     quoted,
 )
 from mainstay.graph.tree import delivered_by, forkable
-from mainstay.model import hints, ids, validate
+from mainstay.model import ids, validate
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.event import AnyEvent
 from mainstay.model.llm import ModelChoice, ModelSettings, Usage
@@ -37,8 +37,7 @@ from mainstay.model.own import own
 from mainstay.model.plugin import PromptPart
 from mainstay.model.process import ProcessRow, WakePolicy
 from mainstay.model.record import Ended, InputKind, Replied
-from mainstay.model.session import Answer, CancelRequest, SessionRow, ToolState
-from mainstay.model.settings import load as load_settings
+from mainstay.model.session import Answer, CancelRequest, SessionRow, ToolState, load_settings
 from mainstay.model.tool import OutcomeUnknown
 from mainstay.model.transcript import calls_of
 from mainstay.model.write import Accepted, Branch, CancelStatus, Resolved
@@ -98,7 +97,7 @@ class Session:
     if not TYPE_CHECKING:  # to a checker it has the attributes that it has
 
         def __getattr__(self, word: str) -> NoReturn:
-            hints.no_attribute(self, word, hints.OF_SESSION)
+            validate.unknown_attribute(self, word, validate.SESSION_ATTRIBUTES)
 
     def __repr__(self) -> str:
         return f"Session({self.id!r}, agent={self.agent!r})"
@@ -124,7 +123,7 @@ class Session:
         has the agent, the outcome is `Queued`: the input is on disk and runs when its turn comes.
         """
         if foreign:
-            hints.refuse("run", foreign, hints.IN_SESSION)
+            validate.unknown_keywords("run", foreign, validate.SESSION_KEYWORDS)
         self._parts.mode.check()
         validate.seconds(timeout)
         self.check_wait(key)
@@ -150,14 +149,14 @@ class Session:
     ) -> Receipt:
         """Say something and return as soon as it is on disk. It runs after what was said before it."""
         if foreign:
-            hints.refuse("send", foreign, hints.IN_SESSION)
+            validate.unknown_keywords("send", foreign, validate.SESSION_KEYWORDS)
         self._parts.mode.check()
         return self._receipt(await self.accept(said, "queue", key, self._parts.models.choice(model, settings)))
 
     async def steer(self, said: InputContent, *, key: str | None = None, **foreign: Never) -> Receipt:
         """Say something to the running turn: it arrives at its next boundary. With none running, it opens a turn."""
         if foreign:
-            hints.refuse("steer", foreign, hints.IN_SESSION)
+            validate.unknown_keywords("steer", foreign, validate.SESSION_KEYWORDS)
         self._parts.mode.check()
         return self._receipt(await self.accept(said, "steer", key))
 
@@ -172,7 +171,7 @@ class Session:
     ) -> TurnStream:
         """Say something and watch its turn: `async with session.stream(…) as turn: async for event in turn: …`."""
         if foreign:
-            hints.refuse("stream", foreign, hints.IN_SESSION)
+            validate.unknown_keywords("stream", foreign, validate.SESSION_KEYWORDS)
         self._parts.mode.check()
         return TurnStream(self, said, key, self._parts.models.choice(model, settings))
 

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from mainstay.errors import StaleSettings
 from mainstay.model.llm import ModelChoice
-from mainstay.model.session import SessionRow
-from mainstay.model.settings import Settings, choosing, dump, load
+from mainstay.model.session import SessionRow, Settings, choosing, dump_settings, load_settings
 from mainstay.model.write import Configure
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
@@ -23,7 +22,7 @@ async def edit_settings(store: Store, clock: Clock, session_id: str, agent: str,
     """Make an edit durable, on top of whatever others have changed meanwhile."""
     while True:
         row = await store.session(session_id) or SessionRow(0, session_id, agent)
-        wanted = dump(edit(load(row.settings), row))
+        wanted = dump_settings(edit(load_settings(row.settings), row))
         if wanted == row.settings:
             return
         try:

@@ -23,8 +23,7 @@ from mainstay.model.message import Message, Text
 from mainstay.model.own import own
 from mainstay.model.plugin import Issue, PluginSnapshot, PromptPart
 from mainstay.model.record import Record
-from mainstay.model.session import SessionRow
-from mainstay.model.settings import Settings, committed, edited, load
+from mainstay.model.session import SessionRow, Settings, edited_tools, load_settings, settings_after_commit
 from mainstay.model.tool import ToolSpec
 from mainstay.plugins import calls, state
 from mainstay.plugins.filters import withheld
@@ -94,8 +93,8 @@ class Setup(Struct):
 
     def move_on(self, row: SessionRow, end: End) -> None:
         """A turn of this setup is committed. Where anybody changed the settings meanwhile, it does not fit any more."""
-        expected = committed(self.settings, end.tools, end.recorded) if self.settings else b""
-        self.head, self.waiting = row.head, load(row.settings).snapshots
+        expected = settings_after_commit(self.settings, end.tools, end.recorded) if self.settings else b""
+        self.head, self.waiting = row.head, load_settings(row.settings).snapshots
         if row.settings == expected and not end.tools:
             self.settings = row.settings
 
@@ -119,7 +118,7 @@ async def equip(  # noqa: PLR0913  # everything that a session is made of
     probe: calls.Probe | None = None,
 ) -> Setup:
     """Make a session ready. Raises TurnAborted where a plugin refuses it."""
-    settings = load(row.settings)
+    settings = load_settings(row.settings)
     contexts = contexts_of(definition, row.id, settings)
     try:
         session = definition.plugins.open(contexts)
@@ -129,7 +128,7 @@ async def equip(  # noqa: PLR0913  # everything that a session is made of
     recorded, tools = dict[str, PluginSnapshot](), settings.tools
     for slot in [slot for record in records if (slot := getattr(record, "slot", None)) is not None]:
         recorded.update(slot.snapshots or {})
-        tools = edited(tools, slot.tool_state) if slot.tool_state else tools
+        tools = edited_tools(tools, slot.tool_state) if slot.tool_state else tools
     # What waits is later than all that is committed, since a commit takes out what it has recorded; it may be earlier
     # than what this turn has recorded since.
     waiting = {n: s for n, s in settings.snapshots.items() if n not in recorded or s.revision >= recorded[n].revision}

@@ -64,9 +64,8 @@ from mainstay.model.process import (
     WakeTarget,
 )
 from mainstay.model.process_write import ProcessFilter
-from mainstay.model.session import CancelRequest, Offers
-from mainstay.model.settings import Settings, dump
-from mainstay.model.step import Begun
+from mainstay.model.record import Begun
+from mainstay.model.session import CancelRequest, Offers, Settings, dump_settings
 from mainstay.model.tool import Cancelled as TurnCancelled
 from mainstay.model.write import Configure
 from mainstay.plugins.directives import sound_child
@@ -300,7 +299,7 @@ class TurnEngine:
                 options=sound.options, hidden=sound.hidden, label=sound.label, only=sound.only, prelude=sound.prelude,
                 output=sound.output,
             )  # fmt: skip
-            write = Configure(child.session_id, child.agent, dump(settings), self._clock.now(), b"")
+            write = Configure(child.session_id, child.agent, dump_settings(settings), self._clock.now(), b"")
             await self._store.write(write)
 
     async def _create_under(self, parent: str, registration: Registration, request: CreateSession) -> None:

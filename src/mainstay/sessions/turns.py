@@ -39,9 +39,7 @@ from mainstay.model.outcome import Waiting
 from mainstay.model.plugin import Issue
 from mainstay.model.process import ProcessRow
 from mainstay.model.record import Asking, Closed, Delivered, Framed, Record, Said
-from mainstay.model.session import CancelRequest, SessionRow
-from mainstay.model.settings import choice_for
-from mainstay.model.settings import load as load_settings
+from mainstay.model.session import CancelRequest, SessionRow, choice_for, load_settings
 from mainstay.model.write import CancelWon, Claim, Committed, Release, SessionRef, TurnScope, Write
 from mainstay.observe.feed import Feed, TurnEvents
 from mainstay.plugins.turn import TurnPlugins, plugins_of

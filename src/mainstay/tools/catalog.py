@@ -21,8 +21,7 @@ from msgspec import Struct
 
 from mainstay.errors import InvalidDefinition, UnknownTool
 from mainstay.model.codec import clean, decode, encode, error_text
-from mainstay.model.session import ToolState
-from mainstay.model.settings import edited
+from mainstay.model.session import ToolState, edited_tools
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.tool import ToolProvider
 from mainstay.tools.check import contract_fault
@@ -245,7 +244,7 @@ class Membership:
         unknown = sorted(name for name in edits if name not in known)
         if unknown:
             raise UnknownTool(unknown[0], sorted(self._all()))
-        self.state = edited(self.state, edits)
+        self.state = edited_tools(self.state, edits)
         return self.state
 
     def overlay(self, tools: Catalog, include_base: bool = True) -> None:

@@ -31,7 +31,7 @@ from msgspec import UNSET, Struct, convert, to_builtins
 from msgspec.structs import asdict
 
 from mainstay.errors import InvalidDefinition, ToolError, quoted
-from mainstay.model import hints
+from mainstay.model import validate
 from mainstay.model.codec import clean
 from mainstay.model.tool import Approval, OutputBudget, Recovery, ToolSpec
 from mainstay.tools import docstring
@@ -215,7 +215,7 @@ def tool(  # noqa: PLR0913 - each is a word of the public vocabulary; inside the
     `background` tool starts a process and returns its handle at once.
     """
     if foreign:
-        hints.refuse("tool", foreign, hints.TOOL)
+        validate.unknown_keywords("tool", foreign, validate.TOOL_KEYWORDS)
     options = ToolOptions(
         name, description, recovery, timeout, retries, limit, resource, background, approval, deferred, output_budget
     )

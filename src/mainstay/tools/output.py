@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from mainstay.errors import InvalidInput, ToolError
 from mainstay.model.codec import MAX_VALUE, clean, clean_file, encode, error_text
-from mainstay.model.media import FILES, File, FileRef, Inline, Local, Stored
+from mainstay.model.message import FILES, File, FileRef, Inline, Local, Stored
 from mainstay.model.tool import BlobRef, Failed, Ok, OutputBudget, ToolOutcome
 from mainstay.plugins.turn import Projected
 from mainstay.stores.blobs import host_pieces

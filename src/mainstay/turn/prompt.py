@@ -7,8 +7,7 @@ from collections.abc import Container, Iterable, Iterator
 from msgspec.structs import replace
 
 from mainstay.model.codec import encode
-from mainstay.model.media import Stored
-from mainstay.model.message import Message, Part, Text, ToolResult
+from mainstay.model.message import Message, Part, Stored, Text, ToolResult
 from mainstay.model.plugin import PromptPart
 
 

@@ -30,7 +30,7 @@ from mainstay.errors import (
 )
 from mainstay.model.codec import clean_text, error_text
 from mainstay.model.process import ProcessRow, SessionOrigin, WaitOn
-from mainstay.model.step import Begun, Done, Fault, Segment, StepKind
+from mainstay.model.record import Begun, Done, Fault, Segment, StepKind
 from mainstay.processes.function.replay import Replay, shown
 from mainstay.processes.function.scheduler import Branch, BranchStopped, Scheduler
 from mainstay.processes.function.timeouts import limit_around_caller

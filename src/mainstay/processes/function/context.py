@@ -41,8 +41,8 @@ from mainstay.model.process import (
     WaitOn,
     WakePolicy,
 )
+from mainstay.model.record import Done, Segment, StepKind
 from mainstay.model.session import CancelRequest
-from mainstay.model.step import Done, Segment, StepKind
 from mainstay.processes.function.calls import FIRST, Calls, answered, call
 from mainstay.processes.function.replay import shape
 from mainstay.processes.function.scheduler import CANCEL, Branch, Group, Works

@@ -23,8 +23,8 @@ from mainstay.errors import (
 )
 from mainstay.model.codec import clean_text, decode, encode, error_text
 from mainstay.model.process import Cancelled, Failure, ProcessOutcome, Registration, Success, WaitOn
+from mainstay.model.record import StepRecord
 from mainstay.model.session import Offers
-from mainstay.model.step import StepRecord
 from mainstay.ports.process import EngineRun
 from mainstay.processes.function.calls import Calls
 from mainstay.processes.function.context import BeginAnew, ProcessContext, begin_anew

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from mainstay.errors import Diverged
 from mainstay.model.codec import encode
-from mainstay.model.step import Begun, Done, Segment, StepFaltered, StepKind, StepRecord
+from mainstay.model.record import Begun, Done, Segment, StepFaltered, StepKind, StepRecord
 
 SHOWN = 200
 """Characters of a call's arguments that a journal keeps; longer ones are compared by their digest."""

@@ -54,8 +54,8 @@ from mainstay.engine.gate import Gate
 from mainstay.errors import Diverged, ForeignTask, InvalidProcess
 from mainstay.lifecycle.fold import CANCEL_REQUESTED, SIGNAL
 from mainstay.model.process import Event, WaitOn
+from mainstay.model.record import Done, StepKind, StepRecord
 from mainstay.model.session import CancelRequest
-from mainstay.model.step import Done, StepKind, StepRecord
 from mainstay.ports.host import Clock
 from mainstay.processes.function.replay import FORKS, Replay, shown
 from mainstay.processes.function.timeouts import OWN_CANCEL, QUESTION, limit_around

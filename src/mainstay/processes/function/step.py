@@ -28,7 +28,7 @@ from mainstay.engine.threads import Threads
 from mainstay.errors import Fenced, InvalidInput, Retry, ToolError
 from mainstay.model.codec import MAX_VALUE, clean, clean_text, encode, error_text
 from mainstay.model.process import WaitOn
-from mainstay.model.step import Begun, Done, Fault, StepFaltered
+from mainstay.model.record import Begun, Done, Fault, StepFaltered
 from mainstay.model.tool import Failed, Ok, OutcomeUnknown, Recovery, ToolOutcome, ToolSpec
 from mainstay.processes.function.calls import Calls, answered
 from mainstay.processes.function.replay import Open, shape

@@ -29,7 +29,7 @@ from mainstay.model.process import (
     Success,
     WaitOn,
 )
-from mainstay.model.step import Begun, StepFaltered, StepRecord
+from mainstay.model.record import Begun, StepFaltered, StepRecord
 from mainstay.model.tool import Artifact, Denied, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome
 from mainstay.model.tool import Cancelled as ToolCancelled
 from mainstay.plugins.filters import Filters

@@ -15,8 +15,8 @@ from mainstay.lifecycle.fold import PROGRESS
 from mainstay.model.codec import encode
 from mainstay.model.process import Event, ProcessOutcome, ProcessRow, Success, WaitOn
 from mainstay.model.process_write import Advance, Advanced
+from mainstay.model.record import Spilled, StepRecord, StepRow
 from mainstay.model.session import Node
-from mainstay.model.step import SpilledStep, StepRecord, StepRow
 from mainstay.model.tool import BlobRef
 from mainstay.model.write import ProcessScope, Write
 from mainstay.ports.host import Clock
@@ -162,7 +162,7 @@ class ProcessJournal(Journal[Advanced]):
             if len(body) > SPILL_BYTES:
                 digest = await Journal.keep(self, body)
                 blobs.append(digest)
-                body = encode(SpilledStep(digest, len(body)))
+                body = encode(Spilled(digest, len(body)))
             nodes.append(Node(ordinal, body))
         if isinstance(outcome, Success) and len(value := encode(outcome.value)) > SPILL_BYTES:
             blobs.append(await Journal.keep(self, value))
@@ -202,11 +202,11 @@ async def load_steps(store: Store, pid: int, process_id: str) -> tuple[list[Step
         following = ordinal + 1
         try:
             row = decode_step(body)
-            if type(row) is SpilledStep:
+            if type(row) is Spilled:
                 row = decode_step(await store.blobs.get(row.digest))
         except ValueError as error:
             raise StoreDamaged(f"process {process_id}", f"record {ordinal} is unreadable: {error}") from None
-        if type(row) is SpilledStep:
+        if type(row) is Spilled:
             raise StoreDamaged(f"process {process_id}", f"the blob of record {ordinal} stands for another blob")
         found.append(row)
     return found, following or 0

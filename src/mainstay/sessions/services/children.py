@@ -20,8 +20,7 @@ from mainstay.model import ids
 from mainstay.model.codec import encode, encode_checked
 from mainstay.model.plugin import CreateSession
 from mainstay.model.record import Noted, Slot, slots
-from mainstay.model.session import SessionRow, ToolState
-from mainstay.model.settings import Settings, dump, load
+from mainstay.model.session import SessionRow, Settings, ToolState, dump_settings, load_settings
 from mainstay.model.write import Branch
 from mainstay.plugins.directives import sound_child
 from mainstay.sessions.inbox import pick_agent
@@ -66,7 +65,7 @@ class Children:
 
     async def _make(self, request: CreateSession, child: str, agent: str) -> None:
         parent, existing = await self._at.row_or_new(), await self._at.parts.store.session(child)
-        if existing is not None and load(existing.settings).parent == self._at.id:
+        if existing is not None and load_settings(existing.settings).parent == self._at.id:
             return
         if existing is not None and not self._is_bare_fork(existing, parent):
             raise Conflict(f"session {child!r} exists and is no child of {self._at.id!r}: choose another id")
@@ -77,11 +76,11 @@ class Children:
         if existing is None and request.start == "fork":
             existing = await self._fork(parent, child, agent)
         if existing is not None:  # what its plugins have of its parent's
-            wanted = replace(wanted, snapshots=load(existing.settings).snapshots)
-        await self._at.configure(child, agent, dump(wanted), b"" if existing is None else existing.settings)
+            wanted = replace(wanted, snapshots=load_settings(existing.settings).snapshots)
+        await self._at.configure(child, agent, dump_settings(wanted), b"" if existing is None else existing.settings)
 
     async def _settings(self, request: CreateSession, row: SessionRow) -> Settings:
-        parent = load(row.settings)
+        parent = load_settings(row.settings)
         prelude = request.prelude
         if parent.depth >= MAX_DEPTH:
             raise TooDeep(self._at.id, MAX_DEPTH)
@@ -119,7 +118,7 @@ class Children:
         """Whether a crash left a child here that has its history and nothing else yet."""
         if row.deleted or row.next > 1 or row.fork is None or row.fork.sid != parent.sid:
             return False
-        return row.id in (load(parent.settings).children if self._at.run is None else _noted(self._at.run))
+        return row.id in (load_settings(parent.settings).children if self._at.run is None else _noted(self._at.run))
 
     # ------------------------------------------------------------------ in the parent's books
 
@@ -130,10 +129,10 @@ class Children:
             return
         while True:
             row = await self._at.row_or_new()
-            settings = load(row.settings)
+            settings = load_settings(row.settings)
             if child in settings.children:
                 return
-            wanted = dump(replace(settings, children=(*settings.children, child)))
+            wanted = dump_settings(replace(settings, children=(*settings.children, child)))
             try:
                 await self._at.configure(row.id, row.agent, wanted, row.settings)
             except StaleSettings:

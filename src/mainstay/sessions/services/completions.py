@@ -23,10 +23,9 @@ from mainstay.errors import InvalidInput, MainstayError, ProviderError, StaleSet
 from mainstay.model import validate
 from mainstay.model.codec import clean_part, clean_text, encode, encode_checked, error_text
 from mainstay.model.llm import DEFAULT_SETTINGS, Completion, ModelChoice, ModelRequest, ModelResponse, Usage
-from mainstay.model.media import Stored
-from mainstay.model.message import Message, Role, Text, ToolCall
+from mainstay.model.message import Message, Role, Stored, Text, ToolCall
 from mainstay.model.record import Asking, Completed
-from mainstay.model.settings import dump, load
+from mainstay.model.session import dump_settings, load_settings
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.provider import Counting, Provider, candidates, no_token_count
 from mainstay.sessions.services.scope import ServiceScope
@@ -115,7 +114,7 @@ class Completions:
         if at.run is not None:
             found: Provider = at.run.agent.provider
             return found
-        chosen = load((await at.row_or_new()).settings).choice
+        chosen = load_settings((await at.row_or_new()).settings).choice
         return (await models.applied(at.definition(at.agent), chosen)).provider
 
     # ------------------------------------------------------------------ in a turn
@@ -173,7 +172,7 @@ class Completions:
         """Add to the ledger of the session itself: each a label, a model and what it cost."""
         while True:  # somebody else's edit is all that can be in the way, and no cost may be lost
             row = await self._at.row_or_new()
-            settings = load(row.settings)
+            settings = load_settings(row.settings)
             labels, models = dict(settings.ledger), dict(settings.models)
             for label, model, usage in costs:
                 labels[label] = labels.get(label, Usage()) + usage
@@ -181,7 +180,7 @@ class Completions:
             # A name of its own: whoever counts the same at the same time must not take our count for its.
             wanted = replace(settings, ledger=_spent(labels), models=_spent(models), saved=self._at.parts.mint("o"))
             try:
-                await self._at.configure(row.id, row.agent, dump(wanted), row.settings)
+                await self._at.configure(row.id, row.agent, dump_settings(wanted), row.settings)
             except StaleSettings:
                 continue
             return

@@ -18,8 +18,18 @@ from mainstay.model.message import InputContent, Message
 from mainstay.model.own import Seen, own
 from mainstay.model.plugin import CreateSession
 from mainstay.model.record import Framed
-from mainstay.model.session import Appending, CancelRequest, Fork, SessionRow, SessionSnapshot, StaleBranch, ToolState
-from mainstay.model.settings import dump, edited, load
+from mainstay.model.session import (
+    Appending,
+    CancelRequest,
+    Fork,
+    SessionRow,
+    SessionSnapshot,
+    StaleBranch,
+    ToolState,
+    dump_settings,
+    edited_tools,
+    load_settings,
+)
 from mainstay.plugins.turn import plugins_of
 from mainstay.ports.provider import Provider
 from mainstay.sessions.inbox import save_files
@@ -72,7 +82,7 @@ class SessionHost(TaskServices):
 
     async def snapshot(self, session_id: str | None = None) -> SessionSnapshot:
         row = await self._at.row(session_id)
-        view, settings = await self._parts.cache.view(row), load(row.settings)
+        view, settings = await self._parts.cache.view(row), load_settings(row.settings)
         tools = own(settings.tools)  # what nothing was decided for has the state of all such sessions
         return SessionSnapshot(
             row.id, row.agent, row.head, Seen(view.messages), row.turn, settings.parent, tools, settings.label
@@ -106,7 +116,7 @@ class SessionHost(TaskServices):
         catalog = self._run.agent.catalog if self._run is not None and self._at.own(session_id) else None
         if isinstance(catalog, Membership):
             return own(catalog.state)
-        return own(load((await self._at.row_or_new(session_id)).settings).tools)
+        return own(load_settings((await self._at.row_or_new(session_id)).settings).tools)
 
     async def apply_tool_state(self, state: ToolState, session_id: str | None = None) -> int:
         if not isinstance(state, ToolState):
@@ -129,18 +139,18 @@ class SessionHost(TaskServices):
         row = await self._at.row_or_new(session_id)
         probe = await self._membership(row)
         while True:  # an edit that is refused means that somebody else's went through
-            settings = load(row.settings)
+            settings = load_settings(row.settings)
             if generation is not None and settings.tools.generation != generation:
                 raise StaleSettings(row.id)
             probe.state = settings.tools
             probe.edit(edits)  # refuses names that nobody knows
-            wanted = dump(replace(settings, tools=edited(settings.tools, edits)))
+            wanted = dump_settings(replace(settings, tools=edited_tools(settings.tools, edits)))
             try:
                 row = await self._at.configure(row.id, row.agent, wanted, row.settings)
             except StaleSettings:
                 row = await self._at.row_or_new(row.id)
                 continue
-            return load(row.settings).tools.generation
+            return load_settings(row.settings).tools.generation
 
     def _edit_running(self, run: Run, edits: dict[str, bool | None]) -> int:
         """In a turn: at once for its next model call, on disk with its next record, for others with its commit."""
@@ -279,7 +289,7 @@ class SessionHost(TaskServices):
     async def count_next(self, said: InputContent | None) -> int:
         """How many tokens the first question of the next turn would have."""
         parts, row = self._parts, await self._at.row_or_new()
-        definition = await parts.models.applied((await self.setup(row)).definition, load(row.settings).choice)
+        definition = await parts.models.applied((await self.setup(row)).definition, load_settings(row.settings).choice)
         messages = [*(await parts.cache.view(row)).prompt()]
         if said is not None:
             messages.append((await save_files(parts.store.blobs, clean_message(said, unsaved=True)))[0])

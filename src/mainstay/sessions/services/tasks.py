@@ -29,14 +29,19 @@ from mainstay.model.process import (
     Cancelled,
     Cause,
     Failure,
+    LiveState,
     ParentEnd,
     ProcessRow,
     Success,
+    TaskEnd,
+    TaskKind,
+    TaskRecord,
+    TaskSpec,
+    TaskState,
     WakePolicy,
 )
 from mainstay.model.process_write import ProcessFilter
 from mainstay.model.session import SessionRow
-from mainstay.model.task import LiveState, TaskEnd, TaskKind, TaskRecord, TaskSpec, TaskState
 from mainstay.ports.tasks import CancelHook, Work
 from mainstay.processes.handle import ProcessHandle, handle_id, value_of
 from mainstay.processes.policy import CancelAsk

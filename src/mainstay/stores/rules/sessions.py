@@ -21,8 +21,16 @@ from mainstay.lifecycle import suspects
 from mainstay.model.codec import encode, spilled
 from mainstay.model.ids import MAX_ORDINAL, MAX_TURN, turn_id
 from mainstay.model.record import Joined
-from mainstay.model.session import CancelRequest, Fork, InboxRow, Node, SessionRow, WaitRow
-from mainstay.model.settings import committed, forked
+from mainstay.model.session import (
+    CancelRequest,
+    Fork,
+    InboxRow,
+    Node,
+    SessionRow,
+    WaitRow,
+    settings_after_commit,
+    settings_of_fork,
+)
 from mainstay.model.write import (
     Accept,
     Accepted,
@@ -222,7 +230,7 @@ async def commit(rows: Transaction, write: Commit) -> Committed | CancelWon:
         rows.drop_mail(scope.sid, mail.input)
         row = replace(row, head=scope.turn, turn=mail.input, takeovers=0, cancel=mail.cancel, updated=write.at)
     if write.tools or row.settings:
-        row = _configured(rows, row, committed(row.settings, write.tools, write.recorded))
+        row = _configured(rows, row, settings_after_commit(row.settings, write.tools, write.recorded))
     rows.put_session(row)
     return Committed(row, await turn_ended(rows, turn_id(row.id, scope.turn), write.at) if write.children else ())
 
@@ -451,7 +459,7 @@ async def branch(rows: Transaction, write: Branch) -> SessionRow:
     row = SessionRow(number, write.session_id, write.agent, fork=fork, created=write.at, updated=write.at)
     rows.add_session(row)
     if source.settings:
-        row = _configured(rows, row, forked(source.settings, write.whole and source.head == write.turn))
+        row = _configured(rows, row, settings_of_fork(source.settings, write.whole and source.head == write.turn))
         rows.put_session(row)
     for process_id in write.grants:
         process = await rows.process(process_id)
