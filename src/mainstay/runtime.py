@@ -70,7 +70,7 @@ from mainstay.sessions.wakes.delivery import Wakes
 from mainstay.sessions.wakes.late_results import LateResults
 from mainstay.sessions.wakes.process_feed import ProcessFeed
 from mainstay.sessions.watch import Watch, could_work, see_to_needs
-from mainstay.stores import fork_guard
+from mainstay.stores import os_process
 from mainstay.stores.factory import open_store
 from mainstay.tools.dispatcher import Dispatcher
 
@@ -192,7 +192,7 @@ class Runtime:
         they are called.
         """
         store, clock, random = self._store, self._clock, self._random
-        mode, activity = Mode(fork_guard.pid), Activity()
+        mode, activity = Mode(os_process.pid), Activity()
         supervisor, background = Supervisor(), Supervisor()
         limits = RateLimits(self._rate_limits, self._models, clock, background.spawn)
         feed = Feed(worker.id, clock.monotonic)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from mainstay import ProcessContext, Runtime, process
 from mainstay.model.process import Registration, Success, WaitOn, WakeTarget
-from mainstay.model.process_write import Advance, Dismiss, Register
-from mainstay.model.write import ProcessScope, Release
+from mainstay.model.write import Advance, Dismiss, ProcessScope, Register, Release
 from mainstay.stores.sqlite import SqliteStore
 from tests.cli.sample_processes import doubled, napping, parked, prepare, write
 from tests.cli.shell import say, shell, shell_json

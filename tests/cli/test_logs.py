@@ -10,8 +10,7 @@ import pytest
 
 from mainstay import Runtime
 from mainstay.model.process import Registration
-from mainstay.model.process_write import Register
-from mainstay.model.write import ProcessScope, Release
+from mainstay.model.write import ProcessScope, Register, Release
 from mainstay.stores.sqlite import SqliteStore
 from tests.cli.sample_processes import ALL, approved, broken, doubled, napping, parked, prepare, write
 from tests.cli.shell import shell, shell_json, start

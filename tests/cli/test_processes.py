@@ -10,9 +10,8 @@ import pytest
 from mainstay import Runtime
 from mainstay.cli.processes import seconds_of
 from mainstay.model.process import Cancelled, Registration, Success, WakeTarget
-from mainstay.model.process_write import Advance, Dismiss, Register
 from mainstay.model.session import WorkerRow
-from mainstay.model.write import Beat, Claim, ProcessRef, ProcessScope, Release
+from mainstay.model.write import Advance, Beat, Claim, Dismiss, ProcessRef, ProcessScope, Register, Release
 from mainstay.stores.sqlite import SqliteStore
 from tests.cli.sample_processes import ALL, approved, broken, doubled, napping, parked, prepare, write
 from tests.cli.shell import say, shell, shell_json

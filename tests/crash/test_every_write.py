@@ -10,45 +10,44 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.model import process_write as processes
-from mainstay.model import write as sessions
+from mainstay.model import write
 from mainstay.stores.rules import RULES
 
 TESTS = Path(__file__).parents[1]
 
 KILLED: dict[type, tuple[str, str]] = {
-    sessions.Accept: ("crash/outcomes.py", '"accept queue"'),
-    sessions.Append: ("crash/outcomes.py", '"append 1: ended 1.0"'),
-    sessions.Commit: ("crash/outcomes.py", '"commit 1"'),
-    sessions.Resolve: ("crash/outcomes.py", '"resolve approval"'),
-    sessions.Beat: ("crash/outcomes.py", '"beat"'),
-    sessions.Retire: ("crash/outcomes.py", '"retire"'),
-    sessions.Outlived: ("crash/test_suspect_points.py", '"outlived"'),
-    sessions.Claim: ("crash/test_halted.py", '"claim"'),
-    sessions.Release: ("crash/test_halted.py", '"release"'),
-    sessions.Cancel: ("crash/test_halted.py", '"cancel"'),
-    sessions.Resume: ("crash/test_stuck.py", '"resume"'),
-    sessions.Configure: ("crash/test_settings.py", "configure"),
-    sessions.Branch: ("crash/test_turns.py", '"branch"'),
-    sessions.Delete: ("crash/test_turns.py", '"delete"'),
-    processes.Register: ("crash/test_processes_points.py", '"register p"'),
-    processes.Advance: ("crash/test_processes_points.py", '"advance p: ending"'),
-    processes.SendSignal: ("processes/test_function_kills.py", '"signal p"'),
-    processes.AddEvent: ("crash/test_processes_verbs.py", '"event"'),
-    processes.Share: ("crash/test_processes_verbs.py", '"share"'),
-    processes.Transfer: ("crash/test_processes_verbs.py", '"transfer"'),
-    processes.Complete: ("crash/test_processes_verbs.py", '"complete"'),
-    processes.Dismiss: ("crash/test_processes_verbs.py", '"dismiss"'),
-    processes.Prune: ("crash/test_processes_verbs.py", '"prune"'),
-    processes.Deliver: ("crash/test_wakes.py", '"deliver"'),
+    write.Accept: ("crash/outcomes.py", '"accept queue"'),
+    write.Append: ("crash/outcomes.py", '"append 1: ended 1.0"'),
+    write.Commit: ("crash/outcomes.py", '"commit 1"'),
+    write.Resolve: ("crash/outcomes.py", '"resolve approval"'),
+    write.Beat: ("crash/outcomes.py", '"beat"'),
+    write.Retire: ("crash/outcomes.py", '"retire"'),
+    write.Outlived: ("crash/test_suspect_points.py", '"outlived"'),
+    write.Claim: ("crash/test_halted.py", '"claim"'),
+    write.Release: ("crash/test_halted.py", '"release"'),
+    write.Cancel: ("crash/test_halted.py", '"cancel"'),
+    write.Resume: ("crash/test_stuck.py", '"resume"'),
+    write.Configure: ("crash/test_settings.py", "configure"),
+    write.Branch: ("crash/test_turns.py", '"branch"'),
+    write.Delete: ("crash/test_turns.py", '"delete"'),
+    write.Register: ("crash/test_processes_points.py", '"register p"'),
+    write.Advance: ("crash/test_processes_points.py", '"advance p: ending"'),
+    write.SendSignal: ("processes/test_function_kills.py", '"signal p"'),
+    write.AddEvent: ("crash/test_processes_verbs.py", '"event"'),
+    write.Share: ("crash/test_processes_verbs.py", '"share"'),
+    write.Transfer: ("crash/test_processes_verbs.py", '"transfer"'),
+    write.Complete: ("crash/test_processes_verbs.py", '"complete"'),
+    write.Dismiss: ("crash/test_processes_verbs.py", '"dismiss"'),
+    write.Prune: ("crash/test_processes_verbs.py", '"prune"'),
+    write.Deliver: ("crash/test_wakes.py", '"deliver"'),
 }
 
 
 OF_PROCESSES: dict[type, tuple[str, str]] = {
-    sessions.Claim: ("processes/test_function_kills.py", '"claim p"'),
-    sessions.Cancel: ("processes/test_function_kills.py", '"cancel p"'),
-    sessions.Release: ("crash/test_processes_verbs.py", '"release p as stuck"'),
-    sessions.Resume: ("crash/test_processes_verbs.py", '"resume p"'),
+    write.Claim: ("processes/test_function_kills.py", '"claim p"'),
+    write.Cancel: ("processes/test_function_kills.py", '"cancel p"'),
+    write.Release: ("crash/test_processes_verbs.py", '"release p as stuck"'),
+    write.Resume: ("crash/test_processes_verbs.py", '"resume p"'),
 }
 """The same writes, where it is a process that they are about."""
 

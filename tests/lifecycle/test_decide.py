@@ -31,7 +31,7 @@ from mainstay.model.process import (
     WaitOn,
     WakeRule,
 )
-from mainstay.model.process_write import ExternalOwner, ReconciledAbandon, WorkflowKey
+from mainstay.model.write import ExternalOwner, ReconciledAbandon, WorkflowKey
 
 RECOVERIES: tuple[Any, ...] = ("rerunnable", "owner_bound", "reattachable", "externally_owned")
 OUTCOMES = [Success(1), Failure("bug"), Cancelled(), Abandoned(Evidence("reconciled_request"))]

@@ -12,9 +12,20 @@ from msgspec.structs import replace
 from mainstay.errors import Fenced, MainstayError, ProcessEnded
 from mainstay.lifecycle.fold import replay
 from mainstay.model.process import TERMINAL, Cancelled, EventType, Failure, ProcessRow, Registration, Success, WaitOn
-from mainstay.model.process_write import Advance, Complete, ExternalOwner, Register, SendSignal
 from mainstay.model.session import CancelRequest, Node
-from mainstay.model.write import Cancel, Claim, ProcessRef, ProcessScope, Release, Write
+from mainstay.model.write import (
+    Advance,
+    Cancel,
+    Claim,
+    Complete,
+    ExternalOwner,
+    ProcessRef,
+    ProcessScope,
+    Register,
+    Release,
+    SendSignal,
+    Write,
+)
 from mainstay.stores import rules
 from mainstay.stores.memory import MemoryRows
 from mainstay.stores.rules.rows import run

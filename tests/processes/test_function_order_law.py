@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from mainstay import ProcessContext, Runtime, process
 from mainstay.model.codec import encode
-from mainstay.model.process_write import Advance
 from mainstay.model.record import StepRecord
 from mainstay.model.session import Node
+from mainstay.model.write import Advance
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import VirtualClock
 from mainstay.testing.clock import EPOCH_MS

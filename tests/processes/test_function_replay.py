@@ -11,8 +11,7 @@ import pytest
 
 from mainstay import Process, ProcessContext, Runtime, process
 from mainstay.errors import ProcessStuck, StoreUnavailable
-from mainstay.model.process_write import Advance
-from mainstay.model.write import Claim, ProcessRef, Write
+from mainstay.model.write import Advance, Claim, ProcessRef, Write
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import VirtualClock
 from tests.kit import SOON, Place, until

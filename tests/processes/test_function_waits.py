@@ -11,8 +11,8 @@ import pytest
 
 from mainstay import ProcessContext, process
 from mainstay.errors import InvalidInput, ProcessFailed, TimedOut
-from mainstay.model.process_write import SendSignal
 from mainstay.model.record import Done
+from mainstay.model.write import SendSignal
 from mainstay.testing import VirtualClock
 from tests.kit import Place, until
 from tests.processes.functions import World, dying, journal_of, living, memory, parked, result

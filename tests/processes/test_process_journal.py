@@ -11,9 +11,8 @@ import pytest
 from mainstay.errors import Fenced
 from mainstay.lifecycle.fold import PROGRESS
 from mainstay.model.process import Event, EventType, Registration, Success, WaitOn
-from mainstay.model.process_write import Advance, Register
 from mainstay.model.record import Done, Segment
-from mainstay.model.write import Claim, ProcessRef, ProcessScope, Write
+from mainstay.model.write import Advance, Claim, ProcessRef, ProcessScope, Register, Write
 from mainstay.processes.worker.journal import ProcessJournal, load_steps
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import VirtualClock

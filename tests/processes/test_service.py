@@ -26,7 +26,7 @@ from mainstay.errors import (
     WrongAuthority,
 )
 from mainstay.model.process import Abandoned, EventType, Evidence, NoLongerRetained, Registration, Success, WakeTarget
-from mainstay.model.process_write import ReconciledAbandon, Register, WorkflowKey
+from mainstay.model.write import ReconciledAbandon, Register, WorkflowKey
 from tests.kit import SOON, Place, until
 
 

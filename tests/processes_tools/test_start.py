@@ -10,8 +10,8 @@ import pytest
 from mainstay import ProcessContext, Runtime, ToolContext, ToolError, process, tool
 from mainstay.errors import InvalidDefinition, InvalidInput, InvalidProcess, WrongAuthority
 from mainstay.model.process import Cause, EventType, HostOrigin, SessionOrigin, Success, WakeTarget
-from mainstay.model.process_write import WorkflowKey
 from mainstay.model.tool import Failed, Ok
+from mainstay.model.write import WorkflowKey
 from mainstay.processes.external import External
 from tests.keys import within_store
 from tests.kit import SOON, Place, until

@@ -15,9 +15,8 @@ from msgspec import Struct
 from mainstay import Agent, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
 from mainstay.errors import InvalidInput, StoreDamaged, StoreInUse
 from mainstay.model.outcome import Queued
-from mainstay.model.process_write import ProcessFilter
 from mainstay.model.tool import OutcomeUnknown
-from mainstay.model.write import Accept, Claim, ProcessRef, Resolve, SessionFilter, SessionRef
+from mainstay.model.write import Accept, Claim, ProcessFilter, ProcessRef, Resolve, SessionFilter, SessionRef
 from mainstay.stores import rules
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.stores.sqlite import SqliteStore

@@ -9,10 +9,23 @@ import pytest
 from mainstay.model.codec import encode
 from mainstay.model.message import Message
 from mainstay.model.process import ProcessRow, Registration, WaitOn
-from mainstay.model.process_write import Advance, Advanced, Register, SendSignal
 from mainstay.model.record import Said
 from mainstay.model.session import Answer, CancelRequest, SessionRow, WaitRow
-from mainstay.model.write import Accept, Append, Cancel, Claim, Delete, ProcessScope, Resolve, SessionRef, TurnScope
+from mainstay.model.write import (
+    Accept,
+    Advance,
+    Advanced,
+    Append,
+    Cancel,
+    Claim,
+    Delete,
+    ProcessScope,
+    Register,
+    Resolve,
+    SendSignal,
+    SessionRef,
+    TurnScope,
+)
 from mainstay.ports.store import Store
 from tests.kit import Place
 

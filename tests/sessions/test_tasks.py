@@ -18,9 +18,8 @@ from mainstay.errors import (
     UnknownSession,
 )
 from mainstay.model.process import Abandoned, Cancelled, Registration, TaskSpec, WakeTarget
-from mainstay.model.process_write import Register
 from mainstay.model.session import WorkerRow
-from mainstay.model.write import Beat
+from mainstay.model.write import Beat, Register
 from mainstay.sessions.services.host import SessionHost
 from mainstay.testing import ScriptedModel
 from tests.kit import SOON, Place, TellingModel, crash, texts, until

@@ -10,8 +10,8 @@ import pytest
 from mainstay import Agent, Retry, ToolCall, ToolContext, tool
 from mainstay.errors import UnknownProcess
 from mainstay.model.process import Cancelled, Cause, Registration
-from mainstay.model.process_write import Register
 from mainstay.model.tool import Ok
+from mainstay.model.write import Register
 from mainstay.processes.function.context import ProcessContext
 from mainstay.processes.function.definition import process
 from mainstay.testing import ScriptedModel

@@ -9,8 +9,8 @@ import pytest
 from mainstay import Agent, ModelRequest, ProcessContext, Runtime, ToolCall, ToolContext, process, tool
 from mainstay.engine.journal import load
 from mainstay.errors import InvalidDefinition, TurnFailed
-from mainstay.model.process_write import ProcessFilter
 from mainstay.model.record import Said
+from mainstay.model.write import ProcessFilter
 from mainstay.sessions.wakes.text import read
 from mainstay.testing import FunctionModel
 from tests.kit import Place, until

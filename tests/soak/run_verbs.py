@@ -27,10 +27,9 @@ sys.path.insert(0, str(ROOT))
 from mainstay.engine.journal import load_turns  # noqa: E402  # found through the line above
 from mainstay.graph.view import turn_view  # noqa: E402
 from mainstay.model.process import TERMINAL, ProcessRow, Success  # noqa: E402
-from mainstay.model.process_write import ProcessFilter  # noqa: E402
 from mainstay.model.record import Begun, Joined  # noqa: E402
 from mainstay.model.tool import Denied, Ok, OutcomeUnknown, ToolRecord  # noqa: E402
-from mainstay.model.write import SessionFilter  # noqa: E402
+from mainstay.model.write import ProcessFilter, SessionFilter  # noqa: E402
 from mainstay.processes.worker.journal import load_steps  # noqa: E402
 from mainstay.stores.sqlite import SqliteStore  # noqa: E402
 from tests.soak.lane import lines, told  # noqa: E402

@@ -15,9 +15,8 @@ import threading
 
 from mainstay.errors import MainstayError
 from mainstay.model.process import Registration, Success, WakeTarget
-from mainstay.model.process_write import Advance, Register
 from mainstay.model.session import Node, WorkerRow
-from mainstay.model.write import Accept, Claim, Commit, ProcessRef, ProcessScope, TurnScope
+from mainstay.model.write import Accept, Advance, Claim, Commit, ProcessRef, ProcessScope, Register, TurnScope
 from mainstay.stores.sqlite import SqliteStore
 from tests.kit import print_line
 

@@ -6,9 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mainstay.model.process import Registration, Success, WaitOn, WakeTarget
-from mainstay.model.process_write import Advance, ProcessFilter, Register, SendSignal
 from mainstay.model.session import Node, WaitRow, WorkerRow
-from mainstay.model.write import Accept, Append, Beat, Commit, ProcessScope, SessionFilter, TurnScope
+from mainstay.model.write import (
+    Accept,
+    Advance,
+    Append,
+    Beat,
+    Commit,
+    ProcessFilter,
+    ProcessScope,
+    Register,
+    SendSignal,
+    SessionFilter,
+    TurnScope,
+)
 from mainstay.ports.store import Store
 from mainstay.stores.sqlite import SqliteStore
 

@@ -17,24 +17,30 @@ from mainstay.model.process import (
     WakeRule,
     WakeTarget,
 )
-from mainstay.model.process_write import (
+from mainstay.model.session import CancelRequest, Node
+from mainstay.model.write import (
     AddEvent,
     Advance,
+    Cancel,
+    Claim,
     Complete,
     Deliver,
     Dismiss,
     ExternalOwner,
     ProcessFilter,
+    ProcessRef,
+    ProcessScope,
     Prune,
     ReconciledAbandon,
     Register,
+    Release,
+    Resume,
     SendSignal,
     Share,
     Transfer,
     WorkflowKey,
+    Write,
 )
-from mainstay.model.session import CancelRequest, Node
-from mainstay.model.write import Cancel, Claim, ProcessRef, ProcessScope, Release, Resume, Write
 from mainstay.ports.store import Store
 from mainstay.stores.memory import MemoryStore
 

@@ -13,11 +13,11 @@ import pytest
 
 from mainstay.errors import Fenced, InvalidInput, MainstayError, StoreUnavailable
 from mainstay.model.process import Registration
-from mainstay.model.process_write import Advance, Register
 from mainstay.model.session import Node, WaitRow, WorkerRow
 from mainstay.model.write import (
     Accept,
     Accepted,
+    Advance,
     Append,
     Appended,
     Beat,
@@ -28,6 +28,7 @@ from mainstay.model.write import (
     Committed,
     ProcessRef,
     ProcessScope,
+    Register,
     Release,
     Released,
     SessionRef,

@@ -9,17 +9,18 @@ import pytest
 
 from mainstay.errors import Fenced, InternalError, KeyConflict
 from mainstay.model.process import Event, Registration, SessionOrigin, WaitOn
-from mainstay.model.process_write import Advance, Register
 from mainstay.model.session import Death, Node, WaitRow
 from mainstay.model.write import (
     Accept,
     Accepted,
+    Advance,
     Append,
     Claim,
     Commit,
     Committed,
     ProcessRef,
     ProcessScope,
+    Register,
     SessionRef,
     TurnScope,
     Write,

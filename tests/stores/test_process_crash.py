@@ -8,10 +8,9 @@ import pytest
 from mainstay.model.codec import encode
 from mainstay.model.message import Message, Text
 from mainstay.model.process import Event, EventType, ProcessRow, Registration, Success, WaitOn, WakeRule, WakeTarget
-from mainstay.model.process_write import Advance, Deliver, Register, SendSignal
 from mainstay.model.record import Said
 from mainstay.model.session import CancelRequest, Node, WorkerRow
-from mainstay.model.write import Beat, Cancel, Claim, ProcessRef, ProcessScope
+from mainstay.model.write import Advance, Beat, Cancel, Claim, Deliver, ProcessRef, ProcessScope, Register, SendSignal
 from mainstay.ports.store import Store
 from mainstay.testing.crash import Lab, kill_everywhere
 

@@ -13,19 +13,26 @@ import pytest
 from mainstay.errors import Fenced, InternalError, StoreDamaged
 from mainstay.lifecycle.fold import replay
 from mainstay.model.process import Event, EventType, Failure, ProcessRow, Registration, Success, WaitOn, WakeTarget
-from mainstay.model.process_write import (
+from mainstay.model.session import CancelRequest, Node
+from mainstay.model.write import (
+    Accept,
     AddEvent,
     Advance,
+    Cancel,
+    Claim,
     Deliver,
     Dismiss,
     ProcessFilter,
+    ProcessRef,
+    ProcessScope,
     Prune,
     Register,
+    Release,
+    Resume,
     SendSignal,
     Share,
+    Write,
 )
-from mainstay.model.session import CancelRequest, Node
-from mainstay.model.write import Accept, Cancel, Claim, ProcessRef, ProcessScope, Release, Resume, Write
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.sqlite import SqliteStore, schema
 from mainstay.stores.sqlite.database import WriterFile

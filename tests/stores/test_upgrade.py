@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mainstay.model.process_write import ProcessFilter
+from mainstay.model.write import ProcessFilter
 from mainstay.stores.sqlite import SqliteStore, schema
 
 SECRET = bytes(range(32))

@@ -36,11 +36,10 @@ from mainstay.lifecycle import suspects
 from mainstay.model.ids import turn_id
 from mainstay.model.outcome import PendingCall
 from mainstay.model.process import ProcessRow, Success, WakeRow
-from mainstay.model.process_write import ProcessFilter
 from mainstay.model.record import Ended, Record, Said
 from mainstay.model.session import SessionRow, WorkerRow, load_settings
 from mainstay.model.tool import Ok
-from mainstay.model.write import SessionFilter, StoreFacts
+from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts
 from mainstay.ports.provider import Provider, candidates
 from mainstay.ports.store import Store
 from mainstay.processes.worker.journal import load_steps

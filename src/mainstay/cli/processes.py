@@ -33,7 +33,7 @@ from mainstay.cli.host import (
 from mainstay.cli.logs import result, steps
 from mainstay.cli.render import ago, brief, console, plural, print_json, span, table, text_line
 from mainstay.model.process import RETIRED, Abandoned, Cancelled, Failure, ProcessRow, Success, WaitOn, Wake, WakeRow
-from mainstay.model.process_write import Dismiss, ProcessFilter
+from mainstay.model.write import Dismiss, ProcessFilter
 from mainstay.ports.store import Store
 from mainstay.runtime import Runtime
 from mainstay.wire import process_json

@@ -31,7 +31,7 @@ from mainstay.model.process import (
     ProcessRow,
     Registration,
 )
-from mainstay.model.process_write import Authority, ExternalOwner, ReconciledAbandon, WorkflowKey
+from mainstay.model.write import Authority, ExternalOwner, ReconciledAbandon, WorkflowKey
 
 S = TypeVar("S", bound=Struct)
 

@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from mainstay.model.process import Event, ProcessRow, WakeRow
-from mainstay.model.process_write import ProcessFilter
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
-from mainstay.model.write import SessionFilter, StoreFacts, Write
+from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
 
 R = TypeVar("R")
 

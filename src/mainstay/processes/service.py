@@ -46,9 +46,11 @@ from mainstay.model.process import (
     WakeState,
     WakeTarget,
 )
-from mainstay.model.process_write import (
+from mainstay.model.session import CancelRequest
+from mainstay.model.write import (
     AddEvent,
     Authority,
+    Cancel,
     Change,
     Complete,
     Dismiss,
@@ -56,13 +58,13 @@ from mainstay.model.process_write import (
     EventAdded,
     ExternalOwner,
     ProcessFilter,
+    ProcessRef,
     Prune,
     ReconciledAbandon,
+    Resume,
     Share,
     Transfer,
 )
-from mainstay.model.session import CancelRequest
-from mainstay.model.write import Cancel, ProcessRef, Resume
 from mainstay.ports.store import Store
 from mainstay.processes.handle import ProcessHandle, SignalReceipt, handle_id
 from mainstay.processes.policy import CancelAsk, CancelPolicy

@@ -47,9 +47,9 @@ from mainstay.model.process import (
     WakePolicy,
     WakeTarget,
 )
-from mainstay.model.process_write import Dismiss
 from mainstay.model.tool import Artifact, Failed, Ok, OutcomeUnknown, PreparedCall, ToolOutcome, ToolRecord, ToolSpec
 from mainstay.model.tool import Cancelled as CallCancelled
+from mainstay.model.write import Dismiss
 from mainstay.ports.tool import StartOptions
 from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.policy import BY_HANDLE, CancelAsk

@@ -14,9 +14,8 @@ from mainstay.errors import InvalidDefinition, InvalidInput, StoreError, quoted
 from mainstay.model import validate
 from mainstay.model.ids import check_session_id
 from mainstay.model.process import SessionOrigin
-from mainstay.model.process_write import ProcessFilter
 from mainstay.model.session import SessionRow, SessionState
-from mainstay.model.write import SessionFilter
+from mainstay.model.write import ProcessFilter, SessionFilter
 from mainstay.processes.service import FOR_EVER
 from mainstay.sessions.parts import SessionParts
 

@@ -63,11 +63,10 @@ from mainstay.model.process import (
     WaitOn,
     WakeTarget,
 )
-from mainstay.model.process_write import ProcessFilter
 from mainstay.model.record import Begun
 from mainstay.model.session import CancelRequest, Offers, Settings, dump_settings
 from mainstay.model.tool import Cancelled as TurnCancelled
-from mainstay.model.write import Configure
+from mainstay.model.write import Configure, ProcessFilter
 from mainstay.plugins.directives import sound_child
 from mainstay.ports.process import EngineRun
 from mainstay.processes.handle import ProcessHandle

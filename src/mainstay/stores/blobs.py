@@ -25,7 +25,7 @@ from typing import BinaryIO
 
 from mainstay.errors import BlobMissing, InvalidInput, StoreDamaged, StoreUnavailable
 from mainstay.stores.files import PRIVATE, access_of, check_folder, make_folder, open_file
-from mainstay.stores.threads import in_thread
+from mainstay.stores.os_process import in_thread
 
 LEFTOVER_SECONDS = 3600
 

@@ -19,12 +19,11 @@ from mainstay.errors import BlobMissing, MainstayError
 from mainstay.model.codec import convert, decode, encode
 from mainstay.model.own import own
 from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow
-from mainstay.model.process_write import ProcessFilter
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
-from mainstay.model.write import SessionFilter, StoreFacts, Write
+from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
 from mainstay.ports.host import Clock
 from mainstay.ports.store import SWEEP_GRACE
-from mainstay.stores import fork_guard, identity, rules
+from mainstay.stores import os_process, rules
 from mainstay.stores.blobs import host_pieces
 from mainstay.stores.rules.filters import PROCESS_ATTRIBUTES, SESSION_ATTRIBUTES, matches
 from mainstay.stores.rules.rows import Change, Transaction, run, waits_of
@@ -73,7 +72,7 @@ class MemoryRows:
         self.blob_puts: dict[str, int] = {}
         self.blob_refs: dict[str, set[int]] = {}
         self.alive: set[str] = set()
-        self.secret, self.identity = secrets.token_bytes(32), identity.mint()
+        self.secret, self.identity = secrets.token_bytes(32), os_process.new_store_id()
         self.held: str | None = None
         self.changes = 0
 
@@ -531,7 +530,7 @@ class MemoryLease:
     """A worker in this process lives while it says so."""
 
     def __init__(self, rows: MemoryRows, worker_id: str) -> None:
-        self._rows, self._id, self.process = rows, worker_id, fork_guard.name()
+        self._rows, self._id, self.process = rows, worker_id, os_process.name()
 
     def hold(self) -> None:
         self._rows.alive.add(self._id)

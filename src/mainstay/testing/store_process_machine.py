@@ -7,9 +7,8 @@ from typing import Any
 
 from mainstay.lifecycle.fold import replay
 from mainstay.model.process import Event, EventType, ProcessRow, Registration, WakeRow, WakeRule
-from mainstay.model.process_write import Advance, ProcessFilter
 from mainstay.model.session import Node
-from mainstay.model.write import ProcessScope, Write
+from mainstay.model.write import Advance, ProcessFilter, ProcessScope, Write
 from mainstay.testing.store_machine import StoreMachine
 from mainstay.testing.store_plain import Plain, deep, short
 from mainstay.testing.store_process_log import dues, is_over

@@ -27,20 +27,26 @@ from mainstay.errors import (
     WrongAuthority,
 )
 from mainstay.model.process import Event, ProcessRow
-from mainstay.model.process_write import (
+from mainstay.model.record import InputKind
+from mainstay.model.write import (
+    Accept,
     AddEvent,
     Advance,
+    Cancel,
+    Claim,
     Complete,
     Deliver,
     Dismiss,
+    ProcessScope,
     Prune,
     Register,
+    Release,
+    Resume,
     SendSignal,
     Share,
     Transfer,
+    Write,
 )
-from mainstay.model.record import InputKind
-from mainstay.model.write import Accept, Cancel, Claim, ProcessScope, Release, Resume, Write
 from mainstay.testing.store_plain import Plain, Refusal, SomeReason, deep
 from mainstay.testing.store_process_log import ENDED, OVER, ProcessLog, dues, is_over, new_row, nothing_asked
 

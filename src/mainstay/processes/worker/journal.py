@@ -14,11 +14,10 @@ from mainstay.errors import StoreDamaged
 from mainstay.lifecycle.fold import PROGRESS
 from mainstay.model.codec import encode
 from mainstay.model.process import Event, ProcessOutcome, ProcessRow, Success, WaitOn
-from mainstay.model.process_write import Advance, Advanced
 from mainstay.model.record import Spilled, StepRecord, StepRow
 from mainstay.model.session import Node
 from mainstay.model.tool import BlobRef
-from mainstay.model.write import ProcessScope, Write
+from mainstay.model.write import Advance, Advanced, ProcessScope, Write
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
 

@@ -38,9 +38,18 @@ from mainstay.errors import (
 )
 from mainstay.model.codec import error_text
 from mainstay.model.process import Cancelled, ProcessOutcome, ProcessRow, Registration
-from mainstay.model.process_write import EventAdded, Register, Registered, SendSignal
 from mainstay.model.session import CancelRequest, Offers
-from mainstay.model.write import Cancel, Claim, ProcessRef, ProcessScope, Release
+from mainstay.model.write import (
+    Cancel,
+    Claim,
+    EventAdded,
+    ProcessRef,
+    ProcessScope,
+    Register,
+    Registered,
+    Release,
+    SendSignal,
+)
 from mainstay.ports.process import Engine
 from mainstay.processes.worker.host import ChildOptions
 from mainstay.processes.worker.run import GateListener, ProcessRun, Unloaded

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from mainstay.errors import InvalidInput, ProcessNotVisible, SessionDeleted, quoted
 from mainstay.model import validate
 from mainstay.model.process import SessionOrigin, WakePolicy, WakeTarget
-from mainstay.model.process_write import ProcessFilter
+from mainstay.model.write import ProcessFilter
 from mainstay.ports.store import Store
 from mainstay.processes.handle import ProcessHandle, handle_id
 from mainstay.processes.service import ProcessService, Start

@@ -40,8 +40,8 @@ from mainstay.model.process import (
     TaskState,
     WakePolicy,
 )
-from mainstay.model.process_write import ProcessFilter
 from mainstay.model.session import SessionRow
+from mainstay.model.write import ProcessFilter
 from mainstay.ports.tasks import CancelHook, Work
 from mainstay.processes.handle import ProcessHandle, handle_id, value_of
 from mainstay.processes.policy import CancelAsk

@@ -23,10 +23,9 @@ from mainstay.lifecycle.wake import target
 from mainstay.model.codec import encode_checked
 from mainstay.model.message import Message
 from mainstay.model.process import ProcessRow, WakeRow
-from mainstay.model.process_write import Deliver, Dismiss
 from mainstay.model.record import InputKind, Said
 from mainstay.model.session import SessionRow
-from mainstay.model.write import Accepted
+from mainstay.model.write import Accepted, Deliver, Dismiss
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.store import Store
 from mainstay.sessions.definition import Definition

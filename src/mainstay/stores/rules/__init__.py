@@ -16,21 +16,11 @@ from msgspec.structs import replace
 
 from mainstay.errors import InternalError, MainstayError
 from mainstay.model.process import ProcessRow
-from mainstay.model.process_write import (
-    AddEvent,
-    Advance,
-    Complete,
-    Deliver,
-    Dismiss,
-    Prune,
-    Register,
-    SendSignal,
-    Share,
-    Transfer,
-)
 from mainstay.model.session import SessionRow
 from mainstay.model.write import (
     Accept,
+    AddEvent,
+    Advance,
     Append,
     Beat,
     Branch,
@@ -39,20 +29,28 @@ from mainstay.model.write import (
     Claim,
     Claimed,
     Commit,
+    Complete,
     Configure,
     Delete,
+    Deliver,
+    Dismiss,
     Outlived,
     ProcessScope,
+    Prune,
+    Register,
     Release,
     Released,
     Resolve,
     Resume,
     Retire,
+    SendSignal,
     SessionRef,
+    Share,
+    Transfer,
     TurnScope,
     Write,
 )
-from mainstay.stores.rules import processes, sessions, takeovers, wakes
+from mainstay.stores.rules import processes, sessions, takeovers
 from mainstay.stores.rules.rows import Rows, Transaction
 
 R = TypeVar("R")
@@ -162,11 +160,11 @@ RULES: dict[type, Callable[[Transaction, Any], Awaitable[Any]]] = {
     SendSignal: processes.send_signal,
     AddEvent: processes.add_event,
     Complete: processes.complete,
-    Share: wakes.share,
-    Transfer: wakes.transfer,
-    Deliver: wakes.deliver,
-    Dismiss: wakes.dismiss,
-    Prune: wakes.prune,
+    Share: processes.share,
+    Transfer: processes.transfer,
+    Deliver: sessions.deliver,
+    Dismiss: processes.dismiss,
+    Prune: processes.prune,
     Beat: beat,
     Retire: retire,
     Outlived: takeovers.outlived,

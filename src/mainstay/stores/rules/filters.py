@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from mainstay.model.process import ProcessRow
-from mainstay.model.process_write import ProcessFilter
 from mainstay.model.session import SessionRow
-from mainstay.model.write import SessionFilter
+from mainstay.model.write import ProcessFilter, SessionFilter
 
 Comparison: TypeAlias = Literal["=", ">=", "<", "starts with", "one of", "contains"]
 

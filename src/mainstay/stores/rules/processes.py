@@ -14,6 +14,8 @@ The columns are `ProcessRow.after_owner_death`. Work that has not begun, any wor
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import msgspec
 from msgspec.structs import replace
 
@@ -21,9 +23,12 @@ from mainstay.errors import (
     Conflict,
     Fenced,
     InternalError,
+    InvalidInput,
     InvalidProcess,
     ProcessConflict,
+    ProcessNotVisible,
     ProcessPruned,
+    SessionDeleted,
     UnknownProcess,
 )
 from mainstay.lifecycle import fold as events
@@ -41,37 +46,54 @@ from mainstay.lifecycle.decide import (
     same,
     same_asking,
 )
-from mainstay.lifecycle.fold import fold
+from mainstay.lifecycle.fold import ending, fold
+from mainstay.lifecycle.wake import news
+from mainstay.lifecycle.wake import target as heard_by
 from mainstay.model.process import (
     RETIRED,
     TERMINAL,
     Abandoned,
+    Cancelled,
     Event,
     Evidence,
     Failure,
     FirstStart,
+    ProcessOutcome,
     ProcessRecord,
     ProcessRow,
     SessionOrigin,
+    Tombstone,
+    WaitOn,
+    WakeRow,
+    WakeState,
+    WakeTarget,
     is_task,
 )
-from mainstay.model.process_write import (
+from mainstay.model.session import CancelRequest
+from mainstay.model.write import (
     AddEvent,
     Advance,
     Advanced,
+    Cancel,
+    CancelReceipt,
+    Claim,
+    Claimed,
     Complete,
+    Dismiss,
     Ending,
     EventAdded,
+    ProcessScope,
+    Prune,
     Register,
     Registered,
+    Released,
+    Resume,
     SendSignal,
+    Share,
+    Transfer,
 )
-from mainstay.model.session import CancelRequest
-from mainstay.model.write import Cancel, CancelReceipt, Claim, Claimed, ProcessScope, Released, Resume
 from mainstay.stores.rules import takeovers
-from mainstay.stores.rules.process_events import appended, asked_to_stop, awaited, end, follow, resumed
 from mainstay.stores.rules.rows import Transaction, check_blobs
-from mainstay.stores.rules.wakes import check_name, retargeted
 
 MARKS = frozenset(
     {
@@ -83,6 +105,11 @@ MARKS = frozenset(
     }
 )
 """Events of ours that somebody outside may write."""
+
+PAGE = 256
+"""Processes that are read at once when old ones are pruned."""
+
+Woken: TypeAlias = tuple[ProcessRow, ...]
 
 
 async def register(rows: Transaction, write: Register) -> Registered:
@@ -444,3 +471,261 @@ async def resume(rows: Transaction, write: Resume[ProcessRow]) -> ProcessRow | N
     row = await appended(rows, replace(row, stuck=None), Event(events.REVIVED, None, write.at))
     rows.put_process(row)
     return row
+
+
+# ---------------------------------------------------------------------- one more event, and what follows from an end
+
+
+async def appended(rows: Transaction, row: ProcessRow, event: Event) -> ProcessRow:
+    """One more event: in the log, in the record, and for the session that it wakes. The row is put by the caller."""
+    record = fold(row.record, event)
+    place = await rows.next_place()
+    rows.add_event(row.pid, record.sequence, event, place)
+    row = replace(row, record=record)
+    wake = news(row, event)
+    if wake is not None:
+        # Its event's place is its number: it grows, and no other event will ever have it.
+        rows.add_wake(replace(wake, number=place))
+    return row
+
+
+async def resumed(rows: Transaction, row: ProcessRow, at: int) -> ProcessRow:
+    """A parked process has something to do again. The row is put by the caller."""
+    drop_awaits(rows, row)
+    return await appended(rows, row, Event(events.RESUMED, None, at))
+
+
+def drop_awaits(rows: Transaction, row: ProcessRow) -> None:
+    if awaited(row.record.waits):
+        rows.drop_awaits(row.pid)
+
+
+def awaited(waits: tuple[WaitOn, ...]) -> tuple[str, ...]:
+    """Whose end or going on a parked process waits for. No process has an id with a '#' in it: those are turns."""
+    return tuple([w.name if w.kind == "process" else f"#{w.name}" for w in waits if w.kind in ("process", "turn")])
+
+
+async def end(
+    rows: Transaction, row: ProcessRow, outcome: ProcessOutcome, at: int, payload: Any = None
+) -> tuple[ProcessRow, Woken]:
+    """The end of a process, and what follows from it for others: who waited goes on, children are asked to stop."""
+    row = await _ended(rows, row, outcome, at, payload)
+    return row, await follow(rows, row, at)
+
+
+async def _ended(
+    rows: Transaction, row: ProcessRow, outcome: ProcessOutcome, at: int, payload: Any = None
+) -> ProcessRow:
+    drop_awaits(rows, row)
+    row = await appended(rows, row, Event(ending(outcome), outcome if payload is None else payload, at))
+    if row.takeovers:
+        await takeovers.goes_on(rows, -row.pid, row.takeovers)
+    row = replace(row, owner=None, takeovers=0, stuck=None)
+    rows.put_process(row)
+    return row
+
+
+async def follow(rows: Transaction, row: ProcessRow, at: int) -> Woken:
+    """What follows from the end of a process: those that have something to do because of it, or have ended with it.
+
+    A loop, because a child that ends at once may have children of its own.
+    """
+    woken: dict[int, ProcessRow] = {}
+    over = [row]
+    while over:
+        row = over.pop()
+        woken |= {waiting.pid: waiting for waiting in await _resume_waiting(rows, row.id, at)}
+        for child in await _stopped_with(rows, row.id, at):
+            woken[child.pid] = child
+            if child.status in TERMINAL:
+                over.append(child)
+    return tuple(woken.values())
+
+
+async def turn_ended(rows: Transaction, turn: str, at: int) -> Woken:
+    """What follows from the end of a turn for the processes that it started."""
+    woken: dict[int, ProcessRow] = {}
+    for child in await _stopped_with(rows, turn, at):
+        found = await follow(rows, child, at) if child.status in TERMINAL else ()
+        woken |= {row.pid: row for row in (child, *found)}
+    return tuple(woken.values())
+
+
+async def _stopped_with(rows: Transaction, parent: str, at: int) -> list[ProcessRow]:
+    """The children that end with their parent, each asked to."""
+    request = _farewell(parent)
+    children = await rows.children(parent, False)
+    mortal = [child for child in children if child.registration.parent_end == "cancel"]
+    return [await _requested(rows, child, request, at) for child in mortal if child.record.cancel is None]
+
+
+async def asked_by(rows: Transaction, parent: str) -> Woken:
+    """The children that were asked to end because their parent had, also those that have."""
+    children = await rows.children(parent, True)
+    return tuple([child for child in children if child.record.cancel == _farewell(parent)])
+
+
+def _farewell(parent: str) -> CancelRequest:
+    return CancelRequest(f"parent {parent}", "its parent has ended")
+
+
+async def turn_goes_on(rows: Transaction, turn: str, at: int) -> None:
+    """A parked turn is open again: processes that were parked with it have something to do."""
+    await _resume_waiting(rows, f"#{turn}", at)
+
+
+async def _resume_waiting(rows: Transaction, target: str, at: int) -> list[ProcessRow]:
+    woken = []
+    for pid in await rows.awaiting(target):
+        waiting = await rows.process_by_pid(pid)
+        if waiting is not None and waiting.status == "waiting":
+            waiting = await resumed(rows, waiting, at)
+            rows.put_process(waiting)
+            woken.append(waiting)
+    return woken
+
+
+async def asked_to_stop(
+    rows: Transaction, row: ProcessRow, request: CancelRequest, at: int
+) -> tuple[ProcessRow, Woken]:
+    """A cancel request. What nobody has begun, or nobody can go on with, ends at once."""
+    row = await _requested(rows, row, request, at)
+    return row, await follow(rows, row, at) if row.status in TERMINAL else (row,)
+
+
+async def _requested(rows: Transaction, row: ProcessRow, request: CancelRequest, at: int) -> ProcessRow:
+    row = await appended(rows, row, Event(events.CANCEL_REQUESTED, request, at))
+    idle = row.owner is None and row.registration.contract.may_begin
+    begun = row.record.first_started is not None
+    if idle and (not begun or row.stuck is not None):
+        return await _ended(rows, row, Cancelled(request.by, request.reason, unknown=begun), at)
+    if row.status == "waiting":
+        row = await resumed(rows, row, at)
+    rows.put_process(row)
+    return row
+
+
+# ---------------------------------------------------------------------- who may see a process
+
+
+async def share(rows: Transaction, write: Share) -> int:
+    session = None if write.remove else await rows.session(write.session_id)
+    if session is not None and session.deleted:
+        raise SessionDeleted(session.id)
+    found = [known(await rows.process(process_id), process_id) for process_id in dict.fromkeys(write.process_ids)]
+    chosen = [row for row in found if await rows.granted(write.session_id, row.pid) == write.remove]
+    for row in chosen:
+        if write.remove:
+            row = await _unseen_by(rows, row, write.session_id, write.at)
+        else:
+            row = await _seen_by(rows, row, write.session_id, write.at)
+        rows.put_process(row)
+    return len(chosen)
+
+
+async def _seen_by(rows: Transaction, row: ProcessRow, session_id: str, at: int) -> ProcessRow:
+    """The process, visible to a session. The row is put by the caller."""
+    rows.put_grant(session_id, row.pid)
+    return await appended(rows, row, Event(events.OBSERVER_ADDED, {"session_id": session_id}, at))
+
+
+async def _unseen_by(rows: Transaction, row: ProcessRow, session_id: str, at: int) -> ProcessRow:
+    rows.drop_grant(session_id, row.pid)
+    return await appended(rows, row, Event(events.OBSERVER_REMOVED, {"session_id": session_id}, at))
+
+
+async def transfer(rows: Transaction, write: Transfer) -> int:
+    source, target = write.source, write.target
+    session = await rows.session(target)
+    if session is not None and session.deleted:
+        raise SessionDeleted(target)
+    found = [known(await rows.process(process_id), process_id) for process_id in dict.fromkeys(write.process_ids)]
+    if source == target:
+        return 0
+    ours = [row for row in found if await rows.granted(source, row.pid)]
+    for row in found:
+        # Visible to the target alone, it was handed on by a first sending of this write, whose reply was lost.
+        if not await rows.granted(source, row.pid) and not await rows.granted(target, row.pid):
+            raise ProcessNotVisible(row.id, source)
+    names = [row.registration.name for row in ours if row.live and row.task is not None and row.holder == source]
+    for name in names:
+        await check_name(rows, target, name)
+        if names.count(name) > 1:
+            raise Conflict(f"two of these are tasks {name!r}: session {target!r} may have one live task of a name")
+    for row in ours:
+        rows.put_process(await _handed_on(rows, row, write, "" if session is None else session.agent))
+    return len(found)
+
+
+async def _handed_on(rows: Transaction, row: ProcessRow, write: Transfer, agent: str) -> ProcessRow:
+    source, target, to = write.source, write.target, heard_by(row)
+    if not await rows.granted(target, row.pid):
+        row = await _seen_by(rows, row, target, write.at)
+    row = await _unseen_by(rows, row, source, write.at)
+    if row.live and row.holder == source:
+        row = await appended(rows, row, Event(events.TRANSFERRED, {"from": source, "session_id": target}, write.at))
+    if row.live and to is not None and to.session_id == source:
+        news = WakeTarget(target, agent or to.agent, to.policy)
+        row = await appended(rows, row, Event(events.SUBSCRIPTION_RETARGETED, news, write.at))
+        await retargeted(rows, row)
+    return row
+
+
+async def check_name(rows: Transaction, session_id: str, name: str) -> None:
+    """Refuse a second live task of a name. Both writes that bring one look here, inside their transactions."""
+    live = await rows.live_named(session_id, name)
+    if any(row.task is not None and row.holder == session_id for row in live):
+        raise Conflict(f"session {session_id!r} has a live task {name!r} of its own: cancel that, or use another id")
+
+
+# ---------------------------------------------------------------------- wakes
+
+
+async def dismiss(rows: Transaction, write: Dismiss) -> tuple[WakeRow, ...]:
+    before: WakeState = "discarded" if write.reason is None else "pending"
+    after: WakeState = "pending" if write.reason is None else "discarded"
+    changed = []
+    for number in dict.fromkeys(write.numbers):
+        wake = await rows.wake(number)
+        if wake is not None and wake.state == before:
+            # Brought back, it has all its time again to be delivered in.
+            at = write.at if write.reason is None else wake.at
+            changed.append(replace(wake, state=after, reason=write.reason, at=at))
+            rows.put_wake(changed[-1])
+    return tuple(changed)
+
+
+async def retargeted(rows: Transaction, row: ProcessRow) -> None:
+    """What the session before has not heard of yet, the new one hears."""
+    to = row.record.wake
+    for wake in await rows.pending_wakes(row.pid):
+        if to is None or to.policy == "none":
+            rows.put_wake(replace(wake, state="discarded", reason="nobody is told of this process any more"))
+        else:
+            rows.put_wake(replace(wake, session_id=to.session_id, policy=to.policy))
+
+
+# ---------------------------------------------------------------------- retention
+
+
+async def prune(rows: Transaction, write: Prune) -> tuple[str, ...]:
+    statuses = write.statuses or tuple(sorted(RETIRED))
+    if not RETIRED.issuperset(statuses):
+        raise InvalidInput(f"only what is over can be pruned, and {sorted(set(statuses) - RETIRED)} is not")
+    chosen: list[ProcessRow] = []
+    after: tuple[int, int] = (-(2**62), 0)
+    page: list[ProcessRow] | None = None
+    while page != [] and len(chosen) < write.limit:
+        page = await rows.prunable(write.before, after, PAGE)
+        for row in page:
+            after = row.record.updated, row.pid
+            projected = write.watermark is None or await rows.last_event(row.pid) <= write.watermark
+            # One that a session has not heard of yet stays until it has.
+            if row.status in statuses and projected and not await rows.pending_wakes(row.pid):
+                chosen.append(row)
+                if len(chosen) >= write.limit:
+                    break
+    for row in chosen:
+        tombstone = Tombstone(row.id, row.pid, row.status, write.at, asking_digest(row.registration))
+        rows.entomb(tombstone, await rows.next_place())
+    return tuple(row.id for row in chosen)

@@ -13,8 +13,7 @@ from typing import Any
 from mainstay.model.codec import spilled
 from mainstay.model.ids import turn_id
 from mainstay.model.process import SessionOrigin, is_task
-from mainstay.model.process_write import Advance, Register
-from mainstay.model.write import Accept, Append, Claim, Commit, SessionRef, Write
+from mainstay.model.write import Accept, Advance, Append, Claim, Commit, Register, SessionRef, Write
 from mainstay.stores.rules.rows import Read
 
 

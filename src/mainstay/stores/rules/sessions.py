@@ -20,7 +20,8 @@ from mainstay.errors import (
 from mainstay.lifecycle import suspects
 from mainstay.model.codec import encode, spilled
 from mainstay.model.ids import MAX_ORDINAL, MAX_TURN, turn_id
-from mainstay.model.record import Joined
+from mainstay.model.process import WakeRow
+from mainstay.model.record import InputKind, Joined
 from mainstay.model.session import (
     CancelRequest,
     Fork,
@@ -46,6 +47,7 @@ from mainstay.model.write import (
     Committed,
     Configure,
     Delete,
+    Deliver,
     Released,
     Resolve,
     Resolved,
@@ -53,7 +55,7 @@ from mainstay.model.write import (
     TurnScope,
 )
 from mainstay.stores.rules import takeovers
-from mainstay.stores.rules.process_events import asked_by, turn_ended, turn_goes_on
+from mainstay.stores.rules.processes import asked_by, turn_ended, turn_goes_on
 from mainstay.stores.rules.rows import Transaction, check_blobs, waits_of
 
 READ_BACK = 256
@@ -122,6 +124,52 @@ async def accept_applied(rows: Transaction, write: Accept) -> Accepted | None:
         if body is not None and body == write.body:
             return Accepted(turn, row, opened=row.turn == turn)
     return None
+
+
+async def deliver(rows: Transaction, write: Deliver) -> Accepted | None:
+    session = await rows.session(write.session_id)
+    if session is not None and session.deleted:
+        raise SessionDeleted(write.session_id)
+    if session is None and not write.agent:
+        raise UnknownSession(write.session_id)
+    found = [await rows.wake(number) for number in write.numbers]
+    wakes = [wake for wake in found if wake is not None and wake.session_id == write.session_id]
+    if not wakes or len(wakes) < len(found):
+        return None
+    if session is not None and (landed := await _delivered(rows, session, wakes, write.body)) is not None:
+        return landed
+    if any(wake.state != "pending" for wake in wakes):
+        return None  # `body` tells of all of them, and some are told of already, or not to be
+    if write.turn and session is not None and session.turn is not None:
+        return None  # busy: what waits is told at once when it is idle
+    agent = write.agent if session is None else session.agent
+    kind: InputKind = "queue" if write.turn else "note"
+    accepted = await accept(
+        rows,
+        Accept(
+            write.session_id,
+            agent,
+            write.body,
+            write.op,
+            write.at,
+            kind,
+            worker=write.worker,
+            blobs=write.blobs,
+            stuck=write.stuck,
+        ),
+    )
+    for wake in wakes:
+        rows.put_wake(replace(wake, state="enqueued", turn=accepted.turn))
+    return accepted
+
+
+async def _delivered(rows: Transaction, session: SessionRow, wakes: list[WakeRow], body: bytes) -> Accepted | None:
+    """The receipt of a delivery that landed before its reply was lost."""
+    turns = {wake.turn for wake in wakes}
+    turn = turns.pop()
+    if turn is None or turns or await rows.node(session.sid, turn, 0) != body:
+        return None
+    return Accepted(turn, session, opened=session.turn == turn)
 
 
 # ---------------------------------------------------------------------- an owned turn

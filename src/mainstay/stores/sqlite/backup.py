@@ -32,7 +32,7 @@ from mainstay.errors import BlobMissing, InvalidInput, StoreDamaged, StoreInUse,
 from mainstay.ports.store import Tell
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.files import PRIVATE, access_of, make_parents, open_file, sync_folder
-from mainstay.stores.identity import mint
+from mainstay.stores.os_process import new_store_id
 from mainstay.stores.sqlite.connection import connect, is_referred_to, marks, migrate, put_mark, reading
 from mainstay.stores.sqlite.lockfile import LockFile, Noted, locked_files
 
@@ -191,7 +191,7 @@ def restore(path: Path) -> str:
             migrate(connection, path)
             if COPY not in marks(connection, path) and not lock.blank:
                 refuse_if_open(path)
-            own = mint()
+            own = new_store_id()
             connection.execute("BEGIN IMMEDIATE")
             put_mark(connection, ID, own.encode())
             connection.execute("DELETE FROM meta WHERE key IN (?, ?)", (COPY, f"{COPY}_crc"))

@@ -15,11 +15,10 @@ from typing import Any
 from mainstay.errors import InvalidInput, MainstayError, NotAStore, StoreDamaged, StoreTooNew, StoreUnavailable
 from mainstay.model.ids import MAX_ORDINAL, MAX_TURN
 from mainstay.stores.files import LINK, open_file
-from mainstay.stores.identity import mint
+from mainstay.stores.os_process import OUT_OF_MEMORY, new_store_id
 from mainstay.stores.sqlite import schema
 from mainstay.stores.sqlite.records import NODES, bad_nodes, bad_rows, node_crc, node_place, node_position
 from mainstay.stores.sqlite.shared_lock import SharedLock, join
-from mainstay.stores.threads import OUT_OF_MEMORY
 
 PAGE_SIZE = 1024
 
@@ -150,7 +149,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     if version == 0:
         put_mark(connection, "secret", secrets.token_bytes(32))
     if version < 4:
-        put_mark(connection, "id", mint().encode())
+        put_mark(connection, "id", new_store_id().encode())
     connection.execute(f"PRAGMA user_version = {schema.VERSION}")
     connection.execute("COMMIT")
 

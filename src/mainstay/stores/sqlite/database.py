@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mainstay.errors import InternalError, InvalidInput, MainstayError, StoreDamaged, StoreUnavailable
-from mainstay.model.process_write import Prune
-from mainstay.model.write import Delete, Write
+from mainstay.model.write import Delete, Prune, Write
 from mainstay.stores import rules
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.files import access_of, identity, make_parents

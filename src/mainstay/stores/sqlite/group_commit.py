@@ -27,8 +27,8 @@ from typing import Any, Protocol
 
 from mainstay.errors import MainstayError, StoreUnavailable
 from mainstay.model.write import OwnedScope, Write
+from mainstay.stores.os_process import NO_THREAD, OUT_OF_MEMORY
 from mainstay.stores.sqlite import wakeup
-from mainstay.stores.threads import NO_THREAD, OUT_OF_MEMORY
 
 log = logging.getLogger("mainstay.store")
 

@@ -20,9 +20,8 @@ from mainstay.model.process import (
     Tombstone,
     WakeRow,
 )
-from mainstay.model.process_write import ProcessFilter
 from mainstay.model.session import Deaths, Fork, InboxRow, Offers, SessionRow, WaitRow, WorkerRow
-from mainstay.model.write import SessionFilter
+from mainstay.model.write import ProcessFilter, SessionFilter
 from mainstay.stores.rules.filters import where
 
 

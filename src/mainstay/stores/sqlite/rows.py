@@ -13,8 +13,8 @@ from mainstay.lifecycle.fold import PRUNED
 from mainstay.model.codec import encode
 from mainstay.model.ids import MAX_ORDINAL
 from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow
-from mainstay.model.process_write import ProcessFilter
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.write import ProcessFilter
 from mainstay.stores.rules.rows import Change, waits_of
 from mainstay.stores.sqlite.records import (
     ACTIVE,

@@ -23,13 +23,13 @@ from typing import Any, TypeVar, cast
 
 from mainstay.errors import InvalidInput, StoreInherited, StoreUnavailable
 from mainstay.model.process import Event, ProcessRow, WakeRow
-from mainstay.model.process_write import ProcessFilter
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
-from mainstay.model.write import SessionFilter, StoreFacts, Write
+from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
 from mainstay.ports.store import SWEEP_GRACE, Tell
-from mainstay.stores import fork_guard
+from mainstay.stores import os_process
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.files import access_of, shared
+from mainstay.stores.os_process import NO_THREAD, in_thread
 from mainstay.stores.sqlite import backup, compaction, records, schema
 from mainstay.stores.sqlite.backup import on_thread
 from mainstay.stores.sqlite.connection import connect, is_referred_to, read_nodes, reading
@@ -51,7 +51,6 @@ from mainstay.stores.sqlite.records import (
     worker_row,
 )
 from mainstay.stores.sqlite.worker_lease import FileLease, is_freed
-from mainstay.stores.threads import NO_THREAD, in_thread
 
 R = TypeVar("R")
 
@@ -70,7 +69,7 @@ class SqliteStore:
         # Whole, and without links: a host may change its folder, and a file has one lock whatever it is called.
         self.path = Path(os.path.realpath(path))
         self.blobs = FileBlobs(Path(f"{self.path}-blobs"), self.path)
-        self._pid = fork_guard.pid()
+        self._pid = os_process.pid()
         self._file: WriterFile | None = None
         self._writer: GroupWriter | None = None
         self._reader: sqlite3.Connection | None = None
@@ -80,7 +79,7 @@ class SqliteStore:
     # ------------------------------------------------------------------ life
 
     async def open(self) -> None:
-        self._pid = fork_guard.pid()
+        self._pid = os_process.pid()
         self._file = await _whole(WriterFile, self.path, self.blobs)
         self._secret = self._file.secret
         try:
@@ -99,7 +98,7 @@ class SqliteStore:
         self._others = self._file.others()
 
     async def close(self) -> None:
-        if self._writer is None or self._file is None or self._reader is None or self._pid != fork_guard.pid():
+        if self._writer is None or self._file is None or self._reader is None or self._pid != os_process.pid():
             return  # a forked child leaves its parent's connections alone
         parts, self._writer = (self._writer.stop, self._reader.close, self._file.close), None
         self._reader = self._file = None
@@ -112,8 +111,8 @@ class SqliteStore:
             await asyncio.shield(closing)
 
     def _live(self) -> sqlite3.Connection:
-        if self._pid != fork_guard.pid():
-            raise StoreInherited(self._pid, fork_guard.pid())
+        if self._pid != os_process.pid():
+            raise StoreInherited(self._pid, os_process.pid())
         if self._reader is None:
             raise StoreUnavailable(f"the store {self.path} is not open")
         return self._reader
@@ -126,8 +125,8 @@ class SqliteStore:
         return cast(R, await self._writer.write(write))
 
     def submit(self, write: Write[Any], done: Done) -> None:
-        if self._pid != fork_guard.pid():
-            done(None, StoreInherited(self._pid, fork_guard.pid()))
+        if self._pid != os_process.pid():
+            done(None, StoreInherited(self._pid, os_process.pid()))
         elif self._writer is None:
             done(None, StoreUnavailable(f"the store {self.path} is not open"))
         else:

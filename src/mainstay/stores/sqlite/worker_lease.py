@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mainstay.errors import InternalError, StoreUnavailable
 from mainstay.model.session import WorkerRow
-from mainstay.stores import fork_guard
+from mainstay.stores import os_process
 from mainstay.stores.files import access_of, check_folder, make_folder, open_file
 from mainstay.stores.sqlite.lockfile import close_lock, open_lock
 
@@ -25,7 +25,7 @@ class FileLease:
     """One file in `<store>-workers/`, named by the worker's id."""
 
     def __init__(self, database: Path, worker_id: str) -> None:
-        self._database, self._id, self.process = database, worker_id, fork_guard.name()
+        self._database, self._id, self.process = database, worker_id, os_process.name()
         self._folder = Path(f"{database}-workers")
         self._descriptor: int | None = None
 

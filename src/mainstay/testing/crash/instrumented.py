@@ -12,22 +12,26 @@ from mainstay.model.agent import AgentSpec
 from mainstay.model.codec import decode, decode_row, encode
 from mainstay.model.llm import Delta, ModelRequest
 from mainstay.model.process import Event, ProcessRow, WakeRow
-from mainstay.model.process_write import AddEvent, Advance, ProcessFilter, Register, SendSignal
 from mainstay.model.record import Ended, Faltered, Replied, Row, Started
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.tool import PreparedCall, ToolOutcome, ToolSpec
 from mainstay.model.write import (
     Accept,
+    AddEvent,
+    Advance,
     Append,
     Cancel,
     Claim,
     Commit,
+    ProcessFilter,
     ProcessRef,
     ProcessScope,
+    Register,
     Release,
     Resolve,
     Resume,
     Retire,
+    SendSignal,
     SessionFilter,
     StoreFacts,
     Write,

@@ -27,11 +27,10 @@ from mainstay.model.ids import turn_id
 from mainstay.model.message import Message, ToolResult, unanswered
 from mainstay.model.outcome import kind_of
 from mainstay.model.process import ProcessRow, Success, WakeRow
-from mainstay.model.process_write import ProcessFilter
 from mainstay.model.session import SessionRow
 from mainstay.model.tool import Ok
 from mainstay.model.transcript import STATUS
-from mainstay.model.write import SessionFilter
+from mainstay.model.write import ProcessFilter, SessionFilter
 from mainstay.ports.store import Store
 from mainstay.runtime import Runtime
 from mainstay.sessions.definition import Defined
