@@ -14,7 +14,7 @@ from mainstay.model.tool import ProviderTool
 from mainstay.plugins.hooks import Plugin
 from mainstay.ports.tool import ToolProvider
 from mainstay.processes.function.context import ProcessContext
-from mainstay.processes.function.definition import Process, process
+from mainstay.processes.function.engine import Process, process
 from mainstay.processes.handle import ProcessHandle
 from mainstay.runtime import Runtime
 from mainstay.sessions.directory import Retention

@@ -38,16 +38,12 @@ from mainstay.plugins.engines import engines_of
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import OnDisk, Store
-from mainstay.processes.external import ExternalEngine
-from mainstay.processes.function.definition import Process
-from mainstay.processes.function.engine import FunctionEngine, by_definition
-from mainstay.processes.handle import ProcessHandle
-from mainstay.processes.policy import CancelPolicy
+from mainstay.processes.function.engine import FunctionEngine, Process, by_definition
+from mainstay.processes.handle import CancelPolicy, ProcessHandle
+from mainstay.processes.local import ExternalEngine, LocalEngine
 from mainstay.processes.service import ProcessService, Start
-from mainstay.processes.task import LocalEngine
-from mainstay.processes.tool.engine import ToolEngine
-from mainstay.processes.worker.watch import ProcessWatch
-from mainstay.processes.worker.worker import CONCURRENCY, ProcessEvents, ProcessWorker
+from mainstay.processes.tool import ToolEngine
+from mainstay.processes.worker import CONCURRENCY, ProcessEvents, ProcessWatch, ProcessWorker
 from mainstay.sessions.archive import Archive
 from mainstay.sessions.cache import CACHE_BYTES, SessionCache
 from mainstay.sessions.definition import Defined, Definition, by_name

@@ -39,7 +39,7 @@ from mainstay.engine.host import SystemClock
 from mainstay.engine.lease import LeaseTerms
 from mainstay.model.process import Registration, Success
 from mainstay.ports.process import EngineRun
-from mainstay.processes.function.definition import Process
+from mainstay.processes.function.engine import Process
 from mainstay.testing.crash import Ledger, LedgerLine
 from tests.kit import print_line, until
 

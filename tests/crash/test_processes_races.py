@@ -15,7 +15,7 @@ import pytest
 from mainstay import Runtime
 from mainstay.errors import ProcessEnded, ProcessPruned
 from mainstay.model.process import Failure, NoLongerRetained, Success
-from mainstay.processes.worker.watch import ProcessWatch
+from mainstay.processes.worker import ProcessWatch
 from mainstay.testing import VirtualClock
 from tests.crash.children import Child, child, count, folder, rows
 from tests.crash.process_worker import PATIENCE, Outside, asking, quick, runtime, working

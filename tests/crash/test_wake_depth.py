@@ -10,7 +10,7 @@ import pytest
 from mainstay import Agent, ToolContext, tool
 from mainstay.ports.store import Store
 from mainstay.processes.function.context import ProcessContext
-from mainstay.processes.function.definition import process
+from mainstay.processes.function.engine import process
 from mainstay.testing.crash import Lab, Report
 from tests.crash.reference import ATTENDED, SESSION, patiently
 from tests.kit import agent_calling

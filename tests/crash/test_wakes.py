@@ -11,7 +11,7 @@ from msgspec import Struct
 from mainstay import Agent, ModelRequest, ToolCall, ToolContext, tool
 from mainstay.ports.store import Store
 from mainstay.processes.function.context import ProcessContext
-from mainstay.processes.function.definition import process
+from mainstay.processes.function.engine import process
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import MODES, Crash, ForkServer, Lab, Mode, Played, StoreKind, play
 from mainstay.testing.crash.scenario import Scenario

@@ -13,7 +13,7 @@ from mainstay import Agent, ModelRequest, Plugin, ProcessContext, Retry, Runtime
 from mainstay.errors import OutcomeUnknown
 from mainstay.model.plugin import PluginSnapshot
 from mainstay.plugins import PromptContext, SessionContext, SnapshotReader, SnapshotWriter, command, query
-from mainstay.processes.function.definition import Process
+from mainstay.processes.function.engine import Process
 from mainstay.testing import FunctionModel
 
 LARGE = "0123456789abcdef" * 4125

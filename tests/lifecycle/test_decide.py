@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mainstay.errors import InvalidProcess, ProcessEnded, ProcessPruned, UndeclaredEvent, UnknownProcess, WrongAuthority
-from mainstay.lifecycle.decide import (
+from mainstay.lifecycle.process import (
     alive,
     awaits,
     check,

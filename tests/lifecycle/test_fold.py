@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay.lifecycle import fold as events
-from mainstay.lifecycle.fold import ENDS, fold, replay, statuses
+from mainstay.lifecycle import process as events
+from mainstay.lifecycle.process import ENDS, fold, replay, statuses
 from mainstay.model.process import (
     Abandoned,
     AbandonRequest,

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from mainstay.errors import Fenced, MainstayError, ProcessEnded
-from mainstay.lifecycle.fold import replay
+from mainstay.lifecycle.process import replay
 from mainstay.model.process import TERMINAL, Cancelled, EventType, Failure, ProcessRow, Registration, Success, WaitOn
 from mainstay.model.session import CancelRequest, Node
 from mainstay.model.write import (

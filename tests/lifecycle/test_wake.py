@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay.lifecycle.wake import news, target
+from mainstay.lifecycle.process import news, target
 from mainstay.model.process import (
     Cause,
     Event,

@@ -22,7 +22,7 @@ from mainstay.model.tool import Denied, Failed, Ok, PreparedCall, ToolOutcome, T
 from mainstay.plugins import FilterContext, StreamContext, ToolCallContext, ToolEndContext
 from mainstay.plugins.registry import PluginSet
 from mainstay.processes.function.context import ProcessContext
-from mainstay.processes.function.definition import process
+from mainstay.processes.function.engine import process
 from mainstay.testing import FunctionModel, ScriptedModel
 from tests.kit import SOON, Place
 from tests.plugins.made import having

@@ -15,7 +15,7 @@ from mainstay import Process, Runtime
 from mainstay.model.process import ProcessRow
 from mainstay.model.record import StepRecord
 from mainstay.processes.handle import ProcessHandle
-from mainstay.processes.worker.journal import load_steps
+from mainstay.processes.run import load_steps
 from mainstay.testing import VirtualClock
 from tests.kit import SOON, Place, crash, until
 

@@ -23,7 +23,7 @@ from mainstay.errors import (
     WrongLoop,
 )
 from mainstay.model.process import EventType, WakeTarget
-from mainstay.processes.external import External
+from mainstay.processes.local import External
 from tests.kit import SOON, Place
 
 WRONG: Any = 5

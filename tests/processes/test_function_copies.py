@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from mainstay import ProcessContext, process
-from mainstay.processes.function.step import copied
+from mainstay.processes.function.calls import copied
 from tests.kit import Place
 from tests.processes.functions import World, living, parked, result
 

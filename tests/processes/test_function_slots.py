@@ -11,7 +11,7 @@ import pytest
 from mainstay import Agent, ModelRequest, ProcessContext, Tool, ToolCall, process, tool
 from mainstay.errors import OutcomeUnknown
 from mainstay.model.process import Cancelled
-from mainstay.processes.function.waits import PARK_DELAY
+from mainstay.processes.function.scheduler import PARK_DELAY
 from mainstay.testing import FunctionModel
 from mainstay.tools.attempt import needs_of
 from tests.kit import SOON, Place, until

@@ -8,7 +8,7 @@ from mainstay.engine.host import SystemClock
 from mainstay.model.process import WaitOn
 from mainstay.model.session import CancelRequest
 from mainstay.model.write import Cancel, ProcessRef
-from mainstay.processes.function.waits import Signal, Waits
+from mainstay.processes.function.scheduler import Signal, Waits
 from tests.processes.test_process_journal import Held, begun, done
 
 END = WaitOn("1", "signal", "end")

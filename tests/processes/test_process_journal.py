@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from mainstay.errors import Fenced
-from mainstay.lifecycle.fold import PROGRESS
+from mainstay.lifecycle.process import PROGRESS
 from mainstay.model.process import Event, EventType, Registration, Success, WaitOn
 from mainstay.model.record import Done, Segment
 from mainstay.model.write import Advance, Claim, ProcessRef, ProcessScope, Register, Write
-from mainstay.processes.worker.journal import ProcessJournal, load_steps
+from mainstay.processes.run import ProcessJournal, load_steps
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import VirtualClock
 

@@ -11,8 +11,8 @@ from mainstay import Agent, ProcessContext, Runtime, ToolError, process
 from mainstay.errors import ProcessFailed, StepFailed
 from mainstay.model.process import Failure, TaskSpec
 from mainstay.model.record import Done, StepFaltered
-from mainstay.processes.tracebacks import MAX_TRACEBACK, log_raised, traceback_text
-from mainstay.processes.worker.journal import load_steps
+from mainstay.processes.function.calls import MAX_TRACEBACK, log_raised, traceback_text
+from mainstay.processes.run import load_steps
 from tests.kit import SOON, Place, until
 from tests.sessions.test_tasks import host
 from tests.sessions.test_wakes import Ear

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from mainstay.model.process import WaitOn
-from mainstay.processes.function.waits import Signal, Waits
+from mainstay.processes.function.scheduler import Signal, Waits
 from mainstay.testing import VirtualClock
 
 

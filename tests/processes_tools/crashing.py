@@ -13,7 +13,7 @@ from mainstay.model.tool import Ok, Recovery
 from mainstay.plugins.hooks import ToolEndContext
 from mainstay.ports.store import Store
 from mainstay.processes.function.context import ProcessContext
-from mainstay.processes.function.definition import process
+from mainstay.processes.function.engine import process
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Lab
 from tests.crash.reference import patiently

@@ -14,7 +14,7 @@ from mainstay.model.process import Abandoned, Cancelled, EventType, Success, Wak
 from mainstay.model.tool import Cancelled as CallCancelled
 from mainstay.model.tool import Denied, Failed, Ok, OutcomeUnknown, OutputBudget
 from mainstay.plugins.hooks import ToolCallContext
-from mainstay.processes.external import External
+from mainstay.processes.local import External
 from mainstay.wire import status_json, view_json
 from tests.kit import SOON, Place, until
 from tests.processes_tools.talk import Talk, agent_of, call, ended, handle, ids, outcomes, results_of, row_of, said

@@ -12,7 +12,7 @@ from mainstay.errors import InvalidDefinition, InvalidInput, InvalidProcess, Wro
 from mainstay.model.process import Cause, EventType, HostOrigin, SessionOrigin, Success, WakeTarget
 from mainstay.model.tool import Failed, Ok
 from mainstay.model.write import WorkflowKey
-from mainstay.processes.external import External
+from mainstay.processes.local import External
 from tests.keys import within_store
 from tests.kit import SOON, Place, until
 from tests.processes_tools.talk import Talk, agent_of, call, ended, event_types, handle, ids, outcomes, row_of, said

@@ -14,8 +14,7 @@ from mainstay.model.process import Abandoned, Cancelled, Evidence, Failure, Proc
 from mainstay.model.tool import Cancelled as CallCancelled
 from mainstay.model.tool import Failed, Ok, OutcomeUnknown, ToolRecord
 from mainstay.plugins.hooks import SessionContext
-from mainstay.processes.handle import Processes
-from mainstay.processes.policy import CancelAsk
+from mainstay.processes.handle import CancelAsk, Processes
 from mainstay.processes.visible import Asker, Visible, as_call
 from mainstay.testing.clock import VirtualClock
 from mainstay.tools.define import Tool

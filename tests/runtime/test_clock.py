@@ -12,7 +12,7 @@ from mainstay.engine.lease import LeaseTerms
 from mainstay.model.outcome import BudgetSpent
 from mainstay.model.tool import Ok, OutcomeUnknown
 from mainstay.ports.host import Clock
-from mainstay.processes.worker.watch import ProcessWatch
+from mainstay.processes.worker import ProcessWatch
 from mainstay.sessions.watch import Watch
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
 from tests.kit import SOON, Place, TellingModel, overloaded

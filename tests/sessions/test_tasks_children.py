@@ -13,7 +13,7 @@ from mainstay.model.process import Cancelled, Cause, Registration
 from mainstay.model.tool import Ok
 from mainstay.model.write import Register
 from mainstay.processes.function.context import ProcessContext
-from mainstay.processes.function.definition import process
+from mainstay.processes.function.engine import process
 from mainstay.testing import ScriptedModel
 from tests.kit import SOON, Place, TellingModel, crash, until
 from tests.sessions.test_wakes import FUNCTIONS, when_told

@@ -10,7 +10,7 @@ import pytest
 from mainstay import Agent, ToolCall, ToolContext, tool
 from mainstay.errors import Conflict, MainstayError, ProcessNotVisible, ProcessShared
 from mainstay.model.process import Cancelled, EventType, TaskSpec, WakeRule, WakeTarget
-from mainstay.processes.policy import CancelAsk
+from mainstay.processes.handle import CancelAsk
 from tests.kit import SOON, Place, TellingModel, until
 from tests.processes_tools.test_visible import Policy
 from tests.sessions.test_tasks import Gate, host, no_work, states

@@ -12,7 +12,7 @@ from mainstay.model.llm import ModelRequest
 from mainstay.model.process import EventType, WakeRule, WakeTarget
 from mainstay.model.record import Said
 from mainstay.processes.function.context import ProcessContext
-from mainstay.processes.function.definition import process
+from mainstay.processes.function.engine import process
 from mainstay.processes.service import Start
 from mainstay.testing import FunctionModel, ScriptedModel
 from tests.kit import SOON, Place, TellingModel, crash, texts, until

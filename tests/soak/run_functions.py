@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from mainstay.model.process import ProcessRow, Success  # noqa: E402  # found through the line above
 from mainstay.model.record import Done  # noqa: E402
 from mainstay.model.write import ProcessFilter  # noqa: E402
-from mainstay.processes.worker.journal import load_steps  # noqa: E402
+from mainstay.processes.run import load_steps  # noqa: E402
 from mainstay.stores.sqlite import SqliteStore  # noqa: E402
 from tests.soak.functions import sums  # noqa: E402
 from tests.soak.lane import lines, told  # noqa: E402

@@ -30,7 +30,7 @@ from mainstay.model.process import TERMINAL, ProcessRow, Success  # noqa: E402
 from mainstay.model.record import Begun, Joined  # noqa: E402
 from mainstay.model.tool import Denied, Ok, OutcomeUnknown, ToolRecord  # noqa: E402
 from mainstay.model.write import ProcessFilter, SessionFilter  # noqa: E402
-from mainstay.processes.worker.journal import load_steps  # noqa: E402
+from mainstay.processes.run import load_steps  # noqa: E402
 from mainstay.stores.sqlite import SqliteStore  # noqa: E402
 from tests.soak.lane import lines, told  # noqa: E402
 from tests.soak.verbs import LEASE  # noqa: E402

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mainstay.errors import Fenced, InternalError, StoreDamaged
-from mainstay.lifecycle.fold import replay
+from mainstay.lifecycle.process import replay
 from mainstay.model.process import Event, EventType, Failure, ProcessRow, Registration, Success, WaitOn, WakeTarget
 from mainstay.model.session import CancelRequest, Node
 from mainstay.model.write import (

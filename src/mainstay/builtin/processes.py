@@ -12,7 +12,7 @@ from typing import Any
 from mainstay.errors import ToolError
 from mainstay.model.tool import Ok, ToolRecord
 from mainstay.ports.tool import StartOptions
-from mainstay.processes.function.definition import Process
+from mainstay.processes.function.engine import Process
 from mainstay.tools.attempt import EndsAs
 from mainstay.tools.catalog import Catalog
 from mainstay.tools.context import ToolContext

@@ -42,7 +42,7 @@ from mainstay.model.tool import Ok
 from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts
 from mainstay.ports.provider import Provider, candidates
 from mainstay.ports.store import Store
-from mainstay.processes.worker.journal import load_steps
+from mainstay.processes.run import load_steps
 from mainstay.tools.output import blobs_of
 from mainstay.turn.prompt import stored_in
 

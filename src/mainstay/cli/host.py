@@ -26,7 +26,7 @@ from mainstay.errors import (
     UnknownSession,
     quoted,
 )
-from mainstay.lifecycle.decide import known
+from mainstay.lifecycle.process import known
 from mainstay.model.codec import clean_text
 from mainstay.model.process import ProcessRow
 from mainstay.model.session import SessionRow

@@ -47,7 +47,7 @@ from mainstay.model.process import (
 )
 from mainstay.model.record import Begun, Done, Segment, StepFaltered, StepRecord
 from mainstay.ports.store import Store
-from mainstay.processes.worker.journal import load_steps
+from mainstay.processes.run import load_steps
 from mainstay.wire import process_event_json
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from mainstay.model.event import AnyEvent, TurnCommitted, WaitingFor
 from mainstay.model.ids import check_session_id, turn_id
 from mainstay.model.outcome import PendingCall, Queued, Waiting, kind_of
 from mainstay.ports.store import Store
-from mainstay.processes.function.definition import Process
+from mainstay.processes.function.engine import Process
 from mainstay.runtime import Runtime
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.session import Receipt, Session

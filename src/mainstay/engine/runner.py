@@ -13,7 +13,7 @@ How a task ends decides what becomes of its scope:
     StoreUnavailable     it rests: the row still names this worker, and `adopt` launches it again
     anything else        a fault of ours: this one scope is set aside with the reason, until a person resumes it
 
-What is particular to turns and to processes is passed in: `sessions/turns.py`, `processes/worker/worker.py`.
+What is particular to turns and to processes is passed in: `sessions/turns.py`, `processes/worker.py`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How a process lives, pure: what its events make of its record (`fold`), and what may happen next (`decide`)."""
+"""Pure rules: how a process lives (`process`), and which scopes are suspected of a death (`suspects`)."""

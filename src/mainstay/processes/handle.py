@@ -1,20 +1,29 @@
 """Handles: a process seen from outside, in the same JSON for models, hosts and the command line.
 
-{"__handle__": "process", "id": "nightly-1"}
+    {"__handle__": "process", "id": "nightly-1"}
+
+`CancelPolicy` lets a host decide who may cancel a process that a session did not start in the run at hand. Without one,
+a model may cancel what its session sees (`cancel_process`), and plugins and tools end what is the session's own
+(`ctx.host.cancel_background_task` and its kin).
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
 import msgspec
+from msgspec import Struct
 
 from mainstay.errors import ProcessAbandoned, ProcessCancelled, ProcessFailed, ProcessPruned
-from mainstay.lifecycle.decide import check_process_id
+from mainstay.lifecycle.process import check_process_id
 from mainstay.model.process import AwaitOutput, ProcessEvent, ProcessRow, ProcessState
 from mainstay.wire import handle_json, parse_handle
+
+CancelSource: TypeAlias = Literal["tool", "process", "host_api"]
+
+BY_HANDLE = "requested by process handle"
 
 
 def handle_id(value: Any) -> str:
@@ -139,3 +148,29 @@ class ProcessHandle:
     def events(self, after: int = 0, *, follow: bool = False) -> AsyncIterator[ProcessEvent]:
         """Its events after number `after`; with `follow`, until it has ended."""
         return self._processes.events(self.id, after, follow=follow)
+
+
+class CancelAsk(Struct, frozen=True):
+    """A session wants a process to end. `handle` is what it gave, `call_id` the call in which it did.
+
+    `granted`: it may see the process. `source`: "process" when a model gave a handle to `cancel_process`, "host_api"
+    when a plugin or a tool asked through its services.
+    """
+
+    session_id: str
+    process_id: str
+    call_id: str = ""
+    source: CancelSource = "process"
+    handle: Any = None
+    reason: str = BY_HANDLE
+    granted: bool = False
+
+
+class CancelPolicy(Protocol):
+    """A host's own way to decide about cancels: `Runtime(cancel_policy=…)`.
+
+    Asked for every process that the run at hand has not started itself. It cancels through `processes` or raises; what
+    it raises is told to whoever asked.
+    """
+
+    async def cancel(self, processes: Processes, ask: CancelAsk) -> ProcessRow: ...

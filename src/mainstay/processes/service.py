@@ -11,13 +11,18 @@ from msgspec import Struct
 
 from mainstay.engine.deadlock import wake_depth
 from mainstay.errors import InvalidInput, InvalidProcess, ProcessEnded, ProcessStuck, TimedOut, quoted
-from mainstay.lifecycle.decide import check_args, check_process_id, check_signal, declared, known, readable
-from mainstay.lifecycle.fold import (
+from mainstay.lifecycle.process import (
     ABANDON_REQUESTED,
     CALLER_DEPARTED,
     EXTERNAL_REF_SET,
     SIGNAL,
     SUBSCRIPTION_RETARGETED,
+    check_args,
+    check_process_id,
+    check_signal,
+    declared,
+    known,
+    readable,
 )
 from mainstay.model import validate
 from mainstay.model.codec import clean, clean_text, encode_checked
@@ -66,11 +71,9 @@ from mainstay.model.write import (
     Transfer,
 )
 from mainstay.ports.store import Store
-from mainstay.processes.handle import ProcessHandle, SignalReceipt, handle_id
-from mainstay.processes.policy import CancelAsk, CancelPolicy
-from mainstay.processes.worker.host import ChildOptions
-from mainstay.processes.worker.run import ProcessRun
-from mainstay.processes.worker.worker import ProcessWorker
+from mainstay.processes.handle import CancelAsk, CancelPolicy, ProcessHandle, SignalReceipt, handle_id
+from mainstay.processes.run import ChildOptions, ProcessRun
+from mainstay.processes.worker import ProcessWorker
 from mainstay.tools.check import check
 
 FOLLOW_SECONDS = 0.25

@@ -29,7 +29,7 @@ from mainstay.errors import (
     UnknownProcess,
     quoted,
 )
-from mainstay.lifecycle.fold import ENDS
+from mainstay.lifecycle.process import ENDS
 from mainstay.model import validate
 from mainstay.model.codec import clean, convert, error_text, model_text
 from mainstay.model.process import (
@@ -51,12 +51,10 @@ from mainstay.model.tool import Artifact, Failed, Ok, OutcomeUnknown, PreparedCa
 from mainstay.model.tool import Cancelled as CallCancelled
 from mainstay.model.write import Dismiss
 from mainstay.ports.tool import StartOptions
-from mainstay.processes.handle import ProcessHandle
-from mainstay.processes.policy import BY_HANDLE, CancelAsk
+from mainstay.processes.handle import BY_HANDLE, CancelAsk, ProcessHandle
+from mainstay.processes.run import ProcessRun
 from mainstay.processes.service import ProcessService, Start
-from mainstay.processes.tool.engine import KIND, BackgroundCall
-from mainstay.processes.tool.work import ARTIFACT
-from mainstay.processes.worker.run import ProcessRun
+from mainstay.processes.tool import ARTIFACT, KIND, BackgroundCall
 from mainstay.tools.dispatcher import Dispatcher
 from mainstay.wire import handle_json, parse_handle, status_json, view_json
 

@@ -21,10 +21,10 @@ from mainstay.model.tool import PreparedCall, ToolSpec
 from mainstay.plugins.filters import Filters
 from mainstay.plugins.registry import overrides
 from mainstay.ports.services import ToolHost
+from mainstay.processes.run import ProcessRun
 from mainstay.processes.service import ProcessService
-from mainstay.processes.tool.engine import session_of
+from mainstay.processes.tool import session_of
 from mainstay.processes.visible import Asker, Visible
-from mainstay.processes.worker.run import ProcessRun
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.services.host import SessionHost

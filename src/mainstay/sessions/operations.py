@@ -43,7 +43,7 @@ from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.operations import OperationDefinition, OperationOutcome
 from mainstay.plugins.registry import PluginSession
 from mainstay.ports.process import EngineRun
-from mainstay.processes.worker.run import ProcessRun
+from mainstay.processes.run import ProcessRun
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.operation_table import Operation, Operations, OperationSeams, TaskRun
 from mainstay.sessions.parts import SessionParts

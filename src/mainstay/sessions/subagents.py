@@ -42,7 +42,7 @@ from mainstay.errors import (
     Unavailable,
     UnknownSession,
 )
-from mainstay.lifecycle.fold import EXTERNAL_REF_SET, SIGNAL
+from mainstay.lifecycle.process import EXTERNAL_REF_SET, SIGNAL
 from mainstay.model.agent import AgentSpec
 from mainstay.model.codec import clean_message, convert, error_text, model_text
 from mainstay.model.ids import MAX_SESSION_ID, turn_id
@@ -70,10 +70,9 @@ from mainstay.model.write import Configure, ProcessFilter
 from mainstay.plugins.directives import sound_child
 from mainstay.ports.process import EngineRun
 from mainstay.processes.handle import ProcessHandle
+from mainstay.processes.run import ProcessRun, Unloaded, load_steps
 from mainstay.processes.service import Start
-from mainstay.processes.worker.journal import load_steps
-from mainstay.processes.worker.run import ProcessRun, Unloaded
-from mainstay.processes.worker.worker import ProcessWorker
+from mainstay.processes.worker import ProcessWorker
 from mainstay.sessions.definition import Defined
 from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.result import TurnResult

@@ -10,8 +10,8 @@ from mainstay.engine.supervisor import Supervisor
 from mainstay.errors import UnknownProcess
 from mainstay.model.process import Abandoned, Cancelled, Failure, ProcessRow
 from mainstay.ports.tasks import CancelHook
+from mainstay.processes.local import LocalEngine, token_of
 from mainstay.processes.service import ProcessService
-from mainstay.processes.task import LocalEngine, token_of
 
 log = logging.getLogger("mainstay.sessions")
 

@@ -22,8 +22,7 @@ from mainstay.model.process import ProcessRow
 from mainstay.model.session import Death, Deaths, SessionRow
 from mainstay.model.write import Outlived, Retire
 from mainstay.observe.feed import TurnEvents
-from mainstay.processes.worker.watch import ProcessWatch
-from mainstay.processes.worker.worker import ProcessWorker
+from mainstay.processes.worker import ProcessWatch, ProcessWorker
 from mainstay.sessions.directory import Retention, forget
 from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.wakes.delivery import Wakes

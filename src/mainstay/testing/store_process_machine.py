@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mainstay.lifecycle.fold import replay
+from mainstay.lifecycle.process import replay
 from mainstay.model.process import Event, EventType, ProcessRow, Registration, WakeRow, WakeRule
 from mainstay.model.session import Node
 from mainstay.model.write import Advance, ProcessFilter, ProcessScope, Write

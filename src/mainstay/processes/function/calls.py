@@ -1,42 +1,87 @@
-"""What all calls of a durable function have in common: a key, an answer from the journal, a wait, a stop.
+"""The calls of a durable function: what all of them have in common, and the attempts of a step.
 
 A call's key is its number within its branch. A call that is recorded as done is answered from the record. Any other
 call is made, and its result is recorded when it is delivered to its branch. What has happened is written to the store
 before anything else acts outside: a step is preceded by a flush, and so are a child's start and a signal. What only
 reads (the time, a wait) is written with the next thing that acts.
+
+The start of a step's attempt is on disk before its body runs, so a crash finds it either certainly not started or
+possibly started. A step that may be repeated (`recovery="rerun"`) needs no such record: the row counts the workers that
+died since the newest one.
+
+A fault is recorded with the traceback of the host's code that raised it: files, lines and source, as Python shows them,
+and no values of variables.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
+import datetime
+import decimal
 import functools
 import inspect
+import logging
 import math
-from collections.abc import Callable, Coroutine
+import traceback
+import uuid
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
+from mainstay.engine.admission import Needs
+from mainstay.engine.gate import Leaving, OutOfTime, SelfCancelled, TurnCancelled
+from mainstay.engine.retry import RetryPolicy
+from mainstay.engine.threads import Threads
 from mainstay.errors import (
     Diverged,
     Fenced,
     InternalError,
+    InvalidInput,
     MainstayError,
     MisplacedCheckpoint,
-    OutcomeUnknown,
+    Retry,
     StepFailed,
     StoreError,
+    ToolError,
     UnknownProcess,
 )
-from mainstay.model.codec import clean_text, error_text
+from mainstay.errors import OutcomeUnknown as UnknownOutcome
+from mainstay.model.codec import MAX_VALUE, clean, clean_text, encode, error_text
 from mainstay.model.process import ProcessRow, SessionOrigin, WaitOn
-from mainstay.model.record import Begun, Done, Fault, Segment, StepKind
-from mainstay.processes.function.replay import Replay, shown
-from mainstay.processes.function.scheduler import Branch, BranchStopped, Scheduler
-from mainstay.processes.function.timeouts import limit_around_caller
-from mainstay.processes.function.waits import STOP, Signal
-from mainstay.processes.worker.host import Host
-from mainstay.processes.worker.journal import ProcessJournal
+from mainstay.model.record import Begun, Done, Fault, Segment, StepFaltered, StepKind
+from mainstay.model.tool import Failed, Ok, OutcomeUnknown, Recovery, ToolOutcome, ToolSpec
+from mainstay.processes.function.replay import Open, Replay, limit_around_caller, shape, shown
+from mainstay.processes.function.scheduler import STOP, Branch, BranchStopped, Scheduler, Signal
+from mainstay.processes.run import Host, ProcessJournal, Unloaded
+from mainstay.tools.attempt import (
+    NOT_BEGUN,
+    Again,
+    AttemptEnd,
+    Conclude,
+    EndCall,
+    Interruption,
+    Leave,
+    NotBegun,
+    StopCause,
+    TryAgain,
+    Verdict,
+    Withdraw,
+    cut_off,
+    needs_of,
+    next_need,
+    settle,
+)
+from mainstay.tools.context import CallHost, ToolContext
+from mainstay.tools.define import Tool
+from mainstay.tools.invoke import on_thread
+
+log = logging.getLogger("mainstay.processes")
 
 FIRST = "1"
 """The key of a function's first call, and of the first one after a checkpoint."""
@@ -47,6 +92,23 @@ NO_TIME_LIMIT = (
 )
 BROKEN = (Fenced, StoreError, Diverged, InternalError)
 """Errors that no function can handle, and that no replay would repeat: they unload the process."""
+STEP_RETRIES = RetryPolicy()
+"""How long the pauses between attempts are; how many there are is the step's to say."""
+MAX_TEXT = 16_000
+"""Characters of an error that are kept."""
+
+DIED = "its worker died before its end was written"
+
+ATOMS: frozenset[type] = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, type, type(len), type(lambda: None)}
+    | {datetime.date, datetime.datetime, datetime.time, datetime.timedelta, decimal.Decimal, uuid.UUID}
+)
+"""Types whose objects cannot change."""
+
+_NO_SCHEMA: dict[str, Any] = {}
+MAX_TRACEBACK = 4_000
+"""Characters. The innermost calls are at the end, so the end is what is kept."""
+_OURS = str(Path(__file__).parents[2])
 
 
 class HasCalls(Protocol):
@@ -198,7 +260,7 @@ class Calls:
 def answered(done: Done) -> Any:
     """What a recorded call returns, or raises, at its line."""
     if done.unknown is not None:
-        raise OutcomeUnknown(done.name, done.unknown)
+        raise UnknownOutcome(done.name, done.unknown)
     fault = done.fault
     if fault is None:
         return done.value
@@ -206,3 +268,490 @@ def answered(done: Done) -> Any:
         raise UnknownProcess(done.name)
     what = done.name if done.kind == "step" else f"{done.kind} {done.name}".rstrip()
     raise StepFailed(what, fault.code, fault.message, fault.data, fault.traceback)
+
+
+class StepOptions(Struct, frozen=True):
+    """What a call says of its step. What is None is taken from its tool, or has its default."""
+
+    name: str | None = None
+    recovery: str | None = None
+    retries: int | None = None
+    timeout: float | None = None
+
+
+class StepCall(Struct, frozen=True):
+    """One step as it was asked for. `contract` is that of its tool with the options of the call; a plain function has
+    one, too. Its limits hold for steps as for calls in turns."""
+
+    key: str
+    name: str
+    asked: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    contract: ToolSpec
+    needs: Needs = ()
+
+    @property
+    def reruns(self) -> bool:
+        return self.contract.recovery == "rerun"
+
+    @property
+    def sees_key(self) -> bool:
+        """Whether its function is given a tool's context, and with it the idempotency key."""
+        return isinstance(self.fn, Tool) and self.fn.context_parameter is not None
+
+    def done(self, **how: Any) -> Done:
+        return Done(self.key, "step", self.name, self.asked, **how)
+
+    def with_copies(self, deps: Any) -> StepCall:
+        """The same step with arguments of its own. `deps` are live, whatever they are made of."""
+        if all(type(each) in ATOMS for each in self.args) and not self.kwargs:
+            return self
+        memo = {id(deps): deps}
+        args, kwargs = copied(self.args, memo), copied(dict(self.kwargs), memo)
+        return msgspec.structs.replace(self, args=args, kwargs=kwargs)
+
+
+class StepAttempt(Struct, frozen=True):
+    """One attempt of a step, whose first one started in `store`. `attempts` is its number; `repeated` of those before
+    it were made because a crash left the one before unknown. A step neither defers nor goes to the background."""
+
+    attempts: int = 1
+    repeated: int = 0
+    store: str = ""
+    started: bool = True
+    deferred: bool = False
+    background: bool = False
+
+    @property
+    def failures(self) -> int:
+        """How many attempts have failed if this one does: what a crash cut off has not."""
+        return self.attempts - self.repeated
+
+    def after_failure(self) -> StepAttempt:
+        return StepAttempt(self.attempts + 1, self.repeated, self.store)
+
+
+class BodyEnd(Struct, frozen=True):
+    """How a body ended, and why it was stopped, if it was. `fault` is a failure as a step records it, with its
+    traceback."""
+
+    end: AttemptEnd
+    fault: Fault | None = None
+    stop: StopCause | None = None
+
+
+class StepRun:
+    """One step that no record answers, from its first attempt in this run to its result."""
+
+    __slots__ = ("_branch", "_calls", "_clock", "_host", "_progress", "_step")
+
+    def __init__(self, calls: Calls, branch: Branch, step: StepCall, progress: Callable[[Any], None]) -> None:
+        self._calls, self._branch, self._progress = calls, branch, progress
+        self._host, self._clock = calls.host, calls.clock
+        # Copied before anything is awaited: another branch may change the arguments while this one waits.
+        self._step = step.with_copies(calls.host.deps)
+
+    async def run(self) -> Any:
+        calls, branch, step, host = self._calls, self._branch, self._step, self._host
+        before = None if calls.replay.over else calls.replay.left_open(step.key, "step", step.name, step.asked)
+        attempt = self._first_attempt(before)
+        if attempt is None:
+            assert before is not None
+            assert before.begun is not None
+            return await self._end(step.done(unknown=DIED, attempts=before.begun.attempt))
+        if before is not None and before.faltered is not None:
+            await self._pause(before.faltered.due, before.faltered.at)
+        while True:
+            if not host.placed(calls.process_id):
+                await host.place(calls.process_id)
+            if branch.pending:
+                if attempt.repeated:  # what a dead worker did of it may have had its effect
+                    dropped = branch.deliver_stop()
+                    stopped = step.done(unknown=DIED, cut=True, dropped=dropped, attempts=attempt.attempts - 1)
+                    return await self._end(stopped)
+                await calls.check_stop(branch, step.key, "step", step.name, step.asked)
+            if step.needs and not await self._take_place():
+                continue  # asked to stop meanwhile
+            ended = await self._attempt(attempt)
+            if isinstance(ended, Done):
+                return await self._end(ended)
+            await self._pause(ended, self._clock.now())
+            attempt = attempt.after_failure()
+
+    def _first_attempt(self, before: Open | None) -> StepAttempt | None:
+        """The attempt that is due, after those that are recorded; None when the last one may not be made again."""
+        calls, contract = self._calls, self._step.contract
+        # A step that may be repeated leaves no record when it begins: if it is the first call that no record answers,
+        # every worker that died since may have made it.
+        lost = calls.interrupted if self._step.reruns and self._branch.unrecorded == 1 else 0
+        if before is None:
+            return StepAttempt(1 + lost, lost, self._host.store.identity())
+        repeated, store = (0, "") if before.begun is None else (before.begun.repeated, before.begun.store)
+        if before.faltered is not None:
+            return StepAttempt(before.faltered.attempt + 1, repeated, store)
+        assert before.begun is not None
+        if isinstance(next_need(StepAttempt(before.begun.attempt, repeated), contract), Conclude):
+            return None
+        lost = max(calls.row.attempts - before.begun.life if before.begun.life else lost, 1)
+        return StepAttempt(before.begun.attempt + lost, repeated + lost, store)
+
+    async def _pause(self, due: int, since: int) -> None:
+        step = self._step
+        on = WaitOn(step.key, "time", due=due, since=since)
+        await self._calls.wait(self._branch, "step", step.asked, on, step.name)
+
+    async def _end(self, done: Done) -> Any:
+        await self._calls.scheduler.deliver(self._branch, done)
+        if done.cut:
+            self._calls.raise_stopped(done)
+        return answered(done)
+
+    async def _take_place(self) -> bool:
+        """Wait until the limits of its tool leave room; False when the branch is asked to stop before.
+
+        A branch gives up the worker's place while it waits for one of its tool, and does not wait for the worker's once
+        it has that: holding one while waiting for the other could deadlock.
+        """
+        admission, needs, scheduler = self._host.admission, self._step.needs, self._calls.scheduler
+        if admission.try_take(needs):
+            return True
+        try:
+            await self._branch.gate.guard(scheduler.waits.queue(functools.partial(admission.take, needs)))
+        except TurnCancelled:
+            return False
+        except Leaving:
+            raise Unloaded from None
+        if scheduler.unloaded:
+            admission.release(needs)
+            raise Unloaded
+        return True
+
+    async def _attempt(self, attempt: StepAttempt) -> Done | int:
+        """One attempt, in the place that it holds: how the step ended, or when the next attempt is due."""
+        step, host, needs = self._step, self._host, self._step.needs
+        # An attempt that may be followed by another must not leave its changes of the arguments to it.
+        own = step.with_copies(host.deps) if step.contract.retries else step
+        context = self._tool_context(attempt) if step.sees_key else None
+        ended = None
+        if needs:  # a body on a thread releases its place itself, when it has really ended
+            ended = functools.partial(host.admission.release_from_thread, asyncio.get_running_loop(), needs)
+        body = Body(host.threads, own, context, ended)
+        try:
+            return await self._try(attempt, body)
+        finally:
+            if needs and not body.on_thread:
+                host.admission.release(needs)
+
+    async def _try(self, attempt: StepAttempt, body: Body) -> Done | int:
+        calls, step = self._calls, self._step
+        recorded = self._records_begun(attempt)
+        if recorded:
+            self._record_begun(attempt, repeats=attempt.repeated > 0)
+        await calls.journal.flush()
+        if not await self._host.still_ours(calls.row):
+            raise Fenced(f"process {calls.process_id}", calls.journal.scope.generation)
+        began = self._clock.monotonic()
+        ended = await self._run_body(body)
+        verdict = settle(ended.end, attempt, step.contract, ended.stop)
+        match verdict:
+            case TryAgain(failed, after):
+                if not recorded:
+                    self._record_begun(attempt)  # the attempt that `_retry_at` says has failed
+                return self._retry_at(ended.fault or Fault(failed.code, failed.message), after, attempt)
+            case EndCall(outcome) if ended.stop is not StopCause.LEFT:
+                return self._done(attempt, outcome, ended, began)
+            case Withdraw() if ended.stop is StopCause.CANCELLED:
+                # This attempt did nothing; what a dead worker did of the one before may have had its effect.
+                return self._done(attempt, OutcomeUnknown(DIED) if attempt.repeated else None, ended, began)
+        self._leave(attempt, verdict, recorded)
+        raise Unloaded
+
+    def _done(self, attempt: StepAttempt, outcome: ToolOutcome | None, ended: BodyEnd, began: float) -> Done:
+        stopped = ended.stop is StopCause.CANCELLED
+        return self._step.done(
+            value=outcome.value if isinstance(outcome, Ok) else None,
+            fault=ended.fault if isinstance(outcome, Failed) else None,
+            unknown=outcome.reason if isinstance(outcome, OutcomeUnknown) else None,
+            cut=stopped,
+            dropped=stopped and self._branch.deliver_stop(),
+            attempts=attempt.attempts,
+            repeated=attempt.repeated,
+            ms=round((self._clock.monotonic() - began) * 1000),
+            at=self._clock.now(),
+        )
+
+    def _records_begun(self, attempt: StepAttempt) -> bool:
+        """Whether the start of an attempt is written before it: always, if it may not be repeated, or sees its
+        idempotency key, which every attempt must find as the first one had it.
+
+        Otherwise the row tells how many workers died without a new record. Beside other branches, whose records hide
+        that, and after a failure, whose record is there anyway, it is written too.
+        """
+        if not self._step.reruns or self._step.sees_key:
+            return True
+        return attempt.failures > 1 or (attempt.repeated > 0 and not self._calls.scheduler.has_one_branch)
+
+    def _record_begun(self, attempt: StepAttempt, repeats: bool = False) -> None:
+        step, now = self._step, self._clock.now()
+        life = self._calls.row.attempts if step.reruns else 0
+        begun = Begun(
+            step.key, "step", step.name, step.asked, None, attempt.attempts, attempt.repeated, now, life, attempt.store
+        )
+        self._calls.scheduler.record(begun, repeats=repeats)
+
+    async def _run_body(self, body: Body) -> BodyEnd:
+        branch, contract = self._branch, self._step.contract
+        branch.in_step = True
+        try:
+            return BodyEnd(Ok(checked(await branch.gate.guard(body.run(), contract.timeout), "the result")))
+        except TurnCancelled:
+            body.stop()
+            unknown = OutcomeUnknown("it was cancelled while it ran")
+            return BodyEnd(unknown if body.began else NotBegun(), stop=StopCause.CANCELLED)
+        except Leaving:
+            body.stop()
+            unknown = OutcomeUnknown("the runtime was left while it ran")
+            return BodyEnd(unknown if body.began else NotBegun(), stop=StopCause.LEFT)
+        except OutOfTime:
+            body.stop()
+            late = Interruption(reason=f"it did not end within {contract.timeout:g} s", timed_out=True)
+            return BodyEnd(cut_off(contract.recovery, late))
+        except SelfCancelled:
+            return self._failed(Fault("raised", "CancelledError: the step cancelled itself"), again=False)
+        except Retry as retry:
+            return self._failed(self._fault(retry), again=True, after=retry.after)
+        except ToolError as error:
+            return self._failed(self._fault(error), again=False)
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+            raise  # not by the step: its task is ended, or everything is
+        except BaseException as error:
+            # A step may raise anything. Unlike a tool that a model calls, it is tried again without asking for that:
+            # its function says how often, and handles the fault.
+            return self._failed(self._fault(error), again=True)
+        finally:
+            branch.in_step = False
+
+    def _failed(self, fault: Fault, again: bool, after: float | None = None) -> BodyEnd:
+        failed = Failed(fault.code, fault.message, fault.data)
+        return BodyEnd(Again(failed, after, failed) if again else failed, fault)
+
+    def _fault(self, error: BaseException) -> Fault:
+        """What a step raised, as far as it can be stored; it is logged too."""
+        log_raised(f"step {self._step.name} of process {self._calls.process_id} raised {described(error)}", error)
+        where = traceback_text(error)
+        if not isinstance(error, ToolError):
+            return Fault("raised", described(error), traceback=where)
+        try:
+            data = clean(error.data)
+        except InvalidInput:
+            data = None
+        return Fault(clean_text(error.code), clean_text(error.message)[:MAX_TEXT], data, where)
+
+    def _retry_at(self, fault: Fault, after: float | None, attempt: StepAttempt) -> int:
+        """Record a failed attempt and when the next one is due."""
+        now = self._clock.now()
+        due = now + round(STEP_RETRIES.delay(attempt.failures, after, self._host.random) * 1000)
+        failed = StepFaltered(self._step.key, fault.code, fault.message, due, attempt.attempts, now, fault.traceback)
+        self._calls.scheduler.record(failed)
+        return due
+
+    def _leave(self, attempt: StepAttempt, verdict: Verdict, recorded: bool) -> None:
+        """The Runtime is left while a step runs, or just before: the next worker must know which."""
+        step, scheduler, now = self._step, self._calls.scheduler, self._clock.now()
+        match verdict:
+            case Withdraw() if recorded:
+                code, message = NOT_BEGUN.code, NOT_BEGUN.message
+                scheduler.record(StepFaltered(step.key, code, message, now, attempt.attempts - 1, now))
+            case Leave() if not recorded:
+                self._record_begun(attempt)
+            case EndCall(OutcomeUnknown(reason)):
+                scheduler.record(step.done(unknown=reason, attempts=attempt.attempts, at=now))
+            case _:
+                pass  # what is on disk tells it already
+
+    def _tool_context(self, attempt: StepAttempt) -> ToolContext[Any]:
+        calls = self._calls
+        return ToolContext(
+            session_id=calls.session_id or "",
+            call_id=f"{calls.process_id}.{calls.unique(self._step.key)}",
+            tool=self._step.name,
+            attempt=attempt.attempts,
+            generation=calls.journal.scope.generation,
+            deps=self._host.deps,
+            host=StepCallHost(self._progress),
+            store=attempt.store,
+        )
+
+
+class StepCallHost(CallHost):
+    """What the context of a tool can reach that runs as a step: progress, which is that of its process."""
+
+    def __init__(self, progress: Callable[[Any], None]) -> None:
+        self._progress = progress
+
+    def progress(self, value: Any) -> None:
+        self._progress(value)
+
+
+class Body:
+    """One attempt of a step's function. `began`: it may have had an effect. `on_thread`: it runs, or ran, on one, which
+    calls `ended` at its end, however long after its step was left."""
+
+    __slots__ = ("_call", "_ctx", "_ended", "_threads", "began", "on_thread")
+
+    def __init__(
+        self, threads: Threads, call: StepCall, ctx: ToolContext[Any] | None, ended: Callable[[], None] | None
+    ) -> None:
+        self._threads, self._call, self._ctx, self._ended = threads, call, ctx, ended
+        self.began = self.on_thread = False
+
+    def stop(self) -> None:
+        """Let a body on a thread see, in its context, that its step was left."""
+        if self._ctx is not None:
+            self._ctx.mark_cancelled()
+
+    async def run(self) -> Any:
+        self.began = True
+        fn, args, kwargs = self._call.fn, self._call.args, dict(self._call.kwargs)
+        if isinstance(fn, Tool):
+            if self._ctx is not None and fn.context_parameter is not None:
+                kwargs.setdefault(fn.context_parameter, self._ctx)
+            fn = fn.fn
+        if inspect.iscoroutinefunction(fn):
+            return await fn(*args, **kwargs)
+        self.on_thread = True
+        return await on_thread(functools.partial(fn, *args, **kwargs), self._threads, self._ended, grace=0)
+
+
+def read_step(
+    key: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: StepOptions
+) -> StepCall:
+    """A step with its options: those of the call, then those of its tool, then the defaults."""
+    if not callable(fn):
+        raise InvalidInput(f"a step is a function and its arguments, not {fn!r}")
+    spec = fn.spec if isinstance(fn, Tool) else None
+    recovery = options.recovery or (spec.recovery if spec is not None else "once")
+    if recovery not in ("once", "rerun"):
+        raise InvalidInput(f"recovery={recovery!r} is not usable for a step: say recovery='once' or 'rerun'")
+    retries = options.retries if options.retries is not None else spec.retries if spec is not None else 0
+    timeout = options.timeout if options.timeout is not None else spec.timeout if spec is not None else None
+    if type(retries) is not int or retries < 0:
+        raise InvalidInput(f"retries={retries!r} is not usable: give a whole number, 0 or more")
+    if timeout is not None and (type(timeout) not in (int, float) or not timeout > 0):
+        raise InvalidInput(f"timeout={timeout!r} is not usable: give seconds, more than 0")
+    name = clean_text(
+        options.name or (spec.name if spec is not None else str(getattr(fn, "__name__", type(fn).__name__)))
+    )
+    asked = shape(args, kwargs)
+    if spec is None:
+        kept: Recovery = "rerun" if recovery == "rerun" else "once"
+        contract = ToolSpec(name, input_schema=_NO_SCHEMA, recovery=kept, retries=retries, timeout=timeout)
+        return StepCall(key, name, asked, fn, args, kwargs, contract)
+    contract = msgspec.structs.replace(spec, recovery=recovery, retries=retries, timeout=timeout)
+    # The limits are those of the tool, whatever the step is called.
+    return StepCall(key, name, asked, fn, args, kwargs, contract, needs_of(spec))
+
+
+def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
+    """A copy of the same type, if `value` is data: containers, dataclasses, structs and models of JSON, and objects
+    with a `__deepcopy__`. Anything else is a live object, and is returned as it is, also inside of a container.
+
+    `copy.deepcopy` alone would copy a client with its connections, as long as nothing in it objects.
+    """
+    kind = type(value)
+    if kind in ATOMS:
+        return value
+    memo = {} if memo is None else memo
+    made: Any = memo.get(id(value))
+    if made is not None:
+        return made
+    match value:
+        case list() | deque() | dict() if kind in (list, deque, dict, OrderedDict, defaultdict):
+            made = memo[id(value)] = copy.copy(value)
+            made.clear()  # filled below: it may hold itself
+            if isinstance(value, dict):
+                made.update((key, copied(each, memo)) for key, each in value.items())
+            else:
+                made.extend(copied(each, memo) for each in value)
+        case tuple():
+            parts = [copied(each, memo) for each in value]
+            made = kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+        case set() | frozenset() | bytearray():
+            made = copy.copy(value)
+        case _:
+            made = _copied_data(value, memo)
+    memo[id(value)] = made
+    return made
+
+
+def _copied_data(value: Any, memo: dict[int, Any]) -> Any:
+    """A copy of an object that is all data, or has a `__deepcopy__`; otherwise the object."""
+    if not hasattr(type(value), "__deepcopy__"):
+        try:
+            encode(value)
+        except (TypeError, ValueError, msgspec.EncodeError, RecursionError):
+            return value
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # its own code ran, and may raise anything
+        return value
+
+
+def checked(value: Any, what: str) -> Any:
+    """A result as JSON: on the first run too, so that no replay can differ."""
+    try:
+        plain = clean(value)
+    except InvalidInput as error:
+        raise ToolError(str(error), code="invalid_output") from None
+    if type(plain) in (dict, list, str):
+        size = len(encode(plain))
+        if size > MAX_VALUE:
+            raise ToolError(f"{what} has {size:,} bytes, the limit is {MAX_VALUE:,}", code="output_too_large")
+    return plain
+
+
+def described(error: BaseException) -> str:
+    """The type and text of an exception, as far as a record has room for it."""
+    text = f"{type(error).__name__}: {error_text(error)}"
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
+
+
+def log_raised(what: str, error: BaseException) -> None:
+    """Log that code of the host's raised, with its traceback."""
+    whole = _whole(error)
+    if clean_text(whole) == whole:
+        log.warning("%s", what, exc_info=error)
+    else:  # no file takes this text as it is, and the line would be lost
+        log.warning("%s\n%s", what, clean_text(whole))
+
+
+def traceback_text(error: BaseException) -> str:
+    """The traceback of an exception that was raised, as a record keeps it; "" for one that was not raised."""
+    text = clean_text(_whole(error)) if error.__traceback__ is not None else ""
+    if len(text) <= MAX_TRACEBACK:
+        return text
+    return f"… (the last {MAX_TRACEBACK:,} of {len(text):,} characters)\n{text[-MAX_TRACEBACK:]}"
+
+
+def _whole(error: BaseException) -> str:
+    try:
+        whole = traceback.TracebackException.from_exception(error)
+        _leave_out_ours(whole, set())
+        return "".join(whole.format()).strip()
+    except Exception:  # code of the exception's own runs here; its type and text are recorded beside this
+        return ""
+
+
+def _leave_out_ours(whole: traceback.TracebackException, seen: set[int]) -> None:
+    """Remove the calls inside of Mainstay, unless there are no others, here and in what led to it."""
+    if id(whole) in seen:
+        return
+    seen.add(id(whole))
+    theirs = [frame for frame in whole.stack if not frame.filename.startswith(_OURS)]
+    if theirs:
+        whole.stack = traceback.StackSummary.from_list(theirs)
+    for cause in (whole.__cause__, whole.__context__, *(getattr(whole, "exceptions", None) or ())):
+        if cause is not None:
+            _leave_out_ours(cause, seen)

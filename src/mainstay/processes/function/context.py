@@ -12,8 +12,9 @@ import functools
 import hashlib
 import hmac
 import inspect
+import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
+from typing import Any, Generic, Literal, NoReturn, TypeVar, overload
 from uuid import UUID
 
 import msgspec
@@ -28,8 +29,7 @@ from mainstay.errors import (
     TimedOut,
     UnknownProcess,
 )
-from mainstay.lifecycle.decide import check_args, check_signal, declared
-from mainstay.lifecycle.fold import CONTINUED, PROGRESS, SIGNAL
+from mainstay.lifecycle.process import CONTINUED, PROGRESS, SIGNAL, check_args, check_signal, declared
 from mainstay.model.codec import clean, clean_text, decode, encode, encode_checked
 from mainstay.model.process import (
     Event,
@@ -43,18 +43,14 @@ from mainstay.model.process import (
 )
 from mainstay.model.record import Done, Segment, StepKind
 from mainstay.model.session import CancelRequest
-from mainstay.processes.function.calls import FIRST, Calls, answered, call
+from mainstay.processes.function.calls import FIRST, Calls, StepOptions, StepRun, answered, call, read_step
 from mainstay.processes.function.replay import shape
 from mainstay.processes.function.scheduler import CANCEL, Branch, Group, Works
-from mainstay.processes.function.step import StepOptions, StepRun, read_step
 from mainstay.processes.handle import handle_id, value_of
-from mainstay.processes.worker.host import ChildOptions
+from mainstay.processes.run import ChildOptions
 from mainstay.tools.answer import output_codec
 from mainstay.tools.check import check
 from mainstay.tools.context import Deps
-
-if TYPE_CHECKING:
-    from mainstay.processes.function.seeded_random import SeededRandom
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -77,6 +73,13 @@ class BeginAnew(BaseException):
 
     def __init__(self, state: Any = None, args: Mapping[str, Any] | None = None) -> None:
         self.state, self.new_args = state, args
+
+
+class SeededRandom(random.Random):
+    """The same on every replay: `ctx.random()` is a float, `ctx.random.choice(…)` works too."""
+
+    def __call__(self) -> float:
+        return self.random()
 
 
 class ProcessContext(Generic[Deps]):
@@ -470,8 +473,6 @@ class ProcessContext(Generic[Deps]):
             store = calls.host.store.identity() if first is None else first.store
             place = f"{store and store + '#'}{self.process_id}#{calls.segment.number}#{branch.key}".encode()
             seed = hmac.new(calls.host.store.secret(), place, hashlib.sha256).digest()
-            from mainstay.processes.function.seeded_random import SeededRandom  # noqa: PLC0415  # few draw anything
-
             found = self._randoms[branch.key] = SeededRandom(int.from_bytes(seed, "big"))
         return found
 

@@ -20,7 +20,7 @@ from mainstay.errors import (
     ProcessShared,
     TimedOut,
 )
-from mainstay.lifecycle.fold import PROGRESS
+from mainstay.lifecycle.process import PROGRESS
 from mainstay.model.codec import clean, clean_text, encode
 from mainstay.model.ids import turn_id
 from mainstay.model.message import Message
@@ -43,10 +43,9 @@ from mainstay.model.process import (
 from mainstay.model.session import SessionRow
 from mainstay.model.write import ProcessFilter
 from mainstay.ports.tasks import CancelHook, Work
-from mainstay.processes.handle import ProcessHandle, handle_id, value_of
-from mainstay.processes.policy import CancelAsk
+from mainstay.processes.handle import CancelAsk, ProcessHandle, handle_id, value_of
+from mainstay.processes.local import KIND, LocalWork
 from mainstay.processes.service import ProcessService, Start
-from mainstay.processes.task import KIND, LocalWork
 from mainstay.sessions.services.processes import SessionProcesses
 from mainstay.sessions.services.scope import ServiceScope
 from mainstay.sessions.task_table import TaskTable

@@ -19,7 +19,7 @@ from mainstay.engine.journal import spill, write_referring
 from mainstay.engine.mode import Mode
 from mainstay.engine.supervisor import Supervisor
 from mainstay.errors import MainstayError, SessionDeleted, SessionFull, StoreError, UnknownSession
-from mainstay.lifecycle.wake import target
+from mainstay.lifecycle.process import target
 from mainstay.model.codec import encode_checked
 from mainstay.model.message import Message
 from mainstay.model.process import ProcessRow, WakeRow

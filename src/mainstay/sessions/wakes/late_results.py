@@ -22,7 +22,7 @@ import msgspec
 
 from mainstay.engine.gate import TurnAborted
 from mainstay.errors import PluginFault
-from mainstay.lifecycle.fold import ENDS
+from mainstay.lifecycle.process import ENDS
 from mainstay.model.event import PluginEvent
 from mainstay.model.message import ToolCall
 from mainstay.model.own import shown_spec
@@ -36,7 +36,7 @@ from mainstay.plugins.calls import Hooks, probed
 from mainstay.plugins.filters import Filters, withheld
 from mainstay.plugins.hooks import ToolEndContext
 from mainstay.plugins.turn import projected
-from mainstay.processes.tool.engine import KIND, read_input, session_of
+from mainstay.processes.tool import KIND, read_input, session_of
 from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.setup import Setup

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from mainstay.engine.supervisor import Supervisor
-from mainstay.lifecycle.fold import statuses
-from mainstay.lifecycle.wake import target
+from mainstay.lifecycle.process import statuses, target
 from mainstay.model.event import ProcessChanged
 from mainstay.model.process import ProcessRow
 from mainstay.observe.feed import Feed

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.errors import BlobMissing, StoreDamaged
-from mainstay.lifecycle.fold import ENDS
+from mainstay.lifecycle.process import ENDS
 from mainstay.model.process import Wake, WakeRow
 from mainstay.model.tool import Cancelled, Failed, Ok, OutputBudget, ToolOutcome
 from mainstay.model.transcript import told as shown_of

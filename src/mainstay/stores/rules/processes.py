@@ -31,24 +31,25 @@ from mainstay.errors import (
     SessionDeleted,
     UnknownProcess,
 )
-from mainstay.lifecycle import fold as events
+from mainstay.lifecycle import process as events
 from mainstay.lifecycle import suspects
-from mainstay.lifecycle.decide import (
+from mainstay.lifecycle.process import (
     alive,
     asking_digest,
     awaits,
     check,
     check_authority,
     declared,
+    ending,
+    fold,
     is_due,
     known,
+    news,
     readable,
     same,
     same_asking,
 )
-from mainstay.lifecycle.fold import ending, fold
-from mainstay.lifecycle.wake import news
-from mainstay.lifecycle.wake import target as heard_by
+from mainstay.lifecycle.process import target as heard_by
 from mainstay.model.process import (
     RETIRED,
     TERMINAL,

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from mainstay.lifecycle.fold import PRUNED
+from mainstay.lifecycle.process import PRUNED
 from mainstay.model.codec import encode
 from mainstay.model.ids import MAX_ORDINAL
 from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow

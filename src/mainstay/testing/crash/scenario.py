@@ -22,7 +22,7 @@ from msgspec import Struct, field
 from mainstay.engine.journal import load_turns
 from mainstay.errors import BlobMissing, InvalidInput, StoreError
 from mainstay.graph.view import View, turn_view
-from mainstay.lifecycle.fold import replay
+from mainstay.lifecycle.process import replay
 from mainstay.model.ids import turn_id
 from mainstay.model.message import Message, ToolResult, unanswered
 from mainstay.model.outcome import kind_of

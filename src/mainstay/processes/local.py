@@ -1,22 +1,36 @@
-"""The engine of kind "task": code in the memory of one Runtime, as a process that others can see and cancel.
+"""Engines of work whose code is not durable: tasks of one Runtime, and work that is done outside.
 
-It is owner-bound: begun and not ended when its Runtime dies, it is abandoned. Not begun, no other Runtime can begin it:
-the next Runtime gives it up, which is known to be harmless.
+A process of kind "task" is code in the memory of one Runtime, which others can see and cancel. It is owner-bound: begun
+and not ended when its Runtime dies, it is abandoned. Not begun, no other Runtime can begin it: the next Runtime gives
+it up, which is known to be harmless.
+
+A process of kind "external" is done outside, and no worker of ours ever claims it:
+
+    build = External("build", signals=["stop"], events=["built"])
+    handle = await runtime.start(build, {"branch": "main"})
+    …
+    await runtime.processes.complete(handle, {"artifact": "main.tar"})     # from anywhere, by the program that did it
+
+Who may say how it ended is decided by authority (`mainstay.lifecycle.process`): its external owner, or a request to
+abandon it that was looked into.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
 
 from mainstay.engine.gate import Leaving, SelfCancelled, TurnCancelled
-from mainstay.model.codec import clean
+from mainstay.errors import InternalError, InvalidDefinition
+from mainstay.lifecycle.process import RESERVED, SIGNAL
+from mainstay.model.codec import clean, clean_text
 from mainstay.model.process import (
     Abandoned,
     Cancelled,
+    EventType,
     Evidence,
     Failure,
     ProcessOutcome,
@@ -25,9 +39,9 @@ from mainstay.model.process import (
 )
 from mainstay.ports.process import EngineRun
 from mainstay.ports.store import Store
+from mainstay.processes.function.calls import log_raised
 from mainstay.processes.function.engine import failure
-from mainstay.processes.tracebacks import log_raised
-from mainstay.processes.worker.run import ProcessRun
+from mainstay.processes.run import ProcessRun
 
 KIND = "task"
 
@@ -115,3 +129,51 @@ def token_of(registration: Registration) -> str:
 
 async def _called(work: Callable[[], Awaitable[Any]]) -> Any:
     return await work()
+
+
+class External:
+    """Work that somebody outside does: its name, and the signals and events that it may have.
+
+    `signals` may give a JSON schema for each payload. Only what is named here is taken.
+    """
+
+    __slots__ = ("events", "name")
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        signals: Mapping[str, Any] | Iterable[str] = (),
+        events: Iterable[EventType | str] = (),
+    ) -> None:
+        if not clean_text(name) or not name.isprintable() or len(name) > 120:
+            raise InvalidDefinition(f"external work has a name of 1 to 120 printable characters, not {name!r}")
+        schemas = dict(signals) if isinstance(signals, Mapping) else dict.fromkeys(signals)
+        types = [each if isinstance(each, EventType) else EventType(clean_text(each)) for each in events]
+        wrong = next((each.name for each in types if each.name.startswith((RESERVED, SIGNAL))), None)
+        if wrong is not None:
+            raise InvalidDefinition(f"external work {name!r}: event {wrong!r} is reserved: choose another name")
+        self.name = name
+        self.events = (*(EventType(f"{SIGNAL}{each}", schema) for each, schema in schemas.items()), *types)
+
+    def __repr__(self) -> str:
+        return f"<External {self.name}>"
+
+
+class ExternalEngine:
+    """Registers external work, and runs none."""
+
+    kind = "external"
+
+    def knows(self, registration: Registration) -> bool:
+        return False
+
+    def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | None:
+        if not isinstance(what, External):
+            return None
+        return Registration(
+            "", self.kind, "externally_owned", what.name, what.name, dict(args), what.name, events=what.events
+        )
+
+    async def run(self, run: EngineRun) -> ProcessOutcome:
+        raise InternalError(f"process {run.registration.id!r} is done outside, and was begun here")

@@ -9,6 +9,10 @@
 
 At most `concurrency` processes run at once. One that only waits has given up its place; one that is parked is nothing
 but its row. What a run does is its engine's; how a row may change is decided by the store's rules.
+
+`ProcessWatch` finds processes whose owner died, whose time has come, or that other Runtimes wrote about.
+`ProcessWaiters` are the tasks of this Runtime that wait for an end or a change, and the processes that wait for the end
+of another.
 """
 
 from __future__ import annotations
@@ -17,21 +21,23 @@ import asyncio
 import functools
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
 from mainstay.engine.clock_skew import ClockSkew
-from mainstay.engine.deadlock import Work
+from mainstay.engine.deadlock import Work, in_hand
 from mainstay.engine.gate import Leaving, TurnCancelled
 from mainstay.engine.mode import Mode
 from mainstay.engine.runner import ScopeRunner
 from mainstay.engine.supervisor import Supervisor
+from mainstay.engine.waiters import Waiters
 from mainstay.errors import (
     Fenced,
     InvalidDefinition,
     InvalidProcess,
+    RuntimeClosed,
     StoreUnavailable,
     UnknownProcess,
     quoted,
@@ -50,17 +56,21 @@ from mainstay.model.write import (
     Release,
     SendSignal,
 )
+from mainstay.ports.host import Clock
 from mainstay.ports.process import Engine
-from mainstay.processes.worker.host import ChildOptions
-from mainstay.processes.worker.run import GateListener, ProcessRun, Unloaded
-from mainstay.processes.worker.waiters import ProcessWaiters
+from mainstay.ports.store import Store
+from mainstay.processes.run import ChildOptions, GateListener, ProcessRun, Unloaded
 from mainstay.tools.dispatcher import Dispatcher
 
 log = logging.getLogger("mainstay.processes")
 
+What: TypeAlias = Literal["end", "change"]
+
 CONCURRENCY = 64
 PAGE = 256
 """Processes that are looked at at a time."""
+DUE_AT_ONCE = 1024
+"""Parked processes whose time has come that are looked at at a time."""
 
 
 class ProcessEvents(Struct, frozen=True):
@@ -559,3 +569,172 @@ class ProcessTask:
     def stopped(self, error: Exception | None) -> None:
         self._run.leaving = self._run.leaving or isinstance(error, Fenced)
         self._worker.stopped(self._run)
+
+
+class ProcessWatch:
+    """Called by the watch of the Runtime, a few times a second."""
+
+    def __init__(self, worker: ProcessWorker, clock: Clock) -> None:
+        self._worker, self._store, self._clock = worker, worker.store, clock
+
+    async def take_over(
+        self, rows: Sequence[ProcessRow], gone: Mapping[str, str | None], known: set[str], held: Container[int]
+    ) -> None:
+        """Claim every process of `rows` that no living worker owns, except those of the numbers in `held`.
+
+        `gone` are dead workers, with the proof of it if any.
+        """
+        found, unowned = list[tuple[ProcessRow, str | None]](), False
+        for row in rows:
+            if row.owner is None:
+                unowned = True
+            elif row.pid in held or row.owner == self._worker.id:
+                continue
+            elif row.owner in gone:
+                found.append((row, gone[row.owner]))
+            elif row.owner not in known:
+                found.append((row, "its worker has retired"))
+        for at in range(0, len(found), PAGE):
+            await asyncio.gather(*(self._worker.recover(row, proof) for row, proof in found[at : at + PAGE]))
+        if unowned:
+            self._worker.find_unowned()
+        self._worker.runner.adopt(rows)
+
+    def adopt(self, rows: Sequence[ProcessRow]) -> None:
+        """Launch processes of ours that have no task."""
+        self._worker.runner.adopt(rows)
+
+    def is_for_us(self, row: ProcessRow) -> bool:
+        """Whether this worker could run the process."""
+        return self._worker.works and self._worker.can(row.registration) and not self._worker.mode.leaving
+
+    async def claim(self, row: ProcessRow, proof: str | None) -> bool:
+        """Claim one process."""
+        return await self._worker.claim(row, proof)
+
+    @property
+    def holds(self) -> bool:
+        """Whether processes wait for a suspect to make room."""
+        return bool(self._worker.held)
+
+    def retry_held(self) -> None:
+        """No suspect runs here: processes that were held back may be tried again."""
+        self._worker.retry_held()
+
+    async def wake(self, now: int) -> None:
+        """Claim the parked processes whose time has come."""
+        if self._worker.backlog:
+            return  # what was found before has no place yet, and would be found again
+        skew = self._worker.skew
+        now = skew.look()
+        passed = 0
+        while True:
+            due = await self._store.due_processes(now + skew.back, DUE_AT_ONCE, passed)
+            ripe = [row for row in due if any(w.due and skew.due(w.since, w.due) <= now for w in row.record.waits)]
+            ours = [row for row in ripe if self._worker.can(row.registration)]
+            await asyncio.gather(*(self._worker.recover(row, None) for row in ours))
+            if len(due) < DUE_AT_ONCE or ours:
+                return
+            passed += len(due)  # none of them is for us: do not let them stand in the way of those that are
+
+    async def notice(self) -> None:
+        """Another process wrote: signals and requests for what runs here, ends of what is waited for."""
+        for process_id in {*self._worker.waiters.ids, *self._worker.runs}:
+            row = await self._store.process(process_id)
+            if row is not None and (not row.live or row.stuck is not None or self._is_news(row)):
+                self._worker.reconcile(row)
+
+    def _is_news(self, row: ProcessRow) -> bool:
+        run = self._worker.runs.get(row.id)
+        return run is not None and (row.record.sequence > run.journal.read_to or row.owner != self._worker.id)
+
+
+class ProcessWaiters:
+    """`_calls` are the callers; `_listening` the processes that run here and wait for the end of another, by that one's
+    id. `needs` is called when work of this Runtime begins to wait."""
+
+    def __init__(self, needs: Callable[[], None]) -> None:
+        self._calls: Waiters[What, ProcessRow] = Waiters()
+        self._listening: dict[str, set[str]] = {}
+        self._needs = needs
+
+    # ------------------------------------------------------------------ callers
+
+    @property
+    def ids(self) -> set[str]:
+        """Processes whose end is waited for here."""
+        return {*(name for name, what in self._calls if what == "end"), *self._listening}
+
+    def awaits_end(self, process_id: str) -> bool:
+        return bool(self._calls.of(process_id, "end"))
+
+    def expect_end(self, process_id: str) -> asyncio.Future[ProcessRow]:
+        """Resolved when the process has ended, or is stuck. Give it back with `withdraw`."""
+        future = self._calls.expect(process_id, "end")
+        if in_hand():
+            self._needs()
+        return future
+
+    def withdraw(self, process_id: str, future: asyncio.Future[ProcessRow]) -> None:
+        self._calls.withdraw(process_id, "end", future)
+
+    async def wait_change(self, process_id: str, seconds: float) -> None:
+        """Wait until something here has happened to a process, or for so many seconds: others may have written."""
+        changed = self._calls.expect(process_id, "change")
+        try:
+            await asyncio.wait({changed}, timeout=seconds)
+            if changed.done():
+                changed.result()
+        finally:
+            self._calls.withdraw(process_id, "change", changed)
+
+    def changed(self, row: ProcessRow) -> None:
+        """Something has happened to a process."""
+        self._calls.resolve(row.id, "change", row)
+
+    def settled(self, row: ProcessRow) -> None:
+        """A process has ended, or is stuck."""
+        self._calls.resolve(row.id, "end", row)
+
+    # ------------------------------------------------------------------ processes that wait for others
+
+    def listen(self, process_id: str, other: str) -> None:
+        self._listening.setdefault(other, set()).add(process_id)
+        self._needs()
+
+    def leave(self, process_id: str, others: Iterable[str]) -> None:
+        """A process does not run here any more."""
+        for other in others:
+            listening = self._listening.get(other)
+            if listening is not None:
+                listening.discard(process_id)
+                if not listening:
+                    del self._listening[other]
+
+    def take_listening(self, other: str) -> set[str]:
+        """Those that wait for its end; they are forgotten."""
+        return self._listening.pop(other, set())
+
+    # ------------------------------------------------------------------ draining and leaving
+
+    async def needed(self, store: Store) -> dict[str, ProcessRow]:
+        """Live processes whose end work of this Runtime waits for, and those that these wait for in turn, on disk."""
+        found, asked = dict[str, ProcessRow](), set[str]()
+        wanted = {*(name for name, what in self._calls.needed if what == "end"), *self._listening}
+        while wanted:
+            process_id = wanted.pop()
+            asked.add(process_id)
+            row = await store.process(process_id)
+            if row is not None and row.live:
+                found[process_id] = row
+                wanted |= {on.name for on in row.record.waits if on.kind == "process"} - asked
+        return found
+
+    def close(self) -> None:
+        """The Runtime was left: nothing else will resolve what is left."""
+        self._calls.close(_left)
+
+
+def _left(process_id: str) -> RuntimeClosed:
+    left = "the Runtime was left before process {!r} ended: it goes on, ask for it in another Runtime"
+    return RuntimeClosed(left.format(process_id))

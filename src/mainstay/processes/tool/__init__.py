@@ -1,1 +1,0 @@
-"""Background tools: any tool as a process. `engine` registers and begins one, `work` makes its attempts."""
