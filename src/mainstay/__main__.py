@@ -1,6 +1,6 @@
 """`python -m mainstay` is the `mainstay` command."""
 
-from mainstay.cli.main import main
+from mainstay.cli import main
 
 if __name__ == "__main__":
     main()

@@ -50,7 +50,7 @@ def command(*args: object, store: Path, **env: object) -> tuple[list[str], dict[
     """A command for `subprocess`, in the folder of the sample agents."""
     variables = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "MAINSTAY_STORE")}
     variables |= {"MAINSTAY_STORE": str(store), "PYTHONPATH": "", "TERM": "xterm"} | {k: str(v) for k, v in env.items()}
-    line = [sys.executable, "-m", "mainstay.cli.main", *[str(a) for a in args]]
+    line = [sys.executable, "-m", "mainstay", *[str(a) for a in args]]
     return line, {"cwd": HERE, "env": variables}
 
 

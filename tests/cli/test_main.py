@@ -60,7 +60,7 @@ def test_importing_the_module_that_is_run_runs_nothing() -> None:
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_it_says_in_one_line_what_to_install(missing: str) -> None:
-    program = f"import sys; sys.modules['{missing}'] = None; from mainstay.cli.main import main; main()"
+    program = f"import sys; sys.modules['{missing}'] = None; from mainstay.cli import main; main()"
 
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 

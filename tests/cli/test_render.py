@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from mainstay.cli import render
-from mainstay.cli.live import LiveTurn
 from mainstay.cli.render import as_json, brief, call_text, on_one_line, safe, styled, table, text_line, whole_call
+from mainstay.cli.run import LiveTurn
 from mainstay.model.event import ToolFinished
 from mainstay.model.tool import Failed
 

@@ -138,7 +138,7 @@ GROUPS = ("processes",)
 
 @functools.cache
 def help_of(*command: str) -> str:
-    run = [sys.executable, "-c", "from mainstay.cli.main import main; main()", *command, "--help"]
+    run = [sys.executable, "-c", "from mainstay.cli import main; main()", *command, "--help"]
     wide = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
     done = subprocess.run(run, capture_output=True, text=True, timeout=60, env=wide)
     assert done.returncode == 0, done.stderr

@@ -10,13 +10,10 @@ from mainstay import __version__
 from mainstay.cli.approvals import approve, cancel, pending, reject, settle
 from mainstay.cli.demo import demo
 from mainstay.cli.doctor import doctor
-from mainstay.cli.logs import logs
 from mainstay.cli.maintenance import backup, compact, prune, restore
-from mainstay.cli.operations import call, operations
-from mainstay.cli.processes import processes, ps, signal
-from mainstay.cli.run import run, send, steer
-from mainstay.cli.sessions import delete, fork, sessions
-from mainstay.cli.show import show
+from mainstay.cli.processes import logs, processes, ps, signal
+from mainstay.cli.run import call, operations, run, send, steer
+from mainstay.cli.sessions import delete, fork, sessions, show
 
 app = typer.Typer(
     name="mainstay",

@@ -1,4 +1,4 @@
-"""`mainstay run`, `send` and `steer`: give an agent, or a session that exists, something to do."""
+"""`mainstay run`, `send`, `steer`: give an agent or a session something to do; `call`: an operation of its plugins."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import importlib
 import logging
 import signal
 import sys
+import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from msgspec import Struct
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
 
 from mainstay.agent import Agent
 from mainstay.cli.host import (
@@ -22,6 +28,7 @@ from mainstay.cli.host import (
     Refused,
     StoreOption,
     deciding,
+    existing,
     find,
     finish,
     is_helped,
@@ -32,18 +39,48 @@ from mainstay.cli.host import (
     say_when,
     store_path,
 )
-from mainstay.cli.render import complain, console, print_json, print_value, text_line, whole_call
+from mainstay.cli.render import (
+    MARKS,
+    STYLES,
+    brief,
+    call_text,
+    complain,
+    console,
+    on_one_line,
+    print_json,
+    print_value,
+    safe,
+    styled,
+    table,
+    text_line,
+    whole_call,
+)
 from mainstay.cli.sessions import SessionArgument
-from mainstay.model.event import AnyEvent, TurnCommitted, WaitingFor
-from mainstay.model.ids import check_session_id, turn_id
+from mainstay.errors import MissingSession
+from mainstay.model.event import (
+    AnyEvent,
+    Gap,
+    InputDelivered,
+    Retracted,
+    TextDelta,
+    ToolFinished,
+    ToolProgress,
+    ToolStarted,
+    TurnCommitted,
+    TurnStarted,
+    WaitingFor,
+)
+from mainstay.model.ids import check_session_id, split, turn_id
 from mainstay.model.outcome import PendingCall, Queued, Waiting, kind_of
+from mainstay.model.tool import ToolOutcome
+from mainstay.plugins.operations import OperationDefinition, OperationOutcome
 from mainstay.ports.store import Store
 from mainstay.processes.function.engine import Process
 from mainstay.runtime import Runtime
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.session import Receipt, Session
 from mainstay.stores.factory import open_store
-from mainstay.wire import result_json
+from mainstay.wire import outcome_kind, outcome_words, result_json
 
 
 def load_agent(name: str) -> Agent[object]:
@@ -268,8 +305,6 @@ class OneTurn:
             return await self._session.result(self._turn_id)
 
     async def _watched(self, events: AsyncIterator[AnyEvent]) -> TurnResult[Any]:
-        from mainstay.cli.live import LiveTurn
-
         with LiveTurn() as view:
             watching = asyncio.create_task(self._follow(events, view))
             drawing = asyncio.create_task(view.keep_drawing())
@@ -283,7 +318,7 @@ class OneTurn:
             view.ended(result)
         return result
 
-    async def _follow(self, events: AsyncIterator[AnyEvent], view: Any) -> None:
+    async def _follow(self, events: AsyncIterator[AnyEvent], view: LiveTurn) -> None:
         async for event in events:
             if event.turn_id in (self._turn_id, ""):
                 view.show(event)
@@ -377,3 +412,229 @@ def _say(session: str, store: str | None, json: bool, say: Callable[[Session], A
         return 0
 
     perform(work, json)
+
+
+# ---------------------------------------------------------------------- a turn on a terminal
+
+
+class LiveTurn:
+    """Finished lines scroll by; the line being written and the running tools stay below them.
+
+    `_line` is text not yet broken into a printed line, `_running` are calls with their start and progress.
+    """
+
+    def __init__(self) -> None:
+        self._out = console()
+        self._line = ""
+        self._said = ""
+        self._running: dict[str, tuple[str, float, Any]] = {}
+        self._since = time.monotonic()
+        self._ended = False
+        # Drawn from the event loop only: a thread that redraws while lines are printed erases some of them.
+        self._live = Live(console=self._out, get_renderable=self._now, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> LiveTurn:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended = True
+        self._break()
+        self._live.stop()
+
+    async def keep_drawing(self) -> None:
+        """For ever: what runs has a clock and a spinner."""
+        while True:
+            self._live.refresh()
+            await asyncio.sleep(1 / 12)
+
+    # ------------------------------------------------------------------ what happens
+
+    def show(self, event: AnyEvent) -> None:
+        """Take one event in."""
+        match event:
+            case TextDelta(text=text):
+                self._said += text
+                self._write(safe(text))
+            case ToolStarted():
+                self._break()
+                self._running[event.call_id] = (call_text(event.tool, event.args), time.monotonic(), None)
+            case ToolProgress():
+                label, since, _ = self._running.get(event.call_id, (brief(event.tool), time.monotonic(), None))
+                self._running[event.call_id] = (label, since, event.value)
+            case ToolFinished(outcome=outcome) if outcome is not None:
+                label, since, _ = self._running.pop(event.call_id, (brief(event.tool), time.monotonic(), None))
+                self._tool_line(label, time.monotonic() - since, outcome)
+            case Retracted(reason=reason):
+                if self._said:
+                    self._mark("↺", f"taken back: {reason}", "yellow")
+                self._said = ""
+            case _:
+                self._note(event)
+        if not isinstance(event, ToolProgress):
+            self._since = time.monotonic()
+
+    def _note(self, event: AnyEvent) -> None:
+        match event:
+            case TurnStarted(resumed=True):
+                self._mark("↻", "this turn was interrupted and goes on", "yellow")
+            case InputDelivered(input_id=name):
+                self._mark("→", f"input {name} reached the turn", "cyan")
+            case Gap(reason=reason):
+                self._mark("…", f"some live events are missing: {reason}", "dim")
+            case _:
+                pass
+
+    def ended(self, result: TurnResult[Any]) -> None:
+        """The turn is over: what was not seen live is shown now."""
+        self._break()
+        if result.text and result.text.strip() not in self._said:
+            self._out.print(styled(result.text))
+
+    # ------------------------------------------------------------------ how it looks
+
+    def _write(self, text: str) -> None:
+        self._line += text
+        width = max(20, self._out.width - 1)
+        while "\n" in self._line or len(self._line) > width:
+            line, newline, rest = self._line.partition("\n")
+            if len(line) > width:
+                cut = line.rfind(" ", 1, width)
+                cut = width if cut < 0 else cut
+                line, rest = line[:cut], line[cut:].lstrip() + newline + rest
+            self._out.print(styled(line))
+            self._line = rest
+
+    def _break(self) -> None:
+        if self._line:
+            self._out.print(styled(self._line))
+        self._line = ""
+
+    def _mark(self, sign: str, text: str, style: str) -> None:
+        self._break()
+        self._out.print(styled(f"{sign} {on_one_line(text)}", style))
+
+    def _tool_line(self, label: str, seconds: float, outcome: ToolOutcome) -> None:
+        kind = outcome_kind(outcome)
+        told = brief(outcome_words(outcome), max(20, self._out.width - len(label) - 16))
+        line = styled(f"{MARKS[kind]} ", style=STYLES[kind]).append(label, style="bold")
+        self._out.print(line.append(f"  {seconds:.1f} s  {told}", style="dim"), overflow="ellipsis", no_wrap=True)
+
+    def _now(self) -> RenderableType:
+        """The live part: the line being written, what runs, or that something is waited for."""
+        if self._ended:
+            return styled("")
+        if self._line:
+            return styled(self._line)
+        if not self._running:
+            waited = time.monotonic() - self._since
+            return Spinner("dots", styled(f"thinking … {waited:.0f} s" if waited > 2 else "thinking …", style="dim"))
+        rows = Table.grid(padding=(0, 1))
+        for label, since, value in list(self._running.values()):
+            progress = "" if value is None else brief(value, 30)
+            rows.add_row(
+                Spinner("dots", styled(label)), styled(f"{time.monotonic() - since:.0f} s {progress}", style="dim")
+            )
+        return Group(rows)
+
+
+# ---------------------------------------------------------------------- operations
+
+SESSIONS = {"required": "on a session", "optional": "on a session, or without", "forbidden": "without a session"}
+
+
+def operations(agent: AgentArgument, json: JsonOption = False) -> None:
+    """List what may be asked of an agent's plugins: queries, commands, tasks."""
+
+    async def work() -> int:
+        found = load_agent(agent).definition().operations.definitions
+        if json:
+            print_json([each.to_json() for each in found])
+            return 0
+        out = console()
+        if not found:
+            text_line(out, "its plugins offer no operations")
+            return 0
+        rows = [[each.name, each.kind, _parameters(each), SESSIONS[each.session_param], _first(each)] for each in found]
+        table(out, ["operation", "kind", "arguments", "works", "what"], rows, fold=(0, 2, 4))
+        return 0
+
+    perform(work, json)
+
+
+def call(
+    agent: AgentArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The operation; `mainstay operations` lists them.")],
+    args: Annotated[str, typer.Argument(metavar="JSON", help="Its arguments, a JSON object; '-' reads stdin.")] = "{}",
+    session: Annotated[str | None, typer.Option("--session", "-s", help="The session that it works on.")] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Call an operation of an agent's plugins.
+
+    Its output goes to stdout. Turns that it queues are run here, unless another process runs the session, and waited
+    for, as is what it began in the background; Ctrl-C leaves them for later.
+
+    Exit codes: 0 done, 1 failed, 2 usage error; of a turn that did not finish, that of `mainstay run`.
+    """
+
+    async def work() -> int:
+        loaded, given = load_agent(agent), _arguments(args)
+        loaded.definition()  # a model that does not exist is refused before a store is opened
+        functions = load_functions(agent)
+        async with Runtime(_where(store, session), agents=[loaded], processes=functions, recover=False) as runtime:
+            try:
+                outcome = await runtime.operations.call(name, given, session=session)
+            except MissingSession as error:
+                raise Refused(f"operation {error.operation!r} works on a session: name it with --session") from None
+            if not json:
+                print_value(outcome.output)
+            results = [await _ended(runtime, turn) for turn in outcome.accepted]
+            if json:
+                print_json(_as_json(outcome, results))
+            else:
+                for result in results:
+                    complain(f"turn {result.turn_id}: {kind_of(result.outcome)}: {brief(result.text, 200)}")
+            await finish(runtime.wait_idle(), "waiting for work in the background")
+        return next((code for result in results if (code := EXIT_CODES[kind_of(result.outcome)])), 0)
+
+    perform(work, json)
+
+
+def _where(store: str | None, session: str | None) -> str:
+    """The store; none is made for an operation that may need none."""
+    where = store_path(store)
+    if session is not None or is_there(where):
+        return existing(store)
+    return "memory"
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    data = sys.stdin.buffer.read() if text == "-" else text.encode(errors="surrogateescape")
+    try:
+        found = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise Refused(f'the arguments are not JSON ({error}): write for example \'{{"word": "tea"}}\'') from None
+    if not isinstance(found, dict):
+        raise Refused('the arguments are a JSON object, for example \'{"word": "tea"}\'')
+    return found
+
+
+async def _ended(runtime: Runtime, turn: str) -> TurnResult[Any]:
+    return await (await runtime.session(split(turn, 1)[0])).result(turn)
+
+
+def _as_json(outcome: OperationOutcome, results: list[TurnResult[Any]]) -> dict[str, Any]:
+    return outcome.to_json() | {"turns": [result_json(result) for result in results]}
+
+
+def _parameters(definition: OperationDefinition) -> str:
+    schema = definition.input_schema
+    needed = schema.get("required", [])
+    return ", ".join([name if name in needed else f"{name}?" for name in schema.get("properties", {})])
+
+
+def _first(definition: OperationDefinition) -> str:
+    return definition.description.partition("\n")[0]

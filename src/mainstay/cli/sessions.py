@@ -1,12 +1,14 @@
-"""`mainstay sessions`, `fork` and `delete`: the sessions of a store."""
+"""`mainstay sessions`, `show`, `fork` and `delete`: the sessions of a store, and one conversation as it is on disk."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
+from msgspec import Struct
 
 from mainstay.cli.host import (
     JsonOption,
@@ -20,11 +22,50 @@ from mainstay.cli.host import (
     perform,
     reading,
 )
-from mainstay.cli.render import ago, console, plural, print_json, table, text_line
-from mainstay.model.ids import node_id
+from mainstay.cli.render import (
+    MARKS,
+    STYLES,
+    ago,
+    brief,
+    call_text,
+    console,
+    heading,
+    plural,
+    print_json,
+    span,
+    table,
+    text_block,
+    text_line,
+    whole_call,
+)
+from mainstay.engine.journal import load_turns
+from mainstay.engine.waits import asked
+from mainstay.errors import StoreDamaged
+from mainstay.graph.tree import Turn, forkable, stretches
+from mainstay.graph.view import TurnView, model_calls, turn_view
+from mainstay.model.ids import node_id, turn_id
+from mainstay.model.llm import Usage
+from mainstay.model.message import Message
+from mainstay.model.outcome import PendingCall
+from mainstay.model.record import Closed, Ended, Faltered, Joined, Noted, Record, Replied, Said, Slot, Started
 from mainstay.model.session import SessionRow
+from mainstay.model.tool import Cancelled, OutcomeUnknown
 from mainstay.model.write import SessionFilter
 from mainstay.ports.store import Store
+from mainstay.turn.machine import usage_of
+from mainstay.wire import (
+    call_json,
+    message_json,
+    model_json,
+    outcome_json,
+    outcome_kind,
+    outcome_words,
+    pending_json,
+    usage_json,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="The session's id.")]
 
@@ -153,3 +194,280 @@ def _confirm(row: SessionRow) -> None:
         raise Refused(f"deleting {row.id} cannot be undone: say --yes")
     if not typer.confirm(f"Delete {row.id} with {plural(row.head, 'turn')}? This cannot be undone"):
         raise Refused("nothing was deleted", 1, "refused")
+
+
+# ---------------------------------------------------------------------- show: one session
+
+
+class ShownTurn(Struct, frozen=True):
+    """One turn of the conversation: whose it is (a fork's past belongs to another session), and its records."""
+
+    session_id: str
+    turn: Turn
+
+    @property
+    def id(self) -> str:
+        return turn_id(self.session_id, self.turn.number)
+
+
+class Story(Struct, frozen=True):
+    """Everything `show` needs of a session."""
+
+    row: SessionRow
+    state: str
+    past: list[ShownTurn]
+    open: ShownTurn | None
+    queued: list[ShownTurn]
+    pending: list[PendingCall]
+
+
+def show(
+    session: SessionArgument,
+    records: Annotated[bool, typer.Option("--records", help="The nodes with their ids: fork at one of them.")] = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show a session: what was said, which tools ran, how turns ended, what is open."""
+
+    async def work() -> int:
+        async with reading(store) as opened:
+            story = await read_story(opened, session)
+        if json:
+            print_json(_records_json(story) if records else _story_json(story))
+        elif records:
+            _print_records(story)
+        else:
+            _print_story(story)
+        return 0
+
+    perform(work, json)
+
+
+# ---------------------------------------------------------------------- reading
+
+
+async def read_story(store: Store, session_id: str) -> Story:
+    row = await find(store, session_id)
+    lineage = [row]
+    while (fork := lineage[-1].fork) is not None:
+        source = await store.session_by_sid(fork.sid)
+        if source is None:
+            raise StoreDamaged(f"session {row.id}", "the session it was forked from is gone")
+        lineage.append(source)
+    names = {r.sid: r.id for r in lineage}
+    past: list[ShownTurn] = []
+    for stretch in stretches(lineage):
+        for turn in await load_turns(store, stretch.sid, 1, stretch.last):
+            if turn.number == stretch.last and stretch.ordinal is not None:
+                turn = Turn(turn.number, turn.records[: stretch.ordinal + 1])
+            past.append(ShownTurn(names[stretch.sid], turn))
+    later = [ShownTurn(row.id, t) for t in await load_turns(store, row.sid, row.head + 1, row.next)]
+    waits = [w for w in await store.waits(row.sid) if w.state == "open" and row.cancel is None]
+    return Story(
+        row,
+        await condition(store, row, await dead_workers(store)),
+        past,
+        next((t for t in later if t.turn.number == row.turn), None),
+        [t for t in later if t.turn.number != row.turn and t.turn.joined is None],
+        await asked(store, waits),
+    )
+
+
+def _view(shown: ShownTurn) -> TurnView:
+    """A turn as it reads, also one that was cut short by a fork or is still open."""
+    records = shown.turn.records
+    if shown.turn.closed is None:
+        usage = sum((usage_of(r) for r in records if isinstance(r, Replied)), Usage())
+        records = [*records, Closed(Cancelled("reader", "not over yet"), usage)]  # so that every call is listed
+    return turn_view(shown.id, records)
+
+
+def _ended(shown: ShownTurn) -> set[str]:
+    """Call ids that have an outcome."""
+    return {f"{shown.id}.{r.call}" for r in shown.turn.records if isinstance(r, Ended)}
+
+
+# ---------------------------------------------------------------------- for machines
+
+
+def _story_json(story: Story) -> dict[str, Any]:
+    row = story.row
+    return {
+        "id": row.id,
+        "agent": row.agent,
+        "state": story.state,
+        "reason": row.reason,
+        "owner": row.owner,
+        "created": row.created,
+        "updated": row.updated,
+        "turns": [_turn_json(t) for t in story.past if t.turn.joined is None],
+        "open": None if story.open is None else _turn_json(story.open),
+        "pending": [pending_json(p) for p in story.pending],
+        "queued": [_queued_json(t) for t in story.queued],
+    }
+
+
+def _turn_json(shown: ShownTurn) -> dict[str, Any]:
+    view, closed, ended = _view(shown), shown.turn.closed, _ended(shown)
+    messages = view.messages if closed is not None else [m for m in view.messages if m.role != "tool"]
+    return {
+        "turn_id": shown.id,
+        "outcome": None if closed is None else outcome_json(view.outcome),
+        "usage": usage_json(view.usage),
+        "messages": [message_json(m) for m in messages],
+        "tool_calls": [call_json(c) for c in view.tool_calls if closed is not None or c.call_id in ended],
+        "model_calls": [model_json(call) for call in model_calls(shown.turn.records)],
+    }
+
+
+def _queued_json(shown: ShownTurn) -> dict[str, Any]:
+    said = shown.turn.said
+    return {
+        "input_id": shown.id,
+        "kind": said.kind if said else None,
+        "message": message_json(said.message) if said else None,
+    }
+
+
+def _records_json(story: Story) -> list[dict[str, Any]]:
+    found = []
+    for shown in [*story.past, *([story.open] if story.open else []), *story.queued]:
+        for ordinal, record in enumerate(shown.turn.records):
+            found.append(
+                {
+                    "node_id": node_id(shown.session_id, shown.turn.number, ordinal),
+                    "forkable": forkable(shown.turn, ordinal) is None,
+                    "record": msgspec.to_builtins(record),
+                }
+            )
+    return found
+
+
+# ---------------------------------------------------------------------- for people
+
+
+def _print_story(story: Story) -> None:
+    out, row = console(), story.row
+    now = int(time.time() * 1000)
+    reason = f" ({row.reason})" if row.reason else ""
+    text_line(out, f"{row.id} · agent {row.agent} · {story.state}{reason} · changed {ago(row.updated, now)}", "bold")
+    for shown in story.past:
+        if shown.turn.joined is None:
+            _print_turn(out, shown, shared=shown.session_id != row.id)
+    if story.open is not None:
+        _print_turn(out, story.open, state=story.state)
+    for call in story.pending:
+        text_block(out, f"  has waited {span(now - call.since)} for {answer_hint(call)}", "yellow")
+    for shown in story.queued:
+        said = shown.turn.said
+        text_line(out, f"queued {shown.id}: {brief(said.message.text if said else '', 60)}", "dim")
+
+
+def _print_turn(out: Console, shown: ShownTurn, shared: bool = False, state: str = "") -> None:
+    view, closed = _view(shown), shown.turn.closed
+    heading(out, f"── {shown.id}{' (shared history)' if shared else ''}", "dim")
+    calls = {c.call_id: c for c in view.tool_calls}
+    waiting = iter(calls.values())
+    ended = _ended(shown)
+    for message in view.messages:
+        if message.role == "tool":
+            continue
+        _print_message(out, message, shown.turn.said)
+        for _ in message.tool_calls:
+            call = next(waiting)
+            if closed is None and call.call_id not in ended:
+                text_line(out, f"  … {whole_call(call.tool, call.args)}", "yellow")
+                continue
+            kind = outcome_kind(call.outcome)
+            again = f" ({call.attempts} attempts, {call.repeated} repeated)" if call.attempts > 1 else ""
+            # Of a call that nobody saw end a person may still say what became of it.
+            unknown = isinstance(call.outcome, OutcomeUnknown)
+            what = whole_call(call.tool, call.args) if unknown else call_text(call.tool, call.args, 66)
+            text_line(out, f"  {MARKS[kind]} {what}{again}", STYLES[kind])
+            text_line(out, f"      {kind}: {brief(outcome_words(call.outcome), 64)}", "dim")
+    for failed in [each for call in model_calls(shown.turn.records) for each in call.attempts if each.code]:
+        who = failed.model or "the model"
+        text_line(out, f"  ! {who}, attempt {failed.number}: {failed.code}: {brief(failed.message, 60)}", "dim")
+    if closed is None:
+        text_line(out, f"  {state or 'cut here by the fork'} · {_usage(view.usage)}", STYLES.get(state, "dim"))
+    else:
+        kind = outcome_kind(view.outcome)
+        text_line(out, f"  {kind}{_why(view)} · {_usage(view.usage)}", STYLES.get(kind, ""))
+
+
+def _print_message(out: Console, message: Message, said: Said | None) -> None:
+    if not message.text:
+        return
+    # Nobody spoke when processes woke the session: the runtime put their news into words.
+    who = "wake" if said is not None and said.wakes and message == said.message else message.role
+    text_block(out, f"{who}: {message.text}", "bold cyan" if message.role == "user" else "")
+
+
+def _why(view: TurnView) -> str:
+    outcome = view.outcome
+    reason = next((v for n in ("message", "reason", "which") if (v := getattr(outcome, n, ""))), "")
+    by = getattr(outcome, "by", "")
+    return f"{f' by {by}' if by else ''}{f': {reason}' if reason else ''}"
+
+
+def _usage(usage: Usage) -> str:
+    parts = [plural(usage.calls, "model call")]
+    if usage.total:
+        asked = usage.total - (usage.output or 0)
+        parts.append(f"{asked:,} tokens in, {usage.output or 0:,} out")
+    if usage.unknown:
+        parts.append(f"usage of {usage.unknown} unknown")
+    if usage.cost:
+        parts.append(f"{usage.cost:.4f} spent")
+    return ", ".join(parts)
+
+
+def answer_hint(call: PendingCall) -> str:
+    """What is asked, and the command that answers it."""
+    what = whole_call(call.tool, call.args)
+    match call.kind:
+        case "approval":
+            return f"approval of {what}\n    mainstay approve {call.call_id}   (or reject)"
+        case "recovery":
+            return f"whether {what} took effect\n    mainstay settle {call.call_id} done   (or failed, rerun)"
+        case "deferred":
+            return f"the outside completion of {what}\n    call {call.call_id}, by its signed key"
+
+
+def _print_records(story: Story) -> None:
+    rows = []
+    for shown in [*story.past, *([story.open] if story.open else []), *story.queued]:
+        for ordinal, record in enumerate(shown.turn.records):
+            name = node_id(shown.session_id, shown.turn.number, ordinal)
+            at = "" if forkable(shown.turn, ordinal) is not None else "yes"
+            rows.append([name, type(record).__name__.lower(), at, _record_text(record)])
+    table(console(), ["node", "record", "fork", "what"], rows, fold=(0, 3))
+
+
+def _record_text(record: Record) -> str:
+    match record:
+        case Said(message=message, kind=kind, wakes=wakes):
+            return f"{'wake' if wakes else kind}: {brief(message.text, 60)}"
+        case Joined(turn=turn):
+            return f"delivered into turn {turn}"
+        case Replied(step=step, parts=parts):
+            return f"step {step}: {brief(_reply_text(parts), 60)}"
+        case Started(call=call, attempt=attempt):
+            return f"call {call}, attempt {attempt}"
+        case Faltered(code=code, message=message, call=call):
+            return f"{f'call {call}' if call else 'model'}: {code}: {brief(message, 40)}"
+        case Ended(call=call, outcome=outcome):
+            return f"call {call}: {outcome_kind(outcome)}: {brief(outcome_words(outcome), 44)}"
+        case Noted(slot=Slot(children=children)) if children:
+            return f"begins {', '.join(children)}"
+        case Closed(outcome=outcome, reply=reply):
+            text = f": {brief(_reply_text(reply.parts), 50)}" if reply is not None else ""
+            return f"{outcome_kind(outcome)}{text}"
+        case _:
+            return brief(msgspec.to_builtins(record), 60)
+
+
+def _reply_text(parts: Any) -> str:
+    message = Message("assistant", parts)
+    calls = ", ".join(f"{c.name}()" for c in message.tool_calls)
+    return " ".join(p for p in (message.text, f"→ {calls}" if calls else "") if p)
