@@ -9,7 +9,8 @@ import sys
 import pytest
 
 import mainstay
-from mainstay import errors
+from mainstay import builtin, errors
+from mainstay.model import plugin
 
 PUBLIC = [
     "Agent",
@@ -86,6 +87,11 @@ EXCEPTIONS = [
 def test_the_public_names_are_these() -> None:
     assert mainstay.__all__ == PUBLIC
     assert len(PUBLIC) <= 40
+
+
+def test_earlier_names_of_what_was_renamed_can_still_be_imported() -> None:
+    assert builtin.OutputBudget is builtin.OutputLimit
+    assert plugin.Compaction is plugin.CompactedHistory
 
 
 @pytest.mark.parametrize("name", PUBLIC)

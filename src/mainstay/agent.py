@@ -17,9 +17,8 @@ from mainstay.model.codec import clean_text, error_text
 from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
 from mainstay.model.message import InputContent
 from mainstay.model.tool import OutputBudget, ProviderTool
-from mainstay.plugins.engines import engines_of
 from mainstay.plugins.hooks import Plugin
-from mainstay.plugins.registry import PluginSet, overrides
+from mainstay.plugins.registry import PluginSet, engines_of, overrides
 from mainstay.ports.provider import Provider, is_provider
 from mainstay.runtime import Runtime
 from mainstay.sessions.definition import Defined, Definition

@@ -34,7 +34,7 @@ from mainstay.model.llm import RateLimit
 from mainstay.model.process import ProcessRow
 from mainstay.model.session import Answer, Offers, load_settings
 from mainstay.observe.feed import Feed
-from mainstay.plugins.engines import engines_of
+from mainstay.plugins.registry import engines_of
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import OnDisk, Store
@@ -46,25 +46,22 @@ from mainstay.processes.tool import ToolEngine
 from mainstay.processes.worker import CONCURRENCY, ProcessEvents, ProcessWatch, ProcessWorker
 from mainstay.sessions.archive import Archive
 from mainstay.sessions.cache import CACHE_BYTES, SessionCache
-from mainstay.sessions.definition import Defined, Definition, by_name
+from mainstay.sessions.definition import Defined, Definition, Models, by_name, check_limited, keep_open
+from mainstay.sessions.definition import checked as checked_models
 from mainstay.sessions.directory import Retention, Sessions
 from mainstay.sessions.environment import Environments
-from mainstay.sessions.inbox import Inbox, pick_agent
-from mainstay.sessions.models import Models, check_limited, keep_open
-from mainstay.sessions.models import checked as checked_models
+from mainstay.sessions.inbox import Inbox, TurnRequests, pick_agent
 from mainstay.sessions.operations import RuntimeOperations, task_engine
 from mainstay.sessions.outcomes import TurnOutcomes
 from mainstay.sessions.parts import SessionParts
-from mainstay.sessions.requests import TurnRequests
+from mainstay.sessions.processes import TaskTable
 from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.session import Session
 from mainstay.sessions.setup import checked_options
 from mainstay.sessions.subagents import TurnEngine
-from mainstay.sessions.task_table import TaskTable
 from mainstay.sessions.turns import TurnPorts, Turns
-from mainstay.sessions.wakes.delivery import Wakes
+from mainstay.sessions.wakes.delivery import ProcessFeed, Wakes
 from mainstay.sessions.wakes.late_results import LateResults
-from mainstay.sessions.wakes.process_feed import ProcessFeed
 from mainstay.sessions.watch import Watch, could_work, see_to_needs
 from mainstay.stores import os_process
 from mainstay.stores.factory import open_store

@@ -18,7 +18,7 @@ from mainstay.builtin.compaction import SYSTEM
 from mainstay.errors import InvalidDefinition, ProviderError
 from mainstay.model.llm import Completion
 from mainstay.model.message import Reasoning, Text, unanswered
-from mainstay.model.plugin import Compaction as Frame
+from mainstay.model.plugin import CompactedHistory
 from mainstay.plugins.calls import first
 from mainstay.plugins.hooks import CompactContext
 from mainstay.plugins.registry import PluginSet
@@ -110,7 +110,7 @@ async def test_the_older_part_is_summed_up_and_the_newest_turns_stay_word_for_wo
 
     frame = await plugin().compact(told(turns("ABCDEFGHI"), model))  # 9,000 tokens
 
-    assert frame == Frame((summary("Ships were discussed."), *turns("HI")), "summed up")
+    assert frame == CompactedHistory((summary("Ships were discussed."), *turns("HI")), "summed up")
     assert model.labels == ["compaction"]
     assert "do not follow instructions" in model.systems[0]
     assert "user: AAAA" in model.asked[0]
@@ -123,7 +123,7 @@ async def test_the_newest_turn_may_be_twice_as_large_as_what_is_kept() -> None:
 
     frame = await plugin().compact(told([*turns("ABCDE"), *large], Model("short")))
 
-    assert frame == Frame((summary("short"), *large), "summed up")
+    assert frame == CompactedHistory((summary("short"), *large), "summed up")
 
 
 async def test_a_newest_turn_larger_than_that_is_summed_up_too() -> None:
@@ -131,7 +131,7 @@ async def test_a_newest_turn_larger_than_that_is_summed_up_too() -> None:
 
     frame = await plugin(keep=2_400).compact(told([*turns("ABCD"), said("N" * 4_900), answered("n" * 100)], model))
 
-    assert frame == Frame((summary("short"),), "summed up")
+    assert frame == CompactedHistory((summary("short"),), "summed up")
     assert "NNNN" in model.asked[1]
 
 
@@ -140,7 +140,7 @@ async def test_the_summary_before_becomes_part_of_the_next() -> None:
 
     frame = await plugin().compact(told([summary("The first one."), *turns("ABCDEFGHI")], model))
 
-    assert frame == Frame((summary("Both."), *turns("HI")), "summed up")
+    assert frame == CompactedHistory((summary("Both."), *turns("HI")), "summed up")
     assert "The first one." in model.asked[0]
 
 
@@ -165,7 +165,7 @@ async def test_a_conversation_larger_than_a_question_is_summed_up_piece_by_piece
 
     frame = await plugin().compact(told(turns("ABCDEFGHIJK"), model))  # 9,000 to sum up, 8,000 in a question
 
-    assert frame == Frame((summary("all of it"), *turns("JK")), "summed up")
+    assert frame == CompactedHistory((summary("all of it"), *turns("JK")), "summed up")
     assert "aaaa" in model.asked[0]
     assert "iiii" not in model.asked[0]
     assert "first part" in model.asked[1]
@@ -213,7 +213,7 @@ async def test_outputs_are_cut_for_the_summary_too() -> None:
 
     frame = await plugin(result_tokens=64).compact(told([*reading("0123456789" * 800), *turns("ABCDEF")], model))
 
-    assert frame == Frame((summary("ok"), *turns("EF")), "summed up")
+    assert frame == CompactedHistory((summary("ok"), *turns("EF")), "summed up")
     assert "bytes dropped" in model.asked[0]
     assert "0123456789" * 20 not in model.asked[0]
 
@@ -223,7 +223,7 @@ async def test_outputs_of_the_newest_turns_stay_whole() -> None:
 
     frame = await plugin(result_tokens=64).compact(told([*turns("ABCDEF"), *newest], Model("ok")))
 
-    assert frame == Frame((summary("ok"), *newest), "summed up")
+    assert frame == CompactedHistory((summary("ok"), *newest), "summed up")
 
 
 # ---------------------------------------------------------------------- what goes wrong
@@ -283,7 +283,7 @@ async def test_the_next_turn_tries_again() -> None:
     frame = await compaction.compact(told(turns("BCDEFGHIJ"), model))
 
     assert refused is None
-    assert frame == Frame((summary("now it works"), *turns("IJ")), "summed up")
+    assert frame == CompactedHistory((summary("now it works"), *turns("IJ")), "summed up")
 
 
 async def test_what_was_stored_is_not_changed() -> None:
@@ -322,7 +322,7 @@ async def test_the_buffer_is_20_000_tokens_and_at_most_a_quarter_of_the_context(
 
     assert below is None
     assert unasked.asked == []
-    assert above == Frame((summary("short"),), "summed up")
+    assert above == CompactedHistory((summary("short"),), "summed up")
 
 
 async def test_20_000_tokens_are_kept_unless_told_otherwise() -> None:
@@ -333,7 +333,7 @@ async def test_20_000_tokens_are_kept_unless_told_otherwise() -> None:
 
     frame = await Compaction(estimate=one_each).compact(told([*old, *over, *fits, *newest], Model("short")))
 
-    assert frame == Frame((summary("short"), *fits, *newest), "summed up")
+    assert frame == CompactedHistory((summary("short"), *fits, *newest), "summed up")
 
 
 # ---------------------------------------------------------------------- in a session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mainstay.builtin import Compaction, OutputBudget, Permissions, Plan, Redaction, RollingHistory, Rule, Subagents
+from mainstay.builtin import Compaction, OutputLimit, Permissions, Plan, Redaction, RollingHistory, Rule, Subagents
 from mainstay.testing.plugin_contract import plugin_contract
 
 pytestmark = pytest.mark.slow
@@ -13,7 +13,7 @@ STEPS = [{"text": "look it up", "status": "active"}, {"text": "answer"}]
 RULES = [Rule("allow", "look_up"), Rule("ask", "stumble", remember=True)]
 
 TestCompaction = plugin_contract(lambda: Compaction(context_tokens=150))  # small enough for its turns to outgrow
-TestOutputBudget = plugin_contract(lambda: OutputBudget(bytes=256))
+TestOutputBudget = plugin_contract(lambda: OutputLimit(bytes=256))
 TestPermissions = plugin_contract(
     lambda: Permissions(RULES),
     options={"rules": [{"decision": "deny", "tool": "look_up", "args": {"word": "secret*"}}]},

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from mainstay import Agent, ModelRequest, Runtime, ToolCall, tool
-from mainstay.builtin import OutputBudget
+from mainstay.builtin import OutputLimit
 from mainstay.errors import InvalidDefinition, PluginConflict
-from mainstay.model.tool import Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
-from mainstay.model.tool import OutputBudget as Numbers
+from mainstay.model.tool import Denied, Failed, Ok, OutcomeUnknown, OutputBudget, ToolOutcome, ToolSpec
 from mainstay.plugins.hooks import Plugin, ToolEndContext
 from mainstay.plugins.registry import PluginSet
 from mainstay.testing import FunctionModel
@@ -27,18 +26,18 @@ def ended(outcome: ToolOutcome, tool: ToolSpec = READ) -> ToolEndContext:
 
 @pytest.mark.parametrize("value", [None, 7, "short", ["a", {"b": 1}], "x" * 1_000])
 def test_what_fits_is_shown_as_it_is(value: Any) -> None:
-    assert OutputBudget(bytes=1_000).project_result(ended(Ok(value))) == value
+    assert OutputLimit(bytes=1_000).project_result(ended(Ok(value))) == value
 
 
 def test_bytes_limit_what_the_model_sees() -> None:
-    shown = OutputBudget(bytes=1_000).project_result(ended(Ok("é" * 2_000)))
+    shown = OutputLimit(bytes=1_000).project_result(ended(Ok("é" * 2_000)))
 
     assert 900 < len(shown.encode()) <= 1_000
     assert "the whole output is kept" in shown
 
 
 def test_lines_limit_what_the_model_sees() -> None:
-    shown = OutputBudget(lines=10).project_result(ended(Ok("line\n" * 30_000)))
+    shown = OutputLimit(lines=10).project_result(ended(Ok("line\n" * 30_000)))
 
     assert len(shown.splitlines()) <= 10
     assert shown.startswith("line\nline\n")
@@ -47,24 +46,24 @@ def test_lines_limit_what_the_model_sees() -> None:
 def test_lines_alone_leave_bytes_free() -> None:
     value = "x" * 100_000
 
-    assert OutputBudget(lines=10).project_result(ended(Ok(value))) == value
+    assert OutputLimit(lines=10).project_result(ended(Ok(value))) == value
 
 
 def test_tokens_are_four_bytes_each() -> None:
-    shown = OutputBudget(tokens=300).project_result(ended(Ok("x" * 5_000)))
+    shown = OutputLimit(tokens=300).project_result(ended(Ok("x" * 5_000)))
 
     assert 1_100 < len(shown) <= 1_200
 
 
 def test_lines_and_tokens_go_together() -> None:
-    plugin = OutputBudget(tokens=300, lines=10)
+    plugin = OutputLimit(tokens=300, lines=10)
 
     assert len(plugin.project_result(ended(Ok("x" * 5_000)))) <= 1_200
     assert len(plugin.project_result(ended(Ok("a\n" * 300))).splitlines()) <= 10
 
 
 def test_without_numbers_it_is_the_usual_budget() -> None:
-    plugin = OutputBudget()
+    plugin = OutputLimit()
 
     assert plugin.project_result(ended(Ok("x" * 16_384))) == "x" * 16_384
     assert len(plugin.project_result(ended(Ok("x" * 16_385)))) <= 16_384
@@ -72,21 +71,21 @@ def test_without_numbers_it_is_the_usual_budget() -> None:
 
 
 def test_a_value_keeps_its_shape() -> None:
-    shown = OutputBudget(bytes=1_000).project_result(ended(Ok({"path": "a.txt", "text": "x" * 5_000, "size": 5_000})))
+    shown = OutputLimit(bytes=1_000).project_result(ended(Ok({"path": "a.txt", "text": "x" * 5_000, "size": 5_000})))
 
     assert (shown["path"], shown["size"]) == ("a.txt", 5_000)
     assert len(shown["text"]) < 1_000
 
 
 def test_a_tool_with_a_budget_of_its_own_keeps_it() -> None:
-    generous = ToolSpec("read", output_budget=Numbers(bytes=10_000, lines=None))
+    generous = ToolSpec("read", output_budget=OutputBudget(bytes=10_000, lines=None))
 
-    assert OutputBudget(bytes=1_000).project_result(ended(Ok("x" * 9_000), generous)) == "x" * 9_000
-    assert len(OutputBudget(bytes=20_000).project_result(ended(Ok("x" * 15_000), generous))) <= 10_000
+    assert OutputLimit(bytes=1_000).project_result(ended(Ok("x" * 9_000), generous)) == "x" * 9_000
+    assert len(OutputLimit(bytes=20_000).project_result(ended(Ok("x" * 15_000), generous))) <= 10_000
 
 
 def test_the_words_of_a_failure_are_within_the_budget_and_say_what_failed() -> None:
-    shown = OutputBudget(bytes=1_000).project_result(ended(Failed("tool_raised", "E" * 20_000)))
+    shown = OutputLimit(bytes=1_000).project_result(ended(Failed("tool_raised", "E" * 20_000)))
 
     assert shown["error"] == "tool_raised"
     assert len(shown["message"]) < 1_000
@@ -108,7 +107,7 @@ def test_the_words_of_a_failure_are_within_the_budget_and_say_what_failed() -> N
     ],
 )
 def test_other_outcomes_are_told_as_always(outcome: ToolOutcome, shown: Any) -> None:
-    assert OutputBudget().project_result(ended(outcome)) == shown
+    assert OutputLimit().project_result(ended(outcome)) == shown
 
 
 def test_a_second_plugin_that_projects_results_is_refused() -> None:
@@ -119,7 +118,7 @@ def test_a_second_plugin_that_projects_results_is_refused() -> None:
             return "mine"
 
     with pytest.raises(PluginConflict, match=r"(?s)mine.*output_budget|output_budget.*mine"):
-        PluginSet([OutputBudget(), Mine()])
+        PluginSet([OutputLimit(), Mine()])
 
 
 @pytest.mark.parametrize(
@@ -128,13 +127,11 @@ def test_a_second_plugin_that_projects_results_is_refused() -> None:
 )
 def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidDefinition):
-        OutputBudget(**wrong)
+        OutputLimit(**wrong)
 
 
-@pytest.mark.parametrize(
-    ("plugin", "shown"), [(OutputBudget(bytes=1_000), 1_000), (OutputBudget(tokens=10_000), 30_000)]
-)
-async def test_in_a_turn_it_goes_before_the_agents_own_budget(plugin: OutputBudget, shown: int) -> None:
+@pytest.mark.parametrize(("plugin", "shown"), [(OutputLimit(bytes=1_000), 1_000), (OutputLimit(tokens=10_000), 30_000)])
+async def test_in_a_turn_it_goes_before_the_agents_own_budget(plugin: OutputLimit, shown: int) -> None:
     @tool
     def read() -> str:
         """Read it."""

@@ -16,9 +16,9 @@ from mainstay.errors import InvalidDefinition, PluginError
 from mainstay.model.outcome import Waiting
 from mainstay.model.plugin import AskPerson, Directive, EmitTrace, PluginSnapshot, ReplaceArgs, ShortCircuit
 from mainstay.model.tool import Denied, Failed, Ok, ToolOutcome, ToolSpec
-from mainstay.plugins import decisions, state
+from mainstay.plugins import decisions
 from mainstay.plugins.hooks import Plugin, SessionContext, SnapshotWriter, ToolCallContext, ToolEndContext
-from mainstay.plugins.registry import PluginSet
+from mainstay.plugins.registry import PluginSet, restore_snapshot, take_snapshot
 from mainstay.testing import ScriptedModel
 
 HOST: Any = None  # no rule needs it
@@ -51,10 +51,10 @@ def decided(plugin: Permissions, ctx: ToolCallContext) -> list[Directive]:
 
 def restarted(plugin: Permissions) -> Permissions:
     """The same session after its process died with everything recorded."""
-    taken = state.take(plugin).snapshot
+    taken = take_snapshot(plugin).snapshot
     again = opened(plugin)
 
-    assert state.restore(again, taken, {}) is None
+    assert restore_snapshot(again, taken, {}) is None
     return again
 
 
@@ -447,14 +447,14 @@ def test_everything_remembered_is_there_after_a_restart() -> None:
 def test_a_session_without_anything_saved_begins_with_nothing() -> None:
     plugin = opened(Permissions([Rule("ask", "shell")]))
 
-    assert state.restore(plugin, None, {}) is None
+    assert restore_snapshot(plugin, None, {}) is None
     assert (plugin.trail, plugin.revision) == ((), 0)
 
 
 @pytest.mark.parametrize("saved", ["nonsense", {"rules": [{"decision": "maybe"}]}, {"trail": [["chat.1.1.0"]]}])
 def test_a_memory_that_cannot_be_read_is_an_issue_of_a_required_plugin(saved: Any) -> None:
     plugin = opened(Permissions())
-    issue = state.restore(plugin, PluginSnapshot("1", 3, saved), {})
+    issue = restore_snapshot(plugin, PluginSnapshot("1", 3, saved), {})
 
     assert issue is not None
     assert (issue.code, issue.plugin) == ("plugin_snapshot_unreadable", "permissions")
@@ -514,8 +514,8 @@ def test_a_definition_that_makes_no_sense_is_refused(make: Any, says: str) -> No
 
 def test_a_session_of_another_version_is_not_touched() -> None:
     plugin = opened(Permissions())
-    taken = replace(state.take(plugin).snapshot, version="2")
-    issue = state.restore(plugin, taken, {})
+    taken = replace(take_snapshot(plugin).snapshot, version="2")
+    issue = restore_snapshot(plugin, taken, {})
 
     assert issue is not None
     assert issue.code == "plugin_snapshot_newer"

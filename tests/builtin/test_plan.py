@@ -13,9 +13,8 @@ from mainstay.errors import ToolError
 from mainstay.model.event import PluginEvent
 from mainstay.model.plugin import EmitEvents, PluginSnapshot, PromptPart
 from mainstay.model.tool import Failed, Ok, ToolOutcome, ToolSpec
-from mainstay.plugins import state
 from mainstay.plugins.hooks import PromptContext, SessionContext, ToolEndContext
-from mainstay.plugins.registry import PluginSet
+from mainstay.plugins.registry import PluginSet, restore_snapshot, take_snapshot
 from mainstay.testing import FunctionModel
 from mainstay.tools.context import ToolContext
 
@@ -170,7 +169,7 @@ def test_a_plan_is_there_after_a_restart() -> None:
     plugin.after_tool_call(called(STEPS))
     again = opened()
 
-    assert state.restore(again, state.take(plugin).snapshot, {}) is None
+    assert restore_snapshot(again, take_snapshot(plugin).snapshot, {}) is None
     assert (again.steps, again.revision) == (plugin.steps, 1)
     assert list(again.prompt(CALLING)) == list(plugin.prompt(CALLING))
 
@@ -178,14 +177,14 @@ def test_a_plan_is_there_after_a_restart() -> None:
 def test_a_session_that_has_no_plan_begins_without() -> None:
     plugin = opened()
 
-    assert state.restore(plugin, None, {}) is None
+    assert restore_snapshot(plugin, None, {}) is None
     assert (plugin.steps, plugin.revision) == ((), 0)
 
 
 @pytest.mark.parametrize("saved", ["nonsense", [{"status": "done"}], [{"text": "a", "status": "maybe"}]])
 def test_a_plan_that_cannot_be_read_is_an_issue_and_changes_nothing(saved: Any) -> None:
     plugin = opened()
-    issue = state.restore(plugin, PluginSnapshot("1", 3, saved), {})
+    issue = restore_snapshot(plugin, PluginSnapshot("1", 3, saved), {})
 
     assert issue is not None
     assert (issue.code, issue.plugin) == ("plugin_snapshot_unreadable", "plan")

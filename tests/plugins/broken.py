@@ -29,7 +29,7 @@ from mainstay.plugins.hooks import (
     TurnEndContext,
     ViewContext,
 )
-from mainstay.ports.hooks import StreamEnd
+from mainstay.ports.services import StreamEnd
 
 # ---------------------------------------------------------------------- without a fault
 

@@ -26,7 +26,7 @@ from mainstay.model.plugin import (
     kind_of,
 )
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
-from mainstay.plugins.directives import read
+from mainstay.plugins.decisions import read
 from mainstay.plugins.hooks import Plugin
 
 SEAMS: tuple[Seam, ...] = ("before_turn", "before_tool_call", "after_tool_call", "at_checkpoint", "after_turn")

@@ -11,7 +11,7 @@ from mainstay.model.codec import convert, decode, encode
 from mainstay.model.plugin import Issue, PluginSnapshot
 from mainstay.model.tool import BlobRef
 from mainstay.plugins.hooks import Plugin, SnapshotReader, SnapshotWriter
-from mainstay.plugins.state import fingerprint, newer, restore, revision, take
+from mainstay.plugins.registry import fingerprint, is_newer, restore_snapshot, revision_of, take_snapshot
 
 # echo -n hello | sha256sum, and of nothing
 HELLO = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
@@ -91,10 +91,10 @@ def test_a_snapshot_comes_back_with_its_named_bytes() -> None:
     notes = Notes({"done": [1, 2]}, {"big": b"hello", "empty": b""})
     notes.revision = 7
 
-    taken = take(notes)
+    taken = take_snapshot(notes)
     stored = convert(decode(encode(taken.snapshot)), PluginSnapshot)
     other = Notes()
-    issue = restore(other, stored, taken.blobs)
+    issue = restore_snapshot(other, stored, taken.blobs)
 
     assert taken.snapshot == PluginSnapshot(
         "1",
@@ -114,7 +114,7 @@ def test_a_state_is_taken_as_it_is_now_and_in_plain_values() -> None:
     state: dict[str, Any] = {"t": (1, float("inf")), "s": "\0"}
     notes = Notes(state)
 
-    taken = take(notes)
+    taken = take_snapshot(notes)
     state["t"] = "changed"
 
     assert taken.snapshot.state == {"t": [1, "Infinity"], "s": "�"}
@@ -124,7 +124,7 @@ def test_a_plugin_without_an_entry_is_told_so() -> None:
     notes = Notes(["left over"])
     notes.revision = 4
 
-    assert restore(notes, None, {}) is None
+    assert restore_snapshot(notes, None, {}) is None
     assert notes.told == PluginSnapshot("1", 4, None)
     assert (notes.state, notes.blobs) == (None, {})
 
@@ -159,7 +159,7 @@ class Unwell(Notes):
 )
 def test_a_snapshot_that_cannot_be_taken_is_a_fault_of_its_plugin(state: Any, what: str) -> None:
     with pytest.raises(PluginFault) as caught:
-        take(Unwell(state))
+        take_snapshot(Unwell(state))
 
     assert (caught.value.plugin, caught.value.hook) == ("notes", "snapshot")
     assert caught.value.what.startswith(what)
@@ -168,7 +168,7 @@ def test_a_snapshot_that_cannot_be_taken_is_a_fault_of_its_plugin(state: Any, wh
 @pytest.mark.parametrize("name", [5, "a\0", "\ud800"])
 def test_bytes_need_a_name_that_comes_back(name: Any) -> None:
     with pytest.raises(PluginFault, match="cannot name a blob"):
-        take(Notes(None, {name: b"x"}))
+        take_snapshot(Notes(None, {name: b"x"}))
 
 
 class Moody(Plugin):
@@ -182,12 +182,12 @@ class Moody(Plugin):
 @pytest.mark.parametrize("count", ["1", 1.5, None, True, 2**63])
 def test_a_revision_is_a_count_that_can_be_stored(count: Any) -> None:
     with pytest.raises(PluginFault, match="is no count"):
-        revision(at("p", "1", count))
+        revision_of(at("p", "1", count))
 
 
 def test_a_revision_that_raises_is_a_fault_wherever_it_is_asked() -> None:
     with pytest.raises(PluginFault, match="not now"):
-        take(Moody())
+        take_snapshot(Moody())
     with pytest.raises(PluginFault, match="not now"):
         fingerprint([Moody()])
 
@@ -209,7 +209,7 @@ class Strict(Notes):
     ids=["raises", "exits"],
 )
 def test_a_snapshot_that_a_plugin_cannot_read_is_reported_and_kept(state: Any, why: str) -> None:
-    assert restore(Strict(), PluginSnapshot("1", 1, state), {}) == Issue(
+    assert restore_snapshot(Strict(), PluginSnapshot("1", 1, state), {}) == Issue(
         "plugin_snapshot_unreadable",
         f"its snapshot cannot be restored: {why}; the snapshot is kept: use a version of the plugin that can read it",
         "notes",
@@ -220,7 +220,7 @@ def test_a_snapshot_without_its_bytes_is_not_given_back_as_if_it_were_whole() ->
     notes = Notes()
     snapshot = PluginSnapshot("1", 1, None, {"big": BlobRef(HELLO, 5), "empty": BlobRef(NOTHING, 0)})
 
-    issue = restore(notes, snapshot, {NOTHING: b""})
+    issue = restore_snapshot(notes, snapshot, {NOTHING: b""})
 
     assert issue is not None
     assert issue.code == "plugin_snapshot_unreadable"
@@ -231,7 +231,7 @@ def test_a_snapshot_without_its_bytes_is_not_given_back_as_if_it_were_whole() ->
 def test_a_snapshot_of_a_newer_plugin_is_reported_and_not_touched() -> None:
     notes = Notes()
 
-    assert restore(notes, PluginSnapshot("1.1", 1, ["x"]), {}) == Issue(
+    assert restore_snapshot(notes, PluginSnapshot("1.1", 1, ["x"]), {}) == Issue(
         "plugin_snapshot_newer",
         "its snapshot is of version 1.1, the plugin is 1: upgrade it; the snapshot is kept",
         "notes",
@@ -240,7 +240,7 @@ def test_a_snapshot_of_a_newer_plugin_is_reported_and_not_touched() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "known", "is_newer"),
+    ("stored", "known", "newer"),
     [
         ("2", "1", True),
         ("1.10", "1.9", True),
@@ -256,8 +256,8 @@ def test_a_snapshot_of_a_newer_plugin_is_reported_and_not_touched() -> None:
         ("²", "1", False),
     ],
 )
-def test_dotted_numbers_tell_which_version_is_newer(stored: str, known: str, is_newer: bool) -> None:
-    assert newer(stored, known) is is_newer
+def test_dotted_numbers_tell_which_version_is_newer(stored: str, known: str, newer: bool) -> None:
+    assert is_newer(stored, known) is newer
 
 
 def test_a_restore_that_turns_out_to_be_async_restores_nothing_and_says_so() -> None:
@@ -268,7 +268,7 @@ def test_a_restore_that_turns_out_to_be_async_restores_nothing_and_says_so() -> 
         def restore(self, snapshot: PluginSnapshot, reader: SnapshotReader) -> Any:
             return later(snapshot, reader)
 
-    issue = restore(Wrapped(), PluginSnapshot("1", 3, ["kept"]), {})
+    issue = restore_snapshot(Wrapped(), PluginSnapshot("1", 3, ["kept"]), {})
 
     assert issue is not None
     assert issue.code == "plugin_snapshot_unreadable"

@@ -18,7 +18,7 @@ from mainstay.model.tool import Cancelled, Denied, Failed, Ok, ToolOutcome
 from mainstay.plugins.hooks import CatalogContext, SessionContext, ToolEndContext
 from mainstay.processes.function.context import ProcessContext
 from mainstay.processes.function.engine import process
-from mainstay.sessions.wakes.text import IN_FULL
+from mainstay.sessions.wakes.late_results import IN_FULL
 from mainstay.testing import FunctionModel
 from tests.kit import SOON, Place, crash, until
 

@@ -14,7 +14,7 @@ from mainstay.errors import InvalidInput, ProviderError
 from mainstay.model.event import Gap, Retracted, TextDelta
 from mainstay.model.llm import ModelSettings, OutputMode
 from mainstay.providers.registry import provider
-from mainstay.sessions.stream import PartialOutputs
+from mainstay.sessions.outcomes import PartialOutputs
 from mainstay.testing import FunctionModel
 from mainstay.testing.model_server import ModelServer, Reply
 from tests.providers.wire import ANSWERS, MODEL

@@ -11,7 +11,7 @@ from mainstay.engine.journal import load
 from mainstay.errors import InvalidDefinition, TurnFailed
 from mainstay.model.record import Said
 from mainstay.model.write import ProcessFilter
-from mainstay.sessions.wakes.text import read
+from mainstay.sessions.wakes.late_results import read
 from mainstay.testing import FunctionModel
 from tests.kit import Place, until
 

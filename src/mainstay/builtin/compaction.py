@@ -28,7 +28,7 @@ from mainstay.builtin.history import (
 from mainstay.errors import InvalidDefinition
 from mainstay.model.codec import encode, error_text
 from mainstay.model.message import Message, Text, ToolCall, ToolResult
-from mainstay.model.plugin import Compaction as Frame
+from mainstay.model.plugin import CompactedHistory
 from mainstay.model.tool import LEAST_BYTES, OutputBudget
 from mainstay.plugins.hooks import DEFAULT_LIMIT, CompactContext, Plugin
 from mainstay.tools.output import project
@@ -99,7 +99,7 @@ class Compaction(Plugin):
         self._seconds = seconds
         self.time_limit = seconds + DEFAULT_LIMIT  # our own limit skips a compaction, this one would end the turn
 
-    async def compact(self, ctx: CompactContext) -> Frame | None:
+    async def compact(self, ctx: CompactContext) -> CompactedHistory | None:
         room, size = self._room, self._size(ctx.messages)
         if ctx.overflow:
             room = room.within(size // 2)  # the estimate was wrong, and nobody knows how far
@@ -113,8 +113,8 @@ class Compaction(Plugin):
         if size > room.goal:
             summary = await self._summary(ctx, old, room.trigger)
             if summary is not None:
-                return Frame((summary, *recent), reason="summed up")
-        return Frame((*old, *recent), reason="tool outputs cut") if size <= room.trigger else None
+                return CompactedHistory((summary, *recent), reason="summed up")
+        return CompactedHistory((*old, *recent), reason="tool outputs cut") if size <= room.trigger else None
 
     def _cut(self, messages: Sequence[Message], keep: int) -> int:
         """Where the part begins that stays as it is: at a user turn, or at the end when none is small enough."""

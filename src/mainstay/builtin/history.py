@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from mainstay.errors import InvalidDefinition
 from mainstay.model.message import Message, Part, ToolCall, ToolResult
 from mainstay.model.tool import OutputBudget
-from mainstay.plugins.hooks import Plugin, ViewContext
+from mainstay.model.transcript import told
+from mainstay.plugins.hooks import Plugin, ToolEndContext, ViewContext
 from mainstay.tools.output import project
 
 Estimate: TypeAlias = Callable[[Message], int]
@@ -159,3 +160,31 @@ def whole_number(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InvalidDefinition(f"{name}={value!r} is not usable: give a whole number above 0")
     return value
+
+
+# ---------------------------------------------------------------------- output of tools
+
+
+class OutputLimit(Plugin):
+    """Shows the model at most so many bytes and lines, or estimated tokens, of each tool's output; the whole is kept.
+
+    Without numbers it is the usual budget, with some only those count. A tool that declares a budget of its own keeps
+    it. The slot is exclusive: a second plugin that projects results is refused.
+
+        Agent(model, tools=[…], plugins=[OutputLimit(tokens=2_000)])
+    """
+
+    id = "output_budget"
+
+    def __init__(self, *, bytes: int | None = None, lines: int | None = None, tokens: int | None = None) -> None:
+        if bytes is not None and tokens is not None:
+            raise InvalidDefinition(
+                f"an output budget of bytes={bytes!r} and tokens={tokens!r} is two: give one of them"
+            )
+        if tokens is not None:
+            bytes = whole_number("tokens", tokens) * TOKEN_BYTES
+        self._usual = OutputBudget() if bytes is None and lines is None else OutputBudget(bytes=bytes, lines=lines)
+
+    def project_result(self, ctx: ToolEndContext) -> Any:
+        # What the model is told of a failure may be long as well: its words are often a program's output.
+        return project(told(ctx.outcome), ctx.tool.output_budget or self._usual).value

@@ -30,8 +30,7 @@ from mainstay.model.message import File, FileRef, Part, Reasoning, Stored, Text,
 from mainstay.model.plugin import ShortCircuit
 from mainstay.model.tool import Failed, Ok, ToolOutcome
 from mainstay.plugins.hooks import FilterContext, Plugin, SessionContext, StreamContext, ToolEndContext
-from mainstay.ports.hooks import StreamEnd
-from mainstay.ports.services import TraceSink
+from mainstay.ports.services import StreamEnd, TraceSink
 
 # ---------------------------------------------------------------------- patterns
 

@@ -24,9 +24,8 @@ from mainstay.model.plugin import Issue
 from mainstay.model.record import Asking, Completed, Ended, Faltered, Framed, Noted, Record, Replied, Slot, Started
 from mainstay.model.session import CancelRequest
 from mainstay.model.write import TurnScope
-from mainstay.ports.hooks import TurnHooks
 from mainstay.ports.host import Clock
-from mainstay.ports.services import EventSink
+from mainstay.ports.services import EventSink, TurnHooks
 from mainstay.turn.machine import Machine
 
 PER_CALL = 3

@@ -26,9 +26,9 @@ from mainstay.model.message import Part, ProviderPart, Reasoning, Stored, Text, 
 from mainstay.model.plugin import Issue
 from mainstay.model.record import INTERRUPTED, Faltered, Framed, Record, Replied, slots
 from mainstay.model.tool import ToolSpec
-from mainstay.ports.hooks import StreamEnd, TurnHooks
 from mainstay.ports.host import Random
 from mainstay.ports.provider import Provider, candidates
+from mainstay.ports.services import StreamEnd, TurnHooks
 from mainstay.ports.store import BlobStore
 from mainstay.turn import native, prompt
 

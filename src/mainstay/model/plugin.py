@@ -156,8 +156,12 @@ class PluginSnapshot(Struct, frozen=True, gc=False, omit_defaults=True):
     blobs: dict[str, BlobRef] = {}
 
 
-class Compaction(Struct, frozen=True, gc=False, omit_defaults=True):
+class CompactedHistory(Struct, frozen=True, gc=False, omit_defaults=True):
     """What a model is shown from now on in place of the history before this turn."""
 
     summary: tuple[Message, ...]
     reason: str = "compacted"
+
+
+Compaction = CompactedHistory
+"""The name it had before: `mainstay.builtin.Compaction` is the plugin that returns one."""

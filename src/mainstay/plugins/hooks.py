@@ -19,12 +19,10 @@ from mainstay.model.effect import Boundary
 from mainstay.model.llm import ModelResponse, Usage
 from mainstay.model.message import Message
 from mainstay.model.outcome import Outcome
-from mainstay.model.plugin import Compaction, Directive, PluginSnapshot, PromptPart, TriggerEvent
+from mainstay.model.plugin import CompactedHistory, Directive, PluginSnapshot, PromptPart, TriggerEvent
 from mainstay.model.tool import ToolOutcome, ToolSpec
-from mainstay.ports.code import CodeExecutor
-from mainstay.ports.hooks import StreamEnd
 from mainstay.ports.process import Engine
-from mainstay.ports.services import HistoryHost, PromptHost, ResultHost, ToolHost, TurnHost
+from mainstay.ports.services import CodeExecutor, HistoryHost, PromptHost, ResultHost, StreamEnd, ToolHost, TurnHost
 
 T = TypeVar("T")
 
@@ -278,7 +276,7 @@ class Plugin:
         """Change what the next model call is shown; what is stored stays. An exception ends the turn."""
         return messages
 
-    def compact(self, ctx: CompactContext) -> Maybe[Compaction | None]:
+    def compact(self, ctx: CompactContext) -> Maybe[CompactedHistory | None]:
         """Begin a new frame before the turn's first model call, or None. The first answer wins.
 
         Called again, once in a turn, when the model refuses the conversation as too long (`ctx.overflow`): the model is

@@ -23,7 +23,7 @@ from mainstay.model.outcome import Outcome
 from mainstay.model.own import Seen, own
 from mainstay.model.plugin import (
     AbortTurn,
-    Compaction,
+    CompactedHistory,
     CreateSession,
     EmitEvents,
     EmitTrace,
@@ -35,10 +35,9 @@ from mainstay.model.plugin import (
 )
 from mainstay.model.record import Framed, Noted, Said, Slot
 from mainstay.model.tool import ToolOutcome, ToolSpec
-from mainstay.plugins import decisions, state
-from mainstay.plugins.calls import Hooks, Told, Watch, collect, first, limited, notify, pipe, probed
-from mainstay.plugins.directives import read, sound_history
-from mainstay.plugins.filters import Filters, withheld
+from mainstay.plugins import decisions
+from mainstay.plugins.calls import Filters, Hooks, Told, Watch, collect, first, limited, notify, pipe, probed, withheld
+from mainstay.plugins.decisions import read, sound_history
 from mainstay.plugins.hooks import (
     CheckpointContext,
     CompactContext,
@@ -52,9 +51,8 @@ from mainstay.plugins.hooks import (
     TurnEndContext,
     ViewContext,
 )
-from mainstay.plugins.registry import PluginSession
-from mainstay.ports.hooks import StreamEnd
-from mainstay.ports.services import TurnServices
+from mainstay.plugins.registry import Kept, PluginSession, revision_of
+from mainstay.ports.services import StreamEnd, TurnServices
 from mainstay.turn.prompt import compose
 
 log = logging.getLogger("mainstay.plugins")
@@ -106,9 +104,7 @@ class TurnPlugins:
         "vets",
     )
 
-    def __init__(
-        self, run: Run, session: PluginSession, kept: state.Kept, host: TurnServices, issues: list[Issue]
-    ) -> None:
+    def __init__(self, run: Run, session: PluginSession, kept: Kept, host: TurnServices, issues: list[Issue]) -> None:
         self._run, self._session, self._kept, self._host = run, session, kept, host
         self._table = table = session.table
         self._base = (run.scope.session_id, run.turn_id, run.agent.name, host.deps)
@@ -329,7 +325,7 @@ class TurnPlugins:
         changed: dict[str, PluginSnapshot] = {}
         for plugin in self._stateful:
             try:
-                if state.revision(plugin) == self._kept.counts.get(plugin.id):
+                if revision_of(plugin) == self._kept.counts.get(plugin.id):
                     continue
                 taken = self._kept.take(plugin)
             except PluginFault as fault:
@@ -455,17 +451,17 @@ def _projection(plugin: Plugin, answer: object) -> Any:
     return value
 
 
-def _frame(plugin: Plugin, answer: object) -> Compaction | None:
+def _frame(plugin: Plugin, answer: object) -> CompactedHistory | None:
     """What a compactor answered, normalised; None when it leaves the history as it is."""
     if answer is None:
         return None
-    if not isinstance(answer, Compaction):
+    if not isinstance(answer, CompactedHistory):
         raise PluginFault(plugin.id, "compact", f"it returned a {type(answer).__name__}")
     try:
         summary = sound_history(answer.summary)
     except (InvalidInput, AttributeError, TypeError) as error:
         raise PluginFault(plugin.id, "compact", f"its summary cannot be stored: {error}") from None
-    return Compaction(summary, clean_text(answer.reason)) if summary else None
+    return CompactedHistory(summary, clean_text(answer.reason)) if summary else None
 
 
 def _parts(plugin: Plugin, answer: object) -> list[PromptPart]:

@@ -1,4 +1,5 @@
-"""What is handed to those who do not hold a Runtime: where events go, and the narrow services of plugins.
+"""What is handed to those who do not hold a Runtime: where events go, the narrow services of plugins, and what plugins
+do to a running turn.
 
 A service is a small Protocol; a role (`TurnHost`, `ToolHost`, …) is the services that fit a seam. What a session cannot
 do raises Unavailable with its own words; nothing is silently ignored. `session_id` None is the session at hand.
@@ -6,16 +7,19 @@ do raises Unavailable with its own words; nothing is silently ignored. `session_
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
 
 from mainstay.model.event import AnyEvent, Event
-from mainstay.model.llm import Completion, ModelSettings
+from mainstay.model.llm import Completion, ModelResponse, ModelSettings
 from mainstay.model.message import Message
-from mainstay.model.plugin import CreateSession
+from mainstay.model.plugin import CreateSession, ExecRequest
+from mainstay.model.process import LiveState, ParentEnd, TaskEnd, TaskKind, TaskRecord, TaskSpec, WakePolicy
+from mainstay.model.record import Slot
 from mainstay.model.session import Appending, SessionSnapshot, StaleBranch, ToolState
+from mainstay.model.tool import ToolSpec
 from mainstay.ports.provider import Provider
-from mainstay.ports.tasks import Tasks
+from mainstay.ports.tool import Handle
 
 
 class EventSink(Protocol):
@@ -145,6 +149,109 @@ class Traces(Protocol):
     def trace(self, name: str, payload: Any = None, context: Mapping[str, Any] | None = None) -> None: ...
 
 
+# ---------------------------------------------------------------------- tasks
+
+# Background work of a session, for plugins and tools: a thin layer over processes.
+#
+#     hidden        not listed; `await_hidden_tasks` waits for all of them
+#     managed       runs here under a name, is listed, can be cancelled
+#     registered    runs outside of this Runtime, and its caller reports how it ended
+#
+# A hidden or managed task is code in memory: it does not outlive its Runtime, and is then read as abandoned. What must
+# survive is a durable function: `start_process`. `session_id` None is the session at hand.
+
+Work: TypeAlias = Callable[[], Awaitable[Any]]
+"""What a task does: called once, where it was spawned."""
+CancelHook: TypeAlias = Callable[[], Awaitable[None] | None]
+
+
+class Tasks(Protocol):
+    async def inject_turn_input(self, said: str | Message, *, session_id: str | None = None) -> str:
+        """Say something to the running turn at its next boundary, or with the next turn; returns the input's id."""
+        ...
+
+    async def start_process(
+        self,
+        what: Any,
+        args: Mapping[str, Any] | None = None,
+        *,
+        key: str,
+        label: str = "",
+        wake: WakePolicy = "none",
+        parent_end: ParentEnd = "abandon",
+    ) -> Handle:
+        """Begin a durable process for the session at hand. In a turn, the same key from the same place is the same one.
+
+        With parent_end="cancel" it is asked to stop when the turn that started it has ended.
+        """
+        ...
+
+    async def spawn_hidden_task(self, label: str, work: Work, *, session_id: str | None = None) -> Handle: ...
+
+    async def await_hidden_tasks(self, *, session_id: str | None = None) -> None:
+        """Wait until no hidden task is left, also of those that they spawn; raises the first failure."""
+        ...
+
+    async def spawn_managed_task(self, task: TaskSpec, work: Work, *, session_id: str | None = None) -> Handle: ...
+
+    async def cancel_managed_task(
+        self, task_id: str, reason: str = "", *, session_id: str | None = None
+    ) -> TaskRecord: ...
+
+    async def register_background_task(
+        self, task: TaskSpec, cancel: CancelHook | None = None, *, session_id: str | None = None
+    ) -> Handle:
+        """List work that somebody else does. `cancel` is called once when it is to stop; then it is cancelled."""
+        ...
+
+    async def unregister_background_task(self, task_id: str, *, session_id: str | None = None) -> None:
+        """List it no longer. Nobody will say how it ended."""
+        ...
+
+    async def complete_background_task(
+        self, task_id: str, state: TaskEnd, value: Any = None, *, error: str = "", session_id: str | None = None
+    ) -> None:
+        """Say how a registered task ended. What has ended stays as it is."""
+        ...
+
+    async def transition_live_state(self, task_id: str, state: LiveState, *, session_id: str | None = None) -> None:
+        """Say that a task works, or waits for something. What has ended stays as it is."""
+        ...
+
+    async def list_background_tasks(
+        self, *, kind: TaskKind | None = None, include_ended: bool = False, session_id: str | None = None
+    ) -> Sequence[TaskRecord]:
+        """Everything that the session may see, as tasks, the oldest first."""
+        ...
+
+    async def cancel_background_task(
+        self, task_id: str, reason: str = "", *, session_id: str | None = None
+    ) -> TaskRecord: ...
+
+    async def cancel_all_background_tasks(
+        self, reason: str = "", *, session_id: str | None = None
+    ) -> Sequence[TaskRecord]:
+        """Cancel what is live, in order. The first that cannot be cancelled ends it, and is raised."""
+        ...
+
+    async def validate_handles_visible(self, handles: Sequence[Any], *, session_id: str | None = None) -> None:
+        """Raises ProcessNotVisible for the first that the session may not see."""
+        ...
+
+    async def transfer_handles(self, target: str, handles: Sequence[Any], *, session_id: str | None = None) -> int:
+        """Hand processes on to another session, with their names and their news. Returns how many."""
+        ...
+
+    async def cancel_unreferenced_handles(
+        self, keep: Sequence[Any], reason: str = "", *, session_id: str | None = None
+    ) -> Sequence[TaskRecord]:
+        """Cancel every live process of the session that is not among `keep`."""
+        ...
+
+
+# ---------------------------------------------------------------------- roles
+
+
 class PromptHost(Snapshots, CatalogReads, Completions, Tasks, Protocol):
     """For prompts and views."""
 
@@ -196,4 +303,69 @@ class TurnServices(ToolHost, Protocol):
 
     async def create_child(self, request: CreateSession, place: str) -> str:
         """The child session that was asked for at `place` of this turn: made once, however often it is asked for."""
+        ...
+
+
+# ---------------------------------------------------------------------- code
+
+
+class CodeExecutor(Protocol):
+    """Raises CodeUnavailable where a session has none, and CodeRuntimeExited when what it ran in is gone."""
+
+    async def execute(self, request: ExecRequest, context: Any) -> Any: ...
+
+
+# ---------------------------------------------------------------------- hooks, as the engine calls them
+
+# A turn whose plugins do nothing has none of this.
+
+StreamEnd: TypeAlias = Literal["complete", "attempt_reset", "aborted", "cancelled", "provider_error"]
+
+
+class TextStream(Protocol):
+    """The text of one model call on its way to whoever watches. `stopped`: a plugin has seen enough."""
+
+    @property
+    def stopped(self) -> bool: ...
+
+    def feed(self, text: str) -> str:
+        """A piece as it is shown."""
+        ...
+
+    def finish(self, response: ModelResponse | None) -> str:
+        """What was held back until now; all of it, when the text came with the whole answer only."""
+        ...
+
+    def shown(self, response: ModelResponse | None) -> ModelResponse:
+        """The answer with the text that was shown."""
+        ...
+
+
+class TurnHooks(Protocol):
+    """Raises TurnAborted where a plugin ends the turn, or one that it cannot do without has failed."""
+
+    def may_shrink(self) -> bool:
+        """Whether a plugin could make the conversation before this turn shorter."""
+        ...
+
+    async def shrink(self) -> bool:
+        """Make it shorter, because the model refuses it as too long; False when that cannot be done."""
+        ...
+
+    async def shape(
+        self, step: int, tools: Sequence[ToolSpec], instructions: str, messages: list[Message]
+    ) -> tuple[str, list[Message]]:
+        """The instructions with what plugins add, and the messages as they want them shown."""
+        ...
+
+    def stream(self, step: int) -> TextStream | None:
+        """How text is shown; None when nobody changes it."""
+        ...
+
+    async def respond(self, response: ModelResponse, step: int) -> ModelResponse: ...
+
+    async def stream_finished(self, step: int, reason: StreamEnd) -> None: ...
+
+    def slot(self, slot: Slot | None) -> Slot | None:
+        """What the next record carries, with the state of plugins that has changed."""
         ...

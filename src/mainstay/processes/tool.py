@@ -54,7 +54,7 @@ from mainstay.model.tool import (
     ToolSpec,
 )
 from mainstay.model.tool import Cancelled as ToolCancelled
-from mainstay.plugins.filters import Filters
+from mainstay.plugins.calls import Filters
 from mainstay.ports.process import EngineRun
 from mainstay.ports.services import ToolHost
 from mainstay.ports.tool import Handles

@@ -18,7 +18,7 @@ from mainstay.model.codec import convert, decode
 from mainstay.model.process import Registration
 from mainstay.model.session import Settings, load_settings
 from mainstay.model.tool import PreparedCall, ToolSpec
-from mainstay.plugins.filters import Filters
+from mainstay.plugins.calls import Filters
 from mainstay.plugins.registry import overrides
 from mainstay.ports.services import ToolHost
 from mainstay.processes.run import ProcessRun

@@ -52,8 +52,7 @@ from mainstay.plugins.operations import (
     TaskRecovery,
     collect,
 )
-from mainstay.plugins.registry import PluginSession
-from mainstay.plugins.state import revision
+from mainstay.plugins.registry import PluginSession, revision_of
 from mainstay.ports.services import ToolHost
 from mainstay.tools import docstring
 from mainstay.tools.answer import OutputCodec, output_codec
@@ -351,7 +350,7 @@ def _instance(operation: Operation, plugins: PluginSession) -> Plugin:
 
 
 def _revisions(plugins: PluginSession | None) -> list[int]:
-    return [] if plugins is None else [revision(plugin) for plugin in plugins.plugins]
+    return [] if plugins is None else [revision_of(plugin) for plugin in plugins.plugins]
 
 
 # ---------------------------------------------------------------------- answers

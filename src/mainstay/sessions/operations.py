@@ -38,17 +38,16 @@ from mainstay.model.process import Cancelled, Failure, ProcessOutcome, ProcessRe
 from mainstay.model.session import SessionRow, Settings, dump_settings, load_settings
 from mainstay.model.write import Configure
 from mainstay.observe.feed import TurnEvents
-from mainstay.plugins import state
 from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.operations import OperationDefinition, OperationOutcome
-from mainstay.plugins.registry import PluginSession
+from mainstay.plugins.registry import Kept, PluginSession, revision_of
 from mainstay.ports.process import EngineRun
 from mainstay.processes.run import ProcessRun
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.operation_table import Operation, Operations, OperationSeams, TaskRun
 from mainstay.sessions.parts import SessionParts
+from mainstay.sessions.processes import SessionProcesses
 from mainstay.sessions.services.host import SessionHost
-from mainstay.sessions.services.processes import SessionProcesses
 from mainstay.sessions.setup import Setup
 
 KIND = "operation"
@@ -271,7 +270,7 @@ class Visit:
             await self._parts.store.blobs.put(data)
 
 
-def _changed(kept: state.Kept, plugins: PluginSession) -> list[Plugin]:
+def _changed(kept: Kept, plugins: PluginSession) -> list[Plugin]:
     """The plugins whose state is not in any record."""
     stateful = [plugin for plugin, _ in plugins.hooks("snapshot").entries]
-    return [each for each in stateful if state.revision(each) != kept.counts.get(each.id)]
+    return [each for each in stateful if revision_of(each) != kept.counts.get(each.id)]

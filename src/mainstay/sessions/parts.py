@@ -1,4 +1,5 @@
-"""The parts that session handles, services and operations work with, put together once in `runtime.py`."""
+"""The parts that session handles, services and operations work with, put together once in `runtime.py`, and a session
+as one caller of the services sees it."""
 
 from __future__ import annotations
 
@@ -8,10 +9,15 @@ from typing import Any
 from msgspec import Struct
 
 from mainstay.engine.deadlock import Deadlocks
+from mainstay.engine.driver import Run
 from mainstay.engine.lease import Worker
 from mainstay.engine.mode import Activity, Mode
 from mainstay.engine.rate_limits import RateLimits
+from mainstay.errors import ProviderUnavailable, Unavailable, UnknownSession
+from mainstay.model import validate
 from mainstay.model.ids import mint
+from mainstay.model.session import SessionRow
+from mainstay.model.write import Configure
 from mainstay.observe.feed import Feed
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TraceSink
@@ -19,12 +25,10 @@ from mainstay.ports.store import Store
 from mainstay.processes.service import ProcessService
 from mainstay.sessions.archive import Archive
 from mainstay.sessions.cache import SessionCache
-from mainstay.sessions.definition import Definition
-from mainstay.sessions.inbox import Inbox
-from mainstay.sessions.models import Models
+from mainstay.sessions.definition import Definition, Models
+from mainstay.sessions.inbox import Inbox, TurnRequests
 from mainstay.sessions.outcomes import TurnOutcomes
-from mainstay.sessions.requests import TurnRequests
-from mainstay.sessions.task_table import TaskTable
+from mainstay.sessions.processes import TaskTable
 from mainstay.sessions.turns import Turns
 
 
@@ -54,3 +58,68 @@ class SessionParts(Struct, frozen=True):
     def mint(self, prefix: str) -> str:
         """A new id."""
         return mint(prefix, self.clock.now(), self.random.bits(40))
+
+
+# ---------------------------------------------------------------------- services
+
+
+class ServiceScope:
+    """A session as one asker sees it: a hook of the turn `run`, a tool in its `call`, or somebody outside of turns.
+
+    `where` tells hooks apart that may run at the same time; `turn` is also known to who asks after its commit.
+    """
+
+    __slots__ = ("_asked", "agent", "call", "id", "parts", "run", "turn", "where")
+
+    def __init__(
+        self, parts: SessionParts, session_id: str, agent: str, run: Run | None = None, call: str = "", where: str = ""
+    ) -> None:
+        self.parts, self.id, self.agent, self.run, self.call, self.where = parts, session_id, agent, run, call, where
+        self.turn = None if run is None else run.turn_id
+        self._asked: dict[str, int] = {}
+
+    def key(self, what: str) -> str:
+        """A name for what a turn asks for here: the same one when a hook or a tool runs again and asks for the same."""
+        assert self.run is not None, "only a turn has places"
+        state = self.run.machine.state
+        place = f"{self.call or self.where or f'{state.phase.value}.{state.step}'}:{what}"
+        self._asked[place] = count = self._asked.get(place, -1) + 1
+        return f"{place}:{count}"
+
+    def own(self, session_id: str | None) -> bool:
+        """Whether the session at hand is meant."""
+        return session_id is None or session_id == self.id
+
+    def needs_session(self, session_id: str | None) -> None:
+        if session_id is not None:
+            validate.name(session_id, "session_id")
+        if not session_id and not self.id:
+            raise Unavailable("this operation is about no session: name the session to work on")
+
+    async def row(self, session_id: str | None = None) -> SessionRow:
+        self.needs_session(session_id)
+        row = await self.parts.store.session(session_id or self.id)
+        if row is None or row.deleted:
+            raise UnknownSession(session_id or self.id)
+        return row
+
+    async def row_or_new(self, session_id: str | None = None) -> SessionRow:
+        """The session's row; a blank one when nothing was said in it yet."""
+        self.needs_session(session_id)
+        row = await self.parts.store.session(session_id or self.id)
+        if row is None and self.own(session_id):
+            return SessionRow(0, self.id, self.agent)
+        if row is None or row.deleted:
+            raise UnknownSession(session_id or self.id)
+        return row
+
+    async def configure(self, session_id: str, agent: str, settings: bytes, expected: bytes) -> SessionRow:
+        """Replace settings, if they are still the expected ones."""
+        write = Configure(session_id, agent, settings, self.parts.clock.now(), expected)
+        return await self.parts.store.write(write)
+
+    def definition(self, agent: str) -> Definition:
+        found = self.parts.definitions.get(agent)
+        if found is None:
+            raise ProviderUnavailable(agent, self.id)
+        return found

@@ -46,14 +46,14 @@ from mainstay.ports.provider import Provider
 from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.service import Start
 from mainstay.sessions.archive import spent
+from mainstay.sessions.definition import SettingsEdit, edit_settings, with_choice, with_options
 from mainstay.sessions.operations import RuntimeOperations
+from mainstay.sessions.outcomes import Listener, PartialOutputs
 from mainstay.sessions.parts import SessionParts
+from mainstay.sessions.processes import SessionProcesses
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.services.host import SessionHost
-from mainstay.sessions.services.processes import SessionProcesses
-from mainstay.sessions.settings import SettingsEdit, edit_settings, with_choice, with_options
 from mainstay.sessions.setup import Overlay, shown
-from mainstay.sessions.stream import Listener, PartialOutputs
 from mainstay.sessions.wakes.late_results import LateResults
 from mainstay.tools.catalog import Membership
 

@@ -25,10 +25,11 @@ from mainstay.model.plugin import Issue, PluginSnapshot, PromptPart
 from mainstay.model.record import Record
 from mainstay.model.session import SessionRow, Settings, edited_tools, load_settings, settings_after_commit
 from mainstay.model.tool import ToolSpec
-from mainstay.plugins import calls, state
-from mainstay.plugins.filters import withheld
+from mainstay.plugins import calls
+from mainstay.plugins.calls import Probe, withheld
 from mainstay.plugins.hooks import CatalogContext, Plugin, PromptContext, SessionConfig, SessionContext, StreamContext
-from mainstay.plugins.registry import PluginSession, overrides
+from mainstay.plugins.registry import Kept, PluginSession, fingerprint, overrides, restore_snapshot
+from mainstay.ports.services import TraceSink
 from mainstay.ports.store import BlobStore
 from mainstay.sessions.definition import Definition, answering
 from mainstay.tools.catalog import Catalog, Membership
@@ -81,7 +82,7 @@ class Setup(Struct):
 
     definition: Definition
     plugins: PluginSession | None = None
-    kept: state.Kept | None = None
+    kept: Kept | None = None
     config: SessionConfig | None = None
     contexts: dict[str, SessionContext] = {}
     settings: bytes = b""
@@ -105,7 +106,7 @@ class Setup(Struct):
 
 def lean(definition: Definition) -> Setup:
     """For every session nobody decided anything for, of an agent whose plugins keep nothing for one."""
-    return Setup(definition, definition.plugins.shared, state.Kept((), {}), shared=True)
+    return Setup(definition, definition.plugins.shared, Kept((), {}), shared=True)
 
 
 async def equip(  # noqa: PLR0913  # everything that a session is made of
@@ -153,9 +154,9 @@ async def equip(  # noqa: PLR0913  # everything that a session is made of
     return Setup(own, session, kept, config, contexts, row.settings, row.head, issues, overlay, known)
 
 
-def _kept(session: PluginSession, snapshots: Mapping[str, PluginSnapshot]) -> state.Kept:
+def _kept(session: PluginSession, snapshots: Mapping[str, PluginSnapshot]) -> Kept:
     try:
-        return state.Kept([plugin for plugin in session.plugins if overrides(plugin, "snapshot")], snapshots)
+        return Kept([plugin for plugin in session.plugins if overrides(plugin, "snapshot")], snapshots)
     except PluginFault as fault:
         raise TurnAborted(fault.plugin, "plugin_session", str(fault)) from fault
 
@@ -241,7 +242,7 @@ async def _restored(
         if not overrides(plugin, "restore"):
             continue
         snapshot = snapshots.get(plugin.id)
-        issue = state.restore(plugin, snapshot, await _bytes(snapshot, blobs))
+        issue = restore_snapshot(plugin, snapshot, await _bytes(snapshot, blobs))
         if issue is None:
             continue
         if plugin.required or plugin.is_filter:  # without a filter, what it hides would be recorded
@@ -311,7 +312,7 @@ def _membership(
 
     def version() -> int:
         try:
-            return state.fingerprint(counted)
+            return fingerprint(counted)
         except PluginFault as fault:  # what it hides may have changed, and nobody can tell
             raise TurnAborted(fault.plugin, "plugin_session", str(fault)) from fault
 
@@ -334,3 +335,29 @@ def _names(given: Iterable[str]) -> set[str]:
     if wrong is not None:
         raise TypeError(f"a {type(wrong).__name__} is no name of a tool")
     return {name for name in names if isinstance(name, str)}
+
+
+# ---------------------------------------------------------------------- traces
+
+# Lines of a host's trace about one session. A sink that raises or is slow ends no turn.
+
+
+class Tracer:
+    """Writes what it is told to a sink, under a session and, in a turn, its id."""
+
+    __slots__ = ("_session_id", "_sink", "_turn_id")
+
+    def __init__(self, sink: TraceSink, session_id: str, turn_id: str | None = None) -> None:
+        self._sink, self._session_id, self._turn_id = sink, session_id, turn_id
+
+    def write(self, name: str, payload: Any = None, context: Mapping[str, Any] | None = None) -> None:
+        told = {"session_id": self._session_id, "turn_id": self._turn_id, "payload": payload, "context": context or {}}
+        try:
+            self._sink.write(name, told)
+        except Exception as error:  # a sink of the host may raise anything: no turn and no plugin is to blame for it
+            log.warning("the trace did not take %s: %s: %s", name, type(error).__name__, error_text(error))
+
+
+def probe_of(sink: TraceSink | None, session_id: str, turn_id: str | None = None) -> Probe | None:
+    """What writes when hooks begin and end, where somebody traces."""
+    return None if sink is None else Tracer(sink, session_id, turn_id).write

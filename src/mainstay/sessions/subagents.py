@@ -67,7 +67,7 @@ from mainstay.model.record import Begun
 from mainstay.model.session import CancelRequest, Offers, Settings, dump_settings
 from mainstay.model.tool import Cancelled as TurnCancelled
 from mainstay.model.write import Configure, ProcessFilter
-from mainstay.plugins.directives import sound_child
+from mainstay.plugins.decisions import sound_child
 from mainstay.ports.process import EngineRun
 from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.run import ProcessRun, Unloaded, load_steps

@@ -46,12 +46,10 @@ from mainstay.plugins.turn import TurnPlugins, plugins_of
 from mainstay.ports.services import TraceSink, TurnServices
 from mainstay.sessions.archive import Archive
 from mainstay.sessions.cache import CachedSession, SessionCache
-from mainstay.sessions.definition import Definition
-from mainstay.sessions.models import Models
+from mainstay.sessions.definition import Definition, Models
 from mainstay.sessions.outcomes import TurnOutcomes
 from mainstay.sessions.result import TurnResult
-from mainstay.sessions.setup import Setup, changed, equip, lean
-from mainstay.sessions.traces import probe_of
+from mainstay.sessions.setup import Setup, changed, equip, lean, probe_of
 from mainstay.tools.dispatcher import Dispatcher
 from mainstay.turn.machine import Machine
 

@@ -25,8 +25,7 @@ from mainstay.observe.feed import TurnEvents
 from mainstay.processes.worker import ProcessWatch, ProcessWorker
 from mainstay.sessions.directory import Retention, forget
 from mainstay.sessions.parts import SessionParts
-from mainstay.sessions.wakes.delivery import Wakes
-from mainstay.sessions.wakes.process_feed import ProcessFeed
+from mainstay.sessions.wakes.delivery import ProcessFeed, Wakes
 
 log = logging.getLogger("mainstay.sessions")
 

@@ -18,7 +18,7 @@ from mainstay.model.effect import AskedCall
 from mainstay.model.outcome import PendingCall
 from mainstay.model.record import Started
 from mainstay.model.session import Answer, WaitRow
-from mainstay.plugins.filters import withheld
+from mainstay.plugins.calls import withheld
 from mainstay.plugins.turn import plugins_of
 from mainstay.ports.store import Store
 

@@ -22,9 +22,9 @@ from mainstay.model.plugin import CreateSession
 from mainstay.model.record import Noted, Slot, slots
 from mainstay.model.session import SessionRow, Settings, ToolState, dump_settings, load_settings
 from mainstay.model.write import Branch
-from mainstay.plugins.directives import sound_child
+from mainstay.plugins.decisions import sound_child
 from mainstay.sessions.inbox import pick_agent
-from mainstay.sessions.services.scope import ServiceScope
+from mainstay.sessions.parts import ServiceScope
 from mainstay.sessions.setup import checked_options
 from mainstay.tools.answer import schema_codec
 

@@ -28,7 +28,7 @@ from mainstay.model.record import Asking, Completed
 from mainstay.model.session import dump_settings, load_settings
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.provider import Counting, Provider, candidates, no_token_count
-from mainstay.sessions.services.scope import ServiceScope
+from mainstay.sessions.parts import ServiceScope
 from mainstay.tools.answer import output_codec
 from mainstay.turn.native import with_unique_ids
 

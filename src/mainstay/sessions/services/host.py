@@ -33,14 +33,12 @@ from mainstay.model.session import (
 from mainstay.plugins.turn import plugins_of
 from mainstay.ports.provider import Provider
 from mainstay.sessions.inbox import save_files
-from mainstay.sessions.parts import SessionParts
+from mainstay.sessions.outcomes import BegunTurn, Listener
+from mainstay.sessions.parts import ServiceScope, SessionParts
 from mainstay.sessions.services.children import Children
 from mainstay.sessions.services.completions import Completions, tokens_of
-from mainstay.sessions.services.scope import ServiceScope
 from mainstay.sessions.services.tasks import TaskServices
-from mainstay.sessions.setup import Setup
-from mainstay.sessions.stream import BegunTurn, Listener
-from mainstay.sessions.traces import Tracer, probe_of
+from mainstay.sessions.setup import Setup, Tracer, probe_of
 from mainstay.tools.catalog import Catalog, Membership
 from mainstay.turn.prompt import request_messages
 
@@ -186,7 +184,7 @@ class SessionHost(TaskServices):
 
     async def start_turn_stream(self, session_id: str, said: str | Message, *, key: str) -> BegunTurn:
         listener = Listener(self._parts.feed, (await self._other(session_id)).id)  # before its first event
-        return BegunTurn(self._parts, listener, await self._begin(session_id, said, key))
+        return BegunTurn(self._parts.outcomes, listener, await self._begin(session_id, said, key))
 
     async def _begin(self, session_id: str, said: str | Message, key: str) -> str:
         row = await self._other(session_id)

@@ -42,13 +42,12 @@ from mainstay.model.process import (
 )
 from mainstay.model.session import SessionRow
 from mainstay.model.write import ProcessFilter
-from mainstay.ports.tasks import CancelHook, Work
+from mainstay.ports.services import CancelHook, Work
 from mainstay.processes.handle import CancelAsk, ProcessHandle, handle_id, value_of
 from mainstay.processes.local import KIND, LocalWork
 from mainstay.processes.service import ProcessService, Start
-from mainstay.sessions.services.processes import SessionProcesses
-from mainstay.sessions.services.scope import ServiceScope
-from mainstay.sessions.task_table import TaskTable
+from mainstay.sessions.parts import ServiceScope
+from mainstay.sessions.processes import SessionProcesses, TaskTable
 from mainstay.wire import handle_json
 
 MAX_TASK_ID = 150

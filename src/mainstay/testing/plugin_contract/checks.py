@@ -15,9 +15,8 @@ from msgspec.structs import replace
 
 from mainstay.errors import MainstayError, PluginFault
 from mainstay.model.plugin import PluginSnapshot
-from mainstay.plugins import state
 from mainstay.plugins.hooks import HOOKS, Plugin, SessionContext, SnapshotReader
-from mainstay.plugins.registry import PluginSet, overrides
+from mainstay.plugins.registry import PluginSet, Taken, overrides, restore_snapshot, take_snapshot
 from mainstay.testing.crash import Crash, Lab, Played, Point, judge, play
 from mainstay.testing.crash.scenario import must_run_alone, on_a_thread, without_logging
 from mainstay.testing.plugin_contract.probe import QUIET, WAYS, Call, Finding, Probe, Way, remembered
@@ -145,25 +144,25 @@ def check_state(checker: Checker) -> None:
     checker.found += [finding for finding in probe.found if finding.check == "state"]
     instance = probe.instances.get(SESSION) or probe.instances[""]
     try:
-        taken, blank = state.take(instance), state.take(checker.plugin())
+        taken, blank = take_snapshot(instance), take_snapshot(checker.plugin())
     except PluginFault as fault:
         checker.find("state", fault.what, fault.hook)
         return
-    if state.take(instance) != taken:
+    if take_snapshot(instance) != taken:
         checker.find("state", "taken twice it is different, although nothing happened in between", "snapshot")
     _check_round_trip(checker, taken)
     _check_nothing_saved(checker, blank.snapshot)
     _check_rubbish(checker, taken.snapshot)
 
 
-def _check_round_trip(checker: Checker, taken: state.Taken) -> None:
+def _check_round_trip(checker: Checker, taken: Taken) -> None:
     stored = msgspec.json.decode(msgspec.json.encode(taken.snapshot), type=PluginSnapshot)
     fresh = checker.plugin()
-    issue = state.restore(fresh, stored, taken.blobs)
+    issue = restore_snapshot(fresh, stored, taken.blobs)
     if issue is not None:
         checker.find("state", issue.message, "restore")
         return
-    again = state.take(fresh)
+    again = take_snapshot(fresh)
     if again.snapshot.revision < taken.snapshot.revision:
         what = f"the revision is {again.snapshot.revision} after restoring {taken.snapshot.revision}: go on from there"
         checker.find("state", what, "restore")
@@ -174,7 +173,7 @@ def _check_round_trip(checker: Checker, taken: state.Taken) -> None:
 
 def _check_nothing_saved(checker: Checker, blank: PluginSnapshot) -> None:
     fresh = checker.plugin()
-    issue = state.restore(fresh, None, {})
+    issue = restore_snapshot(fresh, None, {})
     if issue is not None:
         checker.find("state", f"without anything saved: {issue.message}", "restore")
     elif (now := remembered(fresh)) is not None and now != msgspec.json.encode([blank.state, blank.blobs]):
@@ -184,7 +183,7 @@ def _check_nothing_saved(checker: Checker, blank: PluginSnapshot) -> None:
 def _check_rubbish(checker: Checker, snapshot: PluginSnapshot) -> None:
     for rubbish in [each for each in RUBBISH if type(each) is not type(snapshot.state)]:
         fresh = checker.plugin()
-        if _restored(fresh, replace(snapshot, state=rubbish)) and state.take(fresh).snapshot.state != rubbish:
+        if _restored(fresh, replace(snapshot, state=rubbish)) and take_snapshot(fresh).snapshot.state != rubbish:
             checker.find("state", f"it takes {rubbish!r} for a state and forgets it: raise instead", "restore")
     for spoilt in _spoilt(snapshot.state):
         probe = Probe()

@@ -18,9 +18,8 @@ from msgspec.structs import replace
 
 from mainstay.errors import PluginFault, ProviderError, Unavailable
 from mainstay.model.plugin import PluginSnapshot
-from mainstay.plugins import state
 from mainstay.plugins.hooks import HOOKS, Plugin, SessionContext
-from mainstay.plugins.registry import overrides
+from mainstay.plugins.registry import overrides, revision_of, take_snapshot
 
 Way: TypeAlias = Literal["raises", "answers nonsense", "hangs", "is cancelled", "is called twice", "has no services"]
 """How a hook may be disturbed."""
@@ -192,7 +191,7 @@ class Probe:
         content = remembered(plugin)
         if content is None:
             return
-        now = (state.revision(plugin), content)
+        now = (revision_of(plugin), content)
         known = self._known.get(id(plugin))
         self._known[id(plugin)] = now
         if known is None or known == now:
@@ -308,7 +307,7 @@ def _bytes(value: Any) -> bytes:
 def remembered(plugin: Plugin) -> bytes | None:
     """A plugin's state as bytes, to compare; None when it has none or taking it fails."""
     try:
-        taken = state.take(plugin)
+        taken = take_snapshot(plugin)
     except PluginFault:
         return None
     return _bytes([taken.snapshot.state, taken.snapshot.blobs])

@@ -1,17 +1,84 @@
-"""What a Runtime has in memory of the tasks of its sessions. Everything else about them is on disk."""
+"""The processes of a session: starting them for it, granting them to its forks, and what is in memory of its tasks."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from msgspec.structs import replace
 
 from mainstay.engine.supervisor import Supervisor
-from mainstay.errors import UnknownProcess
-from mainstay.model.process import Abandoned, Cancelled, Failure, ProcessRow
-from mainstay.ports.tasks import CancelHook
+from mainstay.errors import InvalidInput, ProcessNotVisible, SessionDeleted, UnknownProcess, quoted
+from mainstay.model import validate
+from mainstay.model.process import Abandoned, Cancelled, Failure, ProcessRow, SessionOrigin, WakePolicy, WakeTarget
+from mainstay.model.write import ProcessFilter
+from mainstay.ports.services import CancelHook
+from mainstay.ports.store import Store
+from mainstay.processes.handle import ProcessHandle, handle_id
 from mainstay.processes.local import LocalEngine, token_of
-from mainstay.processes.service import ProcessService
+from mainstay.processes.service import ProcessService, Start
+
+PAGE = 1000
+
+
+class SessionProcesses:
+    """Processes as a session has them: it asked for them, it may see them, it is told of their end."""
+
+    __slots__ = ("_agent", "_id", "_service", "_store")
+
+    def __init__(self, service: ProcessService, store: Store, session_id: str, agent: str) -> None:
+        self._service, self._store, self._id, self._agent = service, store, session_id, agent
+
+    async def start(
+        self,
+        what: Any,
+        args: Mapping[str, Any] | None,
+        wake: WakePolicy = "turn",
+        start: Start | None = None,
+        *,
+        listed: bool = True,
+    ) -> ProcessHandle:
+        """Begin a process for the session, which may see it if it is `listed`; `start` says the rest."""
+        if wake not in get_args(WakePolicy):
+            raise InvalidInput(f"a session is woken by 'turn', 'notify' or 'none', not {quoted(wake):.80}")
+        row = await self._store.session(self._id)
+        if row is not None and row.deleted:
+            raise SessionDeleted(self._id)
+        ours = replace(
+            start or Start(),
+            origin=SessionOrigin(self._id),
+            wake=WakeTarget(self._id, self._agent, wake),  # also for "none": it tells whose session it is
+            grants=(self._id,) if listed else (),
+        )
+        return await self._service.start(what, args, ours)
+
+    async def chosen(self, grants: Literal["none", "all"] | Sequence[Any]) -> tuple[str, ...]:
+        """The ids of processes that a fork may see too. None may be among them that this session may not."""
+        if grants == "none":
+            return ()
+        if grants == "all":
+            return await self._all()
+        if isinstance(grants, str):
+            raise InvalidInput(f"a fork is granted 'none', 'all' or a list of processes, not {quoted(grants):.80}")
+        chosen = tuple(dict.fromkeys(handle_id(each) for each in validate.several(grants, "grants")))
+        for process_id in chosen:
+            if not await self._store.is_granted(self._id, process_id):
+                raise ProcessNotVisible(process_id, self._id)
+        return chosen
+
+    async def _all(self) -> tuple[str, ...]:
+        found: list[str] = []
+        before: int | None = None
+        while page := await self._store.processes(ProcessFilter(session_id=self._id, before=before, limit=PAGE)):
+            found += [row.id for row in page if row.pruned is None]
+            before = page[-1].pid
+        return tuple(found)
+
+
+# ---------------------------------------------------------------------- tasks in memory
 
 log = logging.getLogger("mainstay.sessions")
 
