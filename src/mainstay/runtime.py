@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn
 
 from mainstay.engine.host import SystemClock, SystemRandom
 from mainstay.engine.lease import LeaseTerms, Pulse, Worker
-from mainstay.engine.mode import Activity, Mode, Stage
 from mainstay.engine.rate_limits import RateLimits
 from mainstay.engine.rate_limits import checked as checked_limits
-from mainstay.engine.supervisor import Supervisor
+from mainstay.engine.runner import Activity, Mode, Stage, Supervisor
 from mainstay.engine.waits import ending, verify
 from mainstay.errors import (
     AlreadyAnswered,
@@ -285,7 +284,7 @@ class Runtime:
     async def _cut_off(self, parts: SessionParts) -> None:
         for session in parts.cache.all():
             if session.run is not None:
-                session.run.gate.leave()
+                session.run.control.leave()
         self._work.leave()
         await self._supervisor.finish(2.0)
 

@@ -10,7 +10,7 @@ import pytest
 from mainstay.engine.journal import SPILL_BYTES, TurnJournal, load, load_turns, spill
 from mainstay.errors import BlobMissing, Fenced, StoreDamaged, StoreError, StoreInherited, StoreUnavailable
 from mainstay.graph.commit import End
-from mainstay.graph.tree import Turn
+from mainstay.graph.view import Turn
 from mainstay.model.codec import encode
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Text, ToolCall

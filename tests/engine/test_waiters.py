@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from mainstay.engine.deadlock import Work
-from mainstay.engine.waiters import Waiters
+from mainstay.engine.waiters import CurrentWork, Waiters
 
 
 async def test_every_waiter_of_a_part_gets_the_result_and_no_other_does() -> None:
@@ -46,7 +45,7 @@ async def test_only_what_work_waits_for_is_needed_and_only_as_long_as_it_does() 
     needed = list[object]()
 
     async def work() -> None:
-        Work("w", ("s", 1)).begin()
+        CurrentWork("w", ("s", 1)).begin()
         future = waiters.expect("s", 1)
         needed.append(waiters.needed)
         await future

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mainstay.graph.tree import Stretch, Turn, forkable, stretches
+from mainstay.graph.view import Stretch, Turn, forkable, stretches
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Text, ToolCall
 from mainstay.model.outcome import Finished

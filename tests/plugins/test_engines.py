@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mainstay import Agent, Plugin, Runtime
-from mainstay.engine.mode import Stage
+from mainstay.engine.runner import Stage
 from mainstay.errors import InvalidProcess
 from mainstay.model.process import Abandoned, Evidence, ProcessOutcome, Registration, Success
 from mainstay.ports.process import Engine, EngineRun

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mainstay import ProcessContext, Runtime, process
-from mainstay.engine.mode import Stage
+from mainstay.engine.runner import Stage
 from mainstay.errors import (
     Conflict,
     InvalidHandle,

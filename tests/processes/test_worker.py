@@ -11,7 +11,7 @@ import pytest
 
 from mainstay import Process, ProcessContext, Retry, Runtime, process
 from mainstay.engine.lease import LeaseTerms
-from mainstay.engine.mode import Stage
+from mainstay.engine.runner import Stage
 from mainstay.errors import InvalidDefinition, ProcessStuck, RuntimeClosed
 from mainstay.model.process import Success
 from mainstay.model.record import Done

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mainstay import Agent, ModelRequest, Plugin, Runtime, Session, ToolCall, ToolContext, tool
-from mainstay.engine.gate import CANCEL_GRACE
+from mainstay.engine.control import CANCEL_GRACE
 from mainstay.errors import AlreadyAnswered, UnknownWait
 from mainstay.model.outcome import PluginAborted
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown

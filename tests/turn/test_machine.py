@@ -26,8 +26,7 @@ from mainstay.model.outcome import BudgetSpent, Finished, Incomplete, ProviderFa
 from mainstay.model.record import INTERRUPTED, Delivered, Ended, Faltered, Replied, Slot, Started
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome
 from mainstay.model.transcript import Transcript
-from mainstay.turn.machine import Machine, usage_of
-from mainstay.turn.states import Phase, TurnState
+from mainstay.turn.machine import Machine, Phase, TurnState, usage_of
 from tests.turn.play import HELLO, asking, begin, call, deliver, end, one_step, say
 
 

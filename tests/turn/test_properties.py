@@ -35,8 +35,7 @@ from mainstay.model.llm import Stop, Usage
 from mainstay.model.message import Message, Part, Text, ToolCall, ToolResult, unanswered
 from mainstay.model.record import INTERRUPTED, Closed, Delivered, Ended, Faltered, Record, Replied, Said, Slot, Started
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome
-from mainstay.turn.machine import Machine
-from mainstay.turn.native import with_unique_ids
+from mainstay.turn.machine import Machine, with_unique_ids
 from tests.fuzzing import cases
 from tests.turn.play import HELLO, asking, call, end, say
 

@@ -41,8 +41,7 @@ from mainstay.cli.render import (
 from mainstay.engine.journal import load_turns
 from mainstay.engine.waits import asked
 from mainstay.errors import StoreDamaged
-from mainstay.graph.tree import Turn, forkable, stretches
-from mainstay.graph.view import TurnView, model_calls, turn_view
+from mainstay.graph.view import Turn, TurnView, forkable, model_calls, stretches, turn_view
 from mainstay.model.ids import node_id, turn_id
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message

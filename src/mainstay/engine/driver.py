@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.engine.gate import Gate, TurnAborted, TurnCancelled
+from mainstay.engine.control import Control, TurnAborted, TurnCancelled
 from mainstay.engine.journal import TurnJournal
 from mainstay.errors import TurnFull
 from mainstay.model.effect import Aborted, CancelTurn, Effect, Finish, NoRoom
@@ -58,9 +58,9 @@ class Run:
         "begun",
         "children",
         "clock",
+        "control",
         "events",
         "found",
-        "gate",
         "held",
         "history",
         "hooks",
@@ -82,7 +82,7 @@ class Run:
         self.scope, self.machine, self.journal = scope, machine, journal
         self.events, self.clock, self.agent = events, clock, agent
         self.turn_id = machine.state.turn_id
-        self.gate = Gate()
+        self.control = Control()
         self.history: list[Any] = []
         self.held: dict[str, Any] = {}
         self.records: list[Record] = []
@@ -123,8 +123,8 @@ class Run:
 
     def heed(self) -> None:
         """Take note of a cancel request that the last write brought back."""
-        if self.journal.cancel is not None and self.gate.request is None:
-            self.gate.cancel(decode_cancel(self.journal.cancel))
+        if self.journal.cancel is not None and self.control.request is None:
+            self.control.cancel(decode_cancel(self.journal.cancel))
 
     def slot(self) -> Slot | None:
         """What the next record carries; the time spent so far where the budget counts it."""
@@ -140,10 +140,10 @@ class Run:
         return int((self.clock.monotonic() - self._began) * 1000)
 
     async def sleep_until(self, due: int) -> None:
-        """Wait for a recorded due time; a shut gate ends the wait."""
+        """Wait for a recorded due time; a request to stop ends the wait."""
         wait = due - self.clock.now()
         if wait > 0:
-            await self.gate.guard(self.clock.sleep(wait / 1000))
+            await self.control.guard(self.clock.sleep(wait / 1000))
 
 
 Handler = Callable[[Run, Any], Awaitable[Parked | None]]
@@ -166,10 +166,10 @@ async def drive(run: Run, handlers: Mapping[type[Effect], Handler], conclude: Co
         try:
             if run.journal.cancel is not None:
                 run.heed()
-            run.gate.check()
+            run.control.check()
             parked = await handlers[type(effect)](run, effect)
         except TurnCancelled:
-            request = run.gate.request
+            request = run.control.request
             assert request is not None
             await conclude(run)
             machine.receive(CancelTurn(request.by, request.reason))

@@ -1,4 +1,4 @@
-"""The real clock and real noise."""
+"""The real clock, jumps of it, and real noise."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import os
 import struct
 import time
+
+from mainstay.ports.host import Clock
 
 # Ownership must not outlive a suspended laptop: this clock counts the time asleep where the system has one.
 _MONOTONIC = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -35,3 +37,43 @@ class SystemRandom:
             self._words, self._pid = list(struct.unpack(f"{WORDS}Q", os.urandom(WORDS * 8))), os.getpid()
         word = self._words.pop() >> max(64 - count, 0)
         return word if count <= 64 else word << (count - 64) | self.bits(count - 64)
+
+
+JUMP_MS = 1000
+"""A clock that is nudged into step moves by less between two looks."""
+
+
+class ClockSkew:
+    """Jumps of the wall clock, seen against the monotonic one, so that they neither end a wait early nor prolong it.
+
+    `look` is called a few times a second; `_seen` are the jumps since this was made, each as the times before and after
+    it, and `back` counts the milliseconds of those that went backwards.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._seen = clock, list[tuple[int, int]]()
+        self._base = self._offset()
+        self.back = 0
+
+    def _offset(self) -> int:
+        return self._clock.now() - round(self._clock.monotonic() * 1000)
+
+    def look(self) -> int:
+        """The time now, after taking note of a jump since the last look."""
+        now, jump = self._clock.now(), self._offset() - self._base
+        if abs(jump) > JUMP_MS:
+            self._base += jump
+            self._seen.append((now - jump, now))
+            self.back += max(-jump, 0)
+        return now
+
+    def due(self, since: int, due: int) -> int:
+        """When something is due on today's clock. What was set just before a jump backwards counts as set after it."""
+        for before, after in self._seen:
+            if since <= before < after or since < after < before:
+                since, due = since + after - before, due + after - before
+        return due
+
+    def seconds_until(self, since: int, due: int) -> float:
+        now = self.look()
+        return max(0, self.due(since, due) - now) / 1000

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from mainstay.errors import BlobMissing, StoreDamaged, StoreError, StoreInherited, StoreUnavailable, TurnFull
 from mainstay.graph import commit as commits
-from mainstay.graph.tree import Turn
+from mainstay.graph.view import Turn
 from mainstay.model.codec import decode_row, encode, spilled
 from mainstay.model.ids import MAX_ORDINAL
 from mainstay.model.record import Closed, Ended, Record, Replied, Spilled, Started

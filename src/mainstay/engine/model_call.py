@@ -12,8 +12,8 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
+from mainstay.engine.control import Escaped, Leaving, OutOfTime, TurnAborted, TurnCancelled
 from mainstay.engine.driver import PER_CALL, Run
-from mainstay.engine.gate import Escaped, Leaving, OutOfTime, TurnAborted, TurnCancelled
 from mainstay.engine.rate_limits import RateLimits, Ticket
 from mainstay.engine.retry import MODEL_RETRIES, RetryBudget, RetryPolicy
 from mainstay.errors import BlobMissing, InvalidInput, MainstayError, ProviderError, StoreDamaged
@@ -30,7 +30,8 @@ from mainstay.ports.host import Random
 from mainstay.ports.provider import Provider, candidates
 from mainstay.ports.services import StreamEnd, TurnHooks
 from mainstay.ports.store import BlobStore
-from mainstay.turn import native, prompt
+from mainstay.turn import prompt
+from mainstay.turn.machine import CUT_OFF, with_unique_ids
 
 log = logging.getLogger("mainstay.engine")
 
@@ -75,7 +76,7 @@ class ModelCaller:
         if effect.attempt > 1 and not await self._shrunk(run, effect):
             return
         request, run.begun = await self._request(run, effect), False
-        run.gate.check()
+        run.control.check()
         ticket = await self._room(run, effect, request)
         if ticket is None:
             return
@@ -146,7 +147,7 @@ class ModelCaller:
         told = {"limit": clean_text(wait.limit), "reason": wait.reason, "seconds": wait.seconds}
         run.events.emit(RateLimitWait, step=effect.step, model=_name(run, effect), **told)
         try:
-            await run.gate.guard(self._limits.wait(ticket), _time_left(run))
+            await run.control.guard(self._limits.wait(ticket), _time_left(run))
         except OutOfTime:
             self._limits.leave(ticket)
             run.machine.receive(TimeIsUp())
@@ -169,7 +170,7 @@ class ModelCaller:
 
         try:
             asking = self._ask(run, replace(request, report=report), effect)
-            response = await run.gate.guard(asking if limit is None else within(limit, asking), _time_left(run))
+            response = await run.control.guard(asking if limit is None else within(limit, asking), _time_left(run))
         except BaseException as error:  # nothing is handled here: its place is given back
             self._limits.failed(ticket, error, run.begun)
             raise
@@ -290,8 +291,8 @@ class ModelCaller:
         most, dropped = run.machine.most_calls(), 0
         if (most is not None and count > most) or PER_CALL * count >= run.room:
             dropped, parts = count, tuple([part for part in parts if type(part) is not ToolCall])
-        parts = native.with_unique_ids(parts, run.turn_id, effect.step)
-        runs = not effect.last and response.stop not in native.CUT_OFF and run.machine.may_call(count)
+        parts = with_unique_ids(parts, run.turn_id, effect.step)
+        runs = not effect.last and response.stop not in CUT_OFF and run.machine.may_call(count)
         started = self._admit(run, effect.step, parts) if runs else ()
         interrupted, run.interrupted = run.interrupted, 0
         self._budget.answered()

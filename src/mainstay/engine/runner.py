@@ -14,19 +14,29 @@ How a task ends decides what becomes of its scope:
     anything else        a fault of ours: this one scope is set aside with the reason, until a person resumes it
 
 What is particular to turns and to processes is passed in: `sessions/turns.py`, `processes/worker.py`.
+
+All tasks of a Runtime belong to its `Supervisor`. A fault ends one task and is logged; it never cancels a neighbour or
+the host, as a task group across scopes would.
+
+How far a Runtime has come is one value that everything in it reads, the `Mode`. It only moves forward:
+
+    running    takes up whatever it may work on
+    draining   goes on with what it works on, and with what that waits for; takes up nothing else
+    leaving    the host's calls are refused; running effects have their grace, then they are cancelled
+    closed     nothing of it works any more; calls on a handle of it raise RuntimeClosed
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Iterable
+from enum import IntEnum
+from typing import Any, Generic, Protocol, TypeVar
 
-from mainstay.engine.gate import Leaving
+from mainstay.engine.control import Leaving
 from mainstay.engine.lease import Worker
-from mainstay.engine.supervisor import Supervisor
-from mainstay.errors import Fenced, SessionDeleted, StoreUnavailable
+from mainstay.errors import Fenced, RuntimeClosed, SessionDeleted, StoreInherited, StoreUnavailable, WrongLoop
 from mainstay.model.process import ProcessRow
 from mainstay.model.session import SessionRow
 from mainstay.model.write import Write
@@ -145,3 +155,108 @@ class ScopeRunner(Generic[Row]):
         for key in self._unattended & found.keys():
             self._kind.launch(found.pop(key))
         self._unattended = set(found)
+
+
+log = logging.getLogger("mainstay.engine")
+
+STOP_SECONDS = 1.0
+"""How long a cancelled task may take before it is left behind."""
+
+
+class Supervisor:
+    """All background tasks of a Runtime."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s ended by a fault of ours", task.get_name(), exc_info=error)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def finish(self, timeout: float | None) -> bool:
+        """Wait for all tasks, also for those that others of them begin meanwhile; True when they are done."""
+        clock = asyncio.get_running_loop().time
+        end = None if timeout is None else clock() + timeout
+        while self._tasks:
+            left = None if end is None else end - clock()
+            if left is not None and left <= 0:
+                break
+            await asyncio.wait(self._tasks, timeout=left)
+        return not self._tasks
+
+    async def stop(self) -> None:
+        """Cancel what is left and wait for it."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=STOP_SECONDS)
+            for task in late:
+                log.error("%s does not end when it is cancelled; it is left behind", task.get_name())
+
+
+class Stage(IntEnum):
+    RUNNING = 0
+    DRAINING = 1
+    LEAVING = 2
+    CLOSED = 3
+
+
+class Mode:
+    """The stage of one Runtime, and whether a caller may use it: made on the event loop that the Runtime lives on.
+
+    `pid` gives the id of this OS process, which is another one in a forked child.
+    """
+
+    __slots__ = ("_home", "_loop", "_pid", "_stage")
+
+    def __init__(self, pid: Callable[[], int]) -> None:
+        self._stage = Stage.RUNNING
+        self._loop, self._pid, self._home = asyncio.get_running_loop(), pid, pid()
+
+    def advance(self, stage: Stage) -> None:
+        self._stage = max(self._stage, stage)
+
+    @property
+    def draining(self) -> bool:
+        return self._stage >= Stage.DRAINING
+
+    @property
+    def leaving(self) -> bool:
+        return self._stage >= Stage.LEAVING
+
+    def check(self) -> None:
+        """Refuse a call of the host after the Runtime was left, from another loop, or in a forked child."""
+        if self._stage >= Stage.LEAVING:
+            raise RuntimeClosed
+        if self._home != self._pid():
+            raise StoreInherited(self._home, self._pid())
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongLoop
+
+    def check_work(self) -> None:
+        """The same for what running work asks for: it goes on while the Runtime is being left."""
+        if self._stage is Stage.CLOSED:
+            raise RuntimeClosed
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongLoop
+
+
+class Activity:
+    """When to look again: `changed` is set when something of this Runtime has changed or running work begins to wait,
+    `polled` when the store was looked at for what others have written."""
+
+    __slots__ = ("changed", "polled")
+
+    def __init__(self) -> None:
+        self.changed, self.polled = asyncio.Event(), asyncio.Event()

@@ -102,7 +102,7 @@ class GaveUp(Struct, frozen=True, gc=False, tag="gave_up"):
 
 
 class CancelTurn(Struct, frozen=True, gc=False, tag="cancel_turn"):
-    """A cancel request won the gate."""
+    """The turn is cancelled: a request came before its end."""
 
     by: str
     reason: str = ""

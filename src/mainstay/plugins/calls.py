@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from mainstay.engine.gate import Guarded
+from mainstay.engine.control import Guarded
 from mainstay.errors import PluginFault, ToolError
 from mainstay.model.codec import clean, clean_text, error_text
 from mainstay.model.own import own

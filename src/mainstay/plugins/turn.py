@@ -10,8 +10,8 @@ from typing import Any, get_args
 from msgspec import Struct
 from msgspec.structs import replace
 
+from mainstay.engine.control import Leaving, TurnAborted, TurnCancelled
 from mainstay.engine.driver import Run
-from mainstay.engine.gate import Leaving, TurnAborted, TurnCancelled
 from mainstay.errors import InvalidInput, PluginFault
 from mainstay.graph.commit import End, ledger
 from mainstay.model.codec import MAX_VALUE, clean, clean_text, convert, encode, error_text
@@ -379,7 +379,7 @@ class TurnPlugins:
     async def _asked(self, work: Any) -> Any:
         """Wait for hooks, as long as the turn is not cancelled; a fault ends the turn."""
         try:
-            return await self._run.gate.guard(work)
+            return await self._run.control.guard(work)
         except PluginFault as fault:
             raise self._fault(fault) from fault
 

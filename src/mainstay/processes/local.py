@@ -23,7 +23,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from mainstay.engine.gate import Leaving, SelfCancelled, TurnCancelled
+from mainstay.engine.control import Leaving, SelfCancelled, TurnCancelled
 from mainstay.errors import InternalError, InvalidDefinition
 from mainstay.lifecycle.process import RESERVED, SIGNAL
 from mainstay.model.codec import clean, clean_text
@@ -98,7 +98,7 @@ class LocalEngine:
         try:
             return Success(clean(await run.guard(_called(work))))
         except TurnCancelled:
-            request = run.gate.request
+            request = run.control.request
             assert request is not None
             return Cancelled(request.by, request.reason, unknown=True)
         except SelfCancelled as error:

@@ -15,10 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from mainstay.engine.admission import Admission
-from mainstay.engine.clock_skew import ClockSkew
-from mainstay.engine.gate import Gate
+from mainstay.engine.control import Control
+from mainstay.engine.host import ClockSkew
 from mainstay.engine.journal import SPILL_BYTES, Journal
-from mainstay.engine.threads import Threads
 from mainstay.errors import StoreDamaged
 from mainstay.lifecycle.process import PROGRESS, declared
 from mainstay.model.codec import clean, encode
@@ -38,6 +37,7 @@ from mainstay.model.tool import BlobRef
 from mainstay.model.write import Advance, Advanced, ProcessScope, Write
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.store import Store
+from mainstay.tools.invoke import Threads
 
 R = TypeVar("R")
 
@@ -263,14 +263,14 @@ class Listener(Protocol):
 class GateListener:
     """For engines that only need to know when to stop."""
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
+    def __init__(self, control: Control) -> None:
+        self.control = control
 
     def cancel(self, request: CancelRequest) -> None:
-        self.gate.cancel(request)
+        self.control.cancel(request)
 
     def leave(self) -> None:
-        self.gate.leave()
+        self.control.leave()
 
     def on_event(self, sequence: int, kind: str, payload: Any) -> None:
         """Nothing to do: it takes no signals."""
@@ -297,8 +297,8 @@ class ProcessRun:
         self.registration = row.registration
         self.on_rest: Callable[[bool], None] | None = None
         self.journal = ProcessJournal(store, scope, row, clock, changed)
-        self.gate = Gate()
-        self.listener: Listener = GateListener(self.gate)
+        self.control = Control()
+        self.listener: Listener = GateListener(self.control)
         self.parked = self.resting = self.placed = False
         self.leaving = False
         self.written_about = False
@@ -324,7 +324,7 @@ class ProcessRun:
         await self.journal.flush()
 
     async def guard(self, work: Coroutine[Any, Any, R], seconds: float | None = None) -> R:
-        return await self.gate.guard(work, seconds)
+        return await self.control.guard(work, seconds)
 
     async def emit(self, event: str, payload: Any = None) -> None:
         declared(self.registration, event)

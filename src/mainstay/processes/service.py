@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import msgspec
 from msgspec import Struct
 
-from mainstay.engine.deadlock import wake_depth
+from mainstay.engine.waiters import wake_depth
 from mainstay.errors import InvalidInput, InvalidProcess, ProcessEnded, ProcessStuck, TimedOut, quoted
 from mainstay.lifecycle.process import (
     ABANDON_REQUESTED,

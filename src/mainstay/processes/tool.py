@@ -24,7 +24,7 @@ from typing import Any, Protocol, assert_never
 from msgspec import Struct, ValidationError
 from msgspec.structs import replace
 
-from mainstay.engine.gate import CANCEL_GRACE, Leaving, TurnCancelled
+from mainstay.engine.control import CANCEL_GRACE, Leaving, TurnCancelled
 from mainstay.errors import Fenced, InvalidProcess, StoreError, ToolError
 from mainstay.model.codec import clean, convert, encode_checked
 from mainstay.model.process import (
@@ -263,10 +263,10 @@ class ToolWork:
     async def _may_begin(self) -> None:
         """Raise what the process was asked for. Left between two attempts it parks: letting go of work that only its
         owner may do would give it up."""
-        gate = self._run.gate
-        if gate.request is None and gate.leaving and self._run.record.first_started is not None:
+        control = self._run.control
+        if control.request is None and control.leaving and self._run.record.first_started is not None:
             await self._until(self._clock.now())
-        gate.check()
+        control.check()
 
     # ------------------------------------------------------------------ one attempt
 
@@ -280,7 +280,7 @@ class ToolWork:
             await self._run.begin()
             if self._run.journal.has_unread:
                 await self._run.catch_up()
-            if self._run.gate.shut:
+            if self._run.control.stopping:
                 self._home.admission.release(self._needs)
                 return NotBegun()
             if not await self._host.still_ours(self._run.row):
@@ -318,7 +318,7 @@ class ToolWork:
         passing = None if filters is None else functools.partial(filters.content, "file", process_id, spec.name)
         rules = OutputRules(self._run.journal, WHOLE, filter_file=passing)
         task = loop.create_task(execute(self._ready, context, home.threads, rules, interruption, ended))
-        task.add_done_callback(lambda _: self._run.gate.wake())
+        task.add_done_callback(lambda _: self._run.control.wake())
         # A thread releases its place itself, when it has really ended.
         task.add_done_callback(
             lambda _: None if threaded and interruption.begun else home.admission.release(self._needs)
@@ -327,7 +327,7 @@ class ToolWork:
         home.running[process_id] = spec.name
         try:
             end = await self._ended(task, context, interruption)
-        except BaseException:  # not by the gate: this task itself is cancelled, and nothing of it goes on
+        except BaseException:  # not by the control: this task itself is cancelled, and nothing of it goes on
             task.cancel()
             raise
         finally:
@@ -342,11 +342,11 @@ class ToolWork:
         self, task: asyncio.Task[AttemptResult], context: ToolContext[Any], interruption: Interruption
     ) -> AttemptEnd:
         """How the body ended. Cancelled it may still say so; one that does not listen is left behind."""
-        gate = self._run.gate
-        while not task.done() and not gate.shut and not interruption.timed_out:
-            await gate.pause()
+        control = self._run.control
+        while not task.done() and not control.stopping and not interruption.timed_out:
+            await control.pause()
         if not task.done() and not interruption.over:
-            interruption.timed_out = interruption.timed_out and not gate.shut
+            interruption.timed_out = interruption.timed_out and not control.stopping
             interruption.reason = self._why()
             context.mark_cancelled()
             task.cancel()
@@ -361,10 +361,10 @@ class ToolWork:
 
     def _expire(self, interruption: Interruption) -> None:
         interruption.timed_out = True
-        self._run.gate.wake()
+        self._run.control.wake()
 
     def _why(self) -> str:
-        match stop_of(self._run.gate):
+        match stop_of(self._run.control):
             case StopCause.CANCELLED:
                 return "it was cancelled while it ran"
             case StopCause.LEFT:
@@ -396,7 +396,7 @@ class ToolWork:
 
     async def _settled(self, end: AttemptEnd) -> ProcessOutcome | None:
         """How the process ends; None when there is another attempt."""
-        stop, counts = stop_of(self._run.gate), Attempts(True, self.attempts, self.repeated)
+        stop, counts = stop_of(self._run.control), Attempts(True, self.attempts, self.repeated)
         verdict = settle(end, counts, self._contract, stop)
         match verdict:
             case TryAgain(failed, after):
@@ -439,7 +439,7 @@ class ToolWork:
                 assert_never(end)
 
     def _cancelled(self, unknown: bool) -> Cancelled:
-        request = self._run.gate.request
+        request = self._run.control.request
         assert request is not None
         return Cancelled(request.by, request.reason, unknown)
 
@@ -457,7 +457,7 @@ class ToolWork:
     async def _until(self, due: int) -> None:
         """Leave the process on disk until then. Returns when it is due already, or something has happened to it."""
         run = self._run
-        while run.gate.request is None and (run.gate.leaving or due > self._clock.now()):
+        while run.control.request is None and (run.control.leaving or due > self._clock.now()):
             wait = WaitOn(KEY, "time", due=due, since=self._clock.now())
             run.parked = not run.journal.has_unread and await run.journal.park((wait,))
             if run.parked:

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from mainstay.engine.control import CANCEL_GRACE
 from mainstay.engine.driver import Run
-from mainstay.engine.gate import CANCEL_GRACE
 from mainstay.engine.journal import StoreRetry, write_referring
 from mainstay.errors import (
     InvalidInput,
@@ -272,9 +272,9 @@ class Visible:
             return await self._service.outcome(row.id, timeout)
         except asyncio.CancelledError:
             run = self._asker.run
-            if run is None or run.gate.request is None or not self._own(row):
+            if run is None or run.control.request is None or not self._own(row):
                 raise
-            request = run.gate.request
+            request = run.control.request
             stop = asyncio.ensure_future(self._service.cancel(row.id, "its turn was cancelled", by=request.by))
             self._home.abandon(stop)
             ended = asyncio.ensure_future(self._service.outcome(row.id, STOP_SECONDS))

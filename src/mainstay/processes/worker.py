@@ -26,13 +26,10 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from mainstay.engine.clock_skew import ClockSkew
-from mainstay.engine.deadlock import Work, in_hand
-from mainstay.engine.gate import Leaving, TurnCancelled
-from mainstay.engine.mode import Mode
-from mainstay.engine.runner import ScopeRunner
-from mainstay.engine.supervisor import Supervisor
-from mainstay.engine.waiters import Waiters
+from mainstay.engine.control import Leaving, TurnCancelled
+from mainstay.engine.host import ClockSkew
+from mainstay.engine.runner import Mode, ScopeRunner, Supervisor
+from mainstay.engine.waiters import CurrentWork, Waiters, in_hand
 from mainstay.errors import (
     Fenced,
     InvalidDefinition,
@@ -363,7 +360,7 @@ class ProcessWorker:
         try:
             outcome: ProcessOutcome = await engine.run(run)
         except TurnCancelled:
-            request = run.gate.request
+            request = run.control.request
             assert request is not None
             outcome = Cancelled(request.by, request.reason)
         except BaseException as error:  # an engine of the host's may raise anything, and is not run again for it
@@ -400,7 +397,7 @@ class ProcessWorker:
         """The task of a process is over: give its place to another, and pass on what was written meanwhile."""
         del self.runs[run.row.id]
         # The listener refers to the run: without this cycle both are freed at once, and not by the collector.
-        run.listener, run.on_rest = GateListener(run.gate), None
+        run.listener, run.on_rest = GateListener(run.control), None
         self.waiters.leave(run.row.id, run.listens)
         if run.placed:
             self._give_up(run)
@@ -551,7 +548,7 @@ class ProcessTask:
 
     async def work(self) -> None:
         run = self._run
-        work = Work(self._worker.id, (run.row.id, None), depth=run.registration.depth).begin()
+        work = CurrentWork(self._worker.id, (run.row.id, None), depth=run.registration.depth).begin()
         try:
             await self._worker.work(run)
         except (Unloaded, Leaving):

@@ -12,8 +12,7 @@ from mainstay.engine.journal import load, load_turns
 from mainstay.engine.waits import asked, named, recalled
 from mainstay.errors import BlobMissing, SessionDeleted, StoreDamaged
 from mainstay.graph.commit import completions
-from mainstay.graph.tree import stretches
-from mainstay.graph.view import View, with_text
+from mainstay.graph.view import View, stretches, with_text
 from mainstay.model.ids import split, turn_id
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message

@@ -165,7 +165,7 @@ class SessionCache:
             return
         found.view = None
         if found.run is not None:
-            found.run.gate.leave()
+            found.run.control.leave()
         for turn in self._waiters.parts(session_id):
             self.tell(session_id, turn, SessionDeleted(session_id))
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from mainstay.engine.deadlock import depth
 from mainstay.engine.journal import spill, write_referring
 from mainstay.engine.lease import Worker
+from mainstay.engine.waiters import depth
 from mainstay.engine.waits import named, whole
 from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, quoted
 from mainstay.model import validate

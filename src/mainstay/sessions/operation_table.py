@@ -54,9 +54,9 @@ from mainstay.plugins.operations import (
 )
 from mainstay.plugins.registry import PluginSession, revision_of
 from mainstay.ports.services import ToolHost
-from mainstay.tools import docstring
 from mainstay.tools.answer import OutputCodec, output_codec
 from mainstay.tools.define import Arguments, Signature, read_signature, resolve
+from mainstay.tools.schema import parse_docstring
 
 log = logging.getLogger("mainstay.plugins")
 
@@ -141,7 +141,7 @@ def _ready(offer: Offer) -> Operation:
     signature = read_signature(fn, owner, OperationContext)
     if signature.context is not None:
         _check_context(owner, offer.mark.kind, signature.context.annotation)
-    text = docstring.parse(fn.__doc__)
+    text = parse_docstring(fn.__doc__)
     described = [one._replace(description=text.parameters.get(one.name, "")) for one in signature.parameters]
     arguments = Arguments(owner, described)
     codec = _answer_codec(owner, signature)

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.engine.gate import Leaving, SelfCancelled, TurnCancelled
+from mainstay.engine.control import Leaving, SelfCancelled, TurnCancelled
 from mainstay.engine.journal import write_referring
 from mainstay.errors import (
     Conflict,
@@ -95,7 +95,7 @@ class OperationEngine:
             work = operations.run_task(asked.name, asked.input["args"], asked.input["session_id"], task)
             return Success((await run.guard(work)).output)
         except TurnCancelled:
-            request = run.gate.request
+            request = run.control.request
             assert request is not None
             return Cancelled(request.by, request.reason, unknown=True)
         except SelfCancelled as error:

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from mainstay.engine.deadlock import Deadlocks, in_hand
 from mainstay.engine.lease import Worker
-from mainstay.engine.mode import Activity
+from mainstay.engine.runner import Activity
+from mainstay.engine.waiters import Deadlocks, in_hand
 from mainstay.errors import SessionDeleted, TurnFailed, UnknownSession
 from mainstay.model.event import AnyEvent, Gap, Retracted, TextDelta, TurnCommitted, WaitingFor
 from mainstay.model.ids import split, turn_id
@@ -19,7 +19,7 @@ from mainstay.sessions.archive import Archive
 from mainstay.sessions.cache import SessionCache
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.result import TurnResult
-from mainstay.tools.partial import NOTHING, PartialOutput
+from mainstay.tools.answer import NOTHING, PartialOutput
 
 
 class TurnOutcomes:

@@ -8,11 +8,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from mainstay.engine.deadlock import Deadlocks
 from mainstay.engine.driver import Run
 from mainstay.engine.lease import Worker
-from mainstay.engine.mode import Activity, Mode
 from mainstay.engine.rate_limits import RateLimits
+from mainstay.engine.runner import Activity, Mode
+from mainstay.engine.waiters import Deadlocks
 from mainstay.errors import ProviderUnavailable, Unavailable, UnknownSession
 from mainstay.model import validate
 from mainstay.model.ids import mint

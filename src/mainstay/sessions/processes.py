@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from msgspec.structs import replace
 
-from mainstay.engine.supervisor import Supervisor
+from mainstay.engine.runner import Supervisor
 from mainstay.errors import InvalidInput, ProcessNotVisible, SessionDeleted, UnknownProcess, quoted
 from mainstay.model import validate
 from mainstay.model.process import Abandoned, Cancelled, Failure, ProcessRow, SessionOrigin, WakePolicy, WakeTarget

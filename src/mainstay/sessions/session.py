@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
 
 import msgspec
 
-from mainstay.engine.deadlock import NEXT
 from mainstay.engine.journal import load, load_turns
+from mainstay.engine.waiters import NEXT
 from mainstay.engine.waits import ending, wait_id
 from mainstay.errors import (
     AlreadyAnswered,
@@ -26,7 +26,7 @@ from mainstay.errors import (
     UnknownTurn,
     quoted,
 )
-from mainstay.graph.tree import delivered_by, forkable
+from mainstay.graph.view import delivered_by, forkable
 from mainstay.model import ids, validate
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.event import AnyEvent

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct, ValidationError, structs
 
-from mainstay.engine.gate import TurnAborted
+from mainstay.engine.control import TurnAborted
 from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, PluginError, PluginFault, quoted
 from mainstay.graph.commit import End
 from mainstay.graph.view import View

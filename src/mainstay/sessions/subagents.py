@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from mainstay.engine.gate import Leaving
+from mainstay.engine.control import Leaving
 from mainstay.errors import (
     Conflict,
     InvalidInput,

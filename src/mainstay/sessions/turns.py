@@ -18,16 +18,14 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.engine.deadlock import Work, set_depth
+from mainstay.engine.control import Leaving, TurnAborted
 from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
-from mainstay.engine.gate import Leaving, TurnAborted
 from mainstay.engine.journal import TurnJournal, load, taken
 from mainstay.engine.lease import Worker
-from mainstay.engine.mode import Activity, Mode
 from mainstay.engine.model_call import ModelCaller
 from mainstay.engine.rate_limits import RateLimits
-from mainstay.engine.runner import ScopeRunner
-from mainstay.engine.supervisor import Supervisor
+from mainstay.engine.runner import Activity, Mode, ScopeRunner, Supervisor
+from mainstay.engine.waiters import CurrentWork, set_depth
 from mainstay.errors import Fenced, SessionDeleted, StoreDamaged, StoreUnavailable, TurnFailed
 from mainstay.graph.commit import End, ledger
 from mainstay.graph.view import View
@@ -142,8 +140,8 @@ class Turns:
         if run is not None:
             run.journal.mail = True
             if request is not None and row.turn == run.scope.turn:
-                run.gate.cancel(request)
-            run.gate.nudge()
+                run.control.cancel(request)
+            run.control.nudge()
         elif resident.task is not None:
             resident.mail = True
             if request is not None and row.turn is not None:
@@ -171,7 +169,7 @@ class Turns:
             return
         session = self.cache.of(row.id)
         if session.run is not None:
-            session.run.gate.nudge()
+            session.run.control.nudge()
         elif session.task is None:
             self.launch(row)
 
@@ -179,7 +177,7 @@ class Turns:
         """A cancel request is on disk: pass it to the running turn, or work on the turn that it freed."""
         session = self.cache.of(row.id)
         if session.run is not None and session.run.scope.turn == turn:
-            session.run.gate.cancel(request)
+            session.run.control.cancel(request)
         elif session.task is not None and turn is not None:
             session.cancel = (turn, request)
         else:
@@ -245,9 +243,9 @@ class Turns:
         run.journal.mail = opening is None or scope.turn > 1 or resident.mail
         resident.mail = False
         if row.cancel is not None:
-            run.gate.cancel(decode_cancel(row.cancel))
+            run.control.cancel(decode_cancel(row.cancel))
         elif resident.cancel is not None and resident.cancel[0] == scope.turn:
-            run.gate.cancel(resident.cancel[1])
+            run.control.cancel(resident.cancel[1])
         resident.cancel = None
         run.events.emit(TurnStarted, resumed=opening is None and len(records) > 1)
         try:
@@ -375,7 +373,7 @@ class Turns:
                 return Landed(receipt.row, end)
             assert isinstance(receipt, CancelWon)
             request = decode_cancel(receipt.cancel)
-            run.gate.cancel(request)
+            run.control.cancel(request)
             run.machine.receive(CancelTurn(request.by, request.reason))
             if plugins is not None:
                 plugins.take_back(slot)
@@ -473,7 +471,7 @@ class SessionTask:
             if not self._turns.may_begin(row):
                 raise Leaving
             self._session.turn = row.turn
-            work = Work(self._worker, (row.id, row.turn)).begin()
+            work = CurrentWork(self._worker, (row.id, row.turn)).begin()
             try:
                 after = await self._turns.turn(self._session, row, scope, self._opening)
             finally:

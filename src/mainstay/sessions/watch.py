@@ -11,8 +11,8 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
-from mainstay.engine.clock_skew import ClockSkew
-from mainstay.engine.supervisor import Supervisor
+from mainstay.engine.host import ClockSkew
+from mainstay.engine.runner import Supervisor
 from mainstay.engine.waits import asked
 from mainstay.errors import MainstayError, StoreError
 from mainstay.lifecycle import suspects

@@ -1,4 +1,9 @@
-"""One tool call of a turn in memory: what its context can reach, and what plugins say about it."""
+"""One tool call of a turn in memory: what its context can reach, what plugins say about it, and its durable waits.
+
+A wait (a person's approval or settlement, or the completion of a deferred call) is a row that opens with a write of the
+turn, is resolved by the first answer, and is found again after a crash by its id, which follows from the call.
+`CallWaits` makes the rows and reads them; which calls wait is in the records.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +13,25 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.engine.deadlock import Work, depth
+from mainstay.engine.control import Control
 from mainstay.engine.driver import Run
-from mainstay.engine.gate import Gate
 from mainstay.engine.lease import Worker
-from mainstay.engine.waits import sign
-from mainstay.model.codec import clean
+from mainstay.engine.waiters import CurrentWork, depth
+from mainstay.engine.waits import decode_pending, sign, wait_id, whole
+from mainstay.model.codec import clean, encode
 from mainstay.model.effect import AskedCall
 from mainstay.model.event import ToolProgress
 from mainstay.model.message import Message
 from mainstay.model.outcome import PendingCall
 from mainstay.model.plugin import Decision
-from mainstay.model.record import Answered, Slot
+from mainstay.model.record import Answered, Slot, Started
+from mainstay.model.session import Answer, WaitRow
 from mainstay.model.tool import Artifact, Failed, Ok, PreparedCall, ToolOutcome, ToolSpec
+from mainstay.plugins.calls import withheld
 from mainstay.plugins.turn import plugins_of
 from mainstay.ports.services import ToolHost, TurnServices
 from mainstay.ports.store import Store
@@ -33,7 +41,117 @@ from mainstay.tools.attempt import Again, EndsAs, Interruption, StopCause, TryAg
 from mainstay.tools.context import CallHost, ToolContext
 from mainstay.tools.invoke import Ready, checked, prepared
 from mainstay.tools.output import AttemptResult, OutputRules
-from mainstay.tools.waits import completion_of
+
+_ANSWER = msgspec.json.Decoder(Answer).decode
+RESERVED = "its tool has not handed it over yet"
+"""Why a deferred call's wait is open before its body has returned: only then may recovery run the body again."""
+
+
+def completion_of(run: Run, key: str) -> str:
+    """The wait for the completion of a deferred call. It outlives attempts that failed, but not a person's word to have
+    the call made again: that answered it, and the next attempt has another."""
+    again = [r for r in run.records if type(r) is Started and r.call == key and r.answer is not None]
+    return wait_id(f"{run.turn_id}.{key}", "deferred", 1 + len(again))
+
+
+class CallWaits:
+    """The waits of the calls of one turn. Holds no state: every answer comes from the store or the turn's records."""
+
+    def __init__(self, store: Store, run: Run) -> None:
+        self._store, self._run = store, run
+
+    # ------------------------------------------------------------------ rows
+
+    def wait_id(self, key: str, kind: str) -> str:
+        if kind == "deferred":
+            return completion_of(self._run, key)
+        # An answer about recovery stands for one attempt: about the next one a person is asked anew.
+        attempt = self._run.machine.state.calls[key].attempts if kind == "recovery" else 1
+        return wait_id(f"{self._run.turn_id}.{key}", kind, attempt)
+
+    def pending(self, call: AskedCall, kind: Any, **told: Any) -> PendingCall:
+        """What is shown to those who may answer."""
+        call_id = f"{self._run.turn_id}.{call.call}"
+        return PendingCall(call_id, kind, call.name, call.args, self._run.clock.now(), **told)
+
+    def row(self, call: AskedCall, kind: str, pending: PendingCall) -> WaitRow:
+        scope, name = self._run.scope, self.wait_id(call.call, kind)
+        return WaitRow(name, scope.sid, scope.turn, call.call, kind, "open", pending.due, encode(pending))
+
+    def reserved(self, call: AskedCall) -> WaitRow:
+        """The wait of a deferred call: its key is durable before its body can hand it out."""
+        return self.row(call, "deferred", self.pending(call, "deferred", reason=RESERVED))
+
+    def revoked(self, call: AskedCall, kind: str) -> WaitRow:
+        """The same wait, closed: from this write on the store refuses answers."""
+        pending = replace(self.pending(call, kind), args={})
+        return replace(self.row(call, kind, pending), state="revoked")
+
+    # ------------------------------------------------------------------ reading
+
+    async def known(self) -> dict[str, WaitRow]:
+        """The waits of the calls without an outcome, as they are on disk: each by its id, so that the cost does not
+        grow with the waits that a long session has had."""
+        found = {}
+        for call in list(self._run.machine.state.calls.values()):
+            kinds = ("approval",) if not call.started else ("recovery", "deferred") if call.deferred else ("recovery",)
+            for kind in kinds:
+                wait = await self._store.wait(self.wait_id(call.call, kind))
+                if wait is not None and (wait := await whole(self._store, wait)) is not None:
+                    found[wait.id] = wait
+        return found
+
+    async def final(self) -> dict[str, WaitRow]:
+        """The waits by call in a turn that ends: no answer is accepted after this.
+
+        The store refuses answers to a cancelled turn by itself. In an aborted one, questions that are open are revoked
+        first: an answer that was accepted between this read and the commit would be lost.
+        """
+        waits = await self.known()
+        if self._run.control.request is None:
+            calls = self._run.machine.state.calls
+            still = [wait for wait in waits.values() if wait.state == "open"]
+            if still:
+                await self._run.journal.flush(tuple([self.revoked(calls[wait.call], wait.kind) for wait in still]))
+                waits = await self.known()
+        return {wait.call: wait for wait in sorted(waits.values(), key=lambda wait: wait.state != "open")}
+
+    async def completed(self, call: AskedCall, last: bool) -> bool:
+        """Whether a deferred call was completed while its body ran: that was acknowledged, however the body ends.
+
+        `last`: no attempt comes after this one, so its key is revoked at once. The store decides which came first: a
+        completion that comes later is refused, and not accepted where nothing would read it. A cancelled turn needs no
+        revocation: the store refuses its completions.
+        """
+        if last and self._run.control.request is None:
+            await self._run.journal.flush((self.revoked(call, "deferred"),))
+        wait = await self._store.wait(self.wait_id(call.call, "deferred"))
+        return wait is not None and wait.state == "resolved"
+
+    def answer(self, call: AskedCall, wait: WaitRow, refused: str = "") -> Answer | None:
+        """The answer that a wait holds; None when it ended without one. Its reason is as the filters of the session let
+        it be recorded; its value passes them later.
+
+        `refused`: the plugin that keeps the session from opening, so that it could not look at the reason.
+        """
+        if wait.answer is None:
+            return None
+        answer, plugins = _ANSWER(wait.answer), plugins_of(self._run)
+        if not answer.reason or (plugins is None and not refused):
+            return answer
+        if plugins is None:
+            return replace(answer, reason=withheld("reason", refused))
+        filters = plugins.filters
+        if filters is None:
+            return answer
+        reason = filters.value("answer", answer.reason, f"{self._run.turn_id}.{call.call}", call.name)
+        return replace(answer, reason=reason)
+
+
+def body_is_over(wait: WaitRow) -> bool:
+    """Whether the body of a deferred call handed its completion over, or that has come: then it is not run again."""
+    return wait.state != "open" or decode_pending(wait.body).reason != RESERVED
+
 
 WITHHELD = "what it said is withheld: plugins have not seen it"
 """The message of a failure after which the call is attempted again. Plugins see how the call ends; until then nothing
@@ -57,11 +175,11 @@ CallEnd: TypeAlias = AttemptResult | NeedsApproval | HandedOver
 """What the task of a call returns."""
 
 
-def stop_of(gate: Gate) -> StopCause | None:
+def stop_of(control: Control) -> StopCause | None:
     """Why attempts are stopped. A cancel request goes before leaving: it ends the turn or process for good."""
-    if gate.request is not None:
+    if control.request is not None:
         return StopCause.CANCELLED
-    return StopCause.LEFT if gate.leaving else None
+    return StopCause.LEFT if control.leaving else None
 
 
 class Shared(Protocol):
@@ -89,6 +207,7 @@ class ActiveCall(CallHost):
     __slots__ = (
         "_key",
         "_loop",
+        "_work",
         "answer",
         "artifacts",
         "asked",
@@ -124,6 +243,7 @@ class ActiveCall(CallHost):
         self.artifacts: tuple[Artifact, ...] = ()
         self._key: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._work: CurrentWork | None = None
 
     @property
     def spec(self) -> ToolSpec | None:
@@ -143,6 +263,9 @@ class ActiveCall(CallHost):
         call from here on."""
         run, shared, scope = self.run, self.shared, self.run.scope
         self._loop = asyncio.get_running_loop()
+        if self._work is not None:
+            self._work.end()  # that of its preparation
+        self._work = CurrentWork(shared.worker.id, (scope.session_id, scope.turn), depth=depth()).begin()
         if ready.entry.spec.deferred:
             self._key = sign(shared.store.secret(), completion_of(run, self.key))
         return ToolContext(
@@ -155,7 +278,6 @@ class ActiveCall(CallHost):
             deps=shared.deps,
             payload=ready.call.payload,
             host=self,
-            work=Work(shared.worker.id, (scope.session_id, scope.turn), depth=depth()).begin(),
             store=store,
         )
 
@@ -166,6 +288,8 @@ class ActiveCall(CallHost):
         """
         context, artifacts = self.context, self.artifacts
         self.context, self.artifacts = None, ()
+        if self._work is not None:
+            self._work.end()
         return artifacts if context is None else (*artifacts, *context.close())
 
     def progress(self, value: Any) -> None:
@@ -247,7 +371,7 @@ class ActiveCall(CallHost):
 
     async def seen(self, ready: Ready, result: AttemptResult) -> AttemptResult:
         """Let plugins look at an attempt that did not return a value; one that did has passed them already."""
-        end, plugins, stop = result.end, self.plugins, stop_of(self.run.gate)
+        end, plugins, stop = result.end, self.plugins, stop_of(self.run.control)
         if plugins is None or not plugins.looks or isinstance(end, Ok):
             return result
         spec = ready.entry.spec

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from mainstay.engine.deadlock import Work
 from mainstay.errors import ToolError, quoted
 from mainstay.model.process import ParentEnd, WakePolicy
 from mainstay.model.tool import Artifact, PreparedCall, ToolSpec
@@ -71,7 +70,6 @@ class ToolContext(Generic[Deps]):
         "_over",
         "_services",
         "_store",
-        "_work",
         "attempt",
         "call_id",
         "defer_timeout",
@@ -96,14 +94,13 @@ class ToolContext(Generic[Deps]):
         deps: Deps | None = None,
         payload: Any = None,
         host: CallHost = _NO_HOST,
-        work: Work | None = None,
         store: str = "",
     ) -> None:
         self.session_id, self.turn_id, self.call_id, self.tool = session_id, turn_id, call_id, tool
         self.attempt, self.generation, self.payload = attempt, generation, payload
         # A tool that asks for deps is given them by its host; one that does not never looks.
         self.deps = cast(Deps, deps)
-        self._host, self._work, self._store = host, work, store
+        self._host, self._store = host, store
         self._artifacts: Artifacts | None = None
         self._services: ToolHost | None = None
         self._handles: Handles | None = None
@@ -181,8 +178,6 @@ class ToolContext(Generic[Deps]):
     def close(self) -> tuple[Artifact, ...]:
         """The runtime's side of `artifacts`: what the call has put, and from now on it may put no more."""
         self._over = True
-        if self._work is not None:
-            self._work.end()
         return () if self._artifacts is None else self._artifacts.taken()
 
     def defer(self, timeout: float | None = None) -> str:

@@ -34,7 +34,6 @@ from mainstay.errors import InvalidDefinition, ToolError, quoted
 from mainstay.model import validate
 from mainstay.model.codec import clean
 from mainstay.model.tool import Approval, OutputBudget, Recovery, ToolSpec
-from mainstay.tools import docstring
 from mainstay.tools.answer import output_schema_of
 from mainstay.tools.context import ToolContext
 from mainstay.tools.schema import (
@@ -46,6 +45,7 @@ from mainstay.tools.schema import (
     description_in,
     encode_foreign,
     explain,
+    parse_docstring,
     plain_type,
     tidy,
 )
@@ -102,7 +102,7 @@ class Tool(Generic[P, R]):
         _check_options(owner, name, options)
         name = str.__str__(name)  # an enum of strings is its value
         signature = read_signature(fn, owner)
-        text = docstring.parse(_doc(fn))
+        text = parse_docstring(_doc(fn))
         parameters = [one._replace(description=text.parameters.get(one.name, "")) for one in signature.parameters]
         self._arguments = Arguments(owner, parameters)
         functools.update_wrapper(self, fn, updated=())  # an object that can be called may have a `bind` of its own

@@ -4,8 +4,9 @@
     Round         the calls of one reply under way: begin them, record what ends, wait for answers, stop
 
 `tools/attempt.py` decides what a call needs next and what the end of an attempt means. This module does it: it records
-in the journal of the turn, waits at the gate of the turn, and opens durable waits (`tools/waits.py`) for answers from
-outside. A round ends when every call has an outcome, or parks when all that is left waits for an answer.
+in the journal of the turn, waits for its calls and for what reaches the turn from outside (`engine/control.py`), and
+opens durable waits (`tools/call.py`) for answers. A round ends when every call has an outcome, or parks when all that
+is left waits for an answer.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from mainstay.engine.admission import Admission
-from mainstay.engine.deadlock import Deadlocks
+from mainstay.engine.control import CANCEL_GRACE, Leaving
 from mainstay.engine.driver import Parked, Run
-from mainstay.engine.gate import CANCEL_GRACE, Leaving
 from mainstay.engine.lease import Worker
-from mainstay.engine.threads import Threads
+from mainstay.engine.waiters import Deadlocks
 from mainstay.engine.waits import decode_pending
 from mainstay.errors import Fenced, InternalError, MainstayError, ProcessPruned, StoreError
 from mainstay.model.codec import model_text
@@ -68,12 +68,10 @@ from mainstay.tools.attempt import (
     next_need,
     settle,
 )
-from mainstay.tools.call import ActiveCall, CallEnd, HandedOver, NeedsApproval, stop_of
-from mainstay.tools.invoke import Ready, checked, execute, prepared
+from mainstay.tools.call import ActiveCall, CallEnd, CallWaits, HandedOver, NeedsApproval, body_is_over, stop_of
+from mainstay.tools.invoke import Ready, Threads, checked, execute, prepared
 from mainstay.tools.output import AttemptResult, returned
-from mainstay.tools.waits import CallWaits, body_is_over
-from mainstay.turn.native import asked_calls
-from mainstay.turn.states import Phase
+from mainstay.turn.machine import Phase, asked_calls
 
 log = logging.getLogger("mainstay.tools")
 
@@ -172,7 +170,7 @@ class Round:
         return CallWaits(self.dispatcher.store, self.run)
 
     async def go(self) -> Parked | None:
-        gate = self.run.gate
+        control = self.run.control
         # Only a turn that began before this run of it can have waits on disk.
         known = await self.waits.known() if self.run.resumed else {}
         todo = [(active, need) for active in self.calls.values() if (need := self._next(active, known)) is not None]
@@ -185,7 +183,7 @@ class Round:
                 if self.opened:
                     await self._flush()
                 return None
-            if gate.shut:
+            if control.stopping:
                 await self._stop_all()
             elif not self.running:
                 parked = await self._park()
@@ -194,10 +192,10 @@ class Round:
                 await self._read_answers()
             else:
                 await self._flush()
-                if gate.nudged and self.waiting:
+                if control.nudged and self.waiting:
                     await self._read_answers()
                 elif not any(each.late or each.task.done() for each in self.running.values() if each.task is not None):
-                    await gate.pause()
+                    await control.pause()
 
     # ------------------------------------------------------------------ how a call begins
 
@@ -307,7 +305,7 @@ class Round:
                 case _:
                     raise InternalError(f"a {type(need).__name__} needs no task")
         finally:
-            self.run.gate.wake()
+            self.run.control.wake()
 
     async def _begin(self, active: ActiveCall, repeat: bool = False) -> CallEnd:
         """The way to a body that did not start with its reply: due time, preparation, place, start record."""
@@ -435,7 +433,7 @@ class Round:
         if interruption.timed_out and not interruption.over:
             log.warning("call %s does not end when it is cancelled; it is left behind", active.id)
             active.late = True
-            self.run.gate.wake()
+            self.run.control.wake()
 
     def _interrupt(self, active: ActiveCall, reason: str, timed_out: bool = False) -> None:
         task, interruption = active.task, active.interruption
@@ -482,7 +480,7 @@ class Round:
                 self._hand_over(active, seconds)
             case AttemptResult(end, blobs, withheld):
                 call = self.run.machine.state.calls[active.key]
-                verdict = settle(end, call, active.spec, stop_of(self.run.gate), self.run.room >= 2)
+                verdict = settle(end, call, active.spec, stop_of(self.run.control), self.run.room >= 2)
                 if isinstance(verdict, EndCall):
                     self._end(active, verdict.outcome, blobs, withheld)
                 elif isinstance(verdict, TryAgain):
@@ -518,7 +516,7 @@ class Round:
         artifacts, slot, answer = active.close_context(), active.slot(), active.answer
         if answer is not None and answer.verdict in ("failed", "error") and answer.reason and type(outcome) is Failed:
             answer = replace(answer, reason=outcome.message)  # as plugins let it be recorded
-        if answer is None and call.deferred and run.gate.request is None:
+        if answer is None and call.deferred and run.control.request is None:
             # A completion that was reserved in vain: its key is worth nothing any more. A cancel closes it by itself.
             self.opened.append(self.waits.revoked(call, "deferred"))
             answer = Answered("revoked")
@@ -551,7 +549,7 @@ class Round:
         appended = await self.run.journal.flush(self._take_opened(), names)
         if appended is None or not appended.parked:
             self.run.heed()
-            self.run.gate.check()
+            self.run.control.check()
             return None
         calls = tuple([each for _, each in pending])
         self.run.events.emit(WaitingFor, calls=calls)
@@ -559,7 +557,7 @@ class Round:
 
     async def _read_answers(self) -> None:
         """Read the waits, and go on with the calls whose wait has ended."""
-        self.run.gate.nudged = False
+        self.run.control.nudged = False
         known, waits = await self.waits.known(), self.waits
         todo = []
         for key, active in list(self.waiting.items()):
@@ -578,8 +576,8 @@ class Round:
         self._spawn(todo)
 
     async def _stop_all(self) -> None:
-        """Cancel what runs, give it a moment, and record what is known of it. Raises what shut the gate."""
-        leaving = stop_of(self.run.gate) is StopCause.LEFT
+        """Cancel what runs, give it a moment, and record what is known of it. Raises why it was stopped."""
+        leaving = stop_of(self.run.control) is StopCause.LEFT
         reason = "the runtime was closed while it ran" if leaving else "it was cancelled while it ran"
         for active in self.running.values():
             self._interrupt(active, reason)
@@ -604,11 +602,11 @@ class Round:
             await self._flush()
             raise Leaving
         await self.conclude()
-        self.run.gate.check()
+        self.run.control.check()
 
     def _stopped(self, active: ActiveCall, ended: CallEnd | None, reason: str) -> None:
         """A call that was told to stop. What it reported counts; what it did not is unknown; what never ran is not."""
-        call, stop = self.run.machine.state.calls[active.key], stop_of(self.run.gate)
+        call, stop = self.run.machine.state.calls[active.key], stop_of(self.run.control)
         if not call.started or active.key in self.run.held or isinstance(ended, NeedsApproval):
             return
         if isinstance(ended, HandedOver):
@@ -644,7 +642,7 @@ class Round:
                 self._end(active, OutcomeUnknown(NOT_SEEN))
 
     async def _conclude_answered(self, active: ActiveCall, wait: WaitRow, refused: str) -> None:
-        call, request = active.asked, self.run.gate.request
+        call, request = active.asked, self.run.control.request
         answer = self.waits.answer(call, wait, refused)
         active.answer = Answered(wait.state) if answer is None else Answered(answer.verdict, answer.by, answer.reason)
         match need_after(answer, call):

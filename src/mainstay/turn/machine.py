@@ -6,14 +6,27 @@
 Replay is therefore not a mode. Recorded outcomes are received in order, and the machine then waits where the crash
 found it. Records have the last word: where a changed agent (another budget, another output type) would have decided
 otherwise, what was recorded stands, and only what comes after it follows the new definition.
+
+A turn waits for exactly one thing at a time, and its phase says for what:
+
+    OPENING ──delivery──▶ ASKING ──reply with calls──▶ TOOLS ──all ended──▶ AFTER_WORK ──delivery──▶ ASKING
+                             │  ▲                                                                       │
+                     answer  │  └─ input arrived, or the output must be repaired ──┐                    │ budget spent
+                             ▼                                                     │                    ▼
+                    BEFORE_COMPLETION ──delivery (empty)──────────────────────▶ DONE ◀──────────────────┘
+
+Nothing here waits, writes or reads a clock. Everything a turn knows is in `TurnState`, which is plain data: encode it,
+decode it, and the machine built on it asks for the same effect again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from typing import Any, ClassVar, TypeAlias
 
 import msgspec
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mainstay.errors import InternalError
@@ -35,7 +48,7 @@ from mainstay.model.effect import (
 )
 from mainstay.model.ids import MAX_ORDINAL
 from mainstay.model.llm import Usage
-from mainstay.model.message import Message
+from mainstay.model.message import Message, Part, Text, ToolCall
 from mainstay.model.outcome import (
     UNUSABLE,
     BudgetSpent,
@@ -50,6 +63,7 @@ from mainstay.model.record import (
     INTERRUPTED,
     Asking,
     Completed,
+    Delivered,
     Ended,
     Faltered,
     Framed,
@@ -62,9 +76,106 @@ from mainstay.model.record import (
 )
 from mainstay.model.tool import Cancelled, Ok
 from mainstay.model.transcript import Transcript
-from mainstay.turn import native, prompt
-from mainstay.turn.budget import spent
-from mainstay.turn.states import Phase, TurnState
+from mainstay.turn import prompt
+
+
+class Phase(Enum):
+    """What the turn waits for."""
+
+    OPENING = "opening"
+    ASKING = "asking"
+    TOOLS = "tools"
+    AFTER_WORK = "after_work"
+    BEFORE_COMPLETION = "before_completion"
+    DONE = "done"
+
+    # Members are singletons; the inherited hash is Python code, and a turn looks itself up at every step.
+    __hash__ = object.__hash__
+
+
+class TurnState(Struct):
+    """Everything a turn knows. Only the machine changes it.
+
+    `transcript` is what is recorded; `delivered` and `added` were gathered since and ride in the next record. `queued`
+    was said by plugins while calls ran and is recorded: it is added when all of them have their results. `calls`
+    restate the reply in hand, keyed `<step>.<index>`, until each has an outcome; `called` counts those of all replies.
+    """
+
+    turn_id: str
+    transcript: Transcript
+    phase: Phase = Phase.OPENING
+    step: int = 1
+    attempt: int = 1
+    due: int = 0
+    candidate: int = 0
+    failed: tuple[int, ...] = ()
+    last: bool = False
+    calls: dict[str, AskedCall] = field(default_factory=dict)
+    delivered: tuple[Delivered, ...] = ()
+    added: tuple[Message, ...] = ()
+    queued: tuple[Message, ...] = ()
+    usage: Usage = Usage()
+    progress: bool = False
+    idle_steps: int = 0
+    repairs: int = 0
+    elapsed_ms: int = 0
+    called: int = 0
+    outcome: Outcome | None = None
+
+
+CUT_OFF = ("length", "filtered")
+"""Stops that mean that the model was not done."""
+
+
+def with_unique_ids(parts: Sequence[Part], turn_id: str, step: int) -> tuple[Part, ...]:
+    """The parts with every call's provider id present and unique in the reply: results are paired by it."""
+    ids = [part.id for part in parts if type(part) is ToolCall]
+    given = set(ids)
+    if len(given) == len(ids) and "" not in given:
+        return tuple(parts)
+    seen: set[str] = set()
+    out: list[Part] = []
+    index = 0
+    for part in parts:
+        if type(part) is ToolCall:
+            if not part.id or part.id in seen:
+                name = f"{turn_id}.{step}.{index}"
+                while name in given or name in seen:
+                    name += "'"
+                part = replace(part, id=name)
+            seen.add(part.id)
+            index += 1
+        out.append(part)
+    return tuple(out)
+
+
+def asked_calls(calls: dict[str, ToolCall], started: Sequence[int], store: str = "") -> dict[str, AskedCall]:
+    """The calls of a reply as the turn asks for them; those in `started` began with the reply's record, in `store`."""
+    asked, starts = {}, frozenset(started)
+    for index, (key, call) in enumerate(calls.items()):
+        begun = index in starts
+        asked[key] = AskedCall(
+            key, call.id, call.name, call.args, call.raw, begun, attempts=int(begun), store=store if begun else ""
+        )
+    return asked
+
+
+def answer_text(parts: Sequence[Part]) -> str:
+    return "".join([p.text for p in parts if type(p) is Text])
+
+
+def spent(budget: Budget, state: TurnState) -> BudgetSpent | None:
+    """The limit that the next model call would go beyond, if any. `steps` is not here: it grants a last word."""
+    if budget.tokens is not None and state.usage.total >= budget.tokens:
+        return BudgetSpent("tokens", budget.tokens)
+    if budget.money is not None and (state.usage.cost or 0) >= budget.money:
+        return BudgetSpent("money", budget.money)
+    if budget.seconds is not None and state.elapsed_ms >= budget.seconds * 1000:
+        return BudgetSpent("seconds", budget.seconds)
+    if budget.no_progress is not None and state.idle_steps >= budget.no_progress:
+        return BudgetSpent("no_progress", budget.no_progress)
+    return None
+
 
 OutputRule: TypeAlias = Callable[[str], Any]
 """Reads the final text as the agent's output type, as JSON; raises ValueError with words for the model."""
@@ -203,7 +314,7 @@ class Machine:
         state.usage = state.usage + usage_of(reply)
         state.attempt, state.due, state.progress = 1, 0, False
         state.failed = ()  # the model that answered stays with the turn; the others may have recovered by the next step
-        state.calls = native.asked_calls(state.transcript.calls, reply.started, reply.store)
+        state.calls = asked_calls(state.transcript.calls, reply.started, reply.store)
         granted = self.may_call(len(state.calls)) or bool(reply.started)
         state.called += len(state.calls)
         if reply.dropped:
@@ -211,7 +322,7 @@ class Machine:
             most = self._budget.calls_per_reply
             within = most is None or reply.dropped <= most
             self._finish(BudgetSpent("records", MAX_ORDINAL) if within else BudgetSpent("calls_per_reply", most or 0))
-        elif not state.calls or (reply.stop in native.CUT_OFF and not reply.started):
+        elif not state.calls or (reply.stop in CUT_OFF and not reply.started):
             self._answered(reply)  # calls of a reply that was cut off are not run: their arguments may be half told
         elif state.last:
             # The last step was granted for an answer: calls now would run for ever.
@@ -222,12 +333,12 @@ class Machine:
             state.phase = Phase.TOOLS
 
     def _answered(self, reply: Replied) -> None:
-        state, text = self.state, native.answer_text(reply.parts)
+        state, text = self.state, answer_text(reply.parts)
         if reply.stop == "paused" and not state.last:
             state.step += 1  # its own tools are at work at the provider: it goes on when it is shown its words so far
             self._ask()
             return
-        if reply.stop in native.CUT_OFF:
+        if reply.stop in CUT_OFF:
             self._finish(Incomplete(reply.stop, text))
             return
         value = None

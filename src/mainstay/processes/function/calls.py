@@ -35,9 +35,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.engine.admission import Needs
-from mainstay.engine.gate import Leaving, OutOfTime, SelfCancelled, TurnCancelled
+from mainstay.engine.control import Leaving, OutOfTime, SelfCancelled, TurnCancelled
 from mainstay.engine.retry import RetryPolicy
-from mainstay.engine.threads import Threads
 from mainstay.errors import (
     Diverged,
     Fenced,
@@ -79,7 +78,7 @@ from mainstay.tools.attempt import (
 )
 from mainstay.tools.context import CallHost, ToolContext
 from mainstay.tools.define import Tool
-from mainstay.tools.invoke import on_thread
+from mainstay.tools.invoke import Threads, on_thread
 
 log = logging.getLogger("mainstay.processes")
 
@@ -418,7 +417,7 @@ class StepRun:
         if admission.try_take(needs):
             return True
         try:
-            await self._branch.gate.guard(scheduler.waits.queue(functools.partial(admission.take, needs)))
+            await self._branch.control.guard(scheduler.waits.queue(functools.partial(admission.take, needs)))
         except TurnCancelled:
             return False
         except Leaving:
@@ -505,7 +504,7 @@ class StepRun:
         branch, contract = self._branch, self._step.contract
         branch.in_step = True
         try:
-            return BodyEnd(Ok(checked(await branch.gate.guard(body.run(), contract.timeout), "the result")))
+            return BodyEnd(Ok(checked(await branch.control.guard(body.run(), contract.timeout), "the result")))
         except TurnCancelled:
             body.stop()
             unknown = OutcomeUnknown("it was cancelled while it ran")

@@ -58,7 +58,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 from msgspec import Struct, ValidationError, convert
 from msgspec.structs import replace
 
-from mainstay.engine.gate import Gate
+from mainstay.engine.control import Control
 from mainstay.errors import Diverged, ForeignTask, InvalidProcess
 from mainstay.lifecycle.process import CANCEL_REQUESTED, SIGNAL
 from mainstay.model.process import Event, WaitOn
@@ -109,7 +109,7 @@ class Branch:
     """One line of execution. Its task and the scheduler change it, both on the event loop.
 
     `pending` are the causes for which it is to be stopped, `delivered` those for which it was; `inherited` are those
-    that its parent has passed on to it. `gate` carries a request to a step that runs. `unrecorded` counts its calls
+    that its parent has passed on to it. `control` carries a request to a step that runs. `unrecorded` counts its calls
     that no record answered, `own_cancels` how often code of the function has cancelled its task. `in_call` and
     `in_step` say where it is, `refused` how often its calls raised `Unloaded`. `children` are branches that it waits
     for, `work` is its coroutine. `can_run`: see the top of this file; `outside` is a future that it waits for and that
@@ -120,8 +120,8 @@ class Branch:
         "calls",
         "can_run",
         "children",
+        "control",
         "delivered",
-        "gate",
         "in_call",
         "in_step",
         "inherited",
@@ -139,7 +139,7 @@ class Branch:
         self.work: Coroutine[Any, Any, Any] | None = None
         self.can_run = False
         self.outside: asyncio.Future[Any] | None = None
-        self.gate = Gate()
+        self.control = Control()
         self.children: list[Branch] = []
         self.pending: set[str] = set() if parent is None else set(parent.pending)
         self.inherited: set[str] = set(self.pending)
@@ -157,7 +157,7 @@ class Branch:
         dropped = DROP in self.pending
         self.delivered |= self.pending
         self.pending.clear()
-        self.gate.request = None
+        self.control.request = None
         return dropped
 
     def replay_stop(self, dropped: bool) -> None:
@@ -167,7 +167,7 @@ class Branch:
             self.delivered |= self.pending
         self.pending -= self.delivered
         if not self.pending:
-            self.gate.request = None
+            self.control.request = None
 
     def stopped_through(self, children: Sequence[Branch]) -> bool:
         """A cause that was passed on to its branches and stopped one of these has stopped it. Whether there was one."""
@@ -175,7 +175,7 @@ class Branch:
         self.delivered |= due
         self.pending -= due
         if not self.pending:
-            self.gate.request = None
+            self.control.request = None
         return bool(due)
 
 
@@ -959,7 +959,7 @@ class Scheduler:
             for each in branch.children:
                 self._request_stop(each, cause, request, inherited=True)
             return
-        branch.gate.cancel(request)
+        branch.control.cancel(request)
         for result in self._results:
             # A signal that has come for it and is not delivered stays for other branches.
             if result.branch is branch and result.done.event is not None:
@@ -974,7 +974,7 @@ class Scheduler:
     def leave(self) -> None:
         """The Runtime is left: steps that run are cancelled through their gates, every other call raises."""
         for branch in self._tasks.values():
-            branch.gate.leave()
+            branch.control.leave()
         self._unload()
         # Later, because a task that is cancelled before its first step never gets to record its end.
         asyncio.get_running_loop().call_soon(self._cancel_code)

@@ -15,8 +15,8 @@ from typing import Any, get_args
 import msgspec
 from msgspec.structs import replace
 
+from mainstay.engine.control import Guarded
 from mainstay.engine.driver import Run
-from mainstay.engine.gate import Guarded
 from mainstay.engine.model_call import sound_parts, within
 from mainstay.engine.retry import MODEL_RETRIES
 from mainstay.errors import InvalidInput, MainstayError, ProviderError, StaleSettings, quoted
@@ -30,7 +30,7 @@ from mainstay.model.tool import ToolSpec
 from mainstay.ports.provider import Counting, Provider, candidates, no_token_count
 from mainstay.sessions.parts import ServiceScope
 from mainstay.tools.answer import output_codec
-from mainstay.turn.native import with_unique_ids
+from mainstay.turn.machine import with_unique_ids
 
 LOST = Usage(unknown=1)
 FOUND = Usage(unknown=-1)

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from mainstay.engine.control import TurnAborted
 from mainstay.engine.driver import Run
-from mainstay.engine.gate import TurnAborted
 from mainstay.engine.journal import load_turns
 from mainstay.errors import Conflict, InvalidInput, PluginError, StaleSettings, Unavailable, UnknownTurn
 from mainstay.model import ids, validate

@@ -17,8 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from mainstay.engine.journal import spill, write_referring
-from mainstay.engine.mode import Mode
-from mainstay.engine.supervisor import Supervisor
+from mainstay.engine.runner import Mode, Supervisor
 from mainstay.errors import MainstayError, SessionDeleted, SessionFull, StoreError, UnknownSession
 from mainstay.lifecycle.process import statuses, target
 from mainstay.model.codec import encode_checked

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.engine.gate import TurnAborted
+from mainstay.engine.control import TurnAborted
 from mainstay.errors import BlobMissing, PluginFault, StoreDamaged
 from mainstay.lifecycle.process import ENDS
 from mainstay.model.event import PluginEvent

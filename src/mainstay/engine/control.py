@@ -1,4 +1,8 @@
-"""The gate of a running turn: where a cancel request, a nudge or the end of the Runtime reaches whoever waits in it."""
+"""What reaches a running turn or process from outside: a cancel request, the end of the Runtime, a wake-up.
+
+Control    set on the event loop by whatever learns of a request; wakes `pause`, and cancels what runs in `guard`
+Guarded    foreign code in the task that awaits it, which can be left behind when it ignores its cancellation
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ class TurnAborted(Exception):
 
 
 class Leaving(Exception):
-    """The Runtime is being left; the turn stays open for whoever comes next."""
+    """The Runtime is being left; the turn stays open for the next owner."""
 
 
 class SelfCancelled(Exception):
@@ -55,11 +59,11 @@ class OutOfTime(Exception):
 
 
 class LeftBehind(BaseException):
-    """Thrown into work that does not listen, so that it can let go of what it holds."""
+    """Thrown into work that ignores its cancellation, so that it can release what it holds."""
 
 
 class Guarded(Generic[R]):
-    """Work that runs in the task that awaits it, and that can be left there when it does not listen.
+    """Work that runs in the task that awaits it, and that can be left there when it ignores its cancellation.
 
     A plain `await` waits for whatever the work makes of its cancellation. This hands its steps on one by one, and
     `grace` after it was told to stop the next step is not the work's any more: the task goes on without it. `own`
@@ -113,7 +117,7 @@ class Guarded(Generic[R]):
             self._cancel()
 
     def took_back(self) -> bool:
-        """Whether the task is not cancelled any more after what we did to it is undone: nobody else wants its end."""
+        """Undo our own cancellations; whether there were any, and the task is not cancelled by others besides."""
         for _ in range(self.cuts):
             self.task.uncancel()
         return self.cuts > 0 and self.task.cancelling() == 0
@@ -142,19 +146,19 @@ class Guarded(Generic[R]):
         try:
             # Not `close()`: that does not reach into an async generator, which most providers are.
             self._work.throw(LeftBehind())
-        except BaseException as error:  # it has ended, and nobody asks any more how
+        except BaseException as error:  # it has ended, and how makes no difference any more
             if not isinstance(error, LeftBehind):
                 log.error("the work of %s raised on its way out", name, exc_info=error)
         else:
             log.error("the work of %s ignores its end too; it gets no further step", name)
 
 
-class Gate:
+class Control:
     """What a turn in this process listens to besides its own work.
 
     `request` is the cancel request, `leaving` the end of the Runtime, `nudged` a hint that something outside has
-    changed (an answer, an input). All are set on the event loop. They wake whoever waits in `pause` and cancel what
-    runs in `guard`.
+    changed (an answer, an input). All are set on the event loop. They wake the task that waits in `pause`, and a stop
+    cancels what runs in `guard`.
     """
 
     __slots__ = ("_guarded", "_waiter", "leaving", "nudged", "request")
@@ -167,7 +171,7 @@ class Gate:
         self._guarded: Guarded[Any] | None = None
 
     @property
-    def shut(self) -> bool:
+    def stopping(self) -> bool:
         return self.request is not None or self.leaving
 
     def check(self) -> None:
@@ -180,18 +184,18 @@ class Gate:
     def cancel(self, request: CancelRequest) -> None:
         if self.request is None:
             self.request = request
-            self._shut()
+            self._stop()
 
     def leave(self) -> None:
         if not self.leaving:
             self.leaving = True
-            self._shut()
+            self._stop()
 
     def nudge(self) -> None:
         self.nudged = True
         self.wake()
 
-    def _shut(self) -> None:
+    def _stop(self) -> None:
         self.wake()
         if self._guarded is not None:
             self._guarded.cut()
@@ -209,13 +213,13 @@ class Gate:
             self._waiter = None
 
     async def guard(self, work: Coroutine[Any, Any, R], seconds: float | None = None) -> R:
-        """Run `work` to its end, unless the gate shuts or `seconds` pass first: then it is cancelled, and what shut the
-        gate is raised, or OutOfTime. Work that does not end then is left behind.
+        """Run `work` to its end, unless a stop is asked for or `seconds` pass first: then it is cancelled, and
+        TurnCancelled, Leaving or OutOfTime is raised. Work that does not end then is left behind.
 
         It runs in the turn's own task: a model call is the common case, and a task of its own would cost it three
         passes of the event loop.
         """
-        if self.shut:
+        if self.stopping:
             work.close()
             self.check()
         guarded: Guarded[R] = Guarded(work, seconds)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from mainstay.engine.threads import Threads
+from mainstay.tools.invoke import Threads
 
 WHO: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
 
@@ -135,7 +135,7 @@ async def test_a_closed_pool_lets_its_threads_go() -> None:
 def test_a_tool_that_hangs_does_not_keep_the_interpreter() -> None:
     child = """
 import asyncio, threading
-from mainstay.engine.threads import Threads
+from mainstay.tools.invoke import Threads
 
 async def main():
     began = threading.Event()

@@ -1,4 +1,4 @@
-"""The gate of a running turn: a cancel request, a nudge, the end of the Runtime."""
+"""The control of a running turn: a cancel request, a nudge, the end of the Runtime."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from mainstay.engine.gate import Gate, Leaving, OutOfTime, SelfCancelled, TurnCancelled
+from mainstay.engine.control import Control, Leaving, OutOfTime, SelfCancelled, TurnCancelled
 from mainstay.model.session import CancelRequest
 
 REQUEST = CancelRequest("ann", "enough")
 
-Shutting = Callable[[Gate], None]
+Shutting = Callable[[Control], None]
 
 
-def cancelled(gate: Gate) -> None:
-    gate.cancel(REQUEST)
+def cancelled(control: Control) -> None:
+    control.cancel(REQUEST)
 
 
-def left(gate: Gate) -> None:
-    gate.leave()
+def left(control: Control) -> None:
+    control.leave()
 
 
 SHUT = pytest.mark.parametrize(("shut", "raised"), [(cancelled, TurnCancelled), (left, Leaving)])
@@ -52,7 +52,7 @@ async def test_an_open_gate_lets_work_through() -> None:
     async def work() -> int:
         return 5
 
-    assert await Gate().guard(work()) == 5
+    assert await Control().guard(work()) == 5
 
 
 async def test_an_open_gate_lets_errors_through() -> None:
@@ -60,16 +60,16 @@ async def test_an_open_gate_lets_errors_through() -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        await Gate().guard(work())
+        await Control().guard(work())
 
 
 @SHUT
 async def test_a_shut_gate_cancels_what_runs(shut: Shutting, raised: type[Exception]) -> None:
-    gate, work = Gate(), Work()
-    task = asyncio.create_task(gate.guard(work.run()))
+    control, work = Control(), Work()
+    task = asyncio.create_task(control.guard(work.run()))
     await work.began.wait()
 
-    shut(gate)
+    shut(control)
 
     with pytest.raises(raised):
         await task
@@ -78,22 +78,22 @@ async def test_a_shut_gate_cancels_what_runs(shut: Shutting, raised: type[Except
 
 @SHUT
 async def test_a_shut_gate_starts_nothing(shut: Shutting, raised: type[Exception]) -> None:
-    gate, work = Gate(), Work()
-    shut(gate)
+    control, work = Control(), Work()
+    shut(control)
 
     with pytest.raises(raised):
-        await gate.guard(work.run())
+        await control.guard(work.run())
 
     assert not work.began.is_set()
 
 
 @SHUT
 async def test_the_task_lives_on_after_its_work_was_cut_off(shut: Shutting, raised: type[Exception]) -> None:
-    gate, work = Gate(), Work()
+    control, work = Control(), Work()
 
     async def turn() -> str:
         try:
-            await gate.guard(work.run())
+            await control.guard(work.run())
         except raised:
             await asyncio.sleep(0)  # a leftover cancellation would strike here
             return "went on"
@@ -101,17 +101,17 @@ async def test_the_task_lives_on_after_its_work_was_cut_off(shut: Shutting, rais
 
     task = asyncio.create_task(turn())
     await work.began.wait()
-    shut(gate)
+    shut(control)
 
     assert await task == "went on"
     assert task.cancelling() == 0
 
 
 async def test_work_that_swallows_its_cancellation_does_not_undo_the_request() -> None:
-    gate, work = Gate(), Work(deaf=True)
-    task = asyncio.create_task(gate.guard(work.run()))
+    control, work = Control(), Work(deaf=True)
+    task = asyncio.create_task(control.guard(work.run()))
     await work.began.wait()
-    gate.cancel(REQUEST)
+    control.cancel(REQUEST)
     await asyncio.sleep(0)
     work.go.set()
 
@@ -124,7 +124,7 @@ async def test_work_that_swallows_its_cancellation_does_not_undo_the_request() -
 @pytest.mark.slow
 @SHUT
 async def test_work_that_never_listens_is_left_behind(shut: Shutting, raised: type[Exception]) -> None:
-    gate, began, ends = Gate(), asyncio.Event(), list[str]()
+    control, began, ends = Control(), asyncio.Event(), list[str]()
 
     async def deaf() -> None:
         began.set()
@@ -135,9 +135,9 @@ async def test_work_that_never_listens_is_left_behind(shut: Shutting, raised: ty
         finally:
             ends.append("closed")
 
-    task = asyncio.create_task(gate.guard(deaf()))
+    task = asyncio.create_task(control.guard(deaf()))
     await began.wait()
-    shut(gate)
+    shut(control)
 
     with pytest.raises(raised):
         await task
@@ -147,7 +147,7 @@ async def test_work_that_never_listens_is_left_behind(shut: Shutting, raised: ty
 
 @pytest.mark.slow
 async def test_work_that_ignores_even_its_end_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
-    gate, began, over = Gate(), asyncio.Event(), asyncio.Event()
+    control, began, over = Control(), asyncio.Event(), asyncio.Event()
 
     class Deaf:
         """Waits on, whatever is thrown into it, until the test is over."""
@@ -167,9 +167,9 @@ async def test_work_that_ignores_even_its_end_is_left_behind(caplog: pytest.LogC
         began.set()
         await stone
 
-    task = asyncio.create_task(gate.guard(deaf()))
+    task = asyncio.create_task(control.guard(deaf()))
     await began.wait()
-    gate.cancel(REQUEST)
+    control.cancel(REQUEST)
 
     with pytest.raises(TurnCancelled) as raised:
         await task
@@ -182,7 +182,7 @@ async def test_work_that_ignores_even_its_end_is_left_behind(caplog: pytest.LogC
 async def test_an_error_made_of_a_cancellation_does_not_hide_the_request(
     shut: Shutting, raised: type[Exception]
 ) -> None:
-    gate, began = Gate(), asyncio.Event()
+    control, began = Control(), asyncio.Event()
 
     async def work() -> None:
         began.set()
@@ -191,9 +191,9 @@ async def test_an_error_made_of_a_cancellation_does_not_hide_the_request(
         except asyncio.CancelledError:
             raise OSError("connection lost") from None
 
-    task = asyncio.create_task(gate.guard(work()))
+    task = asyncio.create_task(control.guard(work()))
     await began.wait()
-    shut(gate)
+    shut(control)
 
     with pytest.raises(raised):
         await task
@@ -201,13 +201,13 @@ async def test_an_error_made_of_a_cancellation_does_not_hide_the_request(
 
 
 async def test_work_is_cut_off_when_its_time_is_up() -> None:
-    gate, work = Gate(), Work()
+    control, work = Control(), Work()
 
     with pytest.raises(OutOfTime):
-        await gate.guard(work.run(), 0.001)
+        await control.guard(work.run(), 0.001)
 
     assert work.end == "cancelled"
-    gate.check()
+    control.check()
 
 
 async def test_an_answer_that_came_out_of_time_counts() -> None:
@@ -216,14 +216,14 @@ async def test_an_answer_that_came_out_of_time_counts() -> None:
             await asyncio.Event().wait()
         return "late"
 
-    assert await Gate().guard(work(), 0.001) == "late"
+    assert await Control().guard(work(), 0.001) == "late"
 
 
 async def test_work_that_ends_in_time_is_not_disturbed_later() -> None:
-    gate, work = Gate(), Work()
+    control, work = Control(), Work()
     work.go.set()
 
-    assert await gate.guard(work.run(), 0.001) == "done"
+    assert await control.guard(work.run(), 0.001) == "done"
     await asyncio.sleep(0.005)  # a timer left over would strike here
 
 
@@ -233,21 +233,21 @@ async def test_a_timeout_of_the_works_own_is_its_own() -> None:
             await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):
-        await Gate().guard(work(), 60)
+        await Control().guard(work(), 60)
 
 
 async def test_work_that_ended_before_the_request_has_ended() -> None:
-    gate = Gate()
+    control = Control()
 
     async def work() -> int:
         return 5
 
-    result = await gate.guard(work())
-    gate.cancel(REQUEST)
+    result = await control.guard(work())
+    control.cancel(REQUEST)
 
     assert result == 5
     with pytest.raises(TurnCancelled):
-        gate.check()
+        control.check()
 
 
 async def test_work_that_cancels_itself_is_a_fault_of_the_work() -> None:
@@ -255,12 +255,12 @@ async def test_work_that_cancels_itself_is_a_fault_of_the_work() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(SelfCancelled):
-        await Gate().guard(work())
+        await Control().guard(work())
 
 
 async def test_cancelling_the_turns_task_itself_is_passed_on() -> None:
-    gate, work = Gate(), Work()
-    task = asyncio.create_task(gate.guard(work.run()))
+    control, work = Control(), Work()
+    task = asyncio.create_task(control.guard(work.run()))
     await work.began.wait()
 
     task.cancel()
@@ -271,11 +271,11 @@ async def test_cancelling_the_turns_task_itself_is_passed_on() -> None:
 
 
 async def test_cancelling_the_task_and_the_turn_at_once_cancels_the_task() -> None:
-    gate, work = Gate(), Work()
-    task = asyncio.create_task(gate.guard(work.run()))
+    control, work = Control(), Work()
+    task = asyncio.create_task(control.guard(work.run()))
     await work.began.wait()
 
-    gate.cancel(REQUEST)
+    control.cancel(REQUEST)
     task.cancel()
 
     with pytest.raises(asyncio.CancelledError):
@@ -283,61 +283,61 @@ async def test_cancelling_the_task_and_the_turn_at_once_cancels_the_task() -> No
 
 
 async def test_a_cancel_request_goes_before_leaving() -> None:
-    gate, work = Gate(), Work()
-    task = asyncio.create_task(gate.guard(work.run()))
+    control, work = Control(), Work()
+    task = asyncio.create_task(control.guard(work.run()))
     await work.began.wait()
 
-    gate.leave()
-    gate.cancel(REQUEST)
+    control.leave()
+    control.cancel(REQUEST)
 
     with pytest.raises(TurnCancelled):
         await task
 
 
 async def test_the_first_cancel_request_stands() -> None:
-    gate = Gate()
+    control = Control()
 
-    gate.cancel(REQUEST)
-    gate.cancel(CancelRequest("bob"))
+    control.cancel(REQUEST)
+    control.cancel(CancelRequest("bob"))
 
-    assert gate.request == REQUEST
+    assert control.request == REQUEST
 
 
 async def test_an_open_gate_has_nothing_to_say() -> None:
-    gate = Gate()
+    control = Control()
 
-    gate.check()
-    assert not gate.shut
+    control.check()
+    assert not control.stopping
 
 
-@pytest.mark.parametrize("wake", [cancelled, left, Gate.nudge, Gate.wake])
+@pytest.mark.parametrize("wake", [cancelled, left, Control.nudge, Control.wake])
 async def test_a_pause_ends_with_the_next_news(wake: Shutting) -> None:
-    gate = Gate()
-    task = asyncio.create_task(gate.pause())
+    control = Control()
+    task = asyncio.create_task(control.pause())
     await asyncio.sleep(0)
     assert not task.done()
 
-    wake(gate)
-    wake(gate)  # twice before it is noticed is once
+    wake(control)
+    wake(control)  # twice before it is noticed is once
 
     await task
 
 
 async def test_a_nudge_is_remembered_by_whoever_looks_later() -> None:
-    gate = Gate()
+    control = Control()
 
-    gate.nudge()
+    control.nudge()
 
-    assert gate.nudged
-    assert not gate.shut
+    assert control.nudged
+    assert not control.stopping
 
 
 async def test_a_nudge_does_not_disturb_guarded_work() -> None:
-    gate, work = Gate(), Work()
-    task = asyncio.create_task(gate.guard(work.run()))
+    control, work = Control(), Work()
+    task = asyncio.create_task(control.guard(work.run()))
     await work.began.wait()
 
-    gate.nudge()
+    control.nudge()
     work.go.set()
 
     assert await task == "done"
