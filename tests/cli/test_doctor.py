@@ -16,7 +16,7 @@ from mainstay.model.session import WorkerRow
 from mainstay.model.write import Accept, Beat, Claim, Release, Retire, SessionRef, TurnScope
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.stores.sqlite.database import CHECKPOINT_WRITES
-from mainstay.stores.sqlite.lockfile import LockFile
+from mainstay.stores.sqlite.locks import LockFile
 from mainstay.testing import FunctionModel, ScriptedModel
 from tests.cli.shell import say, shell, shell_json
 

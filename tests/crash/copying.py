@@ -17,10 +17,9 @@ from types import FrameType
 from typing import Any
 
 from mainstay.stores.blobs import FileBlobs
-from mainstay.stores.sqlite import backup as copies
-from mainstay.stores.sqlite import compaction, database, lockfile
+from mainstay.stores.sqlite import database, locks, maintenance
 
-WATCHED = {module.__file__ for module in (compaction, copies, lockfile, database)}
+WATCHED = {module.__file__ for module in (maintenance, locks, database)}
 
 
 class Killer:
@@ -41,11 +40,11 @@ class Killer:
 
 def backup(folder: Path) -> None:
     path = folder / "agent.db"
-    copies.back_up(path, FileBlobs(Path(f"{path}-blobs")), folder / "copy.db", lambda done, whole: None)
+    maintenance.back_up(path, FileBlobs(Path(f"{path}-blobs")), folder / "copy.db", lambda done, whole: None)
 
 
 def restore(folder: Path) -> None:
-    copies.restore(folder / "copy.db")
+    maintenance.restore(folder / "copy.db")
 
 
 def opening(folder: Path) -> None:
@@ -54,7 +53,7 @@ def opening(folder: Path) -> None:
 
 
 def compact(folder: Path) -> None:
-    compaction.compact(folder / "agent.db", lambda done, whole: None, steps=5_000)  # often: it dies inside, too
+    maintenance.compact(folder / "agent.db", lambda done, whole: None, steps=5_000)  # often: it dies inside, too
 
 
 WORK = {"backup": backup, "restore": restore, "open": opening, "compact": compact}

@@ -17,7 +17,7 @@ from mainstay import Agent, Runtime, tool
 from mainstay.engine.lease import LeaseTerms
 from mainstay.errors import StoreUnavailable
 from mainstay.stores.memory import MemoryStore
-from mainstay.stores.sqlite.lockfile import LockFile
+from mainstay.stores.sqlite.locks import LockFile
 from mainstay.testing import ScriptedModel
 from tests.kit import SOON, Place, TellingModel, agent_calling, texts, until
 

@@ -10,7 +10,7 @@ from mainstay import Agent, Runtime
 from mainstay.errors import InvalidDefinition, StoreUnavailable
 from mainstay.stores.factory import open_store
 from mainstay.stores.sqlite import SqliteStore
-from mainstay.stores.sqlite.lockfile import LockFile
+from mainstay.stores.sqlite.locks import LockFile
 from mainstay.tracing.jsonl import JsonlSink
 from tests.cli.shell import shell
 

@@ -13,7 +13,7 @@ from mainstay import Agent, Runtime
 from mainstay.errors import InvalidInput, StoreInUse
 from mainstay.model.write import Accept, Delete
 from mainstay.stores.sqlite import SqliteStore
-from mainstay.stores.sqlite.compaction import SPARE_PAGES
+from mainstay.stores.sqlite.database import SPARE_PAGES
 from mainstay.testing import ScriptedModel
 from tests.kit import texts, until
 

@@ -20,8 +20,7 @@ from mainstay.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavaila
 from mainstay.model.session import Node, WorkerRow
 from mainstay.model.write import Accept, Append, Beat, Commit, Delete, TurnScope
 from mainstay.stores.sqlite import SqliteStore
-from mainstay.stores.sqlite.connection import connect
-from mainstay.stores.sqlite.database import CHECKPOINT_WRITES
+from mainstay.stores.sqlite.database import CHECKPOINT_WRITES, connect
 from tests.fuzzing import cases
 from tests.stores.child import turn
 from tests.stores.damage import DAMAGES, damage, healthy, image, served

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from mainstay.stores.sqlite import wakeup
+from mainstay.stores.sqlite import group_commit
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no eventfd")
 
@@ -23,7 +23,7 @@ async def test_news_from_a_thread_are_heard_in_order_on_the_loop() -> None:
         if news == 99:
             enough.set()
 
-    hung = wakeup.Wakeup(asyncio.get_running_loop(), hear)
+    hung = group_commit.Wakeup(asyncio.get_running_loop(), hear)
 
     def ring_often() -> None:
         for number in range(100):
@@ -40,7 +40,7 @@ async def test_news_from_a_thread_are_heard_in_order_on_the_loop() -> None:
 async def test_what_was_rung_before_the_end_is_heard_and_the_descriptor_goes() -> None:
     heard: list[str] = []
     before = len(os.listdir("/proc/self/fd"))
-    hung = wakeup.wakeup_of(asyncio.get_running_loop(), heard.append)
+    hung = group_commit.wakeup_of(asyncio.get_running_loop(), heard.append)
     assert hung is not None
     hung.send("last words")
     hung.close()
@@ -52,7 +52,7 @@ async def test_what_was_rung_before_the_end_is_heard_and_the_descriptor_goes() -
 def test_a_loop_that_is_gone_leaves_no_descriptor_behind() -> None:
     loop = asyncio.new_event_loop()
     before = len(os.listdir("/proc/self/fd"))
-    hung = wakeup.wakeup_of(loop, print)
+    hung = group_commit.wakeup_of(loop, print)
     assert hung is not None
     loop.close()
     hung.send("to nobody")
@@ -71,7 +71,7 @@ async def test_news_that_there_is_no_memory_for_are_heard_in_the_next_pass() -> 
         if news == 2:
             enough.set()
 
-    hung = wakeup.Wakeup(asyncio.get_running_loop(), hear)
+    hung = group_commit.Wakeup(asyncio.get_running_loop(), hear)
     for number in range(3):
         hung.send(number)
     await asyncio.wait_for(enough.wait(), 30)

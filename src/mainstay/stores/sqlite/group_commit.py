@@ -19,16 +19,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import queue
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from mainstay.errors import MainstayError, StoreUnavailable
 from mainstay.model.write import OwnedScope, Write
 from mainstay.stores.os_process import NO_THREAD, OUT_OF_MEMORY
-from mainstay.stores.sqlite import wakeup
 
 log = logging.getLogger("mainstay.store")
 
@@ -86,7 +88,7 @@ class GroupWriter:
         self._backend = backend
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._wakeup: wakeup.Wakeup | None = None
+        self._wakeup: Wakeup | None = None
         # Made beforehand: when it is needed there is no memory to make one.
         self._exhausted = StoreUnavailable(OUT_OF_MEMORY)
         self.batches = 0
@@ -94,7 +96,7 @@ class GroupWriter:
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """`loop` is where most writes come from: it is told of their end by the cheapest way there is."""
         if loop is not None:
-            self._wakeup = wakeup.wakeup_of(loop, _resolve)
+            self._wakeup = wakeup_of(loop, _resolve)
         try:
             self._thread.start()
         except RuntimeError as error:
@@ -287,3 +289,65 @@ def _resolve(items: list[Item]) -> None:
             future.set_exception(item.error)
         else:
             future.set_result(item.receipt)
+
+
+# ---------------------------------------------------------------------- the way back to an event loop
+
+
+class Wakeup:
+    """An eventfd: sent to from any thread, received on its event loop. Linux only: elsewhere `wakeup_of` gives None.
+
+    `call_soon_threadsafe` does the same through a socket, which costs the loop two reads and an exception each time.
+    A durable turn waits four times for a write and does little else, so it shows.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, receive: Callable[[Any], None]) -> None:
+        assert sys.platform == "linux"
+        self.loop, self._receive = loop, receive
+        self._sent: deque[Any] = deque()
+        self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            loop.add_reader(self._descriptor, self._readable)
+        except BaseException:  # whatever it was, nothing else would close the descriptor
+            os.close(self._descriptor)
+            raise
+
+    def send(self, item: Any) -> None:
+        assert sys.platform == "linux"
+        self._sent.append(item)
+        os.eventfd_write(self._descriptor, 1)
+
+    def _readable(self) -> None:
+        assert sys.platform == "linux"
+        os.eventfd_read(self._descriptor)
+        try:
+            self._handle()
+        except MemoryError:
+            os.eventfd_write(self._descriptor, 1)  # tried again in the next pass of the loop: no item is lost
+
+    def _handle(self) -> None:
+        while self._sent:
+            self._receive(self._sent[0])
+            self._sent.popleft()
+
+    def close(self) -> None:
+        """Called by the sending thread as it ends. What was sent before is still received, if the loop is open."""
+        try:
+            self.loop.call_soon_threadsafe(self._close)
+        except RuntimeError:
+            os.close(self._descriptor)  # the loop was closed before
+
+    def _close(self) -> None:
+        self.loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        self._handle()
+
+
+def wakeup_of(loop: asyncio.AbstractEventLoop, receive: Callable[[Any], None]) -> Wakeup | None:
+    """A wake-up of this loop, where the system has eventfd and the loop can watch descriptors."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return Wakeup(loop, receive)
+    except (OSError, NotImplementedError):  # no descriptor to be had, or a loop that watches none
+        return None

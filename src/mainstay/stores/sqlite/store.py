@@ -30,12 +30,11 @@ from mainstay.stores import os_process
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.files import access_of, shared
 from mainstay.stores.os_process import NO_THREAD, in_thread
-from mainstay.stores.sqlite import backup, compaction, records, schema
-from mainstay.stores.sqlite.backup import on_thread
-from mainstay.stores.sqlite.connection import connect, is_referred_to, read_nodes, reading
-from mainstay.stores.sqlite.database import Sweep, WriterFile, fold
+from mainstay.stores.sqlite import maintenance, records, schema
+from mainstay.stores.sqlite.database import Sweep, WriterFile, connect, fold, is_referred_to, read_nodes, reading
 from mainstay.stores.sqlite.group_commit import Done, GroupWriter
-from mainstay.stores.sqlite.lockfile import LockFile
+from mainstay.stores.sqlite.locks import FileLease, LockFile, is_freed
+from mainstay.stores.sqlite.maintenance import on_thread
 from mainstay.stores.sqlite.records import (
     bad_nodes,
     bad_rows,
@@ -50,7 +49,6 @@ from mainstay.stores.sqlite.records import (
     wake_row,
     worker_row,
 )
-from mainstay.stores.sqlite.worker_lease import FileLease, is_freed
 
 R = TypeVar("R")
 
@@ -329,17 +327,17 @@ class SqliteStore:
 
     async def backup(self, to: str, tell: Tell) -> None:
         self._live()
-        await on_thread(lambda told: backup.back_up(self.path, self.blobs, Path(to), told), tell)
+        await on_thread(lambda told: maintenance.back_up(self.path, self.blobs, Path(to), told), tell)
 
     async def restore(self) -> str:
         if self._reader is not None:
             raise InvalidInput(f"{self.path} is open here: close it, and restore it then")
-        return await in_thread(backup.restore, self.path)
+        return await in_thread(maintenance.restore, self.path)
 
     async def compact(self, tell: Tell) -> tuple[int, int]:
         if self._reader is not None:
             raise InvalidInput(f"{self.path} is open here: close it, and compact it then")
-        return await on_thread(lambda told: compaction.compact(self.path, told), tell)
+        return await on_thread(lambda told: maintenance.compact(self.path, told), tell)
 
     # ------------------------------------------------------------------ who is alive, what is signed
 

@@ -1,9 +1,9 @@
-"""Copies of a store, and how one is told from its original.
+"""Work on a whole store: its copies, how one is told from its original, and giving all free pages back at once.
 
 Whoever goes on with a copy while the original lives does everything a second time, under the same idempotency keys. So
 a copy is *held*: it reads and accepts, and nothing in it can be claimed, until a person says by `restore` that it is to
 go on. Then it gets an id of its own. A copy is recognised by its mark, which `back_up` puts into it and which is put
-into a database that is opened without its lock file (`sqlite.WriterFile`). A whole folder copied with its lock file
+into a database that is opened without its lock file (`database.WriterFile`). A whole folder copied with its lock file
 cannot be told from its original.
 
     back_up    snapshot → database and mark in a folder of its own → blobs → the database gets its name
@@ -12,6 +12,9 @@ cannot be told from its original.
 Killed anywhere, `back_up` leaves no database under the copy's name, and `restore` a copy that is held still or one that
 is restored. Between its transaction and its note a restored copy is refused, or held, as it was before; restored again
 it only gets one more id: nothing can have started under the first.
+
+`compact` writes a database anew, while no Runtime has it open. It is one transaction of SQLite's, so that a process
+killed in it leaves the file as it was.
 """
 
 from __future__ import annotations
@@ -33,31 +36,16 @@ from mainstay.ports.store import Tell
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.files import PRIVATE, access_of, make_parents, open_file, sync_folder
 from mainstay.stores.os_process import new_store_id
-from mainstay.stores.sqlite.connection import connect, is_referred_to, marks, migrate, put_mark, reading
-from mainstay.stores.sqlite.lockfile import LockFile, Noted, locked_files
+from mainstay.stores.sqlite.database import BACKUP, COPY, ID, connect, is_referred_to, marks, migrate, put_mark, reading
+from mainstay.stores.sqlite.locks import LockFile, Noted, locked_files
 
 R = TypeVar("R")
 
-ID, COPY = "id", "copy"
-BACKUP, WITHOUT_LOCK = b"backup", b"without lock"
 PAGES_AT_ONCE = 1024
 TRIES = 5
 """Snapshots to try when blobs of one are swept before they are copied: their sessions were deleted meanwhile."""
-
-
-def has_rows(connection: sqlite3.Connection) -> bool:
-    """Whether a database holds anything that could be worked on."""
-    query = "SELECT EXISTS (SELECT 1 FROM sessions) OR EXISTS (SELECT 1 FROM processes)"
-    return bool(connection.execute(query).fetchone()[0])
-
-
-def held_because(path: Path, copy: bytes) -> str:
-    """Why nothing in a marked store is worked on, and what to do about it."""
-    what = "is a backup" if copy == BACKUP else f"was found without {path.name}-lock, as a copy is"
-    return (
-        f"{path} {what}: it accepts everything and works on nothing, because its original may still be at work; "
-        f"`mainstay restore {path}` gives it an id of its own and lets it go on"
-    )
+STEPS_BETWEEN_LOOKS: int = 100_000
+"""Steps of SQLite's machine between two looks at whether the caller still waits."""
 
 
 # ---------------------------------------------------------------------- making one
@@ -107,10 +95,6 @@ def _copied(path: Path, blobs: FileBlobs, to: Path, tell: Tell) -> bool:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
-
-
-def _size(source: sqlite3.Connection) -> int:
-    return int(source.execute("PRAGMA page_count").fetchone()[0] * source.execute("PRAGMA page_size").fetchone()[0])
 
 
 def _blob_size(blobs: FileBlobs, digest: str) -> int:
@@ -208,6 +192,37 @@ def refuse_if_open(path: Path) -> None:
     workers = locked_files(Path(f"{path}-workers"))
     if workers:
         raise StoreInUse(str(path), workers)
+
+
+# ---------------------------------------------------------------------- writing a store anew
+
+
+def compact(path: Path, tell: Tell, steps: int = STEPS_BETWEEN_LOOKS) -> tuple[int, int]:
+    """Write a database anew without free pages, so that it gives them back by itself from then on. Returns its size in
+    bytes before and after. Refused while a Runtime has it open."""
+    if not path.exists():
+        raise InvalidInput(f"there is no store at {path}")
+    lock = LockFile(Path(f"{path}-lock"), access_of(path))
+    try:
+        lock.hold()
+        refuse_if_open(path)
+        with contextlib.closing(connect(path)) as connection, reading(path):
+            migrate(connection, path)
+            before = _size(connection)
+            connection.set_progress_handler(lambda: tell(0, before), steps)
+            connection.execute("VACUUM")
+            connection.set_progress_handler(None, 0)
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            after = _size(connection)
+            tell(after, after)
+            return before, after
+    finally:
+        lock.close()
+
+
+def _size(connection: sqlite3.Connection) -> int:
+    pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    return int(pages * size)
 
 
 # ---------------------------------------------------------------------- long work on a thread
