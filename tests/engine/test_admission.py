@@ -46,6 +46,36 @@ async def test_a_limit_is_a_number_of_places() -> None:
     assert [admission.try_take(TWO) for _ in range(2)] == [True, False]
 
 
+async def test_work_that_must_go_on_is_over_the_limit_and_later_work_waits_for_it() -> None:
+    admission = Admission()
+    admission.take_beyond(ONE)
+    admission.take_beyond(ONE)
+    assert (admission.in_use("tool one"), admission.free(ONE[0])) == (2, 0)
+    waiter = taking(admission, ONE)
+
+    admission.release(ONE)
+    await settle()
+    assert not waiter.done()
+    admission.release(ONE)
+    await waiter
+
+    assert (admission.in_use("tool one"), admission.free(ONE[0])) == (1, 0)
+
+
+async def test_no_place_is_free_while_a_waiter_is_first_in_line_for_it() -> None:
+    admission = Admission()
+    assert admission.free(TWO[0]) == 2
+    await admission.take(DESK)
+    waiter = taking(admission, (*TWO, *DESK))
+    await settle()
+
+    assert admission.free(TWO[0]) == 0
+    admission.release(DESK)
+    await waiter
+
+    assert admission.free(TWO[0]) == 1
+
+
 async def test_a_body_on_a_thread_releases_its_place_from_there() -> None:
     admission = Admission()
     await admission.take(ONE)

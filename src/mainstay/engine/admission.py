@@ -1,15 +1,28 @@
 """Admission: how many may work at once, under named limits, first come first served.
 
-A limit has a name (`Capacity("tool search", 4)`, `Capacity("resource net", 1)`, `Capacity("runtime", 64)`). Work names
-the limits that it counts against, takes a place under each of them or under none, and releases them together, so that
-no two waiters can each hold what the other one waits for.
+One mechanism for all places of a Runtime: of tools, of resources, and of processes. A limit has a name
+(`Capacity("tool search", 4)`, `Capacity("resource net", 1)`, `Capacity("processes", 64)`). Work names the limits that
+it counts against, takes a place under each of them or under none, and releases them together, so that no two waiters
+can each hold what the other one waits for.
 
     try_take               now or not at all; never overtakes a waiter that needs one of the same limits
     take                   waits for its turn; a cancelled wait holds nothing
+    take_beyond            at once, even if that is more than the limit: for work that is already ours and must go on
     release                gives the places back and admits those whose turn it is
     release_from_thread    the same, for work whose end only its own thread sees
+    free                   how many more could begin now
 
-It is local to one Runtime and is not durable: after a crash nothing is held.
+It is local to one Runtime and is not durable: after a crash nothing is held. Work that lies on disk does not stand in
+line here: its owner releases, and then claims from disk as many as are `free`. For processes that is
+
+    place = (Capacity("processes", concurrency),)
+
+    admission.try_take(place)       before the write that makes a process ours (Register, Claim): a sweep of many must
+                                    not claim more than can run; released again when the write did not make it ours
+    admission.take_beyond(place)    for a process that is found to be ours already
+    admission.release(place)        when it rests, parks or ends; then `free` more are claimed
+    await control.guard(admission.take(place))
+                                    before a rested process acts again; a stop ends the wait, and nothing is held
 """
 
 from __future__ import annotations
@@ -67,6 +80,11 @@ class Admission:
                 self._admit()  # waiters behind this one may have been blocked by it alone
             raise
 
+    def take_beyond(self, needs: Needs) -> None:
+        """Take them at once, even where none is free: the limit holds for what begins, not for what must go on."""
+        for name, _ in needs:
+            self._used[name] = self._used.get(name, 0) + 1
+
     def release(self, needs: Needs) -> None:
         """Give back what was taken, and admit waiters whose turn it is."""
         if not needs:
@@ -91,6 +109,12 @@ class Admission:
         """How many hold a place of that name."""
         return self._used.get(name, 0)
 
+    def free(self, capacity: Capacity) -> int:
+        """How many more could take a place now: none while a waiter stands in line for one."""
+        if any(capacity in wanted for wanted, waiter in self._line if not waiter.done()):
+            return 0
+        return max(capacity.limit - self._used.get(capacity.name, 0), 0)
+
     def waiting(self) -> int:
         """How many stand in line, whatever they need."""
         return sum(not waiter.done() for _, waiter in self._line)
@@ -114,6 +138,5 @@ class Admission:
         for name, limit in needs:
             if used.get(name, 0) >= limit:
                 return False
-        for name, _ in needs:
-            used[name] = used.get(name, 0) + 1
+        self.take_beyond(needs)
         return True
