@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from mainstay.examples.trip.agent import Line
-from mainstay.examples.trip.kill_and_resume import POINTS, DemoReport, Kill, count, points
+from mainstay.examples.kill_and_resume import POINTS, DemoReport, Kill, count, points
+from mainstay.examples.trip import Line
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Part, Text, ToolCall
 from mainstay.model.outcome import Finished

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from mainstay.testing.crash import Report, Row, StoreKind, play
+from mainstay.testing.crash import KillResult, Report, StoreKind, play
 from tests.crash.compacting import LONG, SAID, compacting
 
 SHOWN = ["A", "AB", "ABC", "ABCD", "sum DE", "sum DEF"]
 """What the model was shown of the user's words in each turn."""
 
 
-def faults(row: Row) -> list[str]:
+def faults(row: KillResult) -> list[str]:
     """What is wrong with a run that was killed once."""
     found, played = list(row.problems), row.played
     session = played.ending.session("s")
@@ -31,7 +31,7 @@ def faults(row: Row) -> list[str]:
     return found + _asked(row)
 
 
-def _asked(row: Row) -> list[str]:
+def _asked(row: KillResult) -> list[str]:
     """A summary that is recorded is not asked for again, nor one whose frame is."""
     lines = [line for line in row.played.ledger if line.name == "model" and ":" in line.key]
     recorded = {line.key for line in row.played.ledger if line.name == "recorded"}

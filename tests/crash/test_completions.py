@@ -10,7 +10,7 @@ from mainstay import Agent, ModelRequest, ModelResponse, ModelSettings, Plugin, 
 from mainstay.model.tool import ToolSpec
 from mainstay.plugins import PromptContext
 from mainstay.testing import FunctionModel
-from mainstay.testing.crash import Lab, Report, Row, StoreKind
+from mainstay.testing.crash import KillResult, Lab, Report, StoreKind
 
 PICK = ToolSpec("pick", "Pick a number.")
 
@@ -50,7 +50,7 @@ async def scenario(lab: Lab) -> None:
         await lab.effect("counted", "usage", usage.unknown)
 
 
-def faults(row: Row) -> list[str]:
+def faults(row: KillResult) -> list[str]:
     found, ledger = list(row.problems), row.played.ledger
     said = [session.said for session in row.played.ending.sessions]
     if said != [["user: go", "assistant: name 7, tool_calls"]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mainstay.testing.crash import Report, Row, StoreKind
+from mainstay.testing.crash import KillResult, Report, StoreKind
 from tests.crash.filtered import filtered
 
 SAID = [
@@ -18,7 +18,7 @@ SAID = [
 ]
 
 
-def faults(row: Row) -> list[str]:
+def faults(row: KillResult) -> list[str]:
     """What is wrong with a run that was killed once."""
     found, played = list(row.problems), row.played
     found += [f"the secret is stored in {line.key}" for line in played.ledger if line.name == "leaked"]

@@ -148,7 +148,7 @@ def test_plugin_itself_brings_in_nothing_but_pytest() -> None:
     code = "import mainstay.testing.pytest_plugin, sys; print([m for m in sys.modules if m.startswith('mainstay')])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    heavy = ("mainstay.testing.crash", "mainstay.testing.crash.forked", "mainstay.stores.sqlite", "mainstay.cli")
+    heavy = ("mainstay.testing.crash", "mainstay.testing.crash.runner", "mainstay.stores.sqlite", "mainstay.cli")
     assert not [name for name in heavy if repr(name) in ran.stdout]
 
 

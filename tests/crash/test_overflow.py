@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mainstay.testing.crash import Report, Row, StoreKind, play
+from mainstay.testing.crash import KillResult, Report, StoreKind, play
 from tests.crash.overflowing import LONG, SAID, overflowing
 
 SHOWN = ["A", "AB", "sum C", "sum CD"]
@@ -25,7 +25,7 @@ def said() -> list[str]:
     return found
 
 
-def faults(row: Row) -> list[str]:
+def faults(row: KillResult) -> list[str]:
     """What is wrong with a run that was killed once."""
     found, played = list(row.problems), row.played
     session = played.ending.session("s")

@@ -11,14 +11,14 @@ import pytest
 from mainstay.engine.journal import load
 from mainstay.model.record import slots
 from mainstay.ports.store import Store
-from mainstay.testing.crash import Crash, ForkServer, Lab, Mode, Played, Report, Row, StoreKind, plans, play
+from mainstay.testing.crash import Crash, ForkServer, KillResult, Lab, Mode, Played, Report, StoreKind, plans, play
 from tests.crash.hooked import hooked, remembering
 
 # Call -> the hook that decides about it.
 DECIDED = {"1.0": "veto", "1.1": "replace", "1.2": "ask"}
 
 
-def faults(row: Row) -> list[str]:
+def faults(row: KillResult) -> list[str]:
     """What is wrong with a run that was killed once."""
     found, played = list(row.problems), row.played
     session = played.ending.session("s")
@@ -77,7 +77,7 @@ def check(report: Report) -> None:
     assert any(each.startswith("lost append") and "started 1.1" in each for each in told)
 
 
-def _ran_again(row: Row, hook: str) -> bool:
+def _ran_again(row: KillResult, hook: str) -> bool:
     return any(line.name == hook and line.incarnation > 1 for line in row.played.ledger)
 
 

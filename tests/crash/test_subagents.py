@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mainstay.testing.crash import Crash, Played, Report, Row, play
+from mainstay.testing.crash import Crash, KillResult, Played, Report, play
 from mainstay.testing.crash.scenario import Scenario
 from tests.crash.delegated import cancelled, delegated, followed, reminded, waited
 
@@ -23,7 +23,7 @@ def asked(played: Played) -> Counter[str]:
     return Counter(line.key for line in played.ledger if line.name == "model")
 
 
-def faults(row: Row, plain: Played, at_once: int) -> list[str]:
+def faults(row: KillResult, plain: Played, at_once: int) -> list[str]:
     """What is wrong with a run that was killed once, besides what the kit finds."""
     found, played = list(row.problems), row.played
     if asked(played).keys() != asked(plain).keys():

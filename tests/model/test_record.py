@@ -34,8 +34,8 @@ from mainstay.model.record import (
     Framed,
     Joined,
     Noted,
+    RecordRow,
     Replied,
-    Row,
     Said,
     Slot,
     Spilled,
@@ -45,7 +45,7 @@ from mainstay.model.tool import Artifact, BlobRef, Cancelled, Denied, Failed, Ok
 
 HI = Message("user", "hi")
 
-GOLDEN: list[tuple[str, Row, str]] = [
+GOLDEN: list[tuple[str, RecordRow, str]] = [
     ("said", Said(HI), '{"type":"said.1","message":{"role":"user","parts":[{"type":"text","text":"hi"}]}}'),
     (
         "said in full",
@@ -183,20 +183,20 @@ GOLDEN: list[tuple[str, Row, str]] = [
 
 
 @pytest.mark.parametrize(("record", "stored"), [pytest.param(r, s, id=name) for name, r, s in GOLDEN])
-def test_a_record_is_stored_as(record: Row, stored: str) -> None:
+def test_a_record_is_stored_as(record: RecordRow, stored: str) -> None:
     assert encode(record).decode() == stored
     assert decode_row(stored) == record
 
 
 @pytest.mark.parametrize(("record", "stored"), [pytest.param(r, s, id=name) for name, r, s in GOLDEN])
-def test_a_later_releases_new_fields_do_not_disturb(record: Row, stored: str) -> None:
+def test_a_later_releases_new_fields_do_not_disturb(record: RecordRow, stored: str) -> None:
     later = json.loads(stored) | {"added_later": {"any": [1]}}
 
     assert decode_row(json.dumps(later)) == record
 
 
 @pytest.mark.parametrize(("record", "stored"), [pytest.param(r, s, id=name) for name, r, s in GOLDEN])
-def test_the_order_of_stored_fields_does_not_matter(record: Row, stored: str) -> None:
+def test_the_order_of_stored_fields_does_not_matter(record: RecordRow, stored: str) -> None:
     assert decode_row(json.dumps(dict(reversed(json.loads(stored).items())))) == record
 
 

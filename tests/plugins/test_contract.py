@@ -12,8 +12,7 @@ import pytest
 from mainstay import Plugin
 from mainstay.plugins import CheckpointContext, PromptContext
 from mainstay.testing.crash import Crash, Point
-from mainstay.testing.plugin_contract import Report, check_plugin, plugin_contract
-from mainstay.testing.plugin_contract.checks import called_again
+from mainstay.testing.plugin_contract import Report, called_again, check_plugin, plugin_contract
 from mainstay.testing.plugin_contract.probe import Call
 from tests.plugins import broken
 

@@ -22,8 +22,7 @@ from mainstay.ports.store import Store
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.testing import ScriptedModel
-from mainstay.testing.crash.injection import FaultInjector
-from mainstay.testing.crash.instrumented import InstrumentedStore, name_of
+from mainstay.testing.crash.injection import FaultInjector, InstrumentedStore, name_of
 
 ROOT = Path(__file__).parents[2]
 R = TypeVar("R")

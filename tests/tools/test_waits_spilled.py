@@ -15,8 +15,7 @@ from mainstay.model.tool import Denied, Ok, OutputBudget
 from mainstay.model.write import Append, Resolve, Write
 from mainstay.ports.store import Store
 from mainstay.testing import ScriptedModel, VirtualClock
-from mainstay.testing.crash.injection import FaultInjector
-from mainstay.testing.crash.instrumented import InstrumentedStore
+from mainstay.testing.crash.injection import FaultInjector, InstrumentedStore
 from tests.kit import SOON, Place, until
 
 CALL = "chat.1.1.0"

@@ -24,8 +24,8 @@ from rich.table import Table
 
 from mainstay.cli.host import FAILED, OK, JsonOption, is_terminal, on_signals, perform
 from mainstay.cli.render import MARKS, STYLES, brief, call_text, console, plural, print_json, styled
-from mainstay.examples.trip.agent import PROMPT, Line
-from mainstay.examples.trip.kill_and_resume import DemoReport, EffectCount, Kill, KillAndResume, SilentView, View
+from mainstay.examples.kill_and_resume import DemoReport, DemoView, EffectCount, Kill, KillAndResume, SilentDemo
+from mainstay.examples.trip import PROMPT, Line
 from mainstay.model.event import (
     AnyEvent,
     TextDelta,
@@ -59,7 +59,7 @@ def demo(
     async def work() -> int:
         folder = Path(tempfile.mkdtemp(prefix="mainstay-demo-"))
         pace = FAST if fast else 1.0
-        view: View = SilentView() if json else RichView(pace) if is_terminal() else PlainView()
+        view: DemoView = SilentDemo() if json else RichView(pace) if is_terminal() else PlainView()
         me = asyncio.current_task()
         assert me is not None
         try:
@@ -81,7 +81,7 @@ def demo(
 # ---------------------------------------------------------------------- plain lines
 
 
-class PlainView(SilentView):
+class PlainView(SilentDemo):
     """One line for each thing that happened, for logs and pipes."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ def summary(report: DemoReport) -> list[tuple[str, str]]:
 BAR = 12
 
 
-class RichView(SilentView):
+class RichView(SilentDemo):
     """Three panels and a timeline, redrawn as things happen.
 
     `_script` are lines of the agent's panel that stay; `_text` the words being spoken and `_running` the tools at work

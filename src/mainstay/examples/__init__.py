@@ -1,1 +1,1 @@
-"""Example programs that are shipped with the package, so that commands can run them."""
+"""Programs that are shipped: `mainstay demo` kills an agent that books a `trip` and starts it again."""

@@ -40,7 +40,7 @@ from mainstay.model.message import (
     ToolResult,
     Url,
 )
-from mainstay.model.record import Row, Spilled
+from mainstay.model.record import RecordRow, Spilled
 
 MAX_DEPTH = 64
 MAX_VALUE = 32 * 1024 * 1024
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 encode = msgspec.json.Encoder(order="deterministic").encode
 decode = msgspec.json.Decoder().decode
-decode_row = msgspec.json.Decoder(Row).decode
+decode_row = msgspec.json.Decoder(RecordRow).decode
 convert = msgspec.convert
 
 

@@ -253,7 +253,7 @@ class Spilled(Struct, frozen=True, gc=False, tag="spilled.1"):
 
 
 Record: TypeAlias = Said | Joined | Replied | Started | Faltered | Ended | Asking | Completed | Framed | Noted | Closed
-Row: TypeAlias = Record | Spilled
+RecordRow: TypeAlias = Record | Spilled
 """What a node's row may hold."""
 
 

@@ -21,11 +21,13 @@ In process, the ports of a dead incarnation never answer again. What a tool chan
 be stopped there; `real=True` has no such gap.
 """
 
-from mainstay.testing.crash.forked import ForkServer, Statement
 from mainstay.testing.crash.injection import MODES, Crash, Ledger, LedgerLine, Mode, Point
 from mainstay.testing.crash.runner import (
+    ForkServer,
+    KillResult,
     Report,
     Row,
+    Statement,
     StoreKind,
     judge,
     kill_everywhere,
@@ -51,6 +53,7 @@ __all__ = [
     "Crash",
     "Ending",
     "ForkServer",
+    "KillResult",
     "Lab",
     "Ledger",
     "LedgerLine",

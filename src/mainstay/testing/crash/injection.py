@@ -22,17 +22,55 @@ Cancelling the tasks would run those blocks, which a real kill never does.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mainstay.errors import StoreUnavailable
+from mainstay.model.agent import AgentSpec
+from mainstay.model.codec import decode, decode_row, encode
+from mainstay.model.llm import Delta, ModelRequest
+from mainstay.model.process import Event, ProcessRow, WakeRow
+from mainstay.model.record import Ended, Faltered, RecordRow, Replied, Started
+from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
+from mainstay.model.tool import PreparedCall, ToolOutcome, ToolSpec
+from mainstay.model.write import (
+    Accept,
+    AddEvent,
+    Advance,
+    Append,
+    Cancel,
+    Claim,
+    Commit,
+    ProcessFilter,
+    ProcessRef,
+    ProcessScope,
+    Register,
+    Release,
+    Resolve,
+    Resume,
+    Retire,
+    SendSignal,
+    SessionFilter,
+    StoreFacts,
+    Write,
+)
+from mainstay.ports.provider import Provider, candidates
+from mainstay.ports.store import SWEEP_GRACE, BlobStore, Store, WorkerLease
+from mainstay.ports.tool import CallContext, ToolProvider
+from mainstay.providers.fallback import Fallback
+from mainstay.sessions.definition import Defined, Definition
+from mainstay.tools.catalog import Catalog, Entry
+from mainstay.tools.context import ToolContext
+from mainstay.tools.define import Tool
 
 R = TypeVar("R")
 
@@ -278,3 +316,401 @@ class FaultInjector:
                 passes, seen = 0, self._calls
             else:
                 passes += 1
+
+
+# ---------------------------------------------------------------------- names of points
+
+
+def name_of(write: Write[Any]) -> str:
+    """The name of a write's point, short and the same in every run."""
+    if isinstance(write, Accept):
+        return f"accept {write.kind}"
+    if isinstance(write, Append):
+        records = " + ".join(_record_name(decode_row(node.body)) for node in write.nodes)
+        words = [records or "nothing", "opening a wait" if write.waits else "", "parking" if write.park else ""]
+        return f"append {write.scope.turn}: {', '.join(w for w in words if w)}"
+    if isinstance(write, Commit):
+        return f"commit {write.scope.turn}"
+    if isinstance(write, Resolve):
+        return f"{'expire' if write.answer is None else 'resolve'} {write.wait_id.rpartition(':')[2]}"
+    if isinstance(write, Release):
+        whose = f" {write.scope.id}" if isinstance(write.scope, ProcessScope) else ""
+        return f"release{whose}{'' if write.stuck is None else ' as stuck'}"
+    if isinstance(write, Claim | Cancel | Resume):
+        whose = f" {write.target.id}" if isinstance(write.target, ProcessRef) else ""
+        return f"{type(write).__name__.lower()}{whose}"
+    if isinstance(write, Retire):
+        return "bury" if write.dead else "retire"
+    return _name_of_process_write(write)
+
+
+def _name_of_process_write(write: Write[Any]) -> str:
+    if isinstance(write, Register):
+        return f"register {write.registration.id}"
+    if isinstance(write, Advance):
+        words = ["starting" if write.first else "", *(_step_name(node.body) for node in write.records)]
+        words += [event.type for event in write.events]
+        words += ["parking" if write.park else "", "ending" if write.outcome is not None else ""]
+        return f"advance {write.scope.id}: {', '.join(word for word in words if word) or 'nothing'}"
+    if isinstance(write, SendSignal):
+        return f"signal {write.process_id}"
+    if isinstance(write, AddEvent):
+        return "event"
+    return type(write).__name__.lower()
+
+
+def _step_name(body: bytes) -> str:
+    """The kind and key of a durable function's record; "record" for those of other engines, which may be any bytes."""
+    try:
+        found = decode(body)
+    except ValueError:
+        return "record"
+    kind, key = (found.get("type", ""), found.get("key", "")) if isinstance(found, dict) else ("", "")
+    return f"{kind.partition('.')[0] or 'record'} {key}".strip()
+
+
+def _record_name(record: RecordRow) -> str:
+    match record:
+        case Replied(step=step):
+            return f"replied {step}"
+        case Started(call=call):
+            return f"started {call}"
+        case Ended(call=call):
+            return f"ended {call}"
+        case Faltered(call=call, step=step):
+            return f"faltered {call or step}"
+        case _:
+            return type(record).__name__.lower()
+
+
+# ---------------------------------------------------------------------- ports of which every call passes a point
+
+
+class InstrumentedStore:
+    """A store whose writes and blobs pass points. Reads pass none: dying before one is dying after the last write."""
+
+    def __init__(self, inner: Store, faults: FaultInjector) -> None:
+        self.inner, self._faults = inner, faults
+
+    @property
+    def blobs(self) -> BlobStore:
+        return InstrumentedBlobs(self.inner.blobs, self._faults)
+
+    async def open(self) -> None:
+        await self._faults.uncounted(self.inner.open())
+
+    async def close(self) -> None:
+        await self._faults.uncounted(self.inner.close())
+
+    async def write(self, write: Write[R]) -> R:
+        kind: Kind = "record" if isinstance(write, Append | Commit | Release | Advance | Release) else "write"
+        return await self._faults.call(kind, name_of(write), lambda: self.inner.write(write))
+
+    def submit(self, write: Write[R], done: Callable[[R | None, BaseException | None], None]) -> None:
+        # Renewals depend on the clock, so they pass no points; a dead worker must not renew its lease.
+        if not self._faults.dead:
+            self.inner.submit(write, done)
+
+    async def session(self, session_id: str) -> SessionRow | None:
+        return await self._faults.uncounted(self.inner.session(session_id))
+
+    async def session_by_sid(self, sid: int) -> SessionRow | None:
+        return await self._faults.uncounted(self.inner.session_by_sid(sid))
+
+    async def sessions(self, wanted: SessionFilter) -> list[SessionRow]:
+        return await self._faults.uncounted(self.inner.sessions(wanted))
+
+    async def open_sessions(self) -> list[SessionRow]:
+        return await self._faults.uncounted(self.inner.open_sessions())
+
+    async def nodes(self, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
+        return await self._faults.uncounted(self.inner.nodes(sid, first, last))
+
+    async def inbox(self, sid: int) -> list[InboxRow]:
+        return await self._faults.uncounted(self.inner.inbox(sid))
+
+    async def waits(self, sid: int | None = None, due: int | None = None) -> list[WaitRow]:
+        return await self._faults.uncounted(self.inner.waits(sid, due))
+
+    async def wait(self, wait_id: str) -> WaitRow | None:
+        return await self._faults.uncounted(self.inner.wait(wait_id))
+
+    async def process(self, process_id: str) -> ProcessRow | None:
+        return await self._faults.uncounted(self.inner.process(process_id))
+
+    async def processes(self, wanted: ProcessFilter) -> list[ProcessRow]:
+        return await self._faults.uncounted(self.inner.processes(wanted))
+
+    async def active_processes(self) -> list[ProcessRow]:
+        return await self._faults.uncounted(self.inner.active_processes())
+
+    async def unowned_processes(self, after: int, limit: int) -> list[ProcessRow]:
+        return await self._faults.uncounted(self.inner.unowned_processes(after, limit))
+
+    async def due_processes(self, now: int, limit: int = 1000, skip: int = 0) -> list[ProcessRow]:
+        return await self._faults.uncounted(self.inner.due_processes(now, limit, skip))
+
+    async def events(self, pid: int, after: int = 0, limit: int = 1000) -> list[tuple[int, int, Event]]:
+        return await self._faults.uncounted(self.inner.events(pid, after, limit))
+
+    async def changes(self, after: int = 0, limit: int = 1000) -> list[tuple[int, ProcessRow]]:
+        return await self._faults.uncounted(self.inner.changes(after, limit))
+
+    async def last_change(self) -> int:
+        return await self._faults.uncounted(self.inner.last_change())
+
+    async def steps(self, pid: int) -> list[tuple[int, bytes]]:
+        return await self._faults.uncounted(self.inner.steps(pid))
+
+    async def is_granted(self, session_id: str, process_id: str) -> bool:
+        return await self._faults.uncounted(self.inner.is_granted(session_id, process_id))
+
+    async def grantees(self, process_id: str) -> list[str]:
+        return await self._faults.uncounted(self.inner.grantees(process_id))
+
+    async def wakes(self, session_id: str | None = None, state: str = "pending") -> list[WakeRow]:
+        return await self._faults.uncounted(self.inner.wakes(session_id, state))
+
+    async def workers(self) -> list[WorkerRow]:
+        return await self._faults.uncounted(self.inner.workers())
+
+    async def deaths(self) -> list[Deaths]:
+        return await self._faults.uncounted(self.inner.deaths())
+
+    async def changed(self) -> bool:
+        return await self._faults.uncounted(self.inner.changed())
+
+    async def facts(self, deep: bool = False) -> StoreFacts:
+        return await self._faults.uncounted(self.inner.facts(deep))
+
+    async def sweep(self, grace: float = SWEEP_GRACE) -> int:
+        return await self._faults.call("write", "sweep", lambda: self.inner.sweep(grace))
+
+    def identity(self) -> str:
+        return self.inner.identity()
+
+    def held(self) -> str | None:
+        return self.inner.held()
+
+    def secret(self) -> bytes:
+        return self.inner.secret()
+
+    async def proven_dead(self, worker: WorkerRow) -> bool:
+        return await self.inner.proven_dead(worker)
+
+    def lease(self, worker_id: str) -> WorkerLease:
+        lease = self.inner.lease(worker_id)
+        # As the kernel does for a killed process: its lock is released.
+        self._faults.on_death.append(lease.drop)
+        return InstrumentedLease(lease, self._faults)
+
+
+def _instrumented(provider: Provider, faults: FaultInjector, ledger: Ledger) -> Provider:
+    models = [InstrumentedProvider(each, faults, ledger) for each in candidates(provider)]
+    return models[0] if len(models) == 1 else Fallback(*models)
+
+
+class InstrumentedBlobs:
+    def __init__(self, inner: BlobStore, faults: FaultInjector) -> None:
+        self._inner, self._faults = inner, faults
+
+    async def put(self, data: bytes) -> str:
+        return await self._faults.call("blob", "put blob", lambda: self._inner.put(data))
+
+    async def put_file(self, path: str) -> tuple[str, int]:
+        return await self._faults.call("blob", "put file", lambda: self._inner.put_file(path))
+
+    async def get(self, digest: str) -> bytes:
+        return await self._faults.uncounted(self._inner.get(digest))
+
+    def pieces(self, digest: str) -> AsyncIterator[bytes]:
+        return self._inner.pieces(digest)
+
+
+class InstrumentedLease:
+    def __init__(self, inner: WorkerLease, faults: FaultInjector) -> None:
+        self._inner, self._faults = inner, faults
+
+    def hold(self) -> None:
+        if not self._faults.dead:
+            self._inner.hold()
+
+    def drop(self) -> None:
+        if not self._faults.dead:
+            self._inner.drop()
+
+    @property
+    def process(self) -> str:
+        """An id of its own for each incarnation, also where all of them run in one OS process."""
+        return f"{self._inner.process}.{self._faults.incarnation}"
+
+
+class InstrumentedProvider:
+    """A model that logs its requests in the ledger and passes a point for each piece of an answer."""
+
+    def __init__(self, inner: Provider, faults: FaultInjector, ledger: Ledger) -> None:
+        self._inner, self._faults, self._ledger = inner, faults, ledger
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[Delta]:
+        faults, step = self._faults, ".".join(request.call_id.rsplit(".", 2)[1:])
+        said = hashlib.blake2b(encode(request.messages), digest_size=8).hexdigest()
+        line = LedgerLine("model", request.call_id, faults.incarnation, said)
+
+        async def ask() -> None:
+            self._ledger.write(line)
+
+        await faults.call("model", f"ask model {step}", ask)
+        count = 0
+        async for delta in self._inner.stream(request):
+            count += 1
+            await faults.reach("chunk", f"chunk {count} of model {step}")
+            yield delta
+            await faults.check_alive()
+
+
+class InstrumentedTool(Tool[..., Any]):
+    """A tool whose body begins and ends at points, and is a line in the ledger once it has returned.
+
+    A body that writes its own effects with `Lab.effect` under the call's key is not counted a second time.
+    """
+
+    def __init__(self, inner: Tool[..., Any], faults: FaultInjector, ledger: Ledger) -> None:
+        self.__dict__.update(inner.__dict__)
+        self._inner, self._faults, self._ledger = inner, faults, ledger
+
+    def invoke(self, kwargs: dict[str, Any], ctx: ToolContext[Any]) -> Any:
+        return self._later(kwargs, ctx) if self.is_async else self._now(kwargs, ctx)
+
+    async def _later(self, kwargs: dict[str, Any], ctx: ToolContext[Any]) -> Any:
+        await self._faults.reach("body", f"begin {_call(ctx)}")
+        before = self._counted(ctx)
+        value = await self._inner.invoke(kwargs, ctx)
+        await self._faults.check_alive()
+        self._count(ctx, before)
+        await self._faults.reach("body", f"end {_call(ctx)}")
+        return value
+
+    def _now(self, kwargs: dict[str, Any], ctx: ToolContext[Any]) -> Any:
+        self._faults.reach_in_thread("body", f"begin {_call(ctx)}")
+        before = self._counted(ctx)
+        value = self._inner.invoke(kwargs, ctx)
+        self._faults.check_alive_in_thread()
+        self._count(ctx, before)
+        self._faults.reach_in_thread("body", f"end {_call(ctx)}")
+        return value
+
+    def _counted(self, ctx: ToolContext[Any]) -> int:
+        return sum(1 for line in self._ledger.lines() if line.key == ctx.idempotency_key)
+
+    def _count(self, ctx: ToolContext[Any], before: int) -> None:
+        if self._counted(ctx) == before:
+            self._ledger.write(LedgerLine(ctx.tool, ctx.idempotency_key, self._faults.incarnation))
+
+
+class InstrumentedToolProvider:
+    """A tool provider whose calls pass the same points."""
+
+    def __init__(self, inner: ToolProvider, faults: FaultInjector, ledger: Ledger) -> None:
+        self._inner, self._faults, self._ledger = inner, faults, ledger
+
+    def specs(self) -> Any:
+        return self._inner.specs()
+
+    async def prepare(self, call: PreparedCall, ctx: CallContext) -> PreparedCall | ToolOutcome:
+        await self._faults.check_alive()
+        return await self._inner.prepare(call, ctx)
+
+    async def execute(self, call: PreparedCall, ctx: CallContext) -> Any:
+        name = f"{call.name} {'.'.join(ctx.call_id.rsplit('.', 3)[1:])}"
+        await self._faults.reach("body", f"begin {name}")
+        value = await self._inner.execute(call, ctx)
+        await self._faults.check_alive()
+        self._ledger.write(LedgerLine(call.name, ctx.idempotency_key, self._faults.incarnation))
+        await self._faults.reach("body", f"end {name}")
+        return value
+
+
+def _call(ctx: ToolContext[Any]) -> str:
+    return f"{ctx.tool} {'.'.join(ctx.call_id.rsplit('.', 3)[1:])}"
+
+
+class InstrumentedCatalog(Catalog):
+    """A catalog whose tools are instrumented."""
+
+    def __init__(self, inner: Catalog, faults: FaultInjector, ledger: Ledger) -> None:
+        self._inner, self._faults, self._ledger = inner, faults, ledger
+
+    def refresh(self) -> None:
+        self._inner.refresh()
+
+    def extended(self, tools: Iterable[Any]) -> Catalog:
+        return InstrumentedCatalog(self._inner.extended(tools), self._faults, self._ledger)
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        return {name: self._wrap(entry) for name, entry in self._inner.entries.items()}
+
+    @property
+    def generation(self) -> int:  # type: ignore[override]
+        return self._inner.generation
+
+    def get(self, name: str) -> Entry | None:
+        entry = self._inner.get(name)
+        return None if entry is None else self._wrap(entry)
+
+    def _wrap(self, entry: Entry) -> Entry:
+        if entry.tool is not None:
+            return Entry(entry.spec, tool=InstrumentedTool(entry.tool, self._faults, self._ledger))
+        assert entry.provider is not None
+        return Entry(
+            entry.spec, provider=InstrumentedToolProvider(entry.provider, self._faults, self._ledger), fault=entry.fault
+        )
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return tuple(self._inner.specs())
+
+    def names(self) -> list[str]:
+        return self._inner.names()
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return self._inner.as_json()
+
+
+class InstrumentedAgent:
+    """An agent whose model and tools are behind faults."""
+
+    def __init__(self, inner: Defined, faults: FaultInjector, ledger: Ledger) -> None:
+        self._inner, self._faults, self._ledger = inner, faults, ledger
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def spec(self) -> AgentSpec:
+        return self._inner.spec
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InstrumentedAgent) and other._inner is self._inner
+
+    def __hash__(self) -> int:
+        return hash(self._inner)
+
+    @property
+    def subagents(self) -> tuple[InstrumentedAgent, ...]:
+        return tuple(
+            [InstrumentedAgent(each, self._faults, self._ledger) for each in getattr(self._inner, "subagents", ())]
+        )
+
+    def definition(self) -> Definition:
+        plain = self._inner.definition()
+        assert isinstance(plain.catalog, Catalog)
+        return replace(
+            plain,
+            provider=_instrumented(plain.provider, self._faults, self._ledger),
+            catalog=InstrumentedCatalog(plain.catalog, self._faults, self._ledger),
+        )

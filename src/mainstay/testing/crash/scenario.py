@@ -34,8 +34,14 @@ from mainstay.model.write import ProcessFilter, SessionFilter
 from mainstay.ports.store import Store
 from mainstay.runtime import Runtime
 from mainstay.sessions.definition import Defined
-from mainstay.testing.crash.injection import FaultInjector, Ledger, LedgerLine, Point
-from mainstay.testing.crash.instrumented import InstrumentedAgent, InstrumentedStore
+from mainstay.testing.crash.injection import (
+    FaultInjector,
+    InstrumentedAgent,
+    InstrumentedStore,
+    Ledger,
+    LedgerLine,
+    Point,
+)
 
 Scenario: TypeAlias = "Callable[[Lab], Awaitable[None]]"
 

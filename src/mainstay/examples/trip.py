@@ -1,6 +1,6 @@
 """An agent that books a trip, as a host program of its own, and the services that its tools call.
 
-    python -m mainstay.examples.trip.agent FOLDER PACE POINTS
+    python -m mainstay.examples.trip FOLDER PACE POINTS
 
 It is an ordinary host: one Runtime on one file, one input under a key. It has no code for recovery; after a kill the
 same program is started again. Every effect outside (a model asked, a seat taken, money moved) is appended to
@@ -55,7 +55,7 @@ class Line(Struct, frozen=True, omit_defaults=True):
     given: str = ""
 
 
-class Point(Struct, frozen=True, omit_defaults=True):
+class KillPoint(Struct, frozen=True, omit_defaults=True):
     """Where to kill, in words; and the moment: tick `at` of a tool or word `at` of the model, once `after` is done."""
 
     where: str
@@ -67,7 +67,7 @@ class Point(Struct, frozen=True, omit_defaults=True):
 class Services:
     """The services outside: their ledger, and a folder with the files that they make."""
 
-    def __init__(self, folder: Path, pace: float = 1.0, points: Sequence[Point] = ()) -> None:
+    def __init__(self, folder: Path, pace: float = 1.0, points: Sequence[KillPoint] = ()) -> None:
         self.folder, self.pace, self._points = folder, pace, points
         self.ledger = folder / "ledger.jsonl"
         (folder / "parts").mkdir(exist_ok=True)
@@ -256,5 +256,5 @@ async def main(services: Services) -> None:
 
 if __name__ == "__main__":
     asyncio.run(
-        main(Services(Path(sys.argv[1]), float(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=list[Point])))
+        main(Services(Path(sys.argv[1]), float(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=list[KillPoint])))
     )

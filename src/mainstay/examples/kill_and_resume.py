@@ -21,7 +21,7 @@ from msgspec import Struct, field
 
 from mainstay.engine.journal import load
 from mainstay.errors import MainstayError
-from mainstay.examples.trip.agent import SESSION, Line, Point, Services, agent, read_ledger
+from mainstay.examples.trip import SESSION, KillPoint, Line, Services, agent, read_ledger
 from mainstay.model.event import AnyEvent, TextDelta, ToolFinished, ToolProgress
 from mainstay.model.message import ToolCall
 from mainstay.model.outcome import Finished
@@ -50,7 +50,7 @@ class Watcher:
             case _:
                 pass
 
-    def reached(self, point: Point, event: AnyEvent) -> bool:
+    def reached(self, point: KillPoint, event: AnyEvent) -> bool:
         if point.after and point.after not in self.finished:
             return False
         if point.who == "model":
@@ -59,18 +59,18 @@ class Watcher:
 
 
 POINTS = [
-    Point("inside charge_card (once): the money has moved, nobody has written it down", "charge_card", 6),
-    Point("inside charge_card (once): before any money moved", "charge_card", 2),
-    Point("inside book_seat (rerun): the seat is taken, nobody has written it down", "book_seat", 6),
-    Point("while the model speaks", "model", 6, after="search_trains"),
-    Point("between two parallel calls: one is recorded, the other still runs", "book_seat", 9, after="reserve_room"),
-    Point("just after charge_card was recorded", "model", 1, after="charge_card"),
-    Point("inside write_plan (rerun): half a file is on disk", "write_plan", 5),
-    Point("in the last words of the answer", "model", 8, after="write_plan"),
+    KillPoint("inside charge_card (once): the money has moved, nobody has written it down", "charge_card", 6),
+    KillPoint("inside charge_card (once): before any money moved", "charge_card", 2),
+    KillPoint("inside book_seat (rerun): the seat is taken, nobody has written it down", "book_seat", 6),
+    KillPoint("while the model speaks", "model", 6, after="search_trains"),
+    KillPoint("between two parallel calls: one is recorded, the other runs", "book_seat", 9, after="reserve_room"),
+    KillPoint("just after charge_card was recorded", "model", 1, after="charge_card"),
+    KillPoint("inside write_plan (rerun): half a file is on disk", "write_plan", 5),
+    KillPoint("in the last words of the answer", "model", 8, after="write_plan"),
 ]
 
 
-def points(seed: int) -> list[Point]:
+def points(seed: int) -> list[KillPoint]:
     """One kill for the first seeds, two different ones for larger ones."""
     first = seed % len(POINTS)
     if seed < len(POINTS):
@@ -118,7 +118,7 @@ class DemoReport(Struct):
     broken: list[str] = field(default_factory=list)
 
 
-class View(Protocol):
+class DemoView(Protocol):
     """What shows a run while it happens."""
 
     def __enter__(self) -> object: ...
@@ -140,10 +140,10 @@ class View(Protocol):
     def report(self, report: DemoReport, kills: Sequence[Kill]) -> None: ...
 
 
-class SilentView:
+class SilentDemo:
     """Shows nothing."""
 
-    def __enter__(self) -> SilentView:
+    def __enter__(self) -> SilentDemo:
         return self
 
     def __exit__(
@@ -166,7 +166,7 @@ class SilentView:
 class KillAndResume:
     """One run: the agent is started until it ends by itself. `_kills` grows by one with every kill."""
 
-    def __init__(self, folder: Path, seed: int, pace: float, view: View) -> None:
+    def __init__(self, folder: Path, seed: int, pace: float, view: DemoView) -> None:
         self._folder, self._seed, self._pace, self._view = folder, seed, pace, view
         self._points = points(seed)
         self._watcher = Watcher()
@@ -219,7 +219,7 @@ class KillAndResume:
     @contextlib.asynccontextmanager
     async def _child(self) -> AsyncGenerator[asyncio.subprocess.Process, None]:
         """The agent in a process of its own, killed when this context is left."""
-        command = [sys.executable, "-m", "mainstay.examples.trip.agent", str(self._folder), str(self._pace)]
+        command = [sys.executable, "-m", "mainstay.examples.trip", str(self._folder), str(self._pace)]
         command.append(msgspec.json.encode(self._points).decode())
         with (self._folder / "agent.log").open("ab") as log:
             child = await asyncio.create_subprocess_exec(
