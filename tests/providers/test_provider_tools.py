@@ -15,7 +15,7 @@ from mainstay.model.message import Message, ProviderPart
 from mainstay.model.outcome import ProviderFailed
 from mainstay.model.tool import ToolSpec
 from mainstay.providers.registry import provider
-from mainstay.providers.structured import asking
+from mainstay.providers.structured import shape_request
 from mainstay.testing.model_server import ModelServer, Reply
 from tests.providers.wire import ANSWERS, MODEL, dialects
 
@@ -96,7 +96,7 @@ def test_two_of_one_name_are_refused_at_the_agent() -> None:
 def test_a_typed_answer_beside_such_tools_is_asked_for_in_a_way_that_allows_them(name: str) -> None:
     request = ModelRequest([Message("user", "x")], output_schema={"type": "object", "properties": {}})
     request = msgspec.structs.replace(request, provider_tools=(SEARCH,))
-    shaped = asking(dialects()[name], request, "gemini-2.5-pro").request
+    shaped = shape_request(dialects()[name], request, "gemini-2.5-pro").request
 
     assert not shaped.output_schema, "held to no schema by the API"
 

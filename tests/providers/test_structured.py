@@ -21,7 +21,7 @@ from mainstay.model.outcome import ProviderFailed
 from mainstay.model.tool import ToolSpec
 from mainstay.providers.dialect import AnswerReader, Dialect
 from mainstay.providers.registry import provider
-from mainstay.providers.structured import AnswerCall, Unwrapping, WrappedText, asking
+from mainstay.providers.structured import AnswerCall, Unwrapping, WrappedText, shape_request
 from mainstay.testing.model_server import Asked, ModelServer, Reply
 from tests.providers.wire import ANSWERS, MODEL, Answer, dialects
 
@@ -42,7 +42,7 @@ def wanted(mode: OutputMode | None = None, **fields: Any) -> ModelRequest:
 
 
 def built(dialect: Dialect, request: ModelRequest, model: str = MODEL) -> Any:
-    wire = dialect.build(asking(dialect, request, model).request, model)
+    wire = dialect.build(shape_request(dialect, request, model).request, model)
     return msgspec.json.decode(b"".join(piece for piece in wire.body if isinstance(piece, bytes)))
 
 
@@ -135,7 +135,7 @@ def test_a_request_for_a_typed_answer_begins_as_the_one_before_it_did(name: str,
         dialect = dialects()[name]
         request = wanted(mode, tools=(GET,), session_id="s", settings=settings)
         request = msgspec.structs.replace(request, messages=messages)
-        wire = dialect.build(asking(dialect, request, MODEL).request, MODEL)
+        wire = dialect.build(shape_request(dialect, request, MODEL).request, MODEL)
         return b"".join(piece for piece in wire.body if isinstance(piece, bytes))
 
     assert body(longer).startswith(body(first.messages).rstrip(b"]}"))
@@ -282,7 +282,7 @@ def test_a_value_in_an_object_is_read_without_it_in_pieces_of_any_size(written: 
 def test_a_list_that_an_api_takes_only_in_an_object_is_read_as_a_list() -> None:
     dialect = dialects()["openai"]
     schema = {"type": "array", "items": {"type": "integer"}}
-    request, reading = asking(dialect, wanted(output_schema=schema), MODEL)
+    request, reading = shape_request(dialect, wanted(output_schema=schema), MODEL)
 
     assert request.output_schema is not None
     assert request.output_schema["required"] == ["answer"]

@@ -39,7 +39,7 @@ CallArgument = Annotated[str, typer.Argument(metavar="CALL", help="The call's id
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; the model is told.")]
 
 
-class Verdict(StrEnum):
+class Settlement(StrEnum):
     """What became of a call that nobody saw end."""
 
     done = "done"
@@ -91,7 +91,7 @@ def reject(
 
 def settle(
     call: CallArgument,
-    verdict: Annotated[Verdict, typer.Argument(metavar="VERDICT", help="What became of it; rerun: run it again.")],
+    verdict: Annotated[Settlement, typer.Argument(metavar="VERDICT", help="What became of it; rerun: run it again.")],
     value: Annotated[str | None, typer.Option("--value", help="What the tool would have returned, as JSON.")] = None,
     reason: ReasonOption = "",
     by: ByOption = None,

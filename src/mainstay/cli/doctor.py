@@ -52,7 +52,7 @@ NAMED = 10
 """Problems of one sort that are listed one by one; of more, how many there are."""
 
 
-class Need(Struct, frozen=True):
+class Advice(Struct, frozen=True):
     """Something a person should do."""
 
     about: str
@@ -60,15 +60,15 @@ class Need(Struct, frozen=True):
     advice: str
 
 
-class Processes(Struct, frozen=True):
+class ProcessHealth(Struct, frozen=True):
     """What doctor found about processes: how many live, by state, and how many wakes wait or were discarded."""
 
     states: dict[str, int]
     wakes: dict[str, int]
-    needs: list[Need]
+    needs: list[Advice]
 
 
-async def examine_processes(store: Store, dead: dict[str, bool], now: int) -> Processes:
+async def examine_processes(store: Store, dead: dict[str, bool], now: int) -> ProcessHealth:
     helped = not all(dead.values())
     states: dict[str, int] = {}
     stuck, asked, idle = list[ProcessRow](), list[ProcessRow](), dict[tuple[str, str], list[ProcessRow]]()
@@ -85,7 +85,7 @@ async def examine_processes(store: Store, dead: dict[str, bool], now: int) -> Pr
     needs += [_taken_up_by_nobody(name, sort, rows, helped, now) for (name, sort), rows in sorted(idle.items())]
     pending, discarded = await store.wakes(None, "pending"), await store.wakes(None, "discarded")
     needs += await _wakes(store, pending, discarded, now)
-    return Processes(dict(sorted(states.items())), {"pending": len(pending), "discarded": len(discarded)}, needs)
+    return ProcessHealth(dict(sorted(states.items())), {"pending": len(pending), "discarded": len(discarded)}, needs)
 
 
 def _definition(row: ProcessRow) -> str:
@@ -93,9 +93,9 @@ def _definition(row: ProcessRow) -> str:
     return asked.definition or asked.name or asked.kind
 
 
-def _stuck(rows: list[ProcessRow]) -> list[Need]:
+def _stuck(rows: list[ProcessRow]) -> list[Advice]:
     needs = [
-        Need(
+        Advice(
             row.id,
             f"stuck: {row.stuck}",
             f"repair the cause, then `mainstay processes resume {row.id}`, or end it with `mainstay cancel {row.id}`",
@@ -104,18 +104,18 @@ def _stuck(rows: list[ProcessRow]) -> list[Need]:
     ]
     if len(rows) > NAMED:
         left = len(rows) - NAMED
-        needs.append(Need("processes", f"{left:,} more are stuck", "`mainstay ps --status stuck` lists them"))
+        needs.append(Advice("processes", f"{left:,} more are stuck", "`mainstay ps --status stuck` lists them"))
     return needs
 
 
-def _to_abandon(rows: list[ProcessRow]) -> list[Need]:
+def _to_abandon(rows: list[ProcessRow]) -> list[Advice]:
     needs = []
     for row in rows[:NAMED]:
         request = row.record.abandon
         assert request is not None
         problem = f"{request.by} thinks that it will never end: {request.reason or 'no reason given'}"
         advice = "look into it, then `runtime.processes.reconcile_abandon(…)` or `.complete(…)`"
-        needs.append(Need(row.id, problem, advice))
+        needs.append(Advice(row.id, problem, advice))
     return needs
 
 
@@ -131,7 +131,7 @@ def _left_alone(row: ProcessRow, state: str, helped: bool, now: int) -> str | No
     return sort if now - since > (UNCLAIMED_MS if helped else 0) else None
 
 
-def _taken_up_by_nobody(name: str, sort: str, rows: list[ProcessRow], helped: bool, now: int) -> Need:
+def _taken_up_by_nobody(name: str, sort: str, rows: list[ProcessRow], helped: bool, now: int) -> Advice:
     """One line for all processes of a definition: they want the same thing."""
     since = min(row.due or 0 if sort == "overdue" else row.record.updated for row in rows)
     ids = ", ".join(row.id for row in rows[:3])
@@ -141,12 +141,12 @@ def _taken_up_by_nobody(name: str, sort: str, rows: list[ProcessRow], helped: bo
     kind = rows[0].registration.kind
     if helped:
         places = "; if one does, all its places are taken" if sort != "overdue" else ""
-        return Need(name, problem, f"does a live worker have {kind} {name!r}? start one that does{places}")
-    return Need(name, problem, f"start a Runtime with {kind} {name!r} on this store: they go on by themselves")
+        return Advice(name, problem, f"does a live worker have {kind} {name!r}? start one that does{places}")
+    return Advice(name, problem, f"start a Runtime with {kind} {name!r} on this store: they go on by themselves")
 
 
-async def _wakes(store: Store, pending: list[WakeRow], discarded: list[WakeRow], now: int) -> list[Need]:
-    needs = list[Need]()
+async def _wakes(store: Store, pending: list[WakeRow], discarded: list[WakeRow], now: int) -> list[Advice]:
+    needs = list[Advice]()
     # A note waits for the next turn, whenever that is.
     late = [wake for wake in pending if wake.policy == "turn" and now - wake.at > UNCLAIMED_MS]
     for (session_id, _), rows in _by_session(late).items():
@@ -155,7 +155,7 @@ async def _wakes(store: Store, pending: list[WakeRow], discarded: list[WakeRow],
             problem = f"{plural(len(rows), 'wake waits', 'wakes wait')} for {span(now - rows[0].at)} to be delivered"
             agent = f"its agent {session.agent!r}" if session is not None and session.agent else "its agent"
             advice = f"does a live worker have {agent}? start one that does"
-            needs.append(Need(f"session {session_id}", problem, advice))
+            needs.append(Advice(f"session {session_id}", problem, advice))
     for (session_id, reason), rows in _by_session(discarded).items():
         session = await store.session(session_id)
         if session is not None and session.deleted:
@@ -163,7 +163,7 @@ async def _wakes(store: Store, pending: list[WakeRow], discarded: list[WakeRow],
         numbers = " ".join(str(row.number) for row in rows[:NAMED])
         problem = f"{plural(len(rows), 'wake was', 'wakes were')} discarded: {reason or 'no reason recorded'}"
         advice = f"if it should be told: mainstay processes redrive {numbers}"
-        needs.append(Need(f"session {session_id}", problem, advice))
+        needs.append(Advice(f"session {session_id}", problem, advice))
     return needs
 
 
@@ -178,14 +178,14 @@ def _by_session(wakes: list[WakeRow]) -> dict[tuple[str, str | None], list[WakeR
 # ---------------------------------------------------------------------- deep
 
 
-async def read_processes(store: Store, needs: list[Need], advance: Callable[[int], Any]) -> int:
+async def read_processes(store: Store, needs: list[Advice], advance: Callable[[int], Any]) -> int:
     """Decode every event and every record of every journal, and look at every blob that one refers to."""
     count = 0
     async for row in listed(store, ProcessFilter()):
         try:
             count += await _read_process(store, row)
         except MainstayError as error:
-            needs.append(Need(row.id, str(error), "restore the store from a backup"))
+            needs.append(Advice(row.id, str(error), "restore the store from a backup"))
         advance(1)
     return count
 
@@ -216,13 +216,13 @@ class ModelState(Struct, frozen=True):
 
 async def examine_models(
     store: Store | None, agents: Iterable[tuple[str, Agent[object]]]
-) -> tuple[list[ModelState], list[Need]]:
+) -> tuple[list[ModelState], list[Advice]]:
     """The models of the given agents and of open sessions; and what a person should do about those of the agents."""
-    states, needs = list[ModelState](), list[Need]()
+    states, needs = list[ModelState](), list[Advice]()
     for name, agent in agents:
         for model, lacks in _lacking(agent.model):
             states.append(ModelState(model, [name], lacks))
-            needs += [Need(f"{name}, model {model}", each, ADVICE) for each in lacks]
+            needs += [Advice(f"{name}, model {model}", each, ADVICE) for each in lacks]
     named: dict[str, list[str]] = {}
     for row in [] if store is None else await store.open_sessions():
         for model in await _named_by(store, row):
@@ -293,8 +293,8 @@ class Health(Struct):
     facts: StoreFacts
     workers: list[dict[str, Any]]
     open: list[OpenTurn]
-    processes: Processes
-    needs: list[Need]
+    processes: ProcessHealth
+    needs: list[Advice]
     checked: int | None = None
     suspects: dict[str, str] = {}
     models: list[ModelState] = []
@@ -332,7 +332,7 @@ def doctor(
         except StoreError as error:
             # The file itself is the patient: the typed error says what to do with it.
             if json:
-                needs = [Need(where, error.code, str(error))]
+                needs = [Advice(where, error.code, str(error))]
                 print_json({"store": where, "healthy": False, "error": error.code, "needs": msgspec.to_builtins(needs)})
             else:
                 complain(str(error))
@@ -368,20 +368,20 @@ async def examine(store: Store, deep: bool) -> Health:
     processes = await examine_processes(store, dead, now)
     health = Health(facts, workers, [], processes, [])
     if facts.held is not None:
-        health.needs.append(Need("store", facts.held, "restore it, unless its original is still in use"))
+        health.needs.append(Advice("store", facts.held, "restore it, unless its original is still in use"))
     for check in facts.checks:
         if check != "ok":
             advice = "restore the file from a backup, or save what is readable with `sqlite3 FILE .recover`"
-            health.needs.append(Need("store", check, advice))
+            health.needs.append(Advice("store", check, advice))
     if facts.shared:
         advice = f"`chmod -R go= {facts.location}*` makes it its owner's alone; leave it if they are meant to"
         problem = f"others than its owner may use {', '.join(facts.shared)}: they can read what was said, and answer"
-        health.needs.append(Need("store", problem, advice))
+        health.needs.append(Advice("store", problem, advice))
     if facts.unfolded_since and now - facts.unfolded_since > UNCLAIMED_MS:
         sizes = f"{size(facts.wal_bytes)} beside {size(facts.bytes - facts.wal_bytes)} of database"
         problem = f"its WAL could not be folded for {span(now - facts.unfolded_since)} and grows: {sizes}"
         advice = f"a connection reads an older state: `lsof {facts.location}` names the processes; end its transaction"
-        health.needs.append(Need("store", problem, advice))
+        health.needs.append(Advice("store", problem, advice))
     alive = [w for w in workers if w["alive"]]
     for row in await store.open_sessions():
         await _examine_turn(store, row, dead, bool(alive), now, health)
@@ -436,7 +436,7 @@ async def _examine_turn(
         first = await load(store, row.sid, row.turn, row.turn)
         began = first[0][1].at if first and isinstance(first[0][1], Said) else began
     except MainstayError as error:
-        health.needs.append(Need(name, str(error), "restore the store from a backup"))
+        health.needs.append(Advice(name, str(error), "restore the store from a backup"))
     turn = OpenTurn(
         name,
         row.agent,
@@ -453,31 +453,31 @@ async def _examine_turn(
     health.needs += _needs(turn, row, waits, helped)
 
 
-def _needs(turn: OpenTurn, row: SessionRow, waits: list[PendingCall], helped: bool) -> list[Need]:
+def _needs(turn: OpenTurn, row: SessionRow, waits: list[PendingCall], helped: bool) -> list[Advice]:
     """What a person should do about an open turn; nothing when it goes on by itself."""
     if turn.state == "stuck":
         advice = (
             f"repair the cause, then go on with `mainstay run … --session {row.id} --resume`, or end the turn with "
             f"`mainstay cancel {row.id}`"
         )
-        return [Need(turn.turn_id, f"stuck: {row.reason or 'no reason recorded'}", advice)]
+        return [Advice(turn.turn_id, f"stuck: {row.reason or 'no reason recorded'}", advice)]
     if turn.state == "parked":
         answers = {
             "approval": "mainstay approve {0} (or reject)",
             "recovery": "mainstay settle {0} done (or failed, rerun)",
         }
         return [
-            Need(turn.turn_id, f"waits for {w.kind} of {w.tool}: {w.reason}", answers[w.kind].format(w.call_id))
+            Advice(turn.turn_id, f"waits for {w.kind} of {w.tool}: {w.reason}", answers[w.kind].format(w.call_id))
             for w in waits
             if w.kind in answers
         ]
     waits_for_a_worker = turn.state in ("queued", "interrupted")
     if waits_for_a_worker and not helped:
         advice = f"start a Runtime with agent {row.agent!r} on this store: it goes on by itself"
-        return [Need(turn.turn_id, f"{turn.state}, and no live worker has this store open", advice)]
+        return [Advice(turn.turn_id, f"{turn.state}, and no live worker has this store open", advice)]
     if waits_for_a_worker and turn.idle_ms > UNCLAIMED_MS:
         advice = f"does a live worker have agent {row.agent!r}? start one that does"
-        return [Need(turn.turn_id, f"{turn.state}, and nobody took it up for {span(turn.idle_ms)}", advice)]
+        return [Advice(turn.turn_id, f"{turn.state}, and nobody took it up for {span(turn.idle_ms)}", advice)]
     return []
 
 
@@ -490,7 +490,7 @@ async def _read_everything(store: Store, health: Health) -> int:
             # A deleted session whose past lives on in its forks is not listed, and must be whole all the same.
             source = await store.session_by_sid(fork.sid)
             if source is None:
-                health.needs.append(Need(row.id, "the session it was forked from is gone", "restore from a backup"))
+                health.needs.append(Advice(row.id, "the session it was forked from is gone", "restore from a backup"))
                 break
             rows[source.sid] = source
             fork = source.fork
@@ -502,7 +502,7 @@ async def _read_everything(store: Store, health: Health) -> int:
                 try:
                     count += await _read_turns(store, row, first, last)
                 except (StoreError, BlobMissing) as error:
-                    health.needs.append(Need(turn_id(row.id, first), str(error), "restore the store from a backup"))
+                    health.needs.append(Advice(turn_id(row.id, first), str(error), "restore the store from a backup"))
                 advance(last - first + 1)
         count += await read_processes(store, health.needs, advance)
     return count
@@ -611,7 +611,7 @@ def _print_models(out: Any, states: list[ModelState]) -> None:
         )
 
 
-def _print_needs(out: Any, needs: list[Need]) -> None:
+def _print_needs(out: Any, needs: list[Advice]) -> None:
     if not needs:
         heading(out, "all is well", "bold green")
         return
@@ -621,7 +621,7 @@ def _print_needs(out: Any, needs: list[Need]) -> None:
         text_line(out, f"    → {need.advice}")
 
 
-def _print_processes(out: Any, found: Processes) -> None:
+def _print_processes(out: Any, found: ProcessHealth) -> None:
     """How many live, and how; and what sessions have not been told of them."""
     if found.states:
         text_line(out, f"  live processes: {', '.join(f'{count:,} {state}' for state, count in found.states.items())}")

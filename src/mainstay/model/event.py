@@ -14,29 +14,31 @@ from mainstay.model.outcome import Outcome, PendingCall
 from mainstay.model.tool import ToolOutcome
 
 
-class Event(Struct, frozen=True, gc=False, tag_field="event"):
+class LiveEvent(Struct, frozen=True, gc=False, tag_field="event"):
+    """What all events have. `cursor` is where to go on from after this one."""
+
     session_id: str
     turn_id: str
     cursor: str
 
 
-class TurnStarted(Event, frozen=True, gc=False, tag="turn_started"):
+class TurnStarted(LiveEvent, frozen=True, gc=False, tag="turn_started"):
     """Somebody works on the turn. `resumed` is true after a takeover or a restart."""
 
     resumed: bool = False
 
 
-class TextDelta(Event, frozen=True, gc=False, tag="text_delta"):
+class TextDelta(LiveEvent, frozen=True, gc=False, tag="text_delta"):
     text: str = ""
     step: int = 0
 
 
-class ReasoningDelta(Event, frozen=True, gc=False, tag="reasoning_delta"):
+class ReasoningDelta(LiveEvent, frozen=True, gc=False, tag="reasoning_delta"):
     text: str = ""
     step: int = 0
 
 
-class ToolCallDelta(Event, frozen=True, gc=False, tag="tool_call_delta"):
+class ToolCallDelta(LiveEvent, frozen=True, gc=False, tag="tool_call_delta"):
     """A model writes a call: a piece of the arguments' JSON. `index` counts the calls of the step. Nothing runs yet."""
 
     tool: str = ""
@@ -45,14 +47,14 @@ class ToolCallDelta(Event, frozen=True, gc=False, tag="tool_call_delta"):
     step: int = 0
 
 
-class Retracted(Event, frozen=True, gc=False, tag="retracted"):
+class Retracted(LiveEvent, frozen=True, gc=False, tag="retracted"):
     """The live text of this step came from an attempt that failed: remove it."""
 
     step: int = 0
     reason: str = ""
 
 
-class RateLimitWait(Event, frozen=True, gc=False, tag="rate_limit_wait"):
+class RateLimitWait(LiveEvent, frozen=True, gc=False, tag="rate_limit_wait"):
     """The model is not asked yet: its rate limit has no room. `limit` is the name under which that is set.
 
     `reason` is "concurrency", "requests", "tokens" or "provider", which told us to wait. In `seconds` there may be
@@ -66,51 +68,51 @@ class RateLimitWait(Event, frozen=True, gc=False, tag="rate_limit_wait"):
     seconds: float | None = None
 
 
-class ToolStarted(Event, frozen=True, gc=False, tag="tool_started"):
+class ToolStarted(LiveEvent, frozen=True, gc=False, tag="tool_started"):
     call_id: str = ""
     tool: str = ""
     args: dict[str, Any] = {}
     attempt: int = 1
 
 
-class ToolProgress(Event, frozen=True, gc=False, tag="tool_progress"):
+class ToolProgress(LiveEvent, frozen=True, gc=False, tag="tool_progress"):
     call_id: str = ""
     tool: str = ""
     value: Any = None
 
 
-class ToolFinished(Event, frozen=True, gc=False, tag="tool_finished"):
+class ToolFinished(LiveEvent, frozen=True, gc=False, tag="tool_finished"):
     call_id: str = ""
     tool: str = ""
     outcome: ToolOutcome | None = None
 
 
-class WaitingFor(Event, frozen=True, gc=False, tag="waiting_for"):
+class WaitingFor(LiveEvent, frozen=True, gc=False, tag="waiting_for"):
     """The turn parks until these are answered."""
 
     calls: tuple[PendingCall, ...] = ()
 
 
-class InputDelivered(Event, frozen=True, gc=False, tag="input_delivered"):
+class InputDelivered(LiveEvent, frozen=True, gc=False, tag="input_delivered"):
     """A steered input reached the running turn."""
 
     input_id: str = ""
 
 
-class TurnCommitted(Event, frozen=True, gc=False, tag="turn_committed"):
+class TurnCommitted(LiveEvent, frozen=True, gc=False, tag="turn_committed"):
     """The turn is durable, whole and final."""
 
     outcome: Outcome | None = None
 
 
-class PluginEvent(Event, frozen=True, gc=False, tag="plugin_event"):
+class PluginEvent(LiveEvent, frozen=True, gc=False, tag="plugin_event"):
     """What a plugin tells whoever watches, as JSON of its own."""
 
     plugin: str = ""
     value: Any = None
 
 
-class ProcessChanged(Event, frozen=True, gc=False, tag="process_changed"):
+class ProcessChanged(LiveEvent, frozen=True, gc=False, tag="process_changed"):
     """Something has happened to a process that this session asked for, or may see: event `sequence` of its log.
 
     `change` is the type of that event (`process.waiting`, `signal.go`, `process.progress`, …), `status` how the process
@@ -126,7 +128,7 @@ class ProcessChanged(Event, frozen=True, gc=False, tag="process_changed"):
     at: int = 0
 
 
-class Gap(Event, frozen=True, gc=False, tag="gap"):
+class Gap(LiveEvent, frozen=True, gc=False, tag="gap"):
     """Events between the given cursor and here are gone. Read `history()`, then go on from here."""
 
     reason: str = ""

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from mainstay.errors import InvalidCursor
 from mainstay.model.codec import clean_text
-from mainstay.model.event import AnyEvent, Event, Gap, ReasoningDelta, TextDelta, ToolCallDelta, TurnCommitted
+from mainstay.model.event import AnyEvent, Gap, LiveEvent, ReasoningDelta, TextDelta, ToolCallDelta, TurnCommitted
 from mainstay.model.ids import split, turn_id
 from mainstay.model.own import own
 
@@ -88,7 +88,7 @@ class Channel:
         self._times: deque[float] = deque()
         self.readers: set[Reader] = set()
 
-    def publish(self, kind: type[Event], turn_id: str, fields: dict[str, Any]) -> None:
+    def publish(self, kind: type[LiveEvent], turn_id: str, fields: dict[str, Any]) -> None:
         self.next += 1
         self._events.append(kind(self.session_id, turn_id, self._feed.cursor(self.session_id, self.next), **fields))
         self._times.append(self._feed.monotonic())
@@ -245,7 +245,7 @@ class TurnEvents:
         self._parts: list[str] = []
         self._step = 0
 
-    def emit(self, kind: type[Event], /, **fields: Any) -> None:
+    def emit(self, kind: type[LiveEvent], /, **fields: Any) -> None:
         if self._parts:
             self.flush()
         channel = self._feed.listening(self._session_id)

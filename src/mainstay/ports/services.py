@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
-from mainstay.model.event import AnyEvent, Event
+from mainstay.model.event import AnyEvent, LiveEvent
 from mainstay.model.llm import Completion, ModelResponse, ModelSettings
 from mainstay.model.message import Message
 from mainstay.model.plugin import CreateSession, ExecRequest
@@ -25,7 +25,7 @@ from mainstay.ports.tool import Handle
 class EventSink(Protocol):
     """Takes events of one turn. Must never wait and never raise: a reader's trouble is not the turn's."""
 
-    def emit(self, kind: type[Event], /, **fields: Any) -> None: ...
+    def emit(self, kind: type[LiveEvent], /, **fields: Any) -> None: ...
 
     def text(self, step: int, text: str) -> None: ...
 

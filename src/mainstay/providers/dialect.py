@@ -237,7 +237,7 @@ class Spoken(NamedTuple):
     blocks: tuple[Block, ...]
 
 
-class Said(NamedTuple):
+class Conversation(NamedTuple):
     """The messages of a request, for APIs that take turns strictly: neighbours of one role are one message, and what
     says nothing is left out. `settled` are those before `recent`, as they are sent, a comma after each."""
 
@@ -282,7 +282,7 @@ class Conversations:
         self._settled: dict[str, _Settled] = {}
         self._size = 0
 
-    def __call__(self, request: ModelRequest) -> Said:
+    def __call__(self, request: ModelRequest) -> Conversation:
         messages = request.messages
         # Instructions may be others each time; the conversation after them only grows.
         start = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
@@ -300,7 +300,7 @@ class Conversations:
             pieces = compact([*pieces, *written])
             if request.session_id and not notes:
                 self._keep(request.session_id, messages[start : recent[0].first], pieces, recent[0].role)
-        return Said([*system, *notes], pieces, [Spoken(turn.role, tuple(turn.blocks)) for turn in recent])
+        return Conversation([*system, *notes], pieces, [Spoken(turn.role, tuple(turn.blocks)) for turn in recent])
 
     def _turns(self, messages: Sequence[Message], first: int) -> tuple[list[_Turn], list[Block]]:
         """The messages from there on in turns; and what of them goes to the instructions."""

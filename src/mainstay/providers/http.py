@@ -39,7 +39,7 @@ from mainstay.providers.dialect import (
     rate_report,
     too_slow,
 )
-from mainstay.providers.structured import asking
+from mainstay.providers.structured import shape_request
 
 try:
     import httpx2
@@ -221,7 +221,7 @@ class HttpProvider:
     # ------------------------------------------------------------------ one request
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[Delta]:
-        shaped, reading = asking(self.dialect, request, self.model)
+        shaped, reading = shape_request(self.dialect, request, self.model)
         wire, reader = self.dialect.build(shaped, self.model), reading(self.dialect.reader(self.model))
         # Outside of a Runtime nothing holds the connections: they live as long as the answer then.
         async with self.connected():
@@ -241,7 +241,7 @@ class HttpProvider:
         """How many tokens a request would have, by the provider's own count. Nothing is answered, or charged for."""
         if not isinstance(self.dialect, CountsTokens):
             raise no_token_count(self.name)
-        shaped, _ = asking(self.dialect, request, self.model)
+        shaped, _ = shape_request(self.dialect, request, self.model)
         wire, secrets = self.dialect.build_count(shaped, self.model), list[str]()
         async with self.connected():
             client = await self._client()

@@ -38,16 +38,16 @@ JSON: dict[str, Any] = {}
 """The schema of a request whose schema is in its prompt. A dialect may ask for JSON of any form by it."""
 
 
-class Asking(NamedTuple):
+class Shaped(NamedTuple):
     """A request in the form that its dialect builds, and what reads its answer."""
 
     request: ModelRequest
     reading: Callable[[AnswerReader], AnswerReader]
 
 
-def asking(dialect: Dialect, request: ModelRequest, model: str) -> Asking:
+def shape_request(dialect: Dialect, request: ModelRequest, model: str) -> Shaped:
     if request.output_schema is None:
-        return Asking(request, _as_it_is)
+        return Shaped(request, _as_it_is)
     way = dialect.structured(request, model)
     mode: OutputMode = request.settings.output_mode or way.mode
     match mode:
@@ -63,13 +63,13 @@ def _as_it_is(reader: AnswerReader) -> AnswerReader:
     return reader
 
 
-def _by_schema(request: ModelRequest, schema: dict[str, Any], object_root: bool) -> Asking:
+def _by_schema(request: ModelRequest, schema: dict[str, Any], object_root: bool) -> Shaped:
     if not object_root or is_object(schema):
-        return Asking(request, _as_it_is)
-    return Asking(replace(request, output_schema=_wrapped(schema)), WrappedText)
+        return Shaped(request, _as_it_is)
+    return Shaped(replace(request, output_schema=_wrapped(schema)), WrappedText)
 
 
-def _by_tool(request: ModelRequest, schema: dict[str, Any], forced: bool) -> Asking:
+def _by_tool(request: ModelRequest, schema: dict[str, Any], forced: bool) -> Shaped:
     taken, name = {tool.name for tool in request.tools}, ANSWER
     while name in taken:
         name += "_"
@@ -85,10 +85,10 @@ def _by_tool(request: ModelRequest, schema: dict[str, Any], forced: bool) -> Ask
         tool_choice="auto",
         settings=settings,
     )
-    return Asking(shaped, functools.partial(AnswerCall, name=name, plain=plain))
+    return Shaped(shaped, functools.partial(AnswerCall, name=name, plain=plain))
 
 
-def _by_prompt(request: ModelRequest, schema: dict[str, Any]) -> Asking:
+def _by_prompt(request: ModelRequest, schema: dict[str, Any]) -> Shaped:
     what = "object" if is_object(schema) else "value"
     wish = f"Give your final answer as one JSON {what} that fits this JSON schema, and write nothing else with it:"
     wish = f"{wish}\n{encode(schema).decode()}"
@@ -97,7 +97,7 @@ def _by_prompt(request: ModelRequest, schema: dict[str, Any]) -> Asking:
         messages = [_instructed(first.text, wish), *request.messages[1:]]
     else:
         messages = [_instructed("", wish), *request.messages]
-    return Asking(replace(request, messages=messages, output_schema=JSON if is_object(schema) else None), _as_it_is)
+    return Shaped(replace(request, messages=messages, output_schema=JSON if is_object(schema) else None), _as_it_is)
 
 
 @functools.lru_cache(maxsize=256)
