@@ -59,6 +59,7 @@ class NetworkStore(MemoryStore):
         super().__init__(rows)
         self.remote: Any = RemoteRows(self.rows)
         self._waiting: list[tuple[Write[Any], Callable[[Any, BaseException | None], None]]] = []
+        self._killed = False
         self._writer: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -72,6 +73,7 @@ class NetworkStore(MemoryStore):
 
     async def kill(self) -> None:
         """End as a killed process would: what waits is lost, the transaction under way lands."""
+        self._killed = True
         self._waiting.clear()
         await self.close()
 
@@ -94,6 +96,8 @@ class NetworkStore(MemoryStore):
         self._loop.call_soon_threadsafe(self._enqueue, write, done)
 
     def _enqueue(self, write: Write[Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        if self._killed:
+            return  # submitted from a thread, and not begun when the process died
         self._waiting.append((write, done))
         if self._writer is None or self._writer.done():
             self._writer = asyncio.get_running_loop().create_task(self._write_all())

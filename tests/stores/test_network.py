@@ -29,10 +29,7 @@ from mainstay.stores.memory import MemoryRows
 from mainstay.stores.rules import transact
 from mainstay.stores.rules.reads import READS
 from mainstay.stores.rules.rows import OUTDATED, PartlyApplied, RowChanges, RowReads, Transaction, run
-from mainstay.testing.store_contract import store_contract
-from tests.stores.network import NetworkStore, OverNetwork, RemoteRows
-
-TestNetworkStore = pytest.mark.fuzz(store_contract(OverNetwork))
+from tests.stores.network import NetworkStore, RemoteRows
 
 OURS = TurnScope("s", 1, 1, "w1", 1)
 WAIT = WaitRow("s.1.0", 1, 1, "1.0", "approval")

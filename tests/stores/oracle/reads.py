@@ -1,4 +1,4 @@
-"""The store contract on blobs, and on everything that is only read."""
+"""Blobs, and everything that is only read."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from hypothesis.stateful import rule
 
 from mainstay.errors import BlobMissing
 from mainstay.model.write import SessionFilter
-from mainstay.testing.store_machine import StoreMachine, by_key
-from mainstay.testing.store_plain import plain
-from mainstay.testing.store_values import AGENTS, bodies, has, index, large
+from tests.stores.oracle.machine import StoreMachine, by_key
+from tests.stores.oracle.plain import plain
+from tests.stores.oracle.values import AGENTS, bodies, has, index, large
 
 
 class ReadRules(StoreMachine):

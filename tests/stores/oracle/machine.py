@@ -1,4 +1,4 @@
-"""How the store contract drives a store: one private event loop, one write at a time, everything compared after it.
+"""How lives are driven beside the oracle: one private event loop, one write at a time, all compared after it.
 
 `StoreMachine` has no rules of its own. It sends a write to the store and to the model written by hand, compares the
 two answers, and after every step reads the whole store back: first against the model, then against what must hold of
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
@@ -18,27 +18,12 @@ from mainstay.errors import BlobMissing, MainstayError
 from mainstay.model.session import Node, SessionRow, WaitRow
 from mainstay.model.write import Accept, Append, Commit, SessionFilter, TurnScope, Write
 from mainstay.ports.store import Store
-from mainstay.testing.store_model import StoreModel
-from mainstay.testing.store_plain import Plain, Refusal, deep, plain
-from mainstay.testing.store_values import CLOSED, JOINED, SESSIONS
+from mainstay.testing.store_contract import Place
+from tests.stores.oracle.model import StoreModel
+from tests.stores.oracle.plain import Plain, Refusal, deep, plain
+from tests.stores.oracle.values import CLOSED, JOINED, SESSIONS
 
 T = TypeVar("T")
-
-
-class Place(Protocol):
-    """Where the rows of one store live, while store objects come and go. A new place is empty."""
-
-    def store(self) -> Store:
-        """A new store object on this place, not yet opened."""
-        ...
-
-    async def crash(self, store: Store) -> None:
-        """End `store` as a killed process would: it is not closed, and what it has not acknowledged may be lost."""
-        ...
-
-    def clear(self) -> None:
-        """The place is not needed any more. Stores that were closed or crashed may be disposed of."""
-        ...
 
 
 class StoreMachine(RuleBasedStateMachine):

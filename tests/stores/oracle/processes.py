@@ -1,4 +1,4 @@
-"""The store contract on processes: who works on them, what others do to them, and who hears of it."""
+"""What may happen to processes: who works on them, what others do to them, and who hears of it."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ from mainstay.model.write import (
     TurnScope,
     WorkflowKey,
 )
-from mainstay.testing.store_plain import Plain
-from mainstay.testing.store_process_machine import WATCHERS, ProcessMachine
-from mainstay.testing.store_values import (
+from tests.stores.oracle.plain import Plain
+from tests.stores.oracle.process_machine import WATCHERS, ProcessMachine
+from tests.stores.oracle.values import (
     AGENTS,
     bodies,
     few,

@@ -6,7 +6,7 @@ from typing import Literal
 
 from mainstay.model.session import Death
 from mainstay.model.write import Outlived
-from mainstay.testing.store_plain import Plain
+from tests.stores.oracle.plain import Plain
 
 
 class DeathsModel:

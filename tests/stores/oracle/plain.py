@@ -1,4 +1,4 @@
-"""What the store contract compares: receipts, rows and settings as plain data, written by hand."""
+"""What the lives compare: receipts, rows and settings as plain data, written by hand."""
 
 from __future__ import annotations
 

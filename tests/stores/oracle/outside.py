@@ -1,4 +1,4 @@
-"""The store contract on what is no input and no owner's write: answers, settings, workers, branches and deletions."""
+"""What is no input and no write of an owner: answers, settings, workers, branches and deletions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mainstay.model.codec import encode
 from mainstay.model.record import Spilled
 from mainstay.model.session import Answer, CancelRequest, Node, Offers, WorkerRow
 from mainstay.model.write import Append, Beat, Branch, Cancel, Configure, Delete, Resolve, Retire, SessionRef
-from mainstay.testing.store_machine import StoreMachine
-from mainstay.testing.store_values import (
+from tests.stores.oracle.machine import StoreMachine
+from tests.stores.oracle.values import (
     AGENTS,
     agents,
     answers,

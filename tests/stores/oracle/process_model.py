@@ -1,6 +1,6 @@
-"""What a store should hold and answer about processes, written by hand as `store_model` is: plain dictionaries.
+"""What a store should hold and answer about processes, written by hand as `model.py` is: plain dictionaries.
 
-It knows first sendings only; that a second one changes nothing is for the rules of the contract to say. Who waits for
+It knows first sendings only; that a second one changes nothing is for the rules of the lives to say. Who waits for
 a process is read off the waits of those that are parked, and nothing is folded: each change says what it changes.
 """
 
@@ -47,8 +47,8 @@ from mainstay.model.write import (
     Transfer,
     Write,
 )
-from mainstay.testing.store_plain import Plain, Refusal, SomeReason, deep
-from mainstay.testing.store_process_log import ENDED, OVER, ProcessLog, dues, is_over, new_row, nothing_asked
+from tests.stores.oracle.plain import Plain, Refusal, SomeReason, deep
+from tests.stores.oracle.process_log import ENDED, OVER, ProcessLog, dues, is_over, new_row, nothing_asked
 
 MAY_END = {
     ("external_owner", "externally_owned"),

@@ -1,4 +1,4 @@
-"""The store contract on turns: who owns one, what its owner writes, how it ends, gets stuck and goes on."""
+"""What may happen to turns: who owns one, what its owner writes, how it ends, gets stuck and goes on."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from mainstay.errors import Fenced, HeadMoved, InternalError
 from mainstay.model.session import Death, Node
 from mainstay.model.write import Append, Claim, Commit, Outlived, Release, Resume, SessionRef
-from mainstay.testing.store_machine import StoreMachine
-from mainstay.testing.store_plain import Plain
-from mainstay.testing.store_values import CLOSED, bodies, few, has, index, large, lives, maybe_workers, names, workers
+from tests.stores.oracle.machine import StoreMachine
+from tests.stores.oracle.plain import Plain
+from tests.stores.oracle.values import CLOSED, bodies, few, has, index, large, lives, maybe_workers, names, workers
 
 
 class TurnRules(StoreMachine):

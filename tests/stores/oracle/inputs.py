@@ -1,4 +1,4 @@
-"""The store contract on inputs: how they are accepted, and how they are asked to stop."""
+"""What may happen to inputs: how they are accepted, and how they are asked to stop."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis.stateful import rule
 from mainstay.errors import KeyConflict, SessionDeleted, WrongAgent
 from mainstay.model.session import CancelRequest
 from mainstay.model.write import Accept, Cancel, SessionRef
-from mainstay.testing.store_machine import StoreMachine
-from mainstay.testing.store_plain import Plain
-from mainstay.testing.store_values import (
+from tests.stores.oracle.machine import StoreMachine
+from tests.stores.oracle.plain import Plain
+from tests.stores.oracle.values import (
     KEYS,
     agents,
     bodies,

@@ -1,4 +1,4 @@
-"""How the store contract drives a store through lives of processes, and what it compares after every step."""
+"""How a store is driven through lives of processes, and what it compares after every step."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from mainstay.lifecycle.process import replay
 from mainstay.model.process import Event, EventType, ProcessRow, Registration, WakeRow, WakeRule
 from mainstay.model.session import Node
 from mainstay.model.write import Advance, ProcessFilter, ProcessScope, Write
-from mainstay.testing.store_machine import StoreMachine
-from mainstay.testing.store_plain import Plain, deep, short
-from mainstay.testing.store_process_log import dues, is_over
+from tests.stores.oracle.machine import StoreMachine
+from tests.stores.oracle.plain import Plain, deep, short
+from tests.stores.oracle.process_log import dues, is_over
 
 PROCESSES = ("job", "job.1", "Übergröße 🦊", "名前", "%_'\"; --", "chat.1.1.0", "e\u0301tude", "last")
 WATCHERS = ("chat", "chat-2")
@@ -155,7 +155,7 @@ def as_told(wake: WakeRow | Plain) -> Plain:
 
 def _event(found: tuple[int, int, Event]) -> Plain:
     place, sequence, event = found
-    return short({"place": place, "sequence": sequence} | deep(event))  # type: ignore[no-any-return]
+    return short({"place": place, "sequence": sequence} | deep(event))
 
 
 def _pids(rows: list[ProcessRow]) -> list[int]:

@@ -46,7 +46,7 @@ from mainstay.model.write import (
     TurnScope,
     Write,
 )
-from mainstay.testing.store_plain import (
+from tests.stores.oracle.plain import (
     Plain,
     Refusal,
     SomeReason,
@@ -57,8 +57,8 @@ from mainstay.testing.store_plain import (
     of_a_fork,
     plain,
 )
-from mainstay.testing.store_process_log import is_over
-from mainstay.testing.store_process_model import ProcessModel
+from tests.stores.oracle.process_log import is_over
+from tests.stores.oracle.process_model import ProcessModel
 
 FOR_WAITS = 1_000_000
 """Beside the numbers of sessions: what their waits refer to."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from mainstay.errors import MainstayError, ProcessPruned, UnknownProcess
 from mainstay.model.process import Event
-from mainstay.testing.store_deaths import DeathsModel
-from mainstay.testing.store_plain import Plain, Refusal, SomeReason, deep
+from tests.stores.oracle.deaths import DeathsModel
+from tests.stores.oracle.plain import Plain, Refusal, SomeReason, deep
 
 ENDED = ("completed", "failed", "cancelled", "abandoned")
 OVER = (*ENDED, "caller_departed")
