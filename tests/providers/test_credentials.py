@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shlex
 import ssl
-import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
@@ -206,26 +205,6 @@ async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatc
 
     [asked] = server.asked
     assert asked.path == "http://models.test/v1/messages"
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a certificate for 127.0.0.1 and its key, signed by the authority in `ca.pem`."""
-    folder = tmp_path_factory.mktemp("ca")
-    (folder / "ext").write_text("subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    usage = ["-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign"]
-    for line in (
-        ["req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=test", *usage],
-        ["req", *curve, "-keyout", "key.pem", "-out", "csr.pem", "-subj", "/CN=127.0.0.1"],
-        ["x509", "-req", "-in", "csr.pem", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-out", "cert.pem",
-         "-days", "2", "-extfile", "ext"],
-    ):  # fmt: skip
-        try:
-            subprocess.run(["openssl", *line], cwd=folder, check=True, capture_output=True)
-        except FileNotFoundError:
-            pytest.skip("needs the program openssl to make a certificate")
-    return folder
 
 
 @asynccontextmanager

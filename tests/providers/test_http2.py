@@ -19,7 +19,6 @@ from h2.events import DataReceived, RequestReceived, StreamEnded, StreamReset  #
 
 from mainstay import Agent, Runtime  # noqa: E402
 from mainstay.providers.registry import provider  # noqa: E402
-from tests.providers.test_credentials import authority as authority  # noqa: E402
 
 
 class Http2Server:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import socket
 import ssl
-import subprocess
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -270,15 +268,10 @@ async def test_nobody_there_and_no_such_host_is_no_connection() -> None:
             await client.get("ftp://localhost/")
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="a certificate is made by openssl")
-async def test_a_certificate_is_trusted_or_there_is_no_connection(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    files = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
-    await asyncio.to_thread(subprocess.run, ["openssl", *words.split(), *files], check=True, capture_output=True)
+async def test_a_certificate_is_trusted_or_there_is_no_connection(authority: Path) -> None:
     secured = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    secured.load_cert_chain(certificate, key)
-    trusting = ssl.create_default_context(cafile=str(certificate))
+    secured.load_cert_chain(authority / "cert.pem", authority / "key.pem")
+    trusting = ssl.create_default_context(cafile=str(authority / "ca.pem"))
 
     async with served(always(OK, close=False), secured, trusting) as (client, connections):
         assert [(await client.get("/")).text for _ in range(2)] == ["hi", "hi"]
