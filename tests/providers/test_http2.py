@@ -10,15 +10,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import DataReceived, RequestReceived, StreamEnded, StreamReset
 
-h2 = pytest.importorskip("h2", reason="needs the extra http2")
-
-from h2.config import H2Configuration  # noqa: E402
-from h2.connection import H2Connection  # noqa: E402
-from h2.events import DataReceived, RequestReceived, StreamEnded, StreamReset  # noqa: E402
-
-from mainstay import Agent, Runtime  # noqa: E402
-from mainstay.providers.registry import provider  # noqa: E402
+from mainstay import Agent, Runtime
+from mainstay.providers.registry import provider
 
 
 class Http2Server:
