@@ -76,15 +76,15 @@ def wait_for_thread(runtime: Runtime, contexts: Sequence[ToolContext[Any]]) -> N
         while not met() and time.monotonic() < end:
             time.sleep(0.001)
 
-    def look() -> None:
+    def check() -> None:
         if threads._count:
             hold(lambda: contexts)
             if contexts[0].cancelled:
                 hold(lambda: threads._idle)
                 return
-        loop.call_soon(look)
+        loop.call_soon(check)
 
-    look()
+    check()
 
 
 async def noticed(runtime: Runtime) -> None:

@@ -59,7 +59,7 @@ class Deaf:
         raise AssertionError
 
 
-def told(messages: Sequence[Message], model: Model | Deaf) -> CompactContext:
+def opening(messages: Sequence[Message], model: Model | Deaf) -> CompactContext:
     return CompactContext("chat", "chat.9", "assistant", None, cast(HistoryHost, model), messages)
 
 
@@ -101,14 +101,14 @@ def plugin(**changed: Any) -> Compaction:
 async def test_a_history_that_leaves_the_buffer_free_is_not_touched() -> None:
     model = Model()
 
-    assert await plugin().compact(told(turns("ABCDEFGH"), model)) is None  # 8,000 tokens
+    assert await plugin().compact(opening(turns("ABCDEFGH"), model)) is None  # 8,000 tokens
     assert model.asked == []
 
 
 async def test_the_older_part_is_summed_up_and_the_newest_turns_stay_word_for_word() -> None:
     model = Model("  Ships were discussed.\n")
 
-    frame = await plugin().compact(told(turns("ABCDEFGHI"), model))  # 9,000 tokens
+    frame = await plugin().compact(opening(turns("ABCDEFGHI"), model))  # 9,000 tokens
 
     assert frame == CompactedHistory((summary("Ships were discussed."), *turns("HI")), "summed up")
     assert model.labels == ["compaction"]
@@ -121,7 +121,7 @@ async def test_the_older_part_is_summed_up_and_the_newest_turns_stay_word_for_wo
 async def test_the_newest_turn_may_be_twice_as_large_as_what_is_kept() -> None:
     large = [said("N" * 4_900), answered("n" * 100)]
 
-    frame = await plugin().compact(told([*turns("ABCDE"), *large], Model("short")))
+    frame = await plugin().compact(opening([*turns("ABCDE"), *large], Model("short")))
 
     assert frame == CompactedHistory((summary("short"), *large), "summed up")
 
@@ -129,7 +129,7 @@ async def test_the_newest_turn_may_be_twice_as_large_as_what_is_kept() -> None:
 async def test_a_newest_turn_larger_than_that_is_summed_up_too() -> None:
     model = Model("the rest", "short")
 
-    frame = await plugin(keep=2_400).compact(told([*turns("ABCD"), said("N" * 4_900), answered("n" * 100)], model))
+    frame = await plugin(keep=2_400).compact(opening([*turns("ABCD"), said("N" * 4_900), answered("n" * 100)], model))
 
     assert frame == CompactedHistory((summary("short"),), "summed up")
     assert "NNNN" in model.asked[1]
@@ -138,7 +138,7 @@ async def test_a_newest_turn_larger_than_that_is_summed_up_too() -> None:
 async def test_the_summary_before_becomes_part_of_the_next() -> None:
     model = Model("Both.")
 
-    frame = await plugin().compact(told([summary("The first one."), *turns("ABCDEFGHI")], model))
+    frame = await plugin().compact(opening([summary("The first one."), *turns("ABCDEFGHI")], model))
 
     assert frame == CompactedHistory((summary("Both."), *turns("HI")), "summed up")
     assert "The first one." in model.asked[0]
@@ -149,7 +149,7 @@ async def test_calls_and_results_are_told_as_text_and_reasoning_is_not() -> None
     result = Message("tool", (ToolResult("c1", "read", {"error": "gone"}, "failed"),))
     model = Model("ok")
 
-    await plugin().compact(told([said("look"), calling, result, *turns("ABCDEFGHI")], model))
+    await plugin().compact(opening([said("look"), calling, result, *turns("ABCDEFGHI")], model))
 
     assert (
         "user: look\n\n"
@@ -163,7 +163,7 @@ async def test_calls_and_results_are_told_as_text_and_reasoning_is_not() -> None
 async def test_a_conversation_larger_than_a_question_is_summed_up_piece_by_piece() -> None:
     model = Model("first part", "all of it")
 
-    frame = await plugin().compact(told(turns("ABCDEFGHIJK"), model))  # 9,000 to sum up, 8,000 in a question
+    frame = await plugin().compact(opening(turns("ABCDEFGHIJK"), model))  # 9,000 to sum up, 8,000 in a question
 
     assert frame == CompactedHistory((summary("all of it"), *turns("JK")), "summed up")
     assert "aaaa" in model.asked[0]
@@ -176,7 +176,7 @@ async def test_a_conversation_larger_than_a_question_is_summed_up_piece_by_piece
 async def test_a_single_message_larger_than_a_question_is_cut_for_it() -> None:
     model = Model("ok", "ok", "ok")
 
-    await plugin().compact(told([said("W" * 90_000), *turns("AB")], model))
+    await plugin().compact(opening([said("W" * 90_000), *turns("AB")], model))
 
     assert len(model.asked[0]) < 33_000  # 8,000 tokens of four bytes, and the words around them
     assert "bytes dropped" in model.asked[0]
@@ -197,7 +197,7 @@ async def test_no_model_is_asked_when_cutting_old_tool_outputs_is_enough() -> No
     model = Model()
     messages = [*reading("0123456789" * 800), *turns("AB")]  # 8,007 + 2,000 tokens
 
-    frame = await plugin(result_tokens=64).compact(told(messages, model))
+    frame = await plugin(result_tokens=64).compact(opening(messages, model))
 
     assert frame is not None
     assert frame.reason == "tool outputs cut"
@@ -211,7 +211,7 @@ async def test_no_model_is_asked_when_cutting_old_tool_outputs_is_enough() -> No
 async def test_outputs_are_cut_for_the_summary_too() -> None:
     model = Model("ok")
 
-    frame = await plugin(result_tokens=64).compact(told([*reading("0123456789" * 800), *turns("ABCDEF")], model))
+    frame = await plugin(result_tokens=64).compact(opening([*reading("0123456789" * 800), *turns("ABCDEF")], model))
 
     assert frame == CompactedHistory((summary("ok"), *turns("EF")), "summed up")
     assert "bytes dropped" in model.asked[0]
@@ -221,7 +221,7 @@ async def test_outputs_are_cut_for_the_summary_too() -> None:
 async def test_outputs_of_the_newest_turns_stay_whole() -> None:
     newest = reading("0123456789" * 300)
 
-    frame = await plugin(result_tokens=64).compact(told([*turns("ABCDEF"), *newest], Model("ok")))
+    frame = await plugin(result_tokens=64).compact(opening([*turns("ABCDEF"), *newest], Model("ok")))
 
     assert frame == CompactedHistory((summary("ok"), *newest), "summed up")
 
@@ -243,7 +243,7 @@ async def test_a_summary_that_fails_leaves_the_turn_as_it_is(
     answer: str | Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "mainstay.builtin"):
-        frame = await plugin().compact(told(turns("ABCDEFGHI"), Model(answer)))
+        frame = await plugin().compact(opening(turns("ABCDEFGHI"), Model(answer)))
 
     assert frame is None
     assert "session chat is not summed up before turn chat.9" in caplog.text
@@ -252,14 +252,14 @@ async def test_a_summary_that_fails_leaves_the_turn_as_it_is(
 async def test_a_failure_halfway_leaves_the_turn_as_it_is() -> None:
     model = Model("first part", ProviderError("overloaded"))
 
-    assert await plugin().compact(told(turns("ABCDEFGHIJK"), model)) is None
+    assert await plugin().compact(opening(turns("ABCDEFGHIJK"), model)) is None
     assert len(model.asked) == 2
 
 
 async def test_without_a_summary_tool_outputs_are_cut_if_that_brings_it_under_the_limit() -> None:
     messages = [*reading("0123456789" * 800), *turns("ABCDEFG")]  # 8,007 + 7,000, and about 263 + 7,000 when cut
 
-    frame = await plugin(result_tokens=64).compact(told(messages, Model(ProviderError("overloaded"))))
+    frame = await plugin(result_tokens=64).compact(opening(messages, Model(ProviderError("overloaded"))))
 
     assert frame is not None
     assert frame.reason == "tool outputs cut"
@@ -270,7 +270,7 @@ async def test_a_model_that_never_answers_is_given_up_before_the_turn_is() -> No
     compaction = plugin(seconds=0.01)
     hooks = PluginSet([compaction]).open({}).hooks("compact")
 
-    found = await first(hooks, lambda plugin: (told(turns("ABCDEFGHI"), Deaf()),))
+    found = await first(hooks, lambda plugin: (opening(turns("ABCDEFGHI"), Deaf()),))
 
     assert found is None
     assert compaction.time_limit > 0.01
@@ -279,8 +279,8 @@ async def test_a_model_that_never_answers_is_given_up_before_the_turn_is() -> No
 async def test_the_next_turn_tries_again() -> None:
     compaction, model = plugin(), Model(ProviderError("overloaded"), "now it works")
 
-    refused = await compaction.compact(told(turns("ABCDEFGHI"), model))
-    frame = await compaction.compact(told(turns("BCDEFGHIJ"), model))
+    refused = await compaction.compact(opening(turns("ABCDEFGHI"), model))
+    frame = await compaction.compact(opening(turns("BCDEFGHIJ"), model))
 
     assert refused is None
     assert frame == CompactedHistory((summary("now it works"), *turns("IJ")), "summed up")
@@ -290,7 +290,7 @@ async def test_what_was_stored_is_not_changed() -> None:
     messages = [*reading("0123456789" * 800), *turns("ABCDEF")]
     before = list(messages)
 
-    await plugin(result_tokens=64).compact(told(messages, Model("ok")))
+    await plugin(result_tokens=64).compact(opening(messages, Model("ok")))
 
     assert messages == before
     assert messages[2].tool_results[0].content == "0123456789" * 800
@@ -317,8 +317,8 @@ def test_numbers_that_make_no_sense_are_refused(wrong: dict[str, Any], why: str)
 async def test_the_buffer_is_20_000_tokens_and_at_most_a_quarter_of_the_context(context: int, begins: int) -> None:
     compaction, unasked = Compaction(context, estimate=one_each), Model()
 
-    below = await compaction.compact(told([said("A" * (begins - 1)), answered("a")], unasked))
-    above = await compaction.compact(told([said("A" * begins), answered("a")], Model("short", "short", "short")))
+    below = await compaction.compact(opening([said("A" * (begins - 1)), answered("a")], unasked))
+    above = await compaction.compact(opening([said("A" * begins), answered("a")], Model("short", "short", "short")))
 
     assert below is None
     assert unasked.asked == []
@@ -331,7 +331,7 @@ async def test_20_000_tokens_are_kept_unless_told_otherwise() -> None:
     newest = [said("N" * 4_000), answered("n" * 1_000)]
     old = [said("A" * 99_000), answered("a")]
 
-    frame = await Compaction(estimate=one_each).compact(told([*old, *over, *fits, *newest], Model("short")))
+    frame = await Compaction(estimate=one_each).compact(opening([*old, *over, *fits, *newest], Model("short")))
 
     assert frame == CompactedHistory((summary("short"), *fits, *newest), "summed up")
 
@@ -417,7 +417,7 @@ def test_a_frame_is_smaller_begins_at_a_turn_and_pairs_every_call(
         messages.append(answered(f"{number}" + "a" * size))
 
     model = Model(*[answer] * 20)
-    frame = asyncio.run(plugin(result_tokens=64).compact(told(messages, model)))
+    frame = asyncio.run(plugin(result_tokens=64).compact(opening(messages, model)))
 
     whole = sum(map(one_each, messages))
     if frame is None:

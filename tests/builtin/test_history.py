@@ -24,7 +24,7 @@ from tests.fuzzing import cases
 law = settings(max_examples=cases(150, 3_000), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def told(history: int) -> ViewContext:
+def context(history: int) -> ViewContext:
     """A model call is about to be made; so many messages come from before its turn. The host is not needed."""
     host: Any = None
     return ViewContext("chat", "chat.9", "assistant", None, host, step=1, history=history)
@@ -69,14 +69,14 @@ def test_a_prompt_that_fits_is_shown_as_it_is() -> None:
     plugin = RollingHistory(200, share=0.5, estimate=one_each)
     messages = [*turns("ABCD"), said("?" * 20)]  # 100 tokens, as many as there may be
 
-    assert plugin.transform_view(told(8), messages) is messages
+    assert plugin.transform_view(context(8), messages) is messages
 
 
 def test_above_60_percent_of_the_context_the_oldest_turns_go() -> None:
     plugin = RollingHistory(150, estimate=one_each)  # 90 tokens
     messages = [*turns("ABCDE"), NOW]  # 110 tokens
 
-    view = plugin.transform_view(told(10), messages)
+    view = plugin.transform_view(context(10), messages)
 
     assert view[0] == said("[3 earlier turns are not shown]", "system")
     assert letters(view[1:]) == "D d E e ?"  # with its 31 tokens of marker and 50 more it fits
@@ -86,7 +86,7 @@ def test_above_60_percent_of_the_context_the_oldest_turns_go() -> None:
 def test_one_turn_left_out_is_said_in_the_singular() -> None:
     plugin = RollingHistory(200, estimate=one_each)  # 120 tokens
 
-    view = plugin.transform_view(told(4), [*turns("AB"), said("?" * 90)])  # 130 tokens
+    view = plugin.transform_view(context(4), [*turns("AB"), said("?" * 90)])  # 130 tokens
 
     assert view[0] == said("[1 earlier turn is not shown]", "system")
     assert letters(view[1:]) == "B b ?"
@@ -95,7 +95,7 @@ def test_one_turn_left_out_is_said_in_the_singular() -> None:
 def test_the_running_turn_and_the_one_before_stay_however_large_they_are() -> None:
     plugin = RollingHistory(100, estimate=one_each)
 
-    view = plugin.transform_view(told(6), [*turns("AB"), said("C" * 500), said("c" * 500, "assistant"), NOW])
+    view = plugin.transform_view(context(6), [*turns("AB"), said("C" * 500), said("c" * 500, "assistant"), NOW])
 
     assert letters(view) == "[ C c ?"
 
@@ -106,14 +106,14 @@ def test_the_running_turn_and_the_one_before_stay_however_large_they_are() -> No
 def test_so_many_turns_are_kept_as_was_asked_for(keep: int, shown: str) -> None:
     plugin = RollingHistory(1, share=1, keep_turns=keep, estimate=one_each)
 
-    assert letters(plugin.transform_view(told(8), [*turns("ABCD"), NOW])) == shown
+    assert letters(plugin.transform_view(context(8), [*turns("ABCD"), NOW])) == shown
 
 
 def test_a_running_turn_that_was_steered_is_one_turn() -> None:
     plugin = RollingHistory(1, share=1, estimate=one_each)
     running = [said("1"), called("x"), returned("x"), said("2"), called("y"), returned("y"), said("3")]
 
-    view = plugin.transform_view(told(6), [*turns("ABC"), *running])
+    view = plugin.transform_view(context(6), [*turns("ABC"), *running])
 
     assert view[1:] == [*turns("C"), *running]
 
@@ -122,7 +122,7 @@ def test_system_messages_outlive_their_turn() -> None:
     plugin = RollingHistory(1, share=1, estimate=one_each)
     rule = said("Never say no.", "system")
 
-    view = plugin.transform_view(told(7), [said("A"), rule, said("a", "assistant"), *turns("BC"), NOW])
+    view = plugin.transform_view(context(7), [said("A"), rule, said("a", "assistant"), *turns("BC"), NOW])
 
     assert view == [said("[2 earlier turns are not shown]", "system"), rule, *turns("C"), NOW]
 
@@ -131,7 +131,7 @@ def test_a_system_message_that_stays_frees_nothing() -> None:
     plugin = RollingHistory(200, share=1, estimate=one_each)
     rule = said("!" * 100, "system")
 
-    view = plugin.transform_view(told(7), [said("A"), rule, said("a", "assistant"), *turns("BC"), said("?" * 60)])
+    view = plugin.transform_view(context(7), [said("A"), rule, said("a", "assistant"), *turns("BC"), said("?" * 60)])
 
     assert letters(view) == "[ ! C c ?"  # the first turn frees 2 tokens, not 102: the second goes too
 
@@ -140,7 +140,7 @@ def test_the_summary_of_a_compaction_is_no_turn_and_stays() -> None:
     plugin = RollingHistory(1, share=1, estimate=one_each)
     summary = said("It was about ships.", "assistant")
 
-    view = plugin.transform_view(told(5), [summary, *turns("AB"), NOW])
+    view = plugin.transform_view(context(5), [summary, *turns("AB"), NOW])
 
     assert view == [said("[1 earlier turn is not shown]", "system"), summary, *turns("B"), NOW]
 
@@ -164,7 +164,7 @@ def test_the_cut_stays_where_it_is_while_the_conversation_grows() -> None:
     running = [NOW]
     shown = []
     for _ in range(20):  # 200 tokens more
-        shown.append(plugin.transform_view(told(104), [*messages, *running]))
+        shown.append(plugin.transform_view(context(104), [*messages, *running]))
         running.append(said("s" * 10, "assistant"))
 
     firsts = [view[:2] for view in shown]
@@ -181,7 +181,7 @@ def test_old_results_are_cut_before_any_turn_goes() -> None:
     old = [said("A"), called("x"), returned("x", "0123456789" * 1_500), said("a", "assistant")]  # 3,750 tokens
     recent = [*turns("B"), NOW]
 
-    view = plugin.transform_view(told(6), [*old, *recent])
+    view = plugin.transform_view(context(6), [*old, *recent])
 
     assert view[0] == said("A")
     assert [*view[:2], *view[3:]] == [*old[:2], *old[3:], *recent]
@@ -194,7 +194,7 @@ def test_a_cut_result_keeps_its_status_and_its_shape() -> None:
     plugin = RollingHistory(3_000, share=1, result_tokens=100)
     failure = Message("tool", (ToolResult("x", "read", {"error": "tool_raised", "message": "m" * 20_000}, "failed"),))
 
-    view = plugin.transform_view(told(5), [said("A"), called("x"), failure, *turns("B"), NOW])
+    view = plugin.transform_view(context(5), [said("A"), called("x"), failure, *turns("B"), NOW])
 
     cut = view[2].tool_results[0]
     assert (cut.status, cut.name, cut.content["error"]) == ("failed", "read", "tool_raised")
@@ -206,7 +206,7 @@ def test_results_of_the_newest_turns_are_cut_last_and_never_one_that_is_not_answ
     large = "0123456789" * 1_000  # 2,500 tokens
     running = [NOW, called("x"), returned("x", large), called("y"), returned("y", large)]
 
-    view = plugin.transform_view(told(2), [*turns("A"), *running])
+    view = plugin.transform_view(context(2), [*turns("A"), *running])
 
     assert view[:4] == [*turns("A"), NOW, called("x")]
     assert len(view[4].tool_results[0].content) <= 400
@@ -218,7 +218,7 @@ def test_a_recent_result_is_whole_while_leaving_out_turns_is_enough() -> None:
     large = returned("x", "0123456789" * 1_000)  # 2,500 tokens
     old = said("A" * 4_000)  # 1,000 tokens
 
-    view = plugin.transform_view(told(3), [old, *turns("B"), NOW, called("x"), large, said("so", "assistant")])
+    view = plugin.transform_view(context(3), [old, *turns("B"), NOW, called("x"), large, said("so", "assistant")])
 
     assert view[1:] == [*turns("B"), NOW, called("x"), large, said("so", "assistant")]
 
@@ -268,7 +268,7 @@ async def test_it_looks_at_the_view_after_all_other_plugins() -> None:
 
     plugins = PluginSet([RollingHistory(100, share=1, estimate=one_each), Verbose()]).open({})
 
-    view = await pipe(plugins.hooks("transform_view"), [*turns("ABC"), NOW], lambda plugin, now: (told(6), now))
+    view = await pipe(plugins.hooks("transform_view"), [*turns("ABC"), NOW], lambda plugin, now: (context(6), now))
 
     assert letters(view) == "[ C c ? !"
 
@@ -352,7 +352,7 @@ def test_a_call_and_its_result_are_shown_together_or_not_at_all(
     messages = as_messages(drawn)
     history = data.draw(st.integers(0, len(messages)))
 
-    view = plugin.transform_view(told(history), messages)
+    view = plugin.transform_view(context(history), messages)
 
     shown = set(serials(view))
     whole = pairs(messages)
@@ -367,9 +367,9 @@ def test_a_view_of_a_view_is_the_same_view(
 ) -> None:
     messages = as_messages(drawn)
     history = data.draw(st.integers(0, len(messages)))
-    view = plugin.transform_view(told(history), messages)
+    view = plugin.transform_view(context(history), messages)
 
-    again = plugin.transform_view(told(len(view) - (len(messages) - history)), view)
+    again = plugin.transform_view(context(len(view) - (len(messages) - history)), view)
 
     assert list(again) == list(view)
 
@@ -383,7 +383,7 @@ def test_rules_and_the_running_turn_are_always_shown_in_order(
     history = data.draw(st.integers(0, len(messages)))
     before = encode(messages)
 
-    view = plugin.transform_view(told(history), messages)
+    view = plugin.transform_view(context(history), messages)
 
     shown = serials(view)
     assert [name for name in serials(messages) if name in shown] == shown

@@ -366,7 +366,7 @@ def test_the_whole_answer_is_redacted_except_for_calls_and_what_the_provider_mus
 # ---------------------------------------------------------------------- tool results
 
 
-def told(outcome: ToolOutcome, again: bool = False) -> ToolEndContext:
+def call_ended(outcome: ToolOutcome, again: bool = False) -> ToolEndContext:
     """A call has ended."""
     spec = ToolSpec("read")
     return ToolEndContext("chat", "chat.1", "assistant", None, HOST, "chat.1.1.0", spec, {}, outcome, again)
@@ -388,14 +388,14 @@ def told(outcome: ToolOutcome, again: bool = False) -> ToolEndContext:
     ids=["ok", "failed", "denied", "cancelled", "unknown", "cut off"],
 )
 def test_an_outcome_is_recorded_without_its_secrets(outcome: ToolOutcome, recorded: ToolOutcome) -> None:
-    assert Redaction().after_tool_call(told(outcome)) == ShortCircuit(recorded)
+    assert Redaction().after_tool_call(call_ended(outcome)) == ShortCircuit(recorded)
 
 
 @pytest.mark.parametrize(
     "outcome", [Ok({"rows": [1, "two"]}), Ok(), Failed("x", "y"), Denied("no"), OutcomeUnknown("died")]
 )
 def test_an_outcome_without_secrets_is_left_alone(outcome: ToolOutcome) -> None:
-    assert Redaction().after_tool_call(told(outcome)) is None
+    assert Redaction().after_tool_call(call_ended(outcome)) is None
 
 
 class Saying(Plugin):
@@ -412,7 +412,7 @@ class Saying(Plugin):
 
 async def recorded(plugins: Sequence[Plugin], outcome: ToolOutcome) -> ToolOutcome | None:
     session = PluginSet(plugins).open({"redaction": SessionContext("chat", "assistant")})
-    return (await decisions.after(session.hooks("after_tool_call"), told, outcome)).outcome
+    return (await decisions.after(session.hooks("after_tool_call"), call_ended, outcome)).outcome
 
 
 @pytest.mark.parametrize("ended", [Ok("harmless"), Ok(AWS)])

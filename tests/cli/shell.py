@@ -68,7 +68,7 @@ def start(*args: object, store: Path, **env: object) -> subprocess.Popen[str]:
     )
 
 
-def until(path: Path, lines: int = 1) -> None:
+def wait_for_lines(path: Path, lines: int = 1) -> None:
     """Wait until a file has so many lines: another process writes it."""
     deadline = time.monotonic() + 60
     while not path.exists() or len(path.read_text().splitlines()) < lines:

@@ -11,7 +11,7 @@ from mainstay.model.event import TurnCommitted
 from mainstay.model.tool import Cancelled
 from mainstay.testing import ScriptedModel
 from tests.cli.sample_agents import helper
-from tests.cli.shell import process, say, shell, shell_json, start, until
+from tests.cli.shell import process, say, shell, shell_json, start, wait_for_lines
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def asked(store: Path, tmp_path: Path) -> Path:
     """A store whose session `risk` asks a person what became of a call: its process was killed while it ran."""
     begun = tmp_path / "begun"
     with start("run", "sample_agents:helper", "risky", "-s", "risk", store=store, WAIT=60, BEGUN=begun) as child:
-        until(begun)
+        wait_for_lines(begun)
         child.kill()
         child.communicate(timeout=60)
     assert shell("run", "sample_agents:helper", "-s", "risk", "--resume", store=store).exit_code == 3
@@ -176,7 +176,7 @@ async def test_a_cancel_from_another_process_stops_a_running_turn(store: Path, t
         async with Runtime(store, agents=[helper]) as runtime:
             session = await runtime.session("chat")
             receipt = await session.send("wait")
-            await asyncio.to_thread(until, tmp_path / "begun")
+            await asyncio.to_thread(wait_for_lines, tmp_path / "begun")
 
             said = await asyncio.to_thread(process, "cancel", "chat", "--reason", "enough", "--by", "ada", store=store)
             result = await receipt.result(timeout=60)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.shell import command, process, shell, shell_json, start, until
+from tests.cli.shell import command, process, shell, shell_json, start, wait_for_lines
 
 
 def read_terminal(*args: object, store: Path, **env: object) -> str:
@@ -225,7 +225,7 @@ def test_the_same_key_is_the_same_turn(store: Path) -> None:
 def test_control_c_cancels_the_turn_on_disk(store: Path, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     with start("run", "sample_agents:helper", "wait", "-s", "chat", store=store, WAIT=60, BEGUN=begun) as child:
-        until(begun)
+        wait_for_lines(begun)
         child.send_signal(signal.SIGINT)
         _, told = child.communicate(timeout=60)
 
@@ -238,7 +238,7 @@ def test_control_c_cancels_the_turn_on_disk(store: Path, tmp_path: Path) -> None
 def test_the_terminate_signal_leaves_the_turn_open_for_later(store: Path, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     with start("run", "sample_agents:helper", "wait", "-s", "chat", store=store, WAIT=60, BEGUN=begun) as child:
-        until(begun)
+        wait_for_lines(begun)
         child.send_signal(signal.SIGTERM)
         child.communicate(timeout=60)
     assert child.returncode == 130
@@ -253,7 +253,7 @@ def test_the_terminate_signal_leaves_the_turn_open_for_later(store: Path, tmp_pa
 def test_a_killed_turn_goes_on_before_what_is_said_next(store: Path, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     with start("run", "sample_agents:helper", "wait", "-s", "chat", store=store, WAIT=60, BEGUN=begun) as child:
-        until(begun)
+        wait_for_lines(begun)
         child.kill()
         child.communicate(timeout=60)
 
@@ -274,7 +274,7 @@ def test_what_else_was_interrupted_is_finished_with_its_subagents(store: Path, t
     for lines, (said, session) in enumerate((("dawdle", "other"), ("wait", "chat")), start=1):
         line = ("run", "sample_agents:chief", said, "-s", session)
         with start(*line, store=store, WAIT=60, DAWDLE=60, BEGUN=begun) as child:
-            until(begun, lines)
+            wait_for_lines(begun, lines)
             child.kill()
             child.communicate(timeout=60)
 

@@ -41,7 +41,7 @@ def agent() -> Agent[str]:
     return Agent(FunctionModel(answer), name="talker", plugins=[compaction])
 
 
-async def look(lab: Lab) -> None:
+async def leave_history(lab: Lab) -> None:
     """Leave a line with what the incarnation before left on disk."""
     async with lab.runtime([agent()], recover=False) as reader:
         row = await reader.store.session("s")
@@ -56,7 +56,7 @@ async def look(lab: Lab) -> None:
 
 async def compacting(lab: Lab) -> None:
     if lab.incarnation > 1:
-        await look(lab)
+        await leave_history(lab)
     async with lab.runtime([agent()]) as runtime:
         session = await runtime.session("s")
         for word in SAID:

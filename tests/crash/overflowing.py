@@ -34,7 +34,7 @@ def agent() -> Agent[str]:
     return Agent(FunctionModel(answer, name="narrow"), name="talker", plugins=[Compaction(context_tokens=100_000)])
 
 
-async def look(lab: Lab) -> None:
+async def leave_records(lab: Lab) -> None:
     """Leave a line with what the incarnation before left on disk of the third turn."""
     async with lab.runtime([agent()], recover=False) as reader:
         row = await reader.store.session("s")
@@ -47,7 +47,7 @@ async def look(lab: Lab) -> None:
 
 async def overflowing(lab: Lab) -> None:
     if lab.incarnation > 1:
-        await look(lab)
+        await leave_records(lab)
     async with lab.runtime([agent()]) as runtime:
         session = await runtime.session("s")
         for word in SAID:

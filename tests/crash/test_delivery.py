@@ -19,7 +19,7 @@ from mainstay.model.event import AnyEvent, Gap, TurnCommitted
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import Crash, ForkServer, Lab, Ledger, LedgerLine, Played, StoreKind, plans, play
 from tests.crash.children import Child, folder
-from tests.crash.watcher import told
+from tests.crash.watcher import line_of
 from tests.kit import until
 
 __all__ = ["folder"]
@@ -45,14 +45,14 @@ async def shown(lab: Lab) -> None:
         if not kept:
             async with session.stream("go", key="1") as turn:
                 async for event in turn:
-                    await lab.effect("shown", event.cursor, told(event))
+                    await lab.effect("shown", event.cursor, line_of(event))
         elif kept[-1].data[0] != "TurnCommitted":
             await read_on(lab, session.observe(kept[-1].key))
 
 
 async def read_on(lab: Lab, events: AsyncIterator[AnyEvent]) -> None:
     async for event in events:
-        await lab.effect("shown", event.cursor, told(event))
+        await lab.effect("shown", event.cursor, line_of(event))
         if isinstance(event, TurnCommitted) or (isinstance(event, Gap) and event.last_committed == "s.1"):
             return
 

@@ -77,7 +77,7 @@ def ledger(tmp_path: Path) -> Path:
     return tmp_path / "ledger"
 
 
-async def look(path: Path) -> Ending:
+async def read_ending(path: Path) -> Ending:
     reading = SqliteStore(path)
     await reading.open()
     try:
@@ -155,12 +155,12 @@ async def test_stopped_owner_keeps_its_term_and_is_fenced_when_it_wakes(store: P
             relieved_after = time.monotonic() - began
             session = await runtime.session("s")
             result = await asyncio.wait_for(session.result("s.1"), PATIENCE)
-            before = await look(store)
+            before = await read_ending(store)
             Path(f"{ledger}.go").touch()
             owner.send(signal.SIGCONT)
             seen_by_owner = owner.line()
             owner.process.wait(PATIENCE)
-        after = await look(store)
+        after = await read_ending(store)
 
     assert relieved_after >= SHORT.term, "not robbed before its term"
     assert result.text == f"done by {os.getpid()}"
@@ -177,7 +177,7 @@ def test_two_workers_race_and_each_session_runs_once(store: Path, ledger: Path) 
         assert (one.line(), other.line()) == ("ready", "ready")
         Path(f"{ledger}.go").touch()
         assert (one.process.wait(PATIENCE), other.process.wait(PATIENCE)) == (0, 0)
-    ending = asyncio.run(look(store))
+    ending = asyncio.run(read_ending(store))
 
     assert Counter(within_store(line.key) for line in Ledger(ledger).lines() if line.name == "work") == {
         f"s-{number:02}.1.1.0": 1 for number in range(SESSIONS)

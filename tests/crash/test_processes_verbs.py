@@ -35,7 +35,7 @@ async def speak(lab: Lab) -> None:
         await runtime.processes.prune(0)
 
 
-async def look(lab: Lab) -> None:
+async def open_and_close(lab: Lab) -> None:
     """Open the store and leave it: what is there was there when the host died."""
     async with lab.runtime():
         pass
@@ -97,7 +97,7 @@ def test_every_verb_has_its_ruling() -> None:
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize(("crash", "there"), CASES)
 def test_a_host_killed_here_has_said_all_of_it_or_nothing(crash: Crash, there: There | None, store: StoreKind) -> None:
-    check(play(speak, [crash], store=store, resume=look), there)
+    check(play(speak, [crash], store=store, resume=open_and_close), there)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def forks() -> Generator[ForkServer, None, None]:
 def test_a_host_really_killed_here_has_said_all_of_it_or_nothing(
     forks: ForkServer, crash: Crash, there: There | None
 ) -> None:
-    check(forks.play([crash], speak, resume=look), there)
+    check(forks.play([crash], speak, resume=open_and_close), there)
 
 
 # ---------------------------------------------------------------------- handed on
@@ -142,14 +142,14 @@ def check_moved(played: Played, events: list[str]) -> None:
 def test_a_host_killed_while_it_hands_on_has_handed_on_all_or_nothing(
     crash: Crash, events: list[str], store: StoreKind
 ) -> None:
-    check_moved(play(hand_on, [crash], store=store, resume=look), events)
+    check_moved(play(hand_on, [crash], store=store, resume=open_and_close), events)
 
 
 @pytest.mark.kill
 @pytest.mark.parametrize(("crash", "events"), MOVED.items(), ids=map(str, MOVED))
 def test_a_host_really_killed_while_it_hands_on_has_handed_on_all_or_nothing(crash: Crash, events: list[str]) -> None:
     with ForkServer(hand_on) as helper:
-        check_moved(helper.play([crash], hand_on, resume=look), events)
+        check_moved(helper.play([crash], hand_on, resume=open_and_close), events)
 
 
 # ---------------------------------------------------------------------- set aside, and taken up again

@@ -127,7 +127,7 @@ def sample(found: list[Any], count: int, seed: str) -> list[Any]:
     return [found[index] for index in sorted(chosen)]
 
 
-def told(played: Played) -> tuple[list[str], list[tuple[str, str, str]], int]:
+def outcome_of(played: Played) -> tuple[list[str], list[tuple[str, str, str]], int]:
     """What the session says in the end, how its calls went, and how many answers nobody saw."""
     assert played.problems == []
     [session] = played.ending.sessions
@@ -147,7 +147,7 @@ def test_an_answer_cut_off_by_a_kill_is_asked_for_once_more_and_a_recorded_one_n
     dialect: str, server: Server, forks: ForkServer, record_property: Callable[[str, object], None]
 ) -> None:
     server.expect(dialect)
-    said, calls, unknown = told(forks.play(scenario=SCENARIOS[dialect]))
+    said, calls, unknown = outcome_of(forks.play(scenario=SCENARIOS[dialect]))
     assert (server.ledger(), unknown) == ([1, 2], 0)
     chosen = sample(places(dialect), cases(6, 10_000), dialect)
 
@@ -157,7 +157,7 @@ def test_an_answer_cut_off_by_a_kill_is_asked_for_once_more_and_a_recorded_one_n
 
         assert server.killed, place
         assert server.ledger() == ([1, 1, 2] if place.request == 1 else [1, 2, 2]), place
-        assert told(played) == (said, calls, 1), place
+        assert outcome_of(played) == (said, calls, 1), place
         assert effects(played) == (1, 1), place
         asked = [(line.key, line.data) for line in played.ledger if line.name == "model"]
         assert len(asked) == 3, place
@@ -227,7 +227,7 @@ def test_every_kill_around_a_request_over_http_has_its_ruled_fate(
         server.expect(dialect)
         played = forks.play([crash], SCENARIOS[dialect])
 
-        _, calls, unknown = told(played)
+        _, calls, unknown = outcome_of(played)
         put = next(outcome for _, name, outcome in calls if name == "put")
         assert Fate(server.ledger(), *effects(played), put, unknown) == ruling(crash), crash
     record_property("mainstay", f"killed at its points over HTTP, {dialect}: {len(chosen)} of {len(every)}")

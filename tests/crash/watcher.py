@@ -17,7 +17,7 @@ from mainstay.testing.crash import Ledger, LedgerLine
 from tests.kit import print_line, until
 
 
-def told(event: AnyEvent) -> list[str]:
+def line_of(event: AnyEvent) -> list[str]:
     """An event's kind, its turn, and its text; of a gap the last turn that is committed."""
     if isinstance(event, Gap):
         return ["Gap", event.turn_id, event.last_committed]
@@ -39,7 +39,7 @@ async def watch(folder: Path) -> None:
 
 async def keep(events: AsyncIterator[AnyEvent], ledger: Ledger) -> None:
     async for event in events:
-        ledger.write(LedgerLine("shown", event.cursor, os.getpid(), told(event)))
+        ledger.write(LedgerLine("shown", event.cursor, os.getpid(), line_of(event)))
 
 
 if __name__ == "__main__":

@@ -32,18 +32,18 @@ class World:
         self.joined.append(ticket)
         if ticket.going:
             self.started.append(ticket)
-        self.look()
+        self.advance()
         return ticket
 
     def leave(self, ticket: Ticket, spent: int | None = None) -> None:
         self.limiter.leave(ticket, spent)
-        self.look()
+        self.advance()
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
-        self.look()
+        self.advance()
 
-    def look(self) -> None:
+    def advance(self) -> None:
         moved, self.due = self.limiter.advance(self.now)
         self.started += [ticket for ticket in moved if ticket.going]
 
@@ -255,7 +255,7 @@ def play(world: World, script: list[tuple[Any, Any, Any]]) -> None:
                 own.accepted(ticket)
             elif ticket.going:
                 own.learn(ticket, RateReport(Remaining(two, 30.0, 10)), world.now)
-            world.look()
+            world.advance()
             check(world)
 
 

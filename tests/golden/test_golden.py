@@ -27,14 +27,13 @@ from mainstay.stores.sqlite import SqliteStore, schema
 from mainstay.testing import VirtualClock
 from tests.cli.shell import shell_json
 from tests.golden.definitions import LARGE, World, runtime
+from tests.kit import SOON, until
 
 HERE = Path(__file__).parent
 STORES = sorted(HERE.glob("schema-*"))
 
 OPENED = 60
 """Seconds of the maker's clock when the store is opened again. Its last process was killed at 30."""
-
-PATIENCE = 60.0
 
 
 class Golden(NamedTuple):
@@ -47,7 +46,7 @@ class Golden(NamedTuple):
         return await (await self.made.session(turn_id.rpartition(".")[0])).result(turn_id)
 
     async def value(self, process_id: str) -> Any:
-        return await self.made.handle(process_id).result(PATIENCE)
+        return await self.made.handle(process_id).result(SOON)
 
     def done(self, key: str) -> list[str]:
         """What this process has done under a key."""
@@ -56,12 +55,6 @@ class Golden(NamedTuple):
     def at(self, seconds: float) -> None:
         """Let the clock reach so many seconds, if it has not."""
         self.clock.advance(max(0.0, seconds - self.clock.monotonic()))
-
-    async def until(self, check: Callable[[], Awaitable[bool]]) -> None:
-        """What comes by itself is seen by looking: the Runtime is never idle while a subagent waits for a person."""
-        async with asyncio.timeout(PATIENCE):
-            while not await check():  # noqa: ASYNC110  # there is no event to wait for
-                await asyncio.sleep(0.01)
 
     async def head(self, session_id: str) -> int:
         row = await self.made.store.session(session_id)
@@ -157,7 +150,7 @@ async def completion_that_is_late(golden: Golden) -> None:
     async def ended() -> bool:
         return await golden.head("late") == 1
 
-    await golden.until(ended)
+    await until(ended)
     (call,) = (await golden.turn("late.1")).tool_calls
     assert isinstance(call.outcome, OutcomeUnknown)
     with pytest.raises(AlreadyAnswered):
@@ -297,10 +290,10 @@ async def interrupted_background_tools(golden: Golden) -> None:
     with pytest.raises(ProcessFailed):
         await golden.value("digging.1.1.0")
 
-    async def told() -> bool:
+    async def delivered() -> bool:
         return [await golden.head(name) for name in ("surveying", "digging")] == [2, 2]
 
-    await golden.until(told)
+    await until(delivered)
     for name in ("surveying", "digging"):
         messages = (await golden.turn(f"{name}.2")).messages
         assert sum(f'"id":"{name}.1.1.0"' in message.text for message in messages if message.role == "user") == 1
@@ -315,12 +308,12 @@ async def wakes_are_told_once(golden: Golden) -> None:
     ending = await golden.made.processes.complete("external", {"ok": True})
     assert ending.status == "committed"
 
-    async def told() -> bool:
+    async def delivered() -> bool:
         waiting = [wake for wake in await golden.made.processes.wakes() if wake.session_id == "listener"]
         row = await golden.made.store.session("listener")  # after the wakes: their delivery opens a turn
         return not waiting and row is not None and row.turn is None
 
-    await golden.until(told)
+    await until(delivered)
 
     said = "\n".join(message.text for message in await session.history() if message.role == "user")
     for name in ("old-news", "news-1", "news-2", "news-3", "external"):
@@ -335,7 +328,7 @@ async def wake_of_a_deleted_session(golden: Golden) -> None:
     async def discarded() -> bool:
         return [w.session_id for w in await golden.made.processes.wakes("discarded")] == ["gone"]
 
-    await golden.until(discarded)
+    await until(discarded)
 
 
 # ---------------------------------------------------------------------- processes
@@ -378,7 +371,7 @@ async def parent_and_child(golden: Golden) -> None:
 
 
 async def process_asked_to_end(golden: Golden) -> None:
-    assert await golden.made.handle("tidying").outcome(PATIENCE) == ends.Cancelled("host", "enough")
+    assert await golden.made.handle("tidying").outcome(SOON) == ends.Cancelled("host", "enough")
     assert golden.done("tidying") == ["tidy"]
 
 
@@ -463,7 +456,7 @@ async def test_all_of_an_older_store_goes_on_and_then_all_is_well(tmp_path: Path
     async with opened(store) as golden:
         for check in CHECKS:
             await check(golden)
-        assert await golden.made.wait_idle(PATIENCE)
+        assert await golden.made.wait_idle(SOON)
 
     found = await asyncio.to_thread(shell_json, "doctor", "--deep", store=store)
     assert found["needs"] == []

@@ -38,7 +38,7 @@ def row(wake: WakeTarget | None, record: ProcessRecord | None = None) -> Process
 CHAT = WakeTarget("chat")
 
 
-def told(event: Event, record: ProcessRecord | None = None, wake: WakeTarget | None = CHAT) -> Any:
+def payload_of(event: Event, record: ProcessRecord | None = None, wake: WakeTarget | None = CHAT) -> Any:
     """The payload that the session is told; `...` when it is told nothing."""
     found = news(row(wake, record), event)
     return ... if found is None else msgspec.json.decode(found.body, type=Wake).payload
@@ -67,13 +67,13 @@ def test_the_end_of_a_process_is_told_with_its_outcome() -> None:
 @pytest.mark.parametrize("policy", ["turn", "notify"])
 def test_every_end_is_told(policy: WakePolicy) -> None:
     for kind in ("process.completed", "process.failed", "process.cancelled", "process.abandoned"):
-        assert told(Event(kind), ProcessRecord(outcome=Success()), WakeTarget("chat", policy=policy)) is not ...
+        assert payload_of(Event(kind), ProcessRecord(outcome=Success()), WakeTarget("chat", policy=policy)) is not ...
 
 
 @pytest.mark.parametrize("wake", [None, WakeTarget("chat", policy="none")])
 def test_nobody_is_told_who_did_not_ask(wake: WakeTarget | None) -> None:
-    assert told(Event("process.completed"), ProcessRecord(outcome=Success()), wake) is ...
-    assert told(Event("always", 1), None, wake) is ...
+    assert payload_of(Event("process.completed"), ProcessRecord(outcome=Success()), wake) is ...
+    assert payload_of(Event("always", 1), None, wake) is ...
 
 
 def test_the_target_that_was_set_last_is_told() -> None:
@@ -88,7 +88,7 @@ def test_the_target_that_was_set_last_is_told() -> None:
     "kind", ["process.created", "process.waiting", "process.cancel_requested", "process.progress", "plain", "unknown"]
 )
 def test_nothing_else_is_told(kind: str) -> None:
-    assert told(Event(kind, {"loud": True})) is ...
+    assert payload_of(Event(kind, {"loud": True})) is ...
 
 
 @pytest.mark.parametrize(
@@ -103,17 +103,17 @@ def test_nothing_else_is_told(kind: str) -> None:
     ],
 )
 def test_a_pointer_chooses_what_is_told(payload: Any, expected: Any) -> None:
-    assert told(Event("part", payload)) == expected
+    assert payload_of(Event("part", payload)) == expected
 
 
 @pytest.mark.parametrize("loud", [True, 0, 0.0, "", [], {}, "x"])
 def test_something_at_the_condition_wakes(loud: Any) -> None:
-    assert told(Event("loud", {"loud": loud})) == {"loud": loud}
+    assert payload_of(Event("loud", {"loud": loud})) == {"loud": loud}
 
 
 @pytest.mark.parametrize("payload", [{"loud": False}, {"loud": None}, {}, None, "loud", ["loud"], 3])
 def test_nothing_at_the_condition_wakes_nobody(payload: Any) -> None:
-    assert told(Event("loud", payload)) is ...
+    assert payload_of(Event("loud", payload)) is ...
 
 
 @pytest.mark.parametrize("index", ["²", "01", "-1", "1", "x", "9" * 30, ""])

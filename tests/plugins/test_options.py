@@ -46,13 +46,13 @@ class Other(Tone):
     id = "other"
 
 
-def told(request: ModelRequest) -> str:
+def instructions_of(request: ModelRequest) -> str:
     """A model that answers with its instructions."""
     return request.messages[0].text
 
 
 def agent(*plugins: Plugin) -> Agent[str]:
-    return Agent(FunctionModel(told), name="agent", plugins=plugins or (Tone(),))
+    return Agent(FunctionModel(instructions_of), name="agent", plugins=plugins or (Tone(),))
 
 
 KIND = {"tone": {"tone": "kind"}}
@@ -103,7 +103,7 @@ async def test_tools_are_told_of_a_session_with_its_options(place: Place) -> Non
         """Shout."""
         return "!"
 
-    made = Agent(FunctionModel(told), name="agent", tools=[shout], plugins=[Hiding()])
+    made = Agent(FunctionModel(instructions_of), name="agent", tools=[shout], plugins=[Hiding()])
     async with place.runtime(made) as runtime:
         assert [each["name"] for each in await (await runtime.session("s")).tools.list()] == ["shout"]
         assert await (await runtime.session("s", options=KIND)).tools.list() == []
@@ -147,7 +147,7 @@ async def test_options_that_make_no_sense_are_refused_at_once(
 async def test_options_need_the_agent_that_they_are_for(place: Place) -> None:
     async with place.runtime(agent()) as runtime:
         await (await runtime.session("s")).run("go")
-    async with place.runtime(Agent(FunctionModel(told), name="another")) as runtime:
+    async with place.runtime(Agent(FunctionModel(instructions_of), name="another")) as runtime:
         with pytest.raises(InvalidInput, match="its agent is not part of this Runtime"):
             await runtime.session("s", options=KIND)
 

@@ -77,7 +77,7 @@ def says(seam: Seam, *directives: Directive, id: str = "p", at: str | None = Non
     return having(seam, answer, id)
 
 
-def told(text: str, role: Any = "user") -> EnqueueMessages:
+def enqueue(text: str, role: Any = "user") -> EnqueueMessages:
     return EnqueueMessages((Message(role, f"[plugin] {text}"),))
 
 
@@ -208,7 +208,7 @@ async def test_enqueued_messages_stand_where_they_were_said_and_results_stay_pai
     bench = Bench({"n": 1}, {"n": 2})
     boundary = where if where in ("after_work", "before_completion") else None
     seam: Any = "at_checkpoint" if boundary else where
-    async with place.runtime(bench.agent(says(seam, told("hm"), at=boundary))) as runtime:
+    async with place.runtime(bench.agent(says(seam, enqueue("hm"), at=boundary))) as runtime:
         session = await runtime.session("s")
         result = await session.run("go")
         live = outline(await session.history())
@@ -223,7 +223,7 @@ async def test_enqueued_messages_stand_where_they_were_said_and_results_stay_pai
 
 async def test_what_is_said_after_a_turn_is_shown_to_the_next_one(place: Place) -> None:
     bench = Bench()
-    async with place.runtime(bench.agent(says("after_turn", told("be careful", "system")))) as runtime:
+    async with place.runtime(bench.agent(says("after_turn", enqueue("be careful", "system")))) as runtime:
         session = await runtime.session("s")
         await session.run("go")
         await session.run("again")
@@ -343,7 +343,7 @@ async def test_value_that_came_from_outside_passes_the_hooks_too(place: Place) -
     def model(request: ModelRequest) -> Any:
         return "done" if any(m.tool_results for m in request.messages) else [ToolCall("c", "later")]
 
-    hide = says("after_tool_call", ShortCircuit(Ok("hidden")), told("hm"))
+    hide = says("after_tool_call", ShortCircuit(Ok("hidden")), enqueue("hm"))
     async with place.runtime(Agent(FunctionModel(model), tools=[later], plugins=[hide])) as runtime:
         session = await runtime.session("s")
         assert (await session.run("go")).waiting
@@ -512,7 +512,7 @@ WRONG: list[tuple[Seam, Directive, Callable[[Any], Any], Any]] = [
     ("before_turn", ReplaceArgs({}), lambda r: r.outcome.code, "plugin_prepare_turn"),
     ("at_checkpoint", ShortCircuit(Ok(1)), lambda r: r.outcome.code, "plugin_checkpoint"),
     ("after_turn", AbortTurn("late"), lambda r: r.outcome.code, "plugin_finalize_turn"),
-    ("before_tool_call", told("hm"), lambda r: r.tool_calls[0].outcome.code, "before_tool_call_failed"),
+    ("before_tool_call", enqueue("hm"), lambda r: r.tool_calls[0].outcome.code, "before_tool_call_failed"),
     ("after_tool_call", ReplaceArgs({}), lambda r: r.tool_calls[0].outcome.code, "after_tool_call_failed"),
 ]
 

@@ -70,7 +70,7 @@ def spider(lab: Lab, recovery: Recovery, awaits: bool = False, plugins: Sequence
     return Agent(FunctionModel(think), name="spider", tools=[crawl], plugins=plugins)
 
 
-async def told(lab: Lab, recovery: Recovery) -> None:
+async def wake(lab: Lab, recovery: Recovery) -> None:
     """One turn starts it, the next one hears of its end."""
     async with lab.runtime([spider(lab, recovery)], lease=ATTENDED) as runtime:
         await (await runtime.session(SESSION)).run("go", key="1")
@@ -78,19 +78,19 @@ async def told(lab: Lab, recovery: Recovery) -> None:
         await lab.until(committed(2))
 
 
-async def told_once(lab: Lab) -> None:
-    await told(lab, "once")
+async def wake_once(lab: Lab) -> None:
+    await wake(lab, "once")
 
 
-async def told_ask(lab: Lab) -> None:
-    await told(lab, "ask")
+async def wake_ask(lab: Lab) -> None:
+    await wake(lab, "ask")
 
 
-async def told_rerun(lab: Lab) -> None:
-    await told(lab, "rerun")
+async def wake_rerun(lab: Lab) -> None:
+    await wake(lab, "rerun")
 
 
-async def told_censored(lab: Lab) -> None:
+async def wake_censored(lab: Lab) -> None:
     """The same before the eyes of a plugin."""
     agent = spider(lab, "rerun", plugins=[Censor(lab)])
     async with lab.runtime([agent], lease=ATTENDED) as runtime:

@@ -18,10 +18,10 @@ from tests.processes_tools.crashing import (
     awaited_rerun,
     heard_censored,
     signalled,
-    told_ask,
-    told_censored,
-    told_once,
-    told_rerun,
+    wake_ask,
+    wake_censored,
+    wake_once,
+    wake_rerun,
 )
 
 Fate: TypeAlias = frozenset[tuple[int, str]]
@@ -118,7 +118,7 @@ def check_told(crash: Crash, played: Played) -> None:
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_nobody_is_killed(store: StoreKind) -> None:
-    played = play(told_once, store=store)
+    played = play(wake_once, store=store)
 
     assert played.problems == []
     assert [point.name for point in played.traces[0]] == TRACE
@@ -127,21 +127,21 @@ def test_nobody_is_killed(store: StoreKind) -> None:
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_a_once_tool_killed_anywhere_runs_at_most_once_and_is_told_as_it_is(store: StoreKind) -> None:
-    check(kill_everywhere(told_once, store=store, modes=EVERY, timeout=60), ONCE)
+    check(kill_everywhere(wake_once, store=store, modes=EVERY, timeout=60), ONCE)
 
 
 def test_a_tool_that_asks_is_not_repeated_either() -> None:
-    check(kill_everywhere(told_ask, timeout=60), ONCE)
+    check(kill_everywhere(wake_ask, timeout=60), ONCE)
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_a_rerun_tool_killed_anywhere_ends_and_repeats_only_in_its_one_window(store: StoreKind) -> None:
-    check(kill_everywhere(told_rerun, store=store, modes=EVERY, timeout=60), RERUN)
+    check(kill_everywhere(wake_rerun, store=store, modes=EVERY, timeout=60), RERUN)
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 def test_what_a_background_tool_came_to_passes_the_plugins_whoever_is_killed(store: StoreKind) -> None:
-    report = kill_everywhere(told_censored, store=store, timeout=60)
+    report = kill_everywhere(wake_censored, store=store, timeout=60)
 
     assert {"effect look", "advance chat.1.1.0: ending", "deliver"} <= {row.crash.point for row in report.rows}
     for row in report.rows:
@@ -196,8 +196,8 @@ KILLS = [
 @pytest.mark.parametrize(
     ("scenario", "ruled", "started"),
     [
-        (told_once, ONCE, "advance chat.1.1.0: starting, begun 1"),
-        (told_rerun, RERUN, "advance chat.1.1.0: starting"),
+        (wake_once, ONCE, "advance chat.1.1.0: starting, begun 1"),
+        (wake_rerun, RERUN, "advance chat.1.1.0: starting"),
     ],
     ids=["once", "rerun"],
 )

@@ -39,7 +39,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
 
 
-async def told(model: Any) -> str:
+async def answer_text(model: Any) -> str:
     async for delta in model.stream(ASK):
         if isinstance(delta, ModelResponse):
             return "".join([part.text for part in delta.all_parts() if hasattr(part, "text")])
@@ -51,7 +51,7 @@ async def asked_bedrock(times: int = 1, key: Any = None) -> list[dict[str, str]]
     async with ModelServer([ANSWERS["bedrock"]["text"].reply] * times) as server:
         model = provider("bedrock:amazon.nova", base_url=server.url, key=key)
         for _ in range(times):
-            assert await told(model) == HELLO
+            assert await answer_text(model) == HELLO
     return [each.headers for each in server.asked]
 
 
@@ -114,7 +114,7 @@ async def test_bedrock_runs_the_process_of_a_profile_for_every_request(tmp_path:
 async def test_a_process_of_a_profile_that_gives_no_keys_is_told(tmp_path: Path, command: str) -> None:
     (tmp_path / "config").write_text(f"[default]\ncredential_process = {command}\n")
     with pytest.raises(ProviderError, match="credential_process") as caught:
-        await told(provider("bedrock:amazon.nova", base_url="http://127.0.0.1:1"))
+        await answer_text(provider("bedrock:amazon.nova", base_url="http://127.0.0.1:1"))
     assert caught.value.code == "missing_key"
 
 
@@ -143,7 +143,7 @@ async def test_a_bearer_token_for_bedrock_goes_before_keys(monkeypatch: pytest.M
 
 async def test_bedrock_without_keys_names_the_variables() -> None:
     with pytest.raises(ProviderError, match="AWS_ACCESS_KEY_ID") as caught:
-        await told(provider("bedrock:amazon.nova", base_url="http://127.0.0.1:1"))
+        await answer_text(provider("bedrock:amazon.nova", base_url="http://127.0.0.1:1"))
     assert caught.value.code == "missing_key"
 
 
@@ -158,9 +158,9 @@ async def test_vertex_takes_project_location_and_token(
     async with ModelServer([ANSWERS["google"]["text"].reply] * 3) as server:
         monkeypatch.setenv("GOOGLE_VERTEX_BASE_URL", server.url)
         monkeypatch.setenv("GOOGLE_ACCESS_TOKEN", "first")
-        assert await told(provider("vertex:gemini-x")) == HELLO
+        assert await answer_text(provider("vertex:gemini-x")) == HELLO
         model = provider("vertex:gemini-x", key=lambda: next(tokens))
-        assert [await told(model), await told(model)] == [HELLO, HELLO]
+        assert [await answer_text(model), await answer_text(model)] == [HELLO, HELLO]
 
     path = f"/v1/projects/shop/locations/{where}/publishers/google/models/gemini-x:streamGenerateContent?alt=sse"
     assert {each.path for each in server.asked} == {path}
@@ -178,8 +178,8 @@ async def test_azure_takes_endpoint_key_and_deployment(monkeypatch: pytest.Monke
     monkeypatch.setenv("AZURE_OPENAI_API_KEY", "k-1")
     async with ModelServer([ANSWERS["openai-chat"]["text"].reply] * 2) as server:
         monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", f"{server.url}/")
-        assert await told(provider("azure:my-deployment")) == HELLO
-        assert await told(provider("azure:my-deployment", base_url=f"{server.url}/gateway")) == HELLO
+        assert await answer_text(provider("azure:my-deployment")) == HELLO
+        assert await answer_text(provider("azure:my-deployment", base_url=f"{server.url}/gateway")) == HELLO
 
     assert [each.path for each in server.asked] == ["/openai/v1/chat/completions", "/gateway/chat/completions"]
     assert server.asked[0].json["model"] == "my-deployment"
@@ -201,7 +201,7 @@ async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatc
     async with ModelServer([ANSWERS["anthropic"]["text"].reply]) as server:
         monkeypatch.setenv("HTTP_PROXY", server.url)
         monkeypatch.setenv("http_proxy", server.url)
-        assert await told(provider("anthropic:x", base_url="http://models.test", key="k")) == HELLO
+        assert await answer_text(provider("anthropic:x", base_url="http://models.test", key="k")) == HELLO
 
     [asked] = server.asked
     assert asked.path == "http://models.test/v1/messages"
@@ -240,7 +240,7 @@ def fresh_tls() -> Iterator[None]:
 async def test_certificates_of_ssl_cert_file_are_trusted(authority: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(authority / "ca.pem"))
     async with ModelServer([ANSWERS["anthropic"]["text"].reply]) as server, over_tls(server, authority) as url:
-        assert await told(provider("anthropic:x", base_url=url, key="k")) == HELLO
+        assert await answer_text(provider("anthropic:x", base_url=url, key="k")) == HELLO
 
 
 @pytest.mark.usefixtures("fresh_tls")
@@ -250,7 +250,7 @@ async def test_a_certificate_of_an_unknown_authority_is_refused_with_the_setting
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     async with ModelServer([]) as server, over_tls(server, authority) as url:
         with pytest.raises(ProviderError, match="SSL_CERT_FILE") as caught:
-            await told(provider("anthropic:x", base_url=url, key="k"))
+            await answer_text(provider("anthropic:x", base_url=url, key="k"))
 
     assert (caught.value.code, caught.value.retryable, server.asked) == ("tls", False, [])
 
@@ -276,7 +276,7 @@ async def test_a_base_url_that_is_none_is_refused_at_once_and_not_quoted(wrong: 
     model: Any = provider("anthropic:any", base_url=wrong, key="k")
 
     with pytest.raises(ProviderError, match="base URL") as caught:
-        await told(model)
+        await answer_text(model)
 
     assert (caught.value.code, caught.value.retryable) == ("invalid_base_url", False)
     assert model.lacking() == [str(caught.value)]
@@ -286,11 +286,11 @@ async def test_a_base_url_that_is_none_is_refused_at_once_and_not_quoted(wrong: 
 async def test_where_nothing_is_found_or_nobody_is_the_address_is_named() -> None:
     async with ModelServer([Reply.error(404, {"error": {"message": "not found"}})]) as server:
         with pytest.raises(ProviderError, match=rf"asked was {server.url}/v1/v1/messages$") as missing:
-            await told(provider("anthropic:any", base_url=f"{server.url}/v1", key="k"))
+            await answer_text(provider("anthropic:any", base_url=f"{server.url}/v1", key="k"))
     assert missing.value.code == "unknown_model"
 
     with pytest.raises(ProviderError, match=f"at {server.url}: ") as gone:
-        await told(provider("anthropic:any", base_url=server.url, key="k"))
+        await answer_text(provider("anthropic:any", base_url=server.url, key="k"))
     assert gone.value.code == "unreachable"
 
 

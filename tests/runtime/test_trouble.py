@@ -118,7 +118,7 @@ def fill(runtime: Runtime) -> None:
 async def filled(session: Any) -> None:
     """Say things until the disk takes no more."""
     for number in range(1000):
-        end = await told(lambda: session.send(f"{number} " + "x" * 500))  # noqa: B023  # awaited before the next
+        end = await refusal_of(lambda: session.send(f"{number} " + "x" * 500))  # noqa: B023  # awaited before the next
         if "the disk is full" in end:
             return
     pytest.fail("there was always room")
@@ -309,7 +309,7 @@ async def test_a_fault_in_a_renewal_is_not_the_last_renewal(caplog: pytest.LogCa
 # ---------------------------------------------------------------------- what others see at once
 
 
-async def told(ask: Callable[[], Awaitable[Any]]) -> str:
+async def refusal_of(ask: Callable[[], Awaitable[Any]]) -> str:
     try:
         await ask()
     except StoreUnavailable as error:
@@ -326,7 +326,7 @@ async def test_all_who_wait_for_a_file_that_is_not_to_be_had_are_told_together(f
         other = LockFile(Path(f"{file.path}-lock"))
         other.hold()
         async with asyncio.timeout(SOON):
-            ends = await asyncio.gather(*(told(lambda s=s: s.send("x")) for s in sessions))  # type: ignore[misc]
+            ends = await asyncio.gather(*(refusal_of(lambda s=s: s.send("x")) for s in sessions))  # type: ignore[misc]
         other.close()
 
         assert {end[:26] for end in ends} == {"another process has held /"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Message, ModelRequest, Runtime, Session, ToolCall, ToolContext, tool
+from mainstay import Agent, Message, ModelRequest, Runtime, ToolCall, ToolContext, tool
 from mainstay.engine.journal import load
 from mainstay.errors import Conflict, InvalidInput
 from mainstay.model.message import Text, ToolResult
@@ -41,10 +41,6 @@ def parent(request: CreateSession | Callable[[TurnContext], Any], name: str = "a
     return Agent(FunctionModel(counting), name=name, plugins=plugins, **options)
 
 
-async def told(session: Session) -> list[str]:
-    return texts(await session.history())
-
-
 # ---------------------------------------------------------------------- what it begins with
 
 
@@ -55,10 +51,10 @@ async def test_child_finds_its_prelude_before_its_first_input(place: Place) -> N
         child = await runtime.session("child")
         first = await child.result("child.1")
         second = await child.run("And more?")
-        live = await told(child)
+        live = texts(await child.history())
     async with place.runtime(parent(request)) as runtime:
         child = await runtime.session("child")
-        loaded, third = await told(child), await child.run("Still there?")
+        loaded, third = texts(await child.history()), await child.run("Still there?")
         again = await child.result("child.1")
 
     assert (first.text, second.text, third.text) == (
@@ -79,7 +75,7 @@ async def test_prelude_is_there_before_anything_was_said_to_the_child(place: Pla
         child = await runtime.session("child")
         await child.tools.list()  # somebody looked before there was one
         await (await runtime.session("s")).run("go")
-        before = await told(child)
+        before = texts(await child.history())
         answer = await child.run("More.")
 
     assert (before, answer.text) == (["What is tea?", "A drink."], "3 from What is tea?")
@@ -96,7 +92,7 @@ async def test_fork_of_a_child_has_its_prelude_wherever_it_branches_and_also_whe
         await child.run("And more?")
         forks = [await child.fork(at, session_id=f"fork{n}") for n, at in enumerate(("child.1.0", "child.1", None))]
         await runtime.sessions.delete("child")
-        histories = [await told(fork) for fork in forks]
+        histories = [texts(await fork.history()) for fork in forks]
 
     assert [len(history) for history in histories] == [3, 4, 6]
     assert {tuple(history[:3]) for history in histories} == {("What is tea?", "A drink.", "More.")}
@@ -115,7 +111,7 @@ async def test_forked_child_has_the_history_of_its_parent_up_to_the_last_committ
         child = await runtime.session("child")
         result = await child.result("child.1")
         await session.run("three")
-        history = await told(child)
+        history = texts(await child.history())
 
     assert history == ["one", "1 from one", "What is tea?", "A drink.", "More.", "5 from one"]
     assert texts(result.messages) == history
@@ -128,7 +124,7 @@ async def test_forked_child_of_a_session_without_history_begins_with_nothing(pla
         child = await runtime.session("child")
         await child.result("child.1")
 
-        assert await told(child) == ["More.", "1 from More."]
+        assert texts(await child.history()) == ["More.", "1 from More."]
 
 
 async def test_forked_child_of_a_child_in_its_first_turn_has_what_that_one_began_with(place: Place) -> None:
@@ -146,7 +142,7 @@ async def test_forked_child_of_a_child_in_its_first_turn_has_what_that_one_began
         assert await runtime.wait_idle(SOON)
         grandchild = await runtime.session("grandchild")
 
-        assert (await told(grandchild))[:4] == ["What is tea?", "A drink.", "And?", "from child"]
+        assert (texts(await grandchild.history()))[:4] == ["What is tea?", "A drink.", "And?", "from child"]
 
 
 async def test_forked_child_may_see_no_more_than_its_parent_grants_and_belong_to_another_agent(place: Place) -> None:
@@ -166,7 +162,7 @@ async def test_forked_child_may_see_no_more_than_its_parent_grants_and_belong_to
         child = await runtime.session("child")
 
         assert (child.agent, await child.tools.list()) == ("helper", [])
-        assert await told(child) == ["one", "1 from one"]
+        assert texts(await child.history()) == ["one", "1 from one"]
 
 
 async def test_prelude_with_calls_and_results_in_pairs_is_history_like_any_other(place: Place) -> None:
@@ -201,7 +197,7 @@ async def test_frame_that_the_first_turn_begins_stands_in_place_of_the_prelude(p
         second = (await child.run("And?")).text
     async with place.runtime(made) as runtime:
         child = await runtime.session("child")
-        third, history = (await child.run("So?")).text, await told(child)
+        third, history = (await child.run("So?")).text, texts(await child.history())
 
     assert [first, second, third] == ["2 from In short: tea.", "4 from In short: tea.", "6 from In short: tea."]
     assert history[:3] == ["What is tea?", "A drink.", "More."]

@@ -176,8 +176,8 @@ async def test_a_session_is_not_woken_for_what_it_has_cancelled_itself(place: Pl
         await other.cancel("enough")
         await until(lambda: asked)
 
-        assert [wake.process_id for wake in await told(runtime)] == ["other"]
+        assert [wake.process_id for wake in await wakes_of(runtime)] == ["other"]
 
 
-async def told(runtime: Runtime) -> list[Any]:
+async def wakes_of(runtime: Runtime) -> list[Any]:
     return [read(wake) for state in ("pending", "enqueued") for wake in await runtime.store.wakes(state=state)]

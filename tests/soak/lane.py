@@ -20,7 +20,7 @@ def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def told(count: Counted) -> int:
+def report(count: Counted) -> int:
     """Say how a lane went; the exit status of its program."""
     print(f"\n{count}")
     for problem in count.problems[:SHOWN]:

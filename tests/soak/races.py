@@ -22,7 +22,7 @@ from mainstay.model.process import TERMINAL, Cancelled, ProcessRow, Success  # n
 from mainstay.stores.sqlite import SqliteStore  # noqa: E402
 from tests.crash.children import child, count  # noqa: E402
 from tests.crash.process_worker import Outside  # noqa: E402
-from tests.soak.lane import told  # noqa: E402
+from tests.soak.lane import report  # noqa: E402
 
 
 @dataclass
@@ -98,7 +98,7 @@ def main() -> int:
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mainstay-races-") as folder:
         found = race(Path(folder), wanted.races)
-    return told(found)
+    return report(found)
 
 
 if __name__ == "__main__":

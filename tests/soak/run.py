@@ -31,7 +31,7 @@ from mainstay.model.outcome import Finished  # noqa: E402
 from mainstay.model.tool import Ok  # noqa: E402
 from mainstay.model.write import SessionFilter  # noqa: E402
 from mainstay.stores.sqlite import SqliteStore  # noqa: E402
-from tests.soak.lane import lines, told  # noqa: E402
+from tests.soak.lane import lines, report  # noqa: E402
 
 LEAVES_WITHIN = 60.0
 """Seconds: far more than leaving takes, so that only one that hangs is found."""
@@ -164,7 +164,7 @@ def main() -> int:
     print(f"soak: {wanted.kills} kills, {wanted.leavings} leavings, seed {wanted.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="mainstay-soak-") as folder:
         count = soak(Path(folder), wanted.kills, wanted.leavings, wanted.seed, wanted.inputs)
-    return told(count)
+    return report(count)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from mainstay.model.write import ProcessFilter  # noqa: E402
 from mainstay.processes.run import load_steps  # noqa: E402
 from mainstay.stores.sqlite import SqliteStore  # noqa: E402
 from tests.soak.functions import sums  # noqa: E402
-from tests.soak.lane import lines, told  # noqa: E402
+from tests.soak.lane import lines, report  # noqa: E402
 
 WORKERS = 2
 PATIENCE = 300.0
@@ -181,7 +181,7 @@ def main() -> int:
     print(f"soak of durable functions: {wanted.kills} kills, seed {wanted.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="mainstay-soak-") as folder:
         count = soak(Path(folder), wanted.kills, wanted.seed, wanted.processes)
-    return told(count)
+    return report(count)
 
 
 if __name__ == "__main__":

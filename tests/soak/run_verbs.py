@@ -32,7 +32,7 @@ from mainstay.model.tool import Denied, Ok, OutcomeUnknown, ToolRecord  # noqa: 
 from mainstay.model.write import ProcessFilter, SessionFilter  # noqa: E402
 from mainstay.processes.run import load_steps  # noqa: E402
 from mainstay.stores.sqlite import SqliteStore  # noqa: E402
-from tests.soak.lane import lines, told  # noqa: E402
+from tests.soak.lane import lines, report  # noqa: E402
 from tests.soak.verbs import LEASE  # noqa: E402
 
 PROCESSES = 3
@@ -279,7 +279,7 @@ def main() -> int:
     print(f"soak of all verbs: {wanted.minutes:g} minutes, seed {wanted.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="mainstay-soak-") as folder:
         count = soak(Path(folder), wanted.minutes * 60, wanted.seed)
-    return told(count)
+    return report(count)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ async def no_waits(runtime: Runtime) -> bool:
 Ask = Callable[[Runtime, Session], Awaitable[None]]
 
 
-async def told(place: Place, ask: Ask, here: tuple[Runtime, Session]) -> list[Any]:
+async def refusals(place: Place, ask: Ask, here: tuple[Runtime, Session]) -> list[Any]:
     """What an answer that comes too late is told: here, from another Runtime, and after a restart."""
     found = [await refusal(ask, *here)]
     async with place.runtime() as other:
@@ -101,8 +101,8 @@ async def test_an_approval_goes_with_its_turn_and_is_remembered(place: Place) ->
 
         assert await no_waits(runtime)
         answer = {"verdict": "approved", "by": "ann"}
-        assert await told(place, lambda _, s: s.approve(CALL), (runtime, session)) == [answer, answer]
-        assert await told(place, lambda _, s: s.reject(CALL), (runtime, session)) == [answer, answer]
+        assert await refusals(place, lambda _, s: s.approve(CALL), (runtime, session)) == [answer, answer]
+        assert await refusals(place, lambda _, s: s.reject(CALL), (runtime, session)) == [answer, answer]
         with pytest.raises(AlreadyAnswered, match="before with 'approved' by ann: the first answer stands"):
             await session.approve(CALL)
 
@@ -116,7 +116,7 @@ async def test_a_rejection_goes_with_its_turn_and_is_remembered(place: Place) ->
 
         assert await no_waits(runtime)
         answer = {"verdict": "rejected", "reason": "too dear", "by": "bob"}
-        assert await told(place, lambda _, s: s.approve(CALL), (runtime, session)) == [answer, answer]
+        assert await refusals(place, lambda _, s: s.approve(CALL), (runtime, session)) == [answer, answer]
 
 
 async def test_an_approval_of_a_tool_that_was_taken_away_is_remembered(place: Place) -> None:
@@ -128,7 +128,7 @@ async def test_an_approval_of_a_tool_that_was_taken_away_is_remembered(place: Pl
         assert (await ends(session)).tool_calls[0].outcome.code == "tool_unavailable"
 
         answer = {"verdict": "approved", "by": "ann"}
-        assert await told(place, lambda _, s: s.approve(CALL), (runtime, session)) == [answer, answer]
+        assert await refusals(place, lambda _, s: s.approve(CALL), (runtime, session)) == [answer, answer]
 
 
 async def test_a_completion_goes_with_its_turn_and_is_remembered(place: Place) -> None:
@@ -141,9 +141,9 @@ async def test_a_completion_goes_with_its_turn_and_is_remembered(place: Place) -
 
         assert await no_waits(runtime)
         answer = {"verdict": "value", "value": {"sent": 3}}
-        assert await told(place, lambda r, _: r.resolve(office.keys[0], 4), (runtime, session)) == [answer, answer]
-        assert await told(place, lambda _, s: s.settle(CALL, "done"), (runtime, session)) == [answer, answer]
-        assert await told(place, lambda _, s: s.approve(CALL), (runtime, session)) == [UnknownCall, UnknownCall]
+        assert await refusals(place, lambda r, _: r.resolve(office.keys[0], 4), (runtime, session)) == [answer, answer]
+        assert await refusals(place, lambda _, s: s.settle(CALL, "done"), (runtime, session)) == [answer, answer]
+        assert await refusals(place, lambda _, s: s.approve(CALL), (runtime, session)) == [UnknownCall, UnknownCall]
 
 
 async def test_a_failed_completion_is_remembered(place: Place) -> None:
@@ -155,7 +155,7 @@ async def test_a_failed_completion_is_remembered(place: Place) -> None:
         await ends(session)
 
         answer = {"verdict": "error", "value": [1], "reason": "sold out"}
-        assert await told(place, lambda r, _: r.resolve(office.keys[0], 4), (runtime, session)) == [answer, answer]
+        assert await refusals(place, lambda r, _: r.resolve(office.keys[0], 4), (runtime, session)) == [answer, answer]
 
 
 async def test_a_completion_that_came_too_late_stays_too_late(place: Place) -> None:
@@ -167,7 +167,7 @@ async def test_a_completion_that_came_too_late_stays_too_late(place: Place) -> N
         assert isinstance((await ends(session)).tool_calls[0].outcome, OutcomeUnknown)
 
         assert await no_waits(runtime)
-        late = await told(place, lambda r, _: r.resolve(office.keys[0], 4), (runtime, session))
+        late = await refusals(place, lambda r, _: r.resolve(office.keys[0], 4), (runtime, session))
         assert late == ["expired", "expired"]
 
 
@@ -181,7 +181,7 @@ async def test_a_key_that_was_taken_back_stays_unknown(place: Place, cancelled: 
         assert type((await ends(session)).outcome) is (Cancelled if cancelled else Finished)
 
         assert await no_waits(runtime)
-        late = await told(place, lambda r, _: r.resolve(office.keys[0], 4), (runtime, session))
+        late = await refusals(place, lambda r, _: r.resolve(office.keys[0], 4), (runtime, session))
         assert late == [UnknownWait, UnknownWait]
 
 
@@ -201,7 +201,7 @@ async def test_a_settlement_goes_with_its_turn_and_is_remembered(place: Place, v
         assert await no_waits(runtime)
         value = {} if verdict == "rerun" else {"value": 7}
         answer = {"verdict": verdict, **value, "reason": "seen", "by": "ann"}
-        assert await told(place, lambda _, s: s.settle(CALL, "done"), (runtime, session)) == [answer, answer]
+        assert await refusals(place, lambda _, s: s.settle(CALL, "done"), (runtime, session)) == [answer, answer]
 
 
 async def test_calls_that_nobody_was_asked_about_stay_unknown(place: Place) -> None:
@@ -214,7 +214,7 @@ async def test_calls_that_nobody_was_asked_about_stay_unknown(place: Place) -> N
 
         for call in ("chat.1.1.1", "chat.1.9.0", "chat.2.1.0", "chat.0.1.0"):
             ask = functools.partial(approve, call)
-            assert await told(place, ask, (runtime, session)) == [UnknownCall, UnknownCall]
+            assert await refusals(place, ask, (runtime, session)) == [UnknownCall, UnknownCall]
 
 
 async def test_an_answer_for_a_deleted_session_is_unknown_and_leaves_nothing(place: Place) -> None:
@@ -225,7 +225,7 @@ async def test_an_answer_for_a_deleted_session_is_unknown_and_leaves_nothing(pla
         await runtime.sessions.delete("chat")
 
         assert await no_waits(runtime)
-        assert await told(place, lambda r, _: r.resolve(office.keys[0], 4), (runtime, session)) == [UnknownWait] * 2
+        assert await refusals(place, lambda r, _: r.resolve(office.keys[0], 4), (runtime, session)) == [UnknownWait] * 2
 
 
 async def test_a_fork_neither_keeps_nor_takes_what_its_source_asked(place: Place) -> None:
@@ -257,15 +257,15 @@ async def test_an_answer_to_a_turn_that_was_asked_to_stop_is_not_taken(place: Pl
         session = await runtime.session("chat")
         assert await session.cancel("enough", by="ann") == "requested"
 
-        assert await told(place, lambda _, s: s.approve(CALL), (runtime, session)) == ["cancelled"] * 2
-        assert await told(place, lambda _, s: s.reject(CALL), (runtime, session)) == ["cancelled"] * 2
+        assert await refusals(place, lambda _, s: s.approve(CALL), (runtime, session)) == ["cancelled"] * 2
+        assert await refusals(place, lambda _, s: s.reject(CALL), (runtime, session)) == ["cancelled"] * 2
     async with place.runtime(office.agent()) as runtime:
         session = await runtime.session("chat")
         result = await ends(session)
         assert (result.outcome, office.ran) == (Cancelled("ann", "enough"), 0)
 
         assert await no_waits(runtime)
-        assert await told(place, lambda _, s: s.approve(CALL), (runtime, session)) == ["cancelled"] * 2
+        assert await refusals(place, lambda _, s: s.approve(CALL), (runtime, session)) == ["cancelled"] * 2
 
 
 async def test_a_completion_of_a_turn_that_was_asked_to_stop_is_not_taken(place: Place) -> None:
@@ -276,13 +276,13 @@ async def test_a_completion_of_a_turn_that_was_asked_to_stop_is_not_taken(place:
         session = await runtime.session("chat")
         await session.cancel()
 
-        late = await told(place, lambda r, _: r.resolve(office.keys[0], 4), (runtime, session))
+        late = await refusals(place, lambda r, _: r.resolve(office.keys[0], 4), (runtime, session))
         assert late == ["cancelled", "cancelled"]
     async with place.runtime(office.agent("order")) as runtime:
         session = await runtime.session("chat")
         assert isinstance((await ends(session)).tool_calls[0].outcome, OutcomeUnknown)
 
-        late = await told(place, lambda r, _: r.resolve(office.keys[0], 4), (runtime, session))
+        late = await refusals(place, lambda r, _: r.resolve(office.keys[0], 4), (runtime, session))
         assert late == ["cancelled", "cancelled"]
 
 
@@ -314,7 +314,7 @@ async def test_who_approved_of_a_call_that_was_cancelled_before_it_ran_is_told_f
 
         assert office.ran == 0
         approved = {"verdict": "approved", "by": "ann"}
-        assert await told(place, lambda _, s: s.approve(CALL), (runtime, session)) == [approved] * 2
+        assert await refusals(place, lambda _, s: s.approve(CALL), (runtime, session)) == [approved] * 2
 
 
 async def test_an_unknown_outcome_of_a_cancelled_turn_may_be_annotated(place: Place) -> None:

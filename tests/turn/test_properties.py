@@ -115,7 +115,7 @@ class Played:
     records: list[Record] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
 
-    def look(self) -> Effect:
+    def next_effect(self) -> Effect:
         effect = self.machine.next_effect()
         self.states.append(self.machine.dump())
         self.effects.append(effect)
@@ -132,7 +132,7 @@ class Played:
 def play(budget: Budget, rule: str | None, data: bytes) -> Played:
     script, played = Script(data), Played(budget, rule, machine_for(budget, rule))
     inputs, clock = 1, 0
-    while not isinstance(effect := played.look(), Finish):
+    while not isinstance(effect := played.next_effect(), Finish):
         if len(played.received) >= LONG or script.rarely():
             played.take(CancelTurn("ann", script.pick(TEXTS)))
             continue
@@ -151,7 +151,7 @@ def play(budget: Budget, rule: str | None, data: bytes) -> Played:
     if script.rarely(10):
         # The commit found that a cancel request was there first.
         played.take(CancelTurn("ann"))
-        played.look()
+        played.next_effect()
     return played
 
 
