@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from mainstay import Agent, ProcessHandle, Runtime, ToolCall, ToolContext, ToolResult
+from mainstay.engine.lease import Worker
 from mainstay.errors import ProviderError
 from mainstay.model.llm import Delta, ModelRequest
+from mainstay.model.session import SessionRow
 from mainstay.ports.store import Store
 from mainstay.providers.scripted import FunctionModel, as_response
 from mainstay.stores.memory import MemoryRows, MemoryStore
@@ -160,3 +162,9 @@ def untyped(value: object) -> Any:
 def print_line(text: object) -> None:
     """Print from a child process, in one write that its parent can rely on also if it is killed right after."""
     os.write(1, f"{text}\n".encode())
+
+
+async def claimable(worker: Worker, store: Store) -> tuple[list[SessionRow], dict[str, str | None]]:
+    """The open turns that a worker may claim, and the workers that it finds gone."""
+    rows, gone = await store.open_sessions(), await worker.gone()
+    return [row for row in rows if worker.may_claim(row.owner, gone)], gone

@@ -17,6 +17,7 @@ from mainstay.engine.rate_limits import RateLimits
 from mainstay.engine.rate_limits import checked as checked_limits
 from mainstay.engine.runner import Activity, Mode, Stage, Supervisor
 from mainstay.engine.waits import ending, verify
+from mainstay.engine.watcher import PeriodicJob, ScopeWatcher, WatchedKind
 from mainstay.errors import (
     AlreadyAnswered,
     InvalidDefinition,
@@ -47,7 +48,7 @@ from mainstay.sessions.archive import Archive
 from mainstay.sessions.cache import CACHE_BYTES, SessionCache
 from mainstay.sessions.definition import Defined, Definition, Models, by_name, check_limited, keep_open
 from mainstay.sessions.definition import checked as checked_models
-from mainstay.sessions.directory import Retention, Sessions
+from mainstay.sessions.directory import FORGET_SECONDS, Retention, Sessions, forget
 from mainstay.sessions.environment import Environments
 from mainstay.sessions.inbox import Inbox, TurnRequests, pick_agent
 from mainstay.sessions.operations import RuntimeOperations, task_engine
@@ -61,7 +62,7 @@ from mainstay.sessions.subagents import TurnEngine
 from mainstay.sessions.turns import TurnPorts, Turns
 from mainstay.sessions.wakes.delivery import ProcessFeed, Wakes
 from mainstay.sessions.wakes.late_results import LateResults
-from mainstay.sessions.watch import Watch, could_work, see_to_needs
+from mainstay.sessions.watch import SWEEP_SECONDS, TurnWatch, could_work, see_to_needs, sweep
 from mainstay.stores import os_process
 from mainstay.stores.factory import open_store
 from mainstay.tools.dispatcher import Dispatcher
@@ -174,7 +175,7 @@ class Runtime:
         opened.push_async_callback(self._supervisor.stop)
         opened.push_async_callback(self._cut_off, parts)
         opened.push_async_callback(self._background.stop)  # first: what it was just claiming is cut off with the rest
-        self._watching = self._background.spawn(self._watch.watch(), "mainstay watch")
+        self._watching = self._background.spawn(self._watcher.watch(), "mainstay watch")
         self._parts = parts
 
     def _put_together(self, worker: Worker, definitions: dict[str, Definition], models: Models) -> SessionParts:
@@ -260,10 +261,20 @@ class Runtime:
             process_feed.of(row)
             tasks.of(row)
 
+        def may_forget() -> bool:
+            return store.held() is None and not mode.draining
+
         runs = self._recover and not passive
-        self._watch = Watch(parts, ProcessWatch(work, clock), wakes, process_feed, runs, self._retention)
+        kinds: list[WatchedKind[Any]] = [TurnWatch(parts), ProcessWatch(work)]
+        followers = [process_feed.poll, tasks.poll, *([wakes.poll] if runs else [])]
+        jobs = [PeriodicJob("mainstay sweep", SWEEP_SECONDS, functools.partial(sweep, store))]
+        if self._retention is not None:
+            forgets = functools.partial(forget, parts, worker, self._retention)
+            jobs.append(PeriodicJob("mainstay retention", FORGET_SECONDS, forgets, may_forget, at_once=True))
+        self._watcher = ScopeWatcher(worker, store, clock, activity, kinds, followers, jobs, runs)
         self._supervisor, self._background, self._dispatcher = supervisor, background, dispatcher
         self._worker, self._turns, self._work, self._wakes = worker, turns, work, wakes
+        self._process_feed = process_feed
         return parts
 
     async def __aexit__(

@@ -15,7 +15,6 @@ import pytest
 from mainstay import Runtime
 from mainstay.errors import ProcessEnded, ProcessPruned
 from mainstay.model.process import Failure, NoLongerRetained, Success
-from mainstay.processes.worker import ProcessWatch
 from mainstay.testing import VirtualClock
 from tests.crash.children import Child, child, count, folder, rows
 from tests.crash.process_worker import PATIENCE, Outside, asking, quick, runtime, working
@@ -143,12 +142,10 @@ async def test_a_start_in_the_very_millisecond_of_a_sweep_is_not_adopted(folder:
         runtime(outside, clock=VirtualClock()) as one,
         runtime(outside, clock=VirtualClock()) as other,
     ):
-        sweep = ProcessWatch(other._work, other._clock)
         for n in range(50):
             starting = asyncio.create_task(one.start(quick, {"n": n}, id=f"p-{n}"))
             while not starting.done():
-                found = await other.store.active_processes()
-                await sweep.take_over(found, await other._worker.gone(), other._worker.known, ())
+                await other._watcher.poll(first=True)
                 await asyncio.sleep(0)  # what it reads, it reads at once
             assert await (await starting).result(PATIENCE) == n
     after = await rows(outside)

@@ -11,6 +11,7 @@ from mainstay.errors import InvalidDefinition
 from mainstay.model.write import Accept, Claim, Release, Retire, SessionRef, TurnScope, Write
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.testing import VirtualClock
+from tests.kit import claimable
 
 R = TypeVar("R")
 
@@ -148,12 +149,12 @@ async def test_a_term_begins_when_a_worker_speaks_and_not_when_it_hears_of_it(ho
 async def test_what_a_worker_without_a_row_owned_is_free_to_claim() -> None:
     pair = Pair()
     await pair.start()
-    assert await pair.judge.claimable() == ([], {})
+    assert await claimable(pair.judge, pair.stores[1]) == ([], {})
     await pair.stores[1].write(Retire("w1"))
 
-    rows, gone = await pair.judge.claimable()
+    rows, gone = await claimable(pair.judge, pair.stores[1])
     assert ([row.id for row in rows], gone) == (["s"], {})
-    assert (await pair.owner.claimable())[0][0].id == "s", "also for the one that was taken for dead"
+    assert (await claimable(pair.owner, pair.stores[0]))[0][0].id == "s", "also for the one that was taken for dead"
 
 
 async def test_expiry_permits_a_claim_and_only_a_claim_fences() -> None:
@@ -161,7 +162,7 @@ async def test_expiry_permits_a_claim_and_only_a_claim_fences() -> None:
     scope = await pair.start()
     await pair.judge.gone()
     pair.clocks[1].advance(31)
-    rows, gone = await pair.judge.claimable()
+    rows, gone = await claimable(pair.judge, pair.stores[1])
 
     assert ([row.id for row in rows], gone) == (["s"], {"w1": None})
     assert await pair.owner.confirm(scope), "nobody has claimed it yet"

@@ -12,10 +12,8 @@ from mainstay.engine.lease import LeaseTerms
 from mainstay.model.outcome import BudgetSpent
 from mainstay.model.tool import Ok, OutcomeUnknown
 from mainstay.ports.host import Clock
-from mainstay.processes.worker import ProcessWatch
-from mainstay.sessions.watch import Watch
 from mainstay.testing import FunctionModel, ScriptedModel, VirtualClock
-from tests.kit import SOON, Place, TellingModel, overloaded
+from tests.kit import SOON, Place, TellingModel, claimable, overloaded
 
 HOUR = 3600
 
@@ -189,10 +187,9 @@ async def test_a_jump_neither_ends_nor_prolongs_a_deferred_call(place: Place, ju
 
 
 def looking(runtime: Any) -> Callable[[], Awaitable[None]]:
-    """Have the Runtime look at its store now, instead of within a quarter of a second."""
-    processes, feed = ProcessWatch(runtime._work, runtime._clock), runtime._watch._process_feed
-    watch = Watch(runtime._parts, processes, runtime._wakes, feed, True)
-    return lambda: watch._look(False)
+    """Have the Runtime poll its store now, instead of within a quarter of a second."""
+    poll: Callable[[], Awaitable[None]] = runtime._watcher.poll
+    return poll
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
@@ -209,8 +206,8 @@ async def test_a_jump_costs_no_ownership(file: Place, jump: int) -> None:
         await model.next()
         here.jump(jump)
         there.jump(-jump)
-        await two._worker.claimable()
-        rows, gone = await two._worker.claimable()
+        await claimable(two._worker, two.store)
+        rows, gone = await claimable(two._worker, two.store)
         model.say("mine")
 
         assert (rows, gone) == ([], {})
@@ -225,11 +222,11 @@ async def test_a_silent_owner_is_relieved_only_after_its_term(file: Place) -> No
         await (await one.session("chat")).send("go")
         await model.next()
         async with file.runtime(Agent(ScriptedModel(["relieved"])), clock=there, lease=terms) as two:
-            await two._worker.claimable()
+            await claimable(two._worker, two.store)
             there.advance(29_999)
-            assert await two._worker.claimable() == ([], {})
+            assert await claimable(two._worker, two.store) == ([], {})
             there.advance(2)
-            rows, gone = await two._worker.claimable()
+            rows, gone = await claimable(two._worker, two.store)
 
             assert [row.id for row in rows] == ["chat"]
             assert set(gone) == {one._worker.id}

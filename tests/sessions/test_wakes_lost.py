@@ -108,7 +108,7 @@ async def test_wakes_that_nobody_can_deliver_expire_after_a_week() -> None:
 async def _looked(runtime: Runtime) -> None:
     """Let the watch look at everything once."""
     assert runtime._parts is not None
-    await runtime._wakes.look()
+    await runtime._wakes.poll()
 
 
 async def test_wake_of_a_busy_session_never_expires() -> None:

@@ -217,7 +217,7 @@ async def test_nothing_is_looked_up_while_nobody_observes(place: Place) -> None:
         await (await session.start(double, {"n": 1}, wake="none")).result(SOON)
         assert runtime._parts is not None
 
-        assert runtime._watch._process_feed._told == {}
+        assert runtime._process_feed._told == {}
         assert runtime._parts.feed.sessions == []
 
 
@@ -252,7 +252,7 @@ async def test_feed_says_what_another_runtime_has_changed(file: Place) -> None:
         session = await here.session("chat")
         build = await there.processes.register("b7", grants=["chat"], signals=["go"])
         watcher = Watcher(session)
-        await until(lambda: here._parts is not None and here._watch._process_feed._cursor is not None)
+        await until(lambda: here._parts is not None and here._process_feed._cursor is not None)
         await build.signal("go", 1)
         await build.signal("go", 2)
         await there.processes.complete(build, 3)

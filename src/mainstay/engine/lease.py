@@ -18,15 +18,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.errors import InvalidDefinition, StoreError, StoreUnavailable, quoted
 from mainstay.lifecycle import suspects
-from mainstay.model.session import Death, Offers, SessionRow, WorkerRow
-from mainstay.model.write import Beat, Retire, TurnScope
+from mainstay.model.session import Death, Deaths, Offers, WorkerRow
+from mainstay.model.write import Beat, Outlived, Retire, TurnScope
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
 
@@ -207,11 +207,32 @@ class Worker:
         gone = await self.gone()
         return any(each in gone or each not in self.known for each in workers)
 
-    async def claimable(self) -> tuple[list[SessionRow], dict[str, str | None]]:
-        """Open turns that nobody alive works on, and the workers found gone."""
-        rows = [r for r in await self._store.open_sessions() if r.state == "open" and r.owner != self.id]
-        gone = await self.gone()
-        return [r for r in rows if r.owner is None or r.owner in gone or r.owner not in self.known], gone
+    def may_claim(self, owner: str | None, gone: Mapping[str, str | None]) -> bool:
+        """Whether a scope may be claimed: it has no `owner`, or another one that is gone or has retired."""
+        return owner is None or (owner != self.id and (owner in gone or owner not in self.known))
+
+    def proof_of_death(self, owner: str | None, gone: Mapping[str, str | None]) -> str | None:
+        """Why a worker found `gone` is dead; None when it may still live, and is only silent."""
+        return None if owner is None else gone.get(owner, None if owner in self.known else "its worker has retired")
+
+    # ------------------------------------------------------------------ suspects
+
+    async def deaths(self) -> dict[int, Deaths]:
+        """The scopes that workers have died with, by number; takes note of whether this worker has one of them."""
+        found = {each.scope: each for each in await self._store.deaths()}
+        self.uneasy = any(each.worker == self.id for each in found.values())
+        return found
+
+    async def outlived_suspect(self) -> bool:
+        """Whether the suspect that this worker runs is done, or has lived for long enough to be none any more."""
+        deaths = await self.deaths()
+        mark = None if self.suspect is None else deaths.get(self.suspect)
+        if mark is not None and mark.worker == self.id and suspects.is_suspect(mark):
+            if self.lived - mark.since < suspects.room_after(deaths.values()):
+                return False
+            await self._store.write(Outlived(mark.scope, self.id))
+        self.suspect = None
+        return True
 
 
 class Pulse:

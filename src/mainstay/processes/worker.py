@@ -10,7 +10,7 @@
 At most `concurrency` processes run at once. One that only waits has given up its place; one that is parked is nothing
 but its row. What a run does is its engine's; how a row may change is decided by the store's rules.
 
-`ProcessWatch` finds processes whose owner died, whose time has come, or that other Runtimes wrote about.
+`ProcessWatch` is how the watcher of the Runtime claims and reconciles them.
 `ProcessWaiters` are the tasks of this Runtime that wait for an end or a change, and the processes that wait for the end
 of another.
 """
@@ -21,7 +21,7 @@ import asyncio
 import functools
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
@@ -53,7 +53,6 @@ from mainstay.model.write import (
     Release,
     SendSignal,
 )
-from mainstay.ports.host import Clock
 from mainstay.ports.process import Engine
 from mainstay.ports.store import Store
 from mainstay.processes.run import ChildOptions, GateListener, ProcessRun, Unloaded
@@ -569,56 +568,43 @@ class ProcessTask:
 
 
 class ProcessWatch:
-    """Called by the watch of the Runtime, a few times a second."""
+    """Active processes, as the watcher finds, claims and reconciles them (`WatchedKind`)."""
 
-    def __init__(self, worker: ProcessWorker, clock: Clock) -> None:
-        self._worker, self._store, self._clock = worker, worker.store, clock
+    def __init__(self, worker: ProcessWorker) -> None:
+        self._worker, self._store = worker, worker.store
 
-    async def take_over(
-        self, rows: Sequence[ProcessRow], gone: Mapping[str, str | None], known: set[str], held: Container[int]
-    ) -> None:
-        """Claim every process of `rows` that no living worker owns, except those of the numbers in `held`.
+    async def read_open(self) -> Sequence[ProcessRow]:
+        return await self._store.active_processes()
 
-        `gone` are dead workers, with the proof of it if any.
-        """
-        found, unowned = list[tuple[ProcessRow, str | None]](), False
-        for row in rows:
-            if row.owner is None:
-                unowned = True
-            elif row.pid in held or row.owner == self._worker.id:
-                continue
-            elif row.owner in gone:
-                found.append((row, gone[row.owner]))
-            elif row.owner not in known:
-                found.append((row, "its worker has retired"))
-        for at in range(0, len(found), PAGE):
-            await asyncio.gather(*(self._worker.recover(row, proof) for row, proof in found[at : at + PAGE]))
-        if unowned:
-            self._worker.find_unowned()
-        self._worker.runner.adopt(rows)
+    def number(self, row: ProcessRow) -> int:
+        return -row.pid
 
     def adopt(self, rows: Sequence[ProcessRow]) -> None:
-        """Launch processes of ours that have no task."""
         self._worker.runner.adopt(rows)
 
-    def is_for_us(self, row: ProcessRow) -> bool:
-        """Whether this worker could run the process."""
+    async def recover(self, row: ProcessRow, proof: str | None) -> None:
+        if row.owner is None:
+            self._worker.find_unowned()
+        else:
+            await self._worker.recover(row, proof)
+
+    def may_be_suspect(self, row: ProcessRow, gone: Mapping[str, str | None]) -> bool:
+        return row.takeovers > 0 and row.owner in gone and row.after_owner_death == "rerun"
+
+    def may_claim(self, row: ProcessRow) -> bool:
         return self._worker.works and self._worker.can(row.registration) and not self._worker.mode.leaving
 
     async def claim(self, row: ProcessRow, proof: str | None) -> bool:
-        """Claim one process."""
         return await self._worker.claim(row, proof)
 
     @property
-    def holds(self) -> bool:
-        """Whether processes wait for a suspect to make room."""
+    def holds_suspects(self) -> bool:
         return bool(self._worker.held)
 
-    def retry_held(self) -> None:
-        """No suspect runs here: processes that were held back may be tried again."""
+    def retry_suspects(self) -> None:
         self._worker.retry_held()
 
-    async def wake(self, now: int) -> None:
+    async def end_due(self) -> None:
         """Claim the parked processes whose time has come."""
         if self._worker.backlog:
             return  # what was found before has no place yet, and would be found again
@@ -634,8 +620,9 @@ class ProcessWatch:
                 return
             passed += len(due)  # none of them is for us: do not let them stand in the way of those that are
 
-    async def notice(self) -> None:
-        """Another process wrote: signals and requests for what runs here, ends of what is waited for."""
+    async def reconcile(self, changed: bool) -> None:
+        if not changed:
+            return
         for process_id in {*self._worker.waiters.ids, *self._worker.runs}:
             row = await self._store.process(process_id)
             if row is not None and (not row.live or row.stuck is not None or self._is_news(row)):

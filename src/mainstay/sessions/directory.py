@@ -22,6 +22,7 @@ from mainstay.sessions.parts import SessionParts
 log = logging.getLogger("mainstay.sessions")
 
 DAY = 86_400
+FORGET_SECONDS = 3600.0
 AT_ONCE = 100
 """Sessions, or processes, that are looked at at a time."""
 MOST_DAYS = 36_600

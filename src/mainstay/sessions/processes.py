@@ -151,8 +151,8 @@ class TaskTable:
         if self.hidden and not row.live:
             self._hidden_ended(row)
 
-    async def look(self) -> None:
-        """Others may have asked to stop what only we know how to."""
+    async def poll(self) -> None:
+        """Stop tasks that other Runtimes asked to stop: only this one has their hooks."""
         for process_id, _ in list(self.hooks.values()):
             with contextlib.suppress(UnknownProcess):  # its registration is on its way
                 self.of(await self._processes.get(process_id))

@@ -108,8 +108,10 @@ class Wakes:
             return row
         return row if opened is None else opened.row
 
-    async def look(self) -> None:
-        """See to everything that waits: what a crash left, what other Runtimes have written, what has expired."""
+    async def poll(self) -> None:
+        """Deliver everything that waits: what a crash left, what other Runtimes have written; discard what expired."""
+        if self._store.held() is not None:
+            return
         waiting: dict[str, list[WakeRow]] = {}
         for wake in await self._store.wakes():
             waiting.setdefault(wake.session_id, []).append(wake)
@@ -273,8 +275,8 @@ class ProcessFeed:
         if self._feed.sessions:
             self._add(row, row.record.sequence - 1)
 
-    async def look(self) -> None:
-        """Others may have written."""
+    async def poll(self) -> None:
+        """Announce what other Runtimes have written."""
         before, self._cursor = self._cursor, await self._store.last_change()
         if before is None or not self._feed.sessions:
             return  # who observes from now on hears of what changes from now on
