@@ -10,13 +10,14 @@ from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Part, Text, ToolCall
 from mainstay.model.record import Delivered, Ended, Replied
 from mainstay.model.tool import Ok, ToolOutcome
-from mainstay.turn.machine import Machine, OutputRule
+from mainstay.model.transcript import Transcript
+from mainstay.turn.machine import Machine, OutputRule, TurnState
 
 HELLO = Message("user", "hello")
 
 
 def begin(budget: Budget | None = None, output: OutputRule | None = None) -> Machine:
-    return Machine.begin("s.1", HELLO, budget, output)
+    return Machine(TurnState("s.1", Transcript([HELLO])), budget, output)
 
 
 def asking(budget: Budget | None = None, output: OutputRule | None = None) -> Machine:

@@ -445,7 +445,7 @@ def test_a_turn_that_is_done_without_an_outcome_is_our_bug() -> None:
 
 @pytest.mark.parametrize("stop", ["length", "filtered"])
 def test_calls_of_a_reply_that_was_cut_off_are_not_run(stop: Stop) -> None:
-    machine = Machine.begin("s.1", Message("user", "hi"))
+    machine = Machine(TurnState("s.1", Transcript([Message("user", "hi")])))
     machine.receive(Delivery())
 
     machine.receive(Replied(1, (ToolCall("a", "wire", {"amount": 1}),), stop=stop))

@@ -35,7 +35,8 @@ from mainstay.model.llm import Stop, Usage
 from mainstay.model.message import Message, Part, Text, ToolCall, ToolResult, unanswered
 from mainstay.model.record import INTERRUPTED, Closed, Delivered, Ended, Faltered, Record, Replied, Said, Slot, Started
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome
-from mainstay.turn.machine import Machine, with_unique_ids
+from mainstay.model.transcript import Transcript
+from mainstay.turn.machine import Machine, TurnState, with_unique_ids
 from tests.fuzzing import cases
 from tests.turn.play import HELLO, asking, call, end, say
 
@@ -96,7 +97,7 @@ RULES: dict[str | None, Any] = {None: None, "typed": typed}
 
 
 def machine_for(budget: Budget, rule: str | None) -> Machine:
-    return Machine.begin("s.1", HELLO, budget, RULES[rule])
+    return Machine(TurnState("s.1", Transcript([HELLO])), budget, RULES[rule])
 
 
 @dataclass

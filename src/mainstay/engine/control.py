@@ -70,14 +70,14 @@ class Guarded(Generic[R]):
     counts the times that the work has cancelled the task itself, in one of its steps: that ends the work, not the task.
     """
 
-    __slots__ = ("_grace", "_timer", "_work", "cuts", "left", "own", "task")
+    __slots__ = ("_grace", "_work", "cuts", "left", "own", "task", "timer")
 
     def __init__(self, work: Coroutine[Any, Any, R], seconds: float | None, grace: float = GUARD_GRACE) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.task, self._work, self._grace = task, work, grace
         self.cuts, self.own, self.left = 0, 0, False
-        self._timer = None if seconds is None else task.get_loop().call_later(seconds, self.cut)
+        self.timer = None if seconds is None else task.get_loop().call_later(seconds, self.cut)
 
     def __await__(self) -> Generator[Any, Any, R]:
         work, cancelling = self._work, self.task.cancelling
@@ -112,8 +112,9 @@ class Guarded(Generic[R]):
     def cut(self) -> None:
         """Tell the work to stop; once is enough."""
         if not self.cuts:
-            self.stop_timer()
-            self._timer = self.task.get_loop().call_later(self._grace, self._leave)
+            if self.timer is not None:
+                self.timer.cancel()
+            self.timer = self.task.get_loop().call_later(self._grace, self._leave)
             self._cancel()
 
     def took_back(self) -> bool:
@@ -122,15 +123,10 @@ class Guarded(Generic[R]):
             self.task.uncancel()
         return self.cuts > 0 and self.task.cancelling() == 0
 
-    def forgive(self) -> bool:
-        """Undo what the work has done to the task it runs in; whether it had."""
+    def forgive(self) -> None:
+        """Undo what the work has done to the task it runs in."""
         for _ in range(self.own):
             self.task.uncancel()
-        return self.own > 0
-
-    def stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
     def _leave(self) -> None:
         self.left = True
@@ -156,23 +152,18 @@ class Guarded(Generic[R]):
 class Control:
     """What a turn in this process listens to besides its own work.
 
-    `request` is the cancel request, `leaving` the end of the Runtime, `nudged` a hint that something outside has
-    changed (an answer, an input). All are set on the event loop. They wake the task that waits in `pause`, and a stop
-    cancels what runs in `guard`.
+    `request` is the cancel request, `leaving` the end of the Runtime, `stopping` that there is one of them. `nudged` is
+    a hint that something outside has changed (an answer, an input). All are set on the event loop. They wake the task
+    that waits in `pause`, and a stop cancels what runs in `guard`.
     """
 
-    __slots__ = ("_guarded", "_waiter", "leaving", "nudged", "request")
+    __slots__ = ("_guarded", "_waiter", "leaving", "nudged", "request", "stopping")
 
     def __init__(self) -> None:
         self.request: CancelRequest | None = None
-        self.leaving = False
-        self.nudged = False
+        self.leaving = self.stopping = self.nudged = False
         self._waiter: asyncio.Future[None] | None = None
         self._guarded: Guarded[Any] | None = None
-
-    @property
-    def stopping(self) -> bool:
-        return self.request is not None or self.leaving
 
     def check(self) -> None:
         """Raise what has been asked for. A cancel request goes before leaving: it ends the turn for good."""
@@ -196,6 +187,7 @@ class Control:
         self.wake()
 
     def _stop(self) -> None:
+        self.stopping = True
         self.wake()
         if self._guarded is not None:
             self._guarded.cut()
@@ -227,7 +219,8 @@ class Control:
         try:
             result = await guarded
         except BaseException as error:  # the work may raise anything, and some of it means something else here
-            guarded.forgive()
+            if guarded.own:
+                guarded.forgive()
             if isinstance(error, asyncio.CancelledError) and guarded.task.cancelling() == 0:
                 raise SelfCancelled("CancelledError: the work cancelled itself") from None
             if guarded.took_back():  # then the error, whatever it is, is what the work made of its cancellation
@@ -236,8 +229,10 @@ class Control:
             raise
         finally:
             self._guarded = None
-            guarded.stop_timer()
-        guarded.forgive()
-        if guarded.took_back():
+            if guarded.timer is not None:
+                guarded.timer.cancel()
+        if guarded.own:
+            guarded.forgive()
+        if guarded.cuts and guarded.took_back():
             self.check()  # the work swallowed its cancellation; a request stands, an answer out of time counts
         return result

@@ -19,6 +19,7 @@ from mainstay.engine.journal import TurnJournal
 from mainstay.errors import TurnFull
 from mainstay.model.effect import Aborted, CancelTurn, Effect, Finish, NoRoom
 from mainstay.model.ids import MAX_ORDINAL
+from mainstay.model.message import Message
 from mainstay.model.outcome import Outcome, PendingCall
 from mainstay.model.plugin import Issue
 from mainstay.model.record import Asking, Completed, Ended, Faltered, Framed, Noted, Record, Replied, Slot, Started
@@ -43,19 +44,18 @@ class Parked(Struct, frozen=True, gc=False):
 
 
 class Run:
-    """A turn that somebody works on: its machine, its journal, and what it listens to.
+    """A turn that a task of this Runtime works on: its machine, its journal, and its control.
 
+    `records` are the turn's records so far, for its result; the first `found` of them were there when this run began.
     `resumed`: the turn began before this run of it; `noted`: it has records beside its own course. `interrupted` counts
-    takeovers since the newest record: a model call then in flight was asked before. `held` belongs to the tools: what
-    was prepared and reserved for calls whose start is recorded. `records` are the turn's records so far, for its
-    result; the first `found` of them were there when this run began. `hooks` is what plugins do to the turn, if they do
-    anything. `children`: it has started processes that end with it. `begun`: a part of the model's answer has come.
+    takeovers since the newest record: a model call then in flight was asked before. `history` is what a model is shown
+    of the past. `held` belongs to the tools: what was prepared and reserved for calls whose start is recorded. `hooks`
+    is what plugins do to the turn, if they do anything. `children`: it has started processes that end with it.
     """
 
     __slots__ = (
         "_began",
         "agent",
-        "begun",
         "children",
         "clock",
         "control",
@@ -76,30 +76,40 @@ class Run:
         "unreadable",
     )
 
-    def __init__(
-        self, scope: TurnScope, machine: Machine, journal: TurnJournal, events: EventSink, clock: Clock, agent: Any
+    def __init__(  # noqa: PLR0913  # what a turn consists of, put together in one place
+        self,
+        scope: TurnScope,
+        machine: Machine,
+        journal: TurnJournal,
+        events: EventSink,
+        clock: Clock,
+        agent: Any,
+        records: list[Record],
+        history: list[Message],
+        interrupted: int = 0,
+        hooks: Callable[[Run], TurnHooks] | None = None,
     ) -> None:
         self.scope, self.machine, self.journal = scope, machine, journal
         self.events, self.clock, self.agent = events, clock, agent
+        self.records, self.history, self.interrupted = records, history, interrupted
         self.turn_id = machine.state.turn_id
         self.control = Control()
-        self.history: list[Any] = []
         self.held: dict[str, Any] = {}
-        self.records: list[Record] = []
-        self.hooks: TurnHooks | None = None
         self.issues: list[Issue] = []
         self.unreadable: set[str] = set()
-        self.interrupted = self.found = 0
-        self.resumed = self.noted = self.children = self.begun = False
+        self.found = len(records)
+        self.resumed = self.noted = len(records) > 1
+        self.children = False
         self._began = clock.monotonic() - machine.state.elapsed_ms / 1000
+        self.hooks: TurnHooks | None = None if hooks is None else hooks(self)
 
     def record(self, record: Replied | Started | Faltered | Ended, blobs: tuple[str, ...] = ()) -> None:
         """Something happened: the journal keeps it and the machine goes on from it."""
         self.journal.record(record, blobs)
         self.records.append(record)
         self.machine.receive(record)
-        if type(record) is Started or type(record) is Ended:
-            self.interrupted = 0  # the crash met a tool: no model call was in flight
+        if type(record) is not Faltered:
+            self.interrupted = 0  # the reply has counted it; or the crash met a tool, and no model call was in flight
 
     @property
     def room(self) -> int:
@@ -117,19 +127,32 @@ class Run:
         self.records.append(record)
         self.noted = True
 
+    def show(self, history: list[Message]) -> None:
+        """From the next model call on, show this in place of the past."""
+        self.history = history
+
+    def start_children(self) -> None:
+        """Before a process is started that ends with the turn: its commit asks those to stop that it leaves behind."""
+        self.children = True
+
     def abort(self, end: TurnAborted) -> None:
         """A plugin ends the turn."""
         self.machine.receive(Aborted(end.plugin, end.code, end.message))
 
-    def heed(self) -> None:
-        """Take note of a cancel request that the last write brought back."""
+    def check_cancel(self) -> None:
+        """Take note of a cancel request that the last write brought back, and raise what has been asked for."""
         if self.journal.cancel is not None and self.control.request is None:
             self.control.cancel(decode_cancel(self.journal.cancel))
+        self.control.check()
 
     def slot(self) -> Slot | None:
         """What the next record carries; the time spent so far where the budget counts it."""
-        slot = self.machine.slot(self.elapsed_ms if self.agent.budget.seconds is not None else 0)
-        slot = slot if self.hooks is None else self.hooks.slot(slot)
+        state, timed = self.machine.state, self.agent.budget.seconds is not None
+        slot = None
+        if timed or state.delivered or state.added or state.last:
+            slot = self.machine.slot(self.elapsed_ms if timed else 0)
+        if self.hooks is not None:
+            slot = self.hooks.slot(slot)
         if self.issues:
             issues, self.issues = self.issues, []
             slot = replace(slot, issues=(*slot.issues, *issues)) if slot is not None else Slot(issues=tuple(issues))
@@ -148,11 +171,11 @@ class Run:
 
 Handler = Callable[[Run, Any], Awaitable[Parked | None]]
 
-Conclude = Callable[[Run], Awaitable[None]]
+ConcludeCalls = Callable[[Run], Awaitable[None]]
 """Records how the calls in hand of a turn end that is cancelled or aborted."""
 
 
-async def drive(run: Run, handlers: Mapping[type[Effect], Handler], conclude: Conclude) -> Outcome | Parked:
+async def drive(run: Run, handlers: Mapping[type[Effect], Handler], conclude: ConcludeCalls) -> Outcome | Parked:
     """Take a turn to its end, or to where it parks. Raises Leaving or Fenced when it must be let go."""
     machine = run.machine
     while True:
@@ -164,9 +187,8 @@ async def drive(run: Run, handlers: Mapping[type[Effect], Handler], conclude: Co
             machine.receive(NoRoom())
             continue
         try:
-            if run.journal.cancel is not None:
-                run.heed()
-            run.control.check()
+            if run.journal.cancel is not None or run.control.stopping:
+                run.check_cancel()
             parked = await handlers[type(effect)](run, effect)
         except TurnCancelled:
             request = run.control.request

@@ -7,7 +7,7 @@
     a write in doubt        One whose answer did not arrive, because its caller was cancelled or it was refused, is sent
                             again before anything else. Stores know a write that they have applied, so no caller goes on
                             as if its record were durable when it is not.
-    retried                 While the store is unavailable the scope waits (`StoreRetry`): nothing is lost.
+    retried                 While the store is unavailable the scope waits (`patiently`): nothing is lost.
     fenced                  Every write carries the scope; after another worker has claimed it, the store refuses.
     blobs first             Values too large for a row are put as blobs before the write that refers to them. A blob
                             that was swept in between is put again.
@@ -21,7 +21,6 @@ gives back the records of turns, from rows or from blobs.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -52,57 +51,25 @@ PAUSES = (0.1, 0.3, 1.0, 3.0)
 """Seconds between tries while the store is unavailable; the last one repeats."""
 
 
-class StoreRetry:
-    """Tries again until the store has answered. `stalled` is why it does not take writes just now."""
-
-    __slots__ = ("_clock", "_on_stall", "_what", "stalled")
-
-    def __init__(self, what: str, clock: Clock, on_stall: Callable[[StoreError], None] | None = None) -> None:
-        self._what, self._clock, self._on_stall = what, clock, on_stall
-        self.stalled: StoreError | None = None
-
-    async def until_done(self, work: Callable[[T], Awaitable[R]], subject: T) -> R:
-        tries = 0
-        while True:
-            try:
-                receipt = await work(subject)
-            except StoreInherited:
-                raise
-            except StoreUnavailable as error:
-                if self.stalled is None:
-                    log.warning("%s stalls: %s", self._what, error)
-                    if self._on_stall is not None:
-                        self._on_stall(error)
-                self.stalled = error
-                await self._clock.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
-                tries += 1
-            else:
-                self.stalled = None
-                return receipt
-
-
 class Journal(Generic[A]):
     """The writes of the owner of one scope: see the top of this file. `A` is what the store answers.
 
     `_writing` guards `_in_doubt`, a write that was not answered with the blobs that it refers to, and `_ordinal`, the
     number of the next record. `_kept` are the bytes of blobs that no row refers to yet, or the path of a file.
+    `stalled` is why the store does not take writes just now.
     """
 
-    __slots__ = ("_clock", "_in_doubt", "_kept", "_ordinal", "_retry", "_store", "_what", "_writing")
+    __slots__ = ("_clock", "_in_doubt", "_kept", "_on_stall", "_ordinal", "_store", "_what", "_writing", "stalled")
 
     def __init__(
         self, store: Store, clock: Clock, what: str, ordinal: int, on_stall: Callable[[StoreError], None] | None = None
     ) -> None:
         self._store, self._clock, self._what, self._ordinal = store, clock, what, ordinal
-        self._retry = StoreRetry(what, clock, on_stall)
+        self._on_stall = on_stall
+        self.stalled: StoreError | None = None
         self._kept: dict[str, bytes | str] = {}
         self._writing = asyncio.Lock()
         self._in_doubt: tuple[Write[A], tuple[str, ...]] | None = None
-
-    @property
-    def stalled(self) -> StoreError | None:
-        """Why the store does not take writes just now."""
-        return self._retry.stalled
 
     @property
     def _quiet(self) -> bool:
@@ -117,43 +84,59 @@ class Journal(Generic[A]):
         """Send the write that is in doubt, until the store has answered it."""
         assert self._in_doubt is not None
         write, blobs = self._in_doubt
-        answer = await self._send(write, blobs)
+        answer = await self.patiently(self._store.write, write, blobs)
         self._in_doubt = None
         for digest in blobs:
             self._kept.pop(digest, None)
         self._answered(write, answer)
         return answer
 
-    def _send(self, write: Write[R], blobs: tuple[str, ...]) -> Awaitable[R]:
-        if not blobs:
-            return self._retry.until_done(self._store.write, write)
-        send = functools.partial(self._retry.until_done, self._store.write, write)
-        return write_referring(send, functools.partial(self._put_again, blobs))
+    async def patiently(self, work: Callable[[T], Awaitable[R]], subject: T, blobs: tuple[str, ...] = ()) -> R:
+        """Do something that the scope must not go on without, until the store has answered; it may be done more than
+        once. Where one of `blobs` was swept since its put, all are put again, once: a blob just put is too young."""
+        tries = 0
+        while True:
+            try:
+                receipt = await work(subject)
+            except StoreInherited:
+                raise
+            except BlobMissing:
+                if not blobs:
+                    raise
+                await self._put_again(blobs)
+                blobs = ()
+            except StoreUnavailable as error:
+                if self.stalled is None:
+                    log.warning("%s stalls: %s", self._what, error)
+                    if self._on_stall is not None:
+                        self._on_stall(error)
+                self.stalled = error
+                await self._clock.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
+                tries += 1
+            else:
+                self.stalled = None
+                return receipt
 
     async def _put_again(self, blobs: tuple[str, ...]) -> None:
         log.warning("blobs of %s were swept; they are put again", self._what)
         for digest in blobs:
             kept = self._kept.get(digest)
             if isinstance(kept, str):
-                await self._retry.until_done(self._store.blobs.put_file, kept)
+                await self.patiently(self._store.blobs.put_file, kept)
             elif kept is not None:
-                await self._retry.until_done(self._store.blobs.put, kept)
+                await self.patiently(self._store.blobs.put, kept)
 
     async def keep(self, data: bytes) -> str:
         """Put a blob, however long the disk takes: what it holds has happened."""
-        digest = await self._retry.until_done(self._store.blobs.put, data)
+        digest = await self.patiently(self._store.blobs.put, data)
         self._kept[digest] = data
         return digest
 
     async def keep_file(self, path: str) -> tuple[str, int]:
         """The same for a file of the host; its digest and its size."""
-        digest, size = await self._retry.until_done(self._store.blobs.put_file, path)
+        digest, size = await self.patiently(self._store.blobs.put_file, path)
         self._kept[digest] = path
         return digest, size
-
-    async def patiently(self, work: Callable[[T], Awaitable[R]], subject: T) -> R:
-        """Do something beside the records that the scope must not go on without; it may be done more than once."""
-        return await self._retry.until_done(work, subject)
 
 
 class TurnJournal(Journal[Appended]):
@@ -185,6 +168,14 @@ class TurnJournal(Journal[Appended]):
         """What the record of a call's start names: its idempotency key is made from it."""
         return self._store.identity()
 
+    def has_mail(self) -> None:
+        """Inputs wait: the turn looks at its next boundary."""
+        self.mail = True
+
+    def take_mail(self) -> None:
+        """The inbox is read now: inputs that come later are announced again."""
+        self.mail = False
+
     def record(self, record: Record, blobs: Sequence[str] = ()) -> None:
         self._pending.append(record)
         self._blobs += blobs
@@ -200,7 +191,7 @@ class TurnJournal(Journal[Appended]):
 
     async def flush(self, waits: tuple[WaitRow, ...] = (), park: tuple[str, ...] = ()) -> Appended | None:
         """Make everything recorded durable; None when there was nothing to do."""
-        if not self._pending and not waits and not park and self._quiet:
+        if not self._pending and not waits and not park and self._in_doubt is None and not self._writing.locked():
             return None
         await self._writing.acquire()  # not `async with`, whose two steps cost as much again
         try:
@@ -208,7 +199,9 @@ class TurnJournal(Journal[Appended]):
                 await self._settle()
             if not self._pending and not waits and not park:
                 return None
-            pending, referred = self._fitting(), len(self._blobs)
+            pending, referred = list(self._pending), len(self._blobs)
+            if self._ordinal + len(pending) > MAX_ORDINAL:
+                pending = self._fitting()
             bodies, blobs = await self._encode(pending)
             needed = blobs
             if waits:
@@ -238,24 +231,22 @@ class TurnJournal(Journal[Appended]):
         """Write what is left and close the turn, in one transaction."""
         await self._writing.acquire()
         try:
-            return await self._commit(head, end)
+            if self._in_doubt is not None:
+                await self._settle()
+            pending = list(self._pending)
+            reply = pending.pop() if pending and isinstance(pending[-1], Replied) else None
+            closed = commits.close(end, reply if isinstance(reply, Replied) else None, self._clock.now())
+            first, over = self._ordinal, self._ordinal > MAX_ORDINAL
+            if first + len(pending) > MAX_ORDINAL:
+                fits = max(MAX_ORDINAL - first, 0)
+                closed = replace(closed, rest=(*(await self._last() if over else ()), *pending[fits:]))
+                del pending[fits:]
+            bodies, blobs = await self._encode([*pending, closed])
+            tail = commits.Tail(MAX_ORDINAL if over else first, bodies, taken([*self._pending, closed]), blobs, over)
+            commit = commits.plan(self.scope, head, tail, closed, end)
+            return await self.patiently(self._store.write, commit, blobs)
         finally:
             self._writing.release()
-
-    async def _commit(self, head: int, end: commits.End) -> Committed | CancelWon:
-        if self._in_doubt is not None:
-            await self._settle()
-        pending = list(self._pending)
-        reply = pending.pop() if pending and isinstance(pending[-1], Replied) else None
-        closed = commits.close(end, reply if isinstance(reply, Replied) else None, self._clock.now())
-        first, over = self._ordinal, self._ordinal > MAX_ORDINAL
-        if first + len(pending) > MAX_ORDINAL:
-            fits = max(MAX_ORDINAL - first, 0)
-            closed = replace(closed, rest=(*(await self._last() if over else ()), *pending[fits:]))
-            del pending[fits:]
-        bodies, blobs = await self._encode([*pending, closed])
-        tail = commits.Tail(MAX_ORDINAL if over else first, bodies, taken([*self._pending, closed]), blobs, over)
-        return await self._send(commits.plan(self.scope, head, tail, closed, end), blobs)
 
     async def _last(self) -> list[Any]:
         """The record that has the last ordinal there is: the commit takes its place."""

@@ -27,7 +27,7 @@ from mainstay.model.plugin import Issue
 from mainstay.model.record import INTERRUPTED, Faltered, Framed, Record, Replied, slots
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.host import Random
-from mainstay.ports.provider import Provider, candidates
+from mainstay.ports.provider import Provider
 from mainstay.ports.services import StreamEnd, TurnHooks
 from mainstay.ports.store import BlobStore
 from mainstay.turn import prompt
@@ -53,6 +53,25 @@ YIELD_EVERY = 256
 """A provider that never waits must not keep other sessions from their turn."""
 
 
+class ModelAttempt:
+    """One attempt of a model call: the model to ask, and its limit's ticket once it may be asked.
+
+    `begun`: the provider has taken the request, or a part of the answer has come. What it takes in is paid for, so from
+    then on the cost is unknown and not zero until the answer is recorded.
+    """
+
+    __slots__ = ("begun", "effect", "model", "models", "run")
+
+    def __init__(self, run: Run, effect: CallModel) -> None:
+        self.run, self.effect, self.begun = run, effect, False
+        self.models: tuple[Provider, ...] = run.agent.models
+        # A turn that was begun with more models than there are now goes on with the last.
+        self.model = self.models[min(effect.candidate, len(self.models) - 1)]
+
+    def name(self) -> str:
+        return clean_text(str(self.model.name))
+
+
 class ModelCaller:
     """Handles CallModel. Attempts are ours: a provider never retries behind our back."""
 
@@ -75,44 +94,45 @@ class ModelCaller:
             return
         if effect.attempt > 1 and not await self._shrunk(run, effect):
             return
-        request, run.begun = await self._request(run, effect), False
-        run.control.check()
-        ticket = await self._room(run, effect, request)
+        request, attempt = await self._request(run, effect), ModelAttempt(run, effect)
+        if run.control.stopping:
+            run.control.check()
+        ticket = await self._admitted(attempt, request)
         if ticket is None:
             return
         try:  # from here on it is asked, and its cost unknown until the answer is recorded
-            response = await self._answer(run, effect, request, ticket)
+            response = await self._answer(attempt, request, ticket)
         except OutOfTime:
-            self._cut_off(run, effect, "the time of the turn is up")
+            self._cut_off(attempt, "the time of the turn is up")
             await _finished(run, effect, "cancelled")
             run.machine.receive(TimeIsUp())
         except TurnCancelled:
-            self._cut_off(run, effect, "the turn was cancelled")
+            self._cut_off(attempt, "the turn was cancelled")
             await _finished(run, effect, "cancelled")
             raise
         except TurnAborted as end:
-            self._cut_off(run, effect, end.message)
+            self._cut_off(attempt, end.message)
             with contextlib.suppress(TurnAborted):  # the first fault is the one to tell
                 await _finished(run, effect, "aborted")
             raise
         except Leaving:
             run.events.emit(Retracted, step=effect.step, reason="the runtime was closed")
             await _finished(run, effect, "cancelled")
-            self._record_failure(run, effect, INTERRUPTED, "the runtime was closed while the model was asked", 0)
+            self._record_failure(attempt, INTERRUPTED, "the runtime was closed while the model was asked", 0)
             await run.journal.flush()
             raise
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             raise  # not the provider's: its own are SelfCancelled and Escaped
-        except BaseException as error:  # also what pytest.fail raises: whoever waits must hear of it
+        except BaseException as error:  # also what pytest.fail raises: a caller that waits must hear of it
             fault = error.error if isinstance(error, Escaped) else error
             if run.unreadable:
                 fault = await self._unreadable(run, fault)
-            again = self._failed(run, effect, fault)
+            again = self._failed(attempt, fault)
             await _finished(run, effect, "attempt_reset" if again else "provider_error")
         else:
             if run.hooks is not None:
-                response = await self._responded(run, run.hooks, effect, response)
-            self._answered(run, effect, response)
+                response = await self._responded(attempt, run.hooks, response)
+            self._answered(attempt, response)
 
     async def _shrunk(self, run: Run, effect: CallModel) -> bool:
         """Make the conversation shorter where the attempt before found it too long; False when that ended the turn.
@@ -129,23 +149,23 @@ class ModelCaller:
         run.machine.receive(GaveUp(found.code, why, effect.attempt - 1, False, found.model))
         return False
 
-    async def _room(self, run: Run, effect: CallModel, request: ModelRequest) -> Ticket | None:
+    async def _admitted(self, attempt: ModelAttempt, request: ModelRequest) -> Ticket | None:
         """Wait for the rate limits of the model; None when it is not to be asked now, which the machine knows then.
 
         Nothing has been asked meanwhile: whatever ends the wait costs nothing. The time of the turn goes on.
         """
-        model = _candidate(run, effect)
-        others = {*range(effect.candidate + 1, len(candidates(run.agent.provider)))} - {*effect.failed}
+        run, effect, model = attempt.run, attempt.effect, attempt.model
+        others = {*range(effect.candidate + 1, len(attempt.models))} - {*effect.failed}
         if others and (held := self._limits.held(model)):
             why = f"{model.name} wants no calls for {held:.0f} s, and there is another model"
-            self._failed(run, effect, ProviderError(why, retryable=True, after=held, code="rate_limited"))
+            self._failed(attempt, ProviderError(why, retryable=True, after=held, code="rate_limited"))
             return None
         ticket = self._limits.join(model, request)
         if ticket.going:
             return ticket
         wait = self._limits.why(ticket)
         told = {"limit": clean_text(wait.limit), "reason": wait.reason, "seconds": wait.seconds}
-        run.events.emit(RateLimitWait, step=effect.step, model=_name(run, effect), **told)
+        run.events.emit(RateLimitWait, step=effect.step, model=attempt.name(), **told)
         try:
             await run.control.guard(self._limits.wait(ticket), _time_left(run))
         except OutOfTime:
@@ -153,47 +173,49 @@ class ModelCaller:
             run.machine.receive(TimeIsUp())
             return None
         except ProviderError as error:
-            self._failed(run, effect, error)
+            self._failed(attempt, error)
             return None
         except BaseException:  # also a cancellation: a ticket that is not given back would hold up the others
             self._limits.leave(ticket)
             raise
         return ticket
 
-    async def _answer(self, run: Run, effect: CallModel, request: ModelRequest, ticket: Ticket) -> ModelResponse:
+    async def _answer(self, attempt: ModelAttempt, request: ModelRequest, ticket: Ticket) -> ModelResponse:
         """One attempt. Its place is free before hooks are called, which may ask a model themselves."""
-        limit, heard = request.settings.timeout, self._limits.heard(ticket)
+        run, timeout = attempt.run, request.settings.timeout
 
         def report(told: RateReport) -> None:
-            run.begun = run.begun or told.accepted  # what it takes in is paid for, whether or not a word comes
-            heard(told)
+            attempt.begun = attempt.begun or told.accepted
+            self._limits.learn(ticket, told)
 
         try:
-            asking = self._ask(run, replace(request, report=report), effect)
-            response = await run.control.guard(asking if limit is None else within(limit, asking), _time_left(run))
+            asking = self._stream(attempt, replace(request, report=report))
+            if timeout is not None:
+                asking = within(timeout, asking)
+            response = await run.control.guard(asking, _time_left(run) if run.agent.budget.seconds else None)
         except BaseException as error:  # nothing is handled here: its place is given back
-            self._limits.failed(ticket, error, run.begun)
+            self._limits.failed(ticket, error, attempt.begun)
             raise
         self._limits.answered(ticket, response.usage)
         return response
 
-    async def _responded(self, run: Run, hooks: TurnHooks, effect: CallModel, response: ModelResponse) -> ModelResponse:
+    async def _responded(self, attempt: ModelAttempt, hooks: TurnHooks, response: ModelResponse) -> ModelResponse:
         """The answer as plugins leave it. People have seen its text: when it is refused, that is taken back."""
         try:
-            return await hooks.respond(response, effect.step)
+            return await hooks.respond(response, attempt.effect.step)
         except (TurnAborted, TurnCancelled, Leaving) as end:
-            self._cut_off(run, effect, str(end) or "the turn ended before it was recorded")
+            self._cut_off(attempt, str(end) or "the turn ended before it was recorded")
             raise
 
     async def _request(self, run: Run, effect: CallModel) -> ModelRequest:
         agent = run.agent
-        tools: Sequence[ToolSpec] = () if effect.last else agent.tool_specs()
+        tools: Sequence[ToolSpec] = () if effect.last else agent.catalog.specs()
         instructions, messages = agent.instructions, [*run.history, *run.machine.messages()]
         if run.hooks is not None:
             instructions, messages = await run.hooks.shape(effect.step, tools, instructions, messages)
             await run.journal.flush()  # hooks may have noted something
         return ModelRequest(
-            prompt.request_messages(instructions, messages),
+            prompt.request_messages(instructions, messages) if instructions else messages,
             tools,
             agent.output_schema,
             f"{run.turn_id}.{effect.step}",
@@ -223,7 +245,7 @@ class ModelCaller:
         gone = {digest for digest in earlier if not await self._is_whole(digest)}
         if not gone:
             return ProviderError(f"a file of this turn cannot be read: {error_text(error)}", code="file_unreadable")
-        run.history = prompt.without_files(run.history, gone)
+        run.show(prompt.without_files(run.history, gone))
         message = f"bytes of {len(gone)} files of the conversation are missing or damaged ({', '.join(sorted(gone))})"
         issue = Issue("file_unreadable", f"{message}: the model was told of them in words")
         if not any(issue in slot.issues for slot in slots(run.records)):  # as before a crash
@@ -238,15 +260,15 @@ class ModelCaller:
             return False
         return True
 
-    async def _ask(self, run: Run, request: ModelRequest, effect: CallModel) -> ModelResponse:
+    async def _stream(self, attempt: ModelAttempt, request: ModelRequest) -> ModelResponse:
         """Stream one answer into the feed. The last thing streamed must be the whole response."""
-        step = effect.step
+        run, step = attempt.run, attempt.effect.step
         response: ModelResponse | None = None
         count, size, text = 0, 0, run.events.text
         stream = None if run.hooks is None else run.hooks.stream(step)
-        deltas = _candidate(run, effect).stream(request)
+        deltas = attempt.model.stream(request)
         async for delta in deltas:
-            run.begun = True
+            attempt.begun = True
             if type(delta) is str:
                 size += len(delta)
                 text(step, delta if stream is None else stream.feed(delta))
@@ -281,20 +303,23 @@ class ModelCaller:
             )
         return response
 
-    def _answered(self, run: Run, effect: CallModel, response: ModelResponse) -> None:
+    def _answered(self, attempt: ModelAttempt, response: ModelResponse) -> None:
+        """Record the answer, and with it which of its calls start."""
+        run, effect = attempt.run, attempt.effect
         try:
             parts = sound_parts(response)
         except (Exception, SystemExit) as error:  # what the provider gave may raise anything when it is looked at
-            self._failed(run, effect, ProviderError(error_text(error), code="provider_nonsense"))
+            self._failed(attempt, ProviderError(error_text(error), code="provider_nonsense"))
             return
-        count = sum([type(part) is ToolCall for part in parts])
-        most, dropped = run.machine.most_calls(), 0
-        if (most is not None and count > most) or PER_CALL * count >= run.room:
-            dropped, parts = count, tuple([part for part in parts if type(part) is not ToolCall])
-        parts = with_unique_ids(parts, run.turn_id, effect.step)
-        runs = not effect.last and response.stop not in CUT_OFF and run.machine.may_call(count)
-        started = self._admit(run, effect.step, parts) if runs else ()
-        interrupted, run.interrupted = run.interrupted, 0
+        count, dropped = sum([type(part) is ToolCall for part in parts]), 0
+        started: tuple[int, ...] = ()
+        if count:
+            most = run.agent.budget.calls_per_reply
+            if (most is not None and count > most) or PER_CALL * count >= run.room:
+                dropped, parts = count, tuple([part for part in parts if type(part) is not ToolCall])
+            parts = with_unique_ids(parts, run.turn_id, effect.step)
+            if not dropped and not effect.last and response.stop not in CUT_OFF and run.machine.may_call(count):
+                started = self._admit(run, effect.step, parts)
         self._budget.answered()
         run.record(
             Replied(
@@ -305,7 +330,7 @@ class ModelCaller:
                 clean_text(response.model),
                 started,
                 effect.attempt,
-                interrupted,
+                run.interrupted,
                 run.clock.now(),
                 run.slot(),
                 run.journal.store_id if started else "",
@@ -313,57 +338,56 @@ class ModelCaller:
             )
         )
 
-    def _failed(self, run: Run, effect: CallModel, error: BaseException) -> bool:
+    def _failed(self, attempt: ModelAttempt, error: BaseException) -> bool:
         """Record a failed attempt, or give up; whether another attempt follows."""
+        run, effect = attempt.run, attempt.effect
         # Only our own codes are codes: an HTTP client's `.code` may be anything.
         code = clean_text(str(error.code)) if isinstance(error, MainstayError) else "provider_raised"
         message = error_text(error) or type(error).__name__
         run.events.emit(Retracted, step=effect.step, reason=message)
         if code == OVERFLOW and not any(_overflow(record) for record in run.records):
             if run.hooks is not None and run.hooks.may_shrink():
-                self._record_failure(run, effect, code, message, 0)
+                self._record_failure(attempt, code, message, 0)
                 return True
             message = f"{message} (Compaction(context_tokens=…) in the agent's plugins makes conversations shorter)"
         if not isinstance(error, ProviderError):
             log.error("the model of %s raised", call_id(run.turn_id, effect.step, 0), exc_info=error)
             message = f"{type(error).__name__}: {message}"
         final = not isinstance(error, ProviderError) or not error.retryable
-        models, model = len(candidates(run.agent.provider)), _name(run, effect)
+        models = len(attempt.models)
         failed = {*effect.failed, *((effect.candidate,) if final else ())}
         left = [number for number in range(models) if number not in failed]
         rounds = -(-effect.attempt // models)
         if not left or (effect.attempt >= self._policy.attempts * models):
-            run.machine.receive(GaveUp(code, message, effect.attempt, run.begun, model))
+            run.machine.receive(GaveUp(code, message, effect.attempt, attempt.begun, attempt.name()))
             return False
         following = [number for number in left if number > effect.candidate]
         # Another model is no repetition: it is asked as often as there are models, whatever the first one's state.
         if not following and not self._budget.take():
             message = f"{message} (it is not asked again: too many model calls of this Runtime failed lately)"
-            run.machine.receive(GaveUp(code, message, effect.attempt, run.begun, model))
+            run.machine.receive(GaveUp(code, message, effect.attempt, attempt.begun, attempt.name()))
             return False
         # The next model is asked at once; only when all have been asked does the first wait for its turn.
         after = error.after if isinstance(error, ProviderError) else None
         delay = 0.0 if following else self._policy.delay(rounds, after, self._random)
-        self._record_failure(run, effect, code, message, delay, (following or left)[0], final)
+        self._record_failure(attempt, code, message, delay, (following or left)[0], final)
         return True
 
-    def _cut_off(self, run: Run, effect: CallModel, why: str) -> None:
+    def _cut_off(self, attempt: ModelAttempt, why: str) -> None:
         """The model was asked, and its answer is not kept. Recorded, because its cost is unknown and not zero."""
-        run.events.emit(Retracted, step=effect.step, reason=why)
-        self._record_failure(run, effect, INTERRUPTED, clean_text(why), 0)
+        attempt.run.events.emit(Retracted, step=attempt.effect.step, reason=why)
+        self._record_failure(attempt, INTERRUPTED, clean_text(why), 0)
 
-    def _record_failure(  # noqa: PLR0913  # what a record of it says
+    def _record_failure(  # what a record of it says
         self,
-        run: Run,
-        effect: CallModel,
+        attempt: ModelAttempt,
         code: str,
         message: str,
         delay: float,
         candidate: int | None = None,
         final: bool = False,
     ) -> None:
-        now = run.clock.now()
-        following = effect.candidate if candidate is None else candidate
+        run, effect, now = attempt.run, attempt.effect, attempt.run.clock.now()
         run.record(
             Faltered(
                 code,
@@ -373,26 +397,16 @@ class ModelCaller:
                 effect.step,
                 at=now,
                 slot=run.slot(),
-                begun=run.begun,
-                candidate=following,
+                begun=attempt.begun,
+                candidate=effect.candidate if candidate is None else candidate,
                 final=final,
-                model=_name(run, effect),
+                model=attempt.name(),
             )
         )
 
 
-def _candidate(run: Run, effect: CallModel) -> Provider:
-    """The model to ask. A turn that was begun with more of them than there are now goes on with the last."""
-    models = candidates(run.agent.provider)
-    return models[min(effect.candidate, len(models) - 1)]
-
-
 def _overflow(record: Record) -> bool:
     return type(record) is Faltered and record.code == OVERFLOW and not record.call
-
-
-def _name(run: Run, effect: CallModel) -> str:
-    return clean_text(str(_candidate(run, effect).name))
 
 
 async def within(limit: float, asking: Coroutine[Any, Any, ModelResponse]) -> ModelResponse:

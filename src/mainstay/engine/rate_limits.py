@@ -41,7 +41,7 @@ Reason: TypeAlias = Literal["concurrency", "requests", "tokens", "provider"]
 Lack: TypeAlias = tuple[Reason, float | None]
 """What there is no room of, and until when where time alone decides."""
 
-Ask: TypeAlias = Callable[[Provider, ModelRequest], Awaitable[ModelResponse]]
+AskModel: TypeAlias = Callable[[Provider, ModelRequest], Awaitable[ModelResponse]]
 
 LONGEST = 60.0
 """Seconds for which a provider is believed. It may speak of a day, or of a clock that is wrong; asking it tells."""
@@ -70,10 +70,10 @@ class Ticket:
 
     __slots__ = ("at", "estimate", "expires", "going", "lane", "left", "number", "tokens", "wake")
 
-    def __init__(self, number: int, lane: Lane, estimate: int, expires: float | None) -> None:
+    def __init__(self, number: int, lane: Lane, estimate: int, expires: float | None, going: bool = False) -> None:
         self.number, self.lane, self.estimate, self.expires = number, lane, estimate, expires
         self.tokens, self.at = estimate, 0.0
-        self.going = self.left = False
+        self.going, self.left = going, False
         self.wake: asyncio.Future[None] | None = None
 
 
@@ -120,12 +120,17 @@ class Bucket:
 
 
 class Limit:
-    """One limit: the host's rule for it, and what its provider has said."""
+    """One limit: the host's rule for it, and what its provider has said.
 
-    __slots__ = ("_held", "_log", "_opening", "_reports", "_spent", "_trying", "active", "name", "rule")
+    `restricted`: there may be something to wait for. Until its provider has told of a limit, a model for which the host
+    sets none has nothing, and its calls are only counted as `active`.
+    """
+
+    __slots__ = ("_held", "_log", "_opening", "_reports", "_spent", "_trying", "active", "name", "restricted", "rule")
 
     def __init__(self, name: str, rule: RateLimit) -> None:
         self.name, self.rule = name, rule
+        self.restricted = not (rule.concurrency is None and rule.requests is None and rule.tokens is None)
         self.active: set[Ticket] = set()
         self._log: deque[Ticket] = deque()  # calls that started within the window, oldest first
         self._spent = 0
@@ -186,6 +191,7 @@ class Limit:
 
     def learn(self, ticket: Ticket, report: RateReport, now: float) -> None:
         """What the provider says is left after this call; later ones may not be counted in it."""
+        self.restricted = self.restricted or report.requests is not None or report.tokens is not None
         later = sum([1 for each in self.active if each.number > ticket.number])
         if report.requests is not None:
             self._reports["requests"] = Bucket(report.requests, now, later)
@@ -194,7 +200,7 @@ class Limit:
 
     def hold(self, seconds: float, now: float) -> None:
         self._held = max(self._held, now + min(max(seconds, 0.0), LONGEST))
-        self._opening = 1
+        self._opening, self.restricted = 1, True
         self._trying.clear()
 
     def end(self, ticket: Ticket, spent: int | None) -> None:
@@ -211,18 +217,18 @@ class Limiter:
     def __init__(self, rules: Mapping[str, RateLimit]) -> None:
         self._rules = dict(rules)
         self._limits: dict[str, Limit] = {}
-        self._lanes: dict[tuple[str, ...], Lane] = {}
-        self._numbers = itertools.count(1)
+        self.lanes: dict[tuple[str, ...], Lane] = {}
+        self.numbers = itertools.count(1)
         self.waiting = 0
 
     def lane(self, *names: str) -> Lane:
         """The limits that a model passes which is known under these names; the first is its own."""
-        found = self._lanes.get(names)
+        found = self.lanes.get(names)
         if found is None:
             own, *others = names
             limits = [self._limit(own, self._rules.get(own, UNLIMITED))]
             limits += [self._limit(name, self._rules[name]) for name in others if name in self._rules and name != own]
-            found = self._lanes[names] = Lane(tuple(limits))
+            found = self.lanes[names] = Lane(tuple(limits))
         return found
 
     def _limit(self, name: str, rule: RateLimit) -> Limit:
@@ -231,7 +237,7 @@ class Limiter:
     def join(self, lane: Lane, estimate: int, now: float) -> Ticket:
         """A call that wants to go: it is `going` at once where no other call waits and there is room."""
         waits = [each.rule.wait for each in lane.limits if each.rule.wait is not None]
-        ticket = Ticket(next(self._numbers), lane, estimate, now + min(waits) if waits else None)
+        ticket = Ticket(next(self.numbers), lane, estimate, now + min(waits) if waits else None)
         if not self.waiting and not lane.lacking(ticket, now):
             return self._started(ticket, now)
         lane.waiting.append(ticket)
@@ -243,10 +249,10 @@ class Limiter:
         again, where time alone changes something."""
         moved: list[Ticket] = []
         dues: list[float] = []
-        for lane in self._lanes.values():
+        for lane in self.lanes.values():
             while lane.waiting and _expired(lane.waiting[0], now):
                 moved.append(self._dropped(lane.waiting.popleft()))
-        heads = [(lane.waiting[0].number, lane) for lane in self._lanes.values() if lane.waiting]
+        heads = [(lane.waiting[0].number, lane) for lane in self.lanes.values() if lane.waiting]
         heapq.heapify(heads)
         short: set[Limit] = set()
         while heads:
@@ -283,7 +289,7 @@ class Limiter:
 
     def why(self, ticket: Ticket, now: float) -> Wait:
         """What a waiting call waits for: room, or that a call before it has some."""
-        ahead = [lane.waiting[0] for lane in self._lanes.values() if lane.waiting and lane.waiting[0] is not ticket]
+        ahead = [lane.waiting[0] for lane in self.lanes.values() if lane.waiting and lane.waiting[0] is not ticket]
         ahead = [each for each in ahead if each.number < ticket.number]
         for each in (ticket, *sorted(ahead, key=lambda each: each.number)):
             for limit, (reason, until) in each.lane.lacking(each, now).items():
@@ -333,7 +339,12 @@ class RateLimits:
 
     def join(self, provider: Provider, request: ModelRequest) -> Ticket:
         """Queue a call. It may go at once when `going` is set; otherwise `wait` for it. In the end, `leave`."""
-        lane, now = self._lane(provider), self._clock.monotonic()
+        lane = self._lane(provider)
+        if not lane.limits[0].restricted and len(lane.limits) == 1:
+            ticket = Ticket(next(self._limiter.numbers), lane, 0, None, going=True)
+            lane.limits[0].active.add(ticket)
+            return ticket
+        now = self._clock.monotonic()
         counted = any(limit.rule.tokens is not None for limit in lane.limits)
         ticket = self._limiter.join(lane, _estimate(request) if counted else 0, now)
         if not ticket.going:
@@ -355,7 +366,7 @@ class RateLimits:
                 code="rate_limited",
             )
 
-    async def call(self, provider: Provider, request: ModelRequest, ask: Ask) -> ModelResponse:
+    async def call(self, provider: Provider, request: ModelRequest, ask: AskModel) -> ModelResponse:
         """Ask a model when there is room for it."""
         ticket = self.join(provider, request)
         try:
@@ -364,7 +375,7 @@ class RateLimits:
             self.leave(ticket)
             raise
         try:
-            response = await ask(provider, replace(request, report=self.heard(ticket)))
+            response = await ask(provider, replace(request, report=functools.partial(self.learn, ticket)))
         except Exception as error:  # raised again: the ticket ends with it, whatever the provider raised
             self.failed(ticket, error, begun=True)
             raise
@@ -374,11 +385,8 @@ class RateLimits:
         finally:
             self.leave(ticket)
 
-    def heard(self, ticket: Ticket) -> Callable[[RateReport], None]:
-        """What a provider calls with the figures of an answer that begins."""
-        return functools.partial(self._learn, ticket)
-
-    def _learn(self, ticket: Ticket, report: RateReport) -> None:
+    def learn(self, ticket: Ticket, report: RateReport) -> None:
+        """Take note of the figures that a provider tells when its answer begins."""
         if ticket.going and not ticket.left:
             own = ticket.lane.limits[0]
             own.learn(ticket, report, self._clock.monotonic())
@@ -388,7 +396,12 @@ class RateLimits:
 
     def answered(self, ticket: Ticket, usage: Usage | None) -> None:
         """The call has ended with an answer. What a cache answered does not count."""
-        ticket.lane.limits[0].accepted(ticket)
+        first = ticket.lane.limits[0]
+        if not first.restricted and len(ticket.lane.limits) == 1:
+            ticket.left = True
+            first.active.discard(ticket)
+            return
+        first.accepted(ticket)
         counts = [getattr(usage, name, None) for name in ("input", "output", "cache_write")]
         known = [count for count in counts if type(count) is int and 0 <= count < MOST]  # providers may say anything
         self.leave(ticket, sum(known) if known else None)
@@ -430,9 +443,8 @@ class RateLimits:
 
     def _lane(self, provider: Provider) -> Lane:
         name = str(provider.name)
-        alias = self._named.get(id(provider))
-        service = f"{name.partition(':')[0]}:"
-        return self._limiter.lane(name if alias is None else alias, service)
+        names = self._named.get(id(provider), name), f"{name.partition(':')[0]}:"
+        return self._limiter.lanes.get(names) or self._limiter.lane(*names)
 
 
 def _estimate(request: ModelRequest) -> int:

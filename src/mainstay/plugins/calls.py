@@ -309,7 +309,8 @@ class Watch:
                 raise self._overdue(self._late, not guarded.left) from error
             raise
         finally:
-            guarded.stop_timer()
+            if guarded.timer is not None:
+                guarded.timer.cancel()
             if self._timer is not None:
                 self._timer.cancel()
         return result

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from mainstay.engine.control import CANCEL_GRACE
 from mainstay.engine.driver import Run
-from mainstay.engine.journal import StoreRetry, write_referring
+from mainstay.engine.journal import write_referring
 from mainstay.errors import (
     InvalidInput,
     MainstayError,
@@ -92,9 +92,10 @@ class Visible:
         self._service, self._store, self._home, self._asker = service, home.store, home, asker
         self._starts = 0
         self._resting = 0
+        at = asker.run or asker.process
+        assert at is not None
         # A store in trouble must not become an outcome: everything here may be asked again.
-        retry = StoreRetry(f"call {asker.call_id}", home.clock)
-        self._patiently = retry.until_done if asker.run is None else asker.run.journal.patiently
+        self._patiently = at.journal.patiently
 
     # ------------------------------------------------------------------ starting
 
@@ -119,7 +120,7 @@ class Visible:
             if value not in get_args(known):
                 raise InvalidInput(f"{quoted(value):.80} is not usable here: give one of {', '.join(get_args(known))}")
         if self._asker.run is not None and options.parent_end == "cancel":
-            self._asker.run.children = True  # its commit asks them to stop
+            self._asker.run.start_children()
         start = self._start(process_id, options)
         handle = await self._patiently(functools.partial(self._started, what, args), start)
         return handle if self._asker.process is None else RestingHandle(self._service, handle.id, self._rest)

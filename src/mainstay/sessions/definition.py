@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias
 
@@ -15,7 +15,7 @@ from mainstay.model import validate
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
 from mainstay.model.llm import DEFAULT_SETTINGS, Delta, ModelChoice, ModelRequest, ModelSettings
 from mainstay.model.session import SessionRow, Settings, choosing, dump_settings, load_settings
-from mainstay.model.tool import OutputBudget, ProviderTool, ToolSpec
+from mainstay.model.tool import OutputBudget, ProviderTool
 from mainstay.model.write import Configure
 from mainstay.plugins.registry import PluginSet
 from mainstay.ports.host import Clock
@@ -27,7 +27,8 @@ from mainstay.tools.catalog import Catalog, Membership
 
 
 class Definition(Struct):
-    """A live agent. `output_rule` reads a final text as JSON of the output type; `revive` makes the typed value."""
+    """A live agent. `output_rule` reads a final text as JSON of the output type; `revive` makes the typed value.
+    `models` are those that `provider` stands for, in the order in which they are asked."""
 
     name: str
     provider: Provider
@@ -43,9 +44,10 @@ class Definition(Struct):
     wake_depth: int | None = WAKE_DEPTH
     settings: ModelSettings = DEFAULT_SETTINGS
     provider_tools: tuple[ProviderTool, ...] = ()
+    models: tuple[Provider, ...] = ()
 
-    def tool_specs(self) -> Sequence[ToolSpec]:
-        return self.catalog.specs()
+    def __post_init__(self) -> None:
+        self.models = candidates(self.provider)  # made once, and again when a turn chooses another provider
 
 
 def answering(definition: Definition, schema: dict[str, Any]) -> Definition:

@@ -99,6 +99,11 @@ class Setup(Struct):
         if row.settings == expected and not end.tools:
             self.settings = row.settings
 
+    def take_issues(self) -> list[Issue]:
+        """What the turn that begins now reports, and no later one."""
+        issues, self.issues = self.issues, []
+        return issues
+
     def fits(self, row: SessionRow, overlay: Overlay | None) -> bool:
         """Whether it was made from what is the case now."""
         return self.head == row.head and self.settings == row.settings and self.overlay is overlay

@@ -537,7 +537,7 @@ async def _start(ctx: ToolContext[Any], agent: str, asked: Asked, label: str, ba
         child = child_session(ctx.call_id, agent)
         asked = Asked(asked.input, await services.create_session(creating(asked, agent, child, label)))
     if at.run is not None and not background:
-        at.run.children = True  # before there is one: the turn's commit asks those to stop that it leaves behind
+        at.run.start_children()
     start = Start(
         id=ctx.call_id,
         label=label,

@@ -32,14 +32,15 @@ from mainstay.graph.view import View
 from mainstay.model.effect import CallModel, CancelTurn, Checkpoint, Delivery, Effect, RunTools
 from mainstay.model.event import InputDelivered, TurnCommitted, TurnStarted
 from mainstay.model.ids import turn_id
-from mainstay.model.message import Message
 from mainstay.model.outcome import Waiting
 from mainstay.model.plugin import Issue
 from mainstay.model.process import ProcessRow
 from mainstay.model.record import Asking, Closed, Delivered, Framed, Record, Said
-from mainstay.model.session import CancelRequest, SessionRow, choice_for, load_settings
+from mainstay.model.session import CancelRequest, InboxRow, SessionRow, choice_for, load_settings
+from mainstay.model.transcript import Transcript
 from mainstay.model.write import CancelWon, Claim, Committed, Release, SessionRef, TurnScope, Write
 from mainstay.observe.feed import Feed, TurnEvents
+from mainstay.plugins.registry import Kept, PluginSession
 from mainstay.plugins.turn import TurnPlugins, plugins_of
 from mainstay.ports.services import TraceSink, TurnServices
 from mainstay.sessions.archive import Archive
@@ -49,7 +50,7 @@ from mainstay.sessions.outcomes import TurnOutcomes
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Setup, changed, equip, lean, probe_of
 from mainstay.tools.dispatcher import Dispatcher
-from mainstay.turn.machine import Machine
+from mainstay.turn.machine import Machine, TurnState
 
 log = logging.getLogger("mainstay.sessions")
 
@@ -118,7 +119,8 @@ class Turns:
 
     def worker_for(self, agent: str) -> str | None:
         """This worker, if it may begin turns of that agent now."""
-        return self._worker.id if agent in self.agents else None
+        may = agent in self._definitions and not self._mode.draining and self._store.held() is None
+        return self._worker.id if may else None
 
     # ------------------------------------------------------------------ what others wrote
 
@@ -138,7 +140,7 @@ class Turns:
         resident = self.cache.of(row.id)
         run, request = resident.run, None if row.cancel is None else decode_cancel(row.cancel)
         if run is not None:
-            run.journal.mail = True
+            run.journal.has_mail()
             if request is not None and row.turn == run.scope.turn:
                 run.control.cancel(request)
             run.control.nudge()
@@ -187,7 +189,7 @@ class Turns:
         """An input waits that is no turn of its own: the running turn hears of it at its next boundary."""
         resident = self.cache.of(session_id)
         if resident.run is not None:
-            resident.run.journal.mail = True
+            resident.run.journal.has_mail()
         else:
             resident.mail = True
 
@@ -230,17 +232,24 @@ class Turns:
     async def turn(
         self, resident: CachedSession, row: SessionRow, scope: TurnScope, opening: Said | None
     ) -> SessionRow | None:
-        """One turn; the session's row after its commit, or None when it was parked or let go."""
+        """One turn; the session's row after its commit, or None when it was parked or given back."""
         records: list[Record] = [opening] if opening is not None else await self._load(row, scope)
-        set_depth(records[0].depth if isinstance(records[0], Said) else 0)
+        said = records[0]
+        if not isinstance(said, Said):
+            raise StoreDamaged(f"session {scope.session_id}", f"turn {scope.turn} does not begin with its input")
+        if said.depth:
+            set_depth(said.depth)
         view = await self.cache.view(row)
         setup, refused = await self._equip(resident, row, view, records)
-        run = resident.run = self._begin(setup, await self._asked(setup.definition, row, records), scope, view, records)
+        definition = setup.definition
+        if said.choice is not None or row.settings:
+            kept = choice_for(load_settings(row.settings), row.turn or row.next) if row.settings else None
+            definition = await self._models.applied(definition, said.choice, kept)
+        run = resident.run = self._begin(setup, definition, row, scope, view, records)
         if opening is None:
-            self._feed.channel(row.id)  # whoever watched it before a restart may come back with an old cursor
-        # With a direct completion in flight nobody had asked the turn's own question; what was lost is told there.
-        run.interrupted = 0 if type(records[-1]) is Asking else row.takeovers
-        run.journal.mail = opening is None or scope.turn > 1 or resident.mail
+            self._feed.channel(row.id)  # a reader from before a restart may come back with an old cursor
+        if opening is None or scope.turn > 1 or resident.mail:
+            run.journal.has_mail()
         resident.mail = False
         if row.cancel is not None:
             run.control.cancel(decode_cancel(row.cancel))
@@ -260,15 +269,16 @@ class Turns:
         finally:
             # What plugins have in memory is worth something again when the turn is committed.
             resident.run = resident.setup = None
-            self._dispatcher.release(run)
+            if run.held:
+                self._dispatcher.release(run)
         late: list[Issue] = []
         if not isinstance(end, Parked) and setup.plugins is not None:
             if not setup.shared:
                 setup.move_on(end.row, end.end)
                 resident.setup = setup
-            plugins = plugins_of(run)
+            plugins = None if run.hooks is None else plugins_of(run)
             late = [] if plugins is None else await plugins.persisted(end.end.outcome)
-        after = self._ended(resident, run, view, end, late)
+        after = self._ended(run, view, end, late)
         return None if after is None else await self._ports.between(after)
 
     async def _load(self, row: SessionRow, scope: TurnScope) -> list[Record]:
@@ -280,31 +290,40 @@ class Turns:
                 raise Fenced(turn_id(scope.session_id, scope.turn), scope.generation)
         return records
 
-    async def _asked(self, definition: Definition, row: SessionRow, records: list[Record]) -> Definition:
-        """The definition with the model that the input asks for, or its session did when the input was accepted."""
-        said = getattr(records[0], "choice", None)
-        kept = choice_for(load_settings(row.settings), row.turn or row.next) if row.settings else None
-        return definition if said is None and kept is None else await self._models.applied(definition, said, kept)
-
-    def _begin(self, setup: Setup, definition: Definition, scope: TurnScope, view: View, records: list[Record]) -> Run:
+    def _begin(  # what a turn is made of
+        self,
+        setup: Setup,
+        definition: Definition,
+        row: SessionRow,
+        scope: TurnScope,
+        view: View,
+        records: list[Record],
+    ) -> Run:
         """A turn as far as its records tell, ready to be driven on."""
         said, name = records[0], turn_id(scope.session_id, scope.turn)
-        if not isinstance(said, Said):
-            raise StoreDamaged(f"session {scope.session_id}", f"turn {scope.turn} does not begin with its input")
+        assert isinstance(said, Said)
         definition.catalog.refresh()
-        machine = Machine.begin(name, said.message, definition.budget, definition.output_rule)
-        machine.replay(records[1:])
+        state = TurnState(name, Transcript([said.message]))
+        machine = Machine(state, definition.budget, definition.output_rule)
+        history = view.messages
+        if len(records) > 1:
+            machine.replay(records[1:])
+        if view.frame or view.summary or len(records) > 1:
+            # In place of the past, the newest summary that this turn or an earlier one has begun with.
+            framed = next((r for r in reversed(records) if type(r) is Framed), None)
+            history = view.prompt() if framed is None else list(framed.summary)
         stalled = functools.partial(self.cache.tell, scope.session_id, scope.turn)
         journal = TurnJournal(self._store, scope, len(records), self._clock, stalled)
         events = TurnEvents(self._feed, scope.session_id, name, asyncio.get_running_loop())
-        run = Run(scope, machine, journal, events, self._clock, definition)
-        run.history, run.records, run.found = _past(view, records), records, len(records)
-        run.resumed = run.noted = len(records) > 1
-        session = setup.plugins
-        if session is not None and setup.kept is not None and (session.acts or setup.issues):
-            run.hooks = TurnPlugins(run, session, setup.kept, self._ports.services(run), setup.issues)
-            setup.issues = []
-        return run
+        # With a direct completion in flight the turn's own question was not asked; what was lost is told there.
+        interrupted = 0 if type(records[-1]) is Asking else row.takeovers
+        hooks, session, kept = None, setup.plugins, setup.kept
+        if session is not None and kept is not None and (session.acts or setup.issues):
+            hooks = functools.partial(self._hooks, session, kept, setup.take_issues())
+        return Run(scope, machine, journal, events, self._clock, definition, records, history, interrupted, hooks)
+
+    def _hooks(self, session: PluginSession, kept: Kept, issues: list[Issue], run: Run) -> TurnPlugins:
+        return TurnPlugins(run, session, kept, self._ports.services(run), issues)
 
     async def _equip(
         self, resident: CachedSession, row: SessionRow, view: View, records: list[Record]
@@ -353,7 +372,7 @@ class Turns:
             outcome = await drive(run, self._handlers, self._dispatcher.conclude)
             if isinstance(outcome, Parked):
                 return outcome
-            plugins = plugins_of(run)
+            plugins = None if run.hooks is None else plugins_of(run)
             if plugins is not None and not told:
                 told = True
                 outcome = await plugins.close(outcome)
@@ -378,9 +397,7 @@ class Turns:
             if plugins is not None:
                 plugins.take_back(slot)
 
-    def _ended(
-        self, resident: CachedSession, run: Run, view: View, ended: Parked | Landed, late: list[Issue]
-    ) -> SessionRow | None:
+    def _ended(self, run: Run, view: View, ended: Parked | Landed, late: list[Issue]) -> SessionRow | None:
         """After the commit, or the parking: adopt it, announce it, answer who waits."""
         scope, machine, past = run.scope, run.machine, view.messages
         end = End(Waiting(ended.calls), machine.state.usage, machine.slot()) if isinstance(ended, Parked) else ended.end
@@ -390,22 +407,16 @@ class Turns:
         result: TurnResult[Any] = TurnResult(
             run.turn_id, scope.session_id, end.outcome, end.usage, records, past, run.agent.revive, late
         )
-        if isinstance(ended, Parked):
-            self._tell_all(run, result)
-            return None
-        machine.state.transcript.pair(end.outcome)
-        view.add(scope.turn, machine.messages(), records if run.hooks is not None or run.resumed else ())
-        run.events.emit(TurnCommitted, outcome=end.outcome)
-        self._tell_all(run, result)
-        return ended.row
-
-    def _tell_all(self, run: Run, result: TurnResult[Any]) -> None:
-        """Answer who waits for the turn, and for inputs that were delivered into it."""
-        session_id = run.scope.session_id
-        self.cache.tell(session_id, run.scope.turn, result)
-        if self.cache.awaited(session_id):
-            for number in taken(result.records):
-                self.cache.tell(session_id, number, result)
+        if not isinstance(ended, Parked):
+            if machine.state.transcript.calls:
+                machine.state.transcript.pair(end.outcome)
+            view.add(scope.turn, machine.messages(), records if run.hooks is not None or run.resumed else ())
+            run.events.emit(TurnCommitted, outcome=end.outcome)
+        self.cache.tell(scope.session_id, scope.turn, result)
+        if self.cache.awaited(scope.session_id):  # inputs that were delivered into this turn end with it
+            for number in taken(records):
+                self.cache.tell(scope.session_id, number, result)
+        return None if isinstance(ended, Parked) else ended.row
 
     async def give_back(self, scope: TurnScope) -> None:
         try:
@@ -430,18 +441,20 @@ class Turns:
     async def _checkpoint(self, run: Run, effect: Checkpoint) -> None:
         """Deliver what was said to the running turn since the last boundary, from outside and by plugins."""
         inputs: tuple[Delivered, ...] = ()
-        if run.journal.mail and run.machine.may_ask():  # else nobody would answer it here: the next turn does
-            run.journal.mail = False
-            inputs = await self._mail(run)
-        plugins = plugins_of(run)
+        if run.journal.mail and run.machine.may_ask():  # else it would not be answered here: the next turn does
+            run.journal.take_mail()
+            found = await self._store.inbox(run.scope.sid)
+            inputs = await self._read(run, found) if found else ()
+        plugins = None if run.hooks is None else plugins_of(run)
         messages = () if plugins is None else await plugins.at(effect.at)
         run.machine.receive(Delivery(inputs, messages))
 
-    async def _mail(self, run: Run) -> tuple[Delivered, ...]:
+    async def _read(self, run: Run, rows: Sequence[InboxRow]) -> tuple[Delivered, ...]:
+        """Those of the inputs in the inbox that are for the running turn."""
         found = []
         # A delivery leaves the inbox with the record that tells of it, which may not be written yet.
         held = {*taken(run.records), *[d.input for d in run.machine.state.delivered]}
-        for row in await self._store.inbox(run.scope.sid):
+        for row in rows:
             if row.kind == "queue" or row.input in held:
                 continue
             records = await load(self._store, run.scope.sid, row.input, row.input)
@@ -495,9 +508,3 @@ class SessionTask:
         if isinstance(error, SessionDeleted | StoreUnavailable):
             cache.tell(row.id, row.turn or 0, error)
         self._turns.rests(session, 0 if self._scope is None else self._scope.turn)
-
-
-def _past(view: View, records: Sequence[Record]) -> list[Message]:
-    """What a model is shown of the past: in place of it, the frame that this turn began, if it did."""
-    framed = next((r for r in reversed(records) if type(r) is Framed), None) if len(records) > 1 else None
-    return view.prompt() if framed is None else list(framed.summary)

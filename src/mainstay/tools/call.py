@@ -228,7 +228,12 @@ class ActiveCall(CallHost):
     )
 
     def __init__(self, shared: Shared, run: Run, asked: AskedCall) -> None:
-        self.shared, self.run, self.asked, self.plugins = shared, run, asked, plugins_of(run)
+        self.shared, self.run, self.asked, self.plugins = (
+            shared,
+            run,
+            asked,
+            None if run.hooks is None else plugins_of(run),
+        )
         self.key, self.id = asked.call, f"{run.turn_id}.{asked.call}"
         self.ready: Ready | None = None
         self.task: asyncio.Task[CallEnd] | None = None

@@ -71,7 +71,7 @@ from mainstay.tools.attempt import (
 from mainstay.tools.call import ActiveCall, CallEnd, CallWaits, HandedOver, NeedsApproval, body_is_over, stop_of
 from mainstay.tools.invoke import Ready, Threads, checked, execute, prepared
 from mainstay.tools.output import AttemptResult, returned
-from mainstay.turn.machine import Phase, asked_calls
+from mainstay.turn.machine import Phase
 
 log = logging.getLogger("mainstay.tools")
 
@@ -97,22 +97,20 @@ class Dispatcher:
 
     def admit(self, run: Run, step: int, parts: Sequence[Part]) -> tuple[int, ...]:
         """Which calls of a reply start with its record: nothing to ask, nothing to wait for. Their places are taken."""
-        plugins = plugins_of(run)
+        plugins = None if run.hooks is None else plugins_of(run)
         if plugins is not None and plugins.vets:
             return ()  # plugins are asked first, and what they decide is recorded with the start
-        calls = calls_of(parts, step)
-        if not calls:
-            return ()
         started = []
-        for index, asked in enumerate(asked_calls(calls, ()).values()):
-            ready = checked(run.agent.catalog, asked, f"{run.turn_id}.{asked.call}")
+        for index, (key, call) in enumerate(calls_of(parts, step).items()):
+            asked = AskedCall(key, call.id, call.name, call.args, call.raw)
+            ready = checked(run.agent.catalog, asked, f"{run.turn_id}.{key}")
             if isinstance(ready, Failed) or ready.entry.provider is not None:
                 continue
             spec = ready.entry.spec
             # A background call has a start record of its own: after a crash it must be registered again.
             plain = spec.approval == "never" and not spec.deferred and not spec.background
             if plain and ((spec.limit is None and spec.resource is None) or self.admission.try_take(needs_of(spec))):
-                run.held[asked.call] = ready
+                run.held[key] = ready
                 started.append(index)
         return tuple(started)
 
@@ -548,8 +546,7 @@ class Round:
         names = tuple([self.waits.wait_id(key, each.kind) for key, each in pending])
         appended = await self.run.journal.flush(self._take_opened(), names)
         if appended is None or not appended.parked:
-            self.run.heed()
-            self.run.control.check()
+            self.run.check_cancel()
             return None
         calls = tuple([each for _, each in pending])
         self.run.events.emit(WaitingFor, calls=calls)

@@ -149,34 +149,6 @@ def with_unique_ids(parts: Sequence[Part], turn_id: str, step: int) -> tuple[Par
     return tuple(out)
 
 
-def asked_calls(calls: dict[str, ToolCall], started: Sequence[int], store: str = "") -> dict[str, AskedCall]:
-    """The calls of a reply as the turn asks for them; those in `started` began with the reply's record, in `store`."""
-    asked, starts = {}, frozenset(started)
-    for index, (key, call) in enumerate(calls.items()):
-        begun = index in starts
-        asked[key] = AskedCall(
-            key, call.id, call.name, call.args, call.raw, begun, attempts=int(begun), store=store if begun else ""
-        )
-    return asked
-
-
-def answer_text(parts: Sequence[Part]) -> str:
-    return "".join([p.text for p in parts if type(p) is Text])
-
-
-def spent(budget: Budget, state: TurnState) -> BudgetSpent | None:
-    """The limit that the next model call would go beyond, if any. `steps` is not here: it grants a last word."""
-    if budget.tokens is not None and state.usage.total >= budget.tokens:
-        return BudgetSpent("tokens", budget.tokens)
-    if budget.money is not None and (state.usage.cost or 0) >= budget.money:
-        return BudgetSpent("money", budget.money)
-    if budget.seconds is not None and state.elapsed_ms >= budget.seconds * 1000:
-        return BudgetSpent("seconds", budget.seconds)
-    if budget.no_progress is not None and state.idle_steps >= budget.no_progress:
-        return BudgetSpent("no_progress", budget.no_progress)
-    return None
-
-
 OutputRule: TypeAlias = Callable[[str], Any]
 """Reads the final text as the agent's output type, as JSON; raises ValueError with words for the model."""
 
@@ -186,7 +158,7 @@ CHECKPOINTS = {phase: Checkpoint(phase.value) for phase in (Phase.OPENING, Phase
 
 
 class Machine:
-    """One turn: built from its first message, or from a state that was dumped before."""
+    """One turn: built from a state that holds its first message, or that was dumped before."""
 
     __slots__ = ("_budget", "_output", "state")
 
@@ -194,12 +166,6 @@ class Machine:
         self.state = state
         self._budget = budget or Budget()
         self._output = output
-
-    @classmethod
-    def begin(
-        cls, turn_id: str, message: Message, budget: Budget | None = None, output: OutputRule | None = None
-    ) -> Machine:
-        return cls(TurnState(turn_id, Transcript([message])), budget, output)
 
     def dump(self) -> bytes:
         return msgspec.json.encode(self.state)
@@ -244,11 +210,7 @@ class Machine:
         state = self.state
         step = state.step + (state.phase is Phase.BEFORE_COMPLETION)
         over = self._budget.steps is not None and step > self._budget.steps and state.last
-        return not over and spent(self._budget, state) is None
-
-    def most_calls(self) -> int | None:
-        """How many calls one reply may ask for; None is any number."""
-        return self._budget.calls_per_reply
+        return not over and self._spent() is None
 
     def may_call(self, count: int) -> bool:
         """Whether the budget grants so many more calls."""
@@ -293,19 +255,15 @@ class Machine:
             state.elapsed_ms = slot.elapsed_ms or state.elapsed_ms
             state.queued += slot.queued
 
-    def _boundary(self, delivery: Delivery) -> None:
+    def _delivered(self, delivery: Delivery) -> None:
         state = self.state
         state.delivered, state.added, state.queued = delivery.inputs, state.queued + delivery.messages, ()
-        self._ask()
-
-    def _completing(self, delivery: Delivery) -> None:
-        state = self.state
-        state.delivered, state.added = delivery.inputs, delivery.messages
-        if not (delivery.inputs or delivery.messages) or not self.may_ask():
-            state.phase = Phase.DONE  # the answer stands, whatever came too late for the budget
-            return
-        state.outcome = None
-        state.step += 1
+        if state.phase is Phase.BEFORE_COMPLETION:
+            if not (delivery.inputs or delivery.messages) or not self.may_ask():
+                state.phase = Phase.DONE  # the answer stands, whatever came too late for the budget
+                return
+            state.outcome = None
+            state.step += 1
         self._ask()
 
     def _replied(self, reply: Replied) -> None:
@@ -314,8 +272,13 @@ class Machine:
         state.usage = state.usage + usage_of(reply)
         state.attempt, state.due, state.progress = 1, 0, False
         state.failed = ()  # the model that answered stays with the turn; the others may have recovered by the next step
-        state.calls = asked_calls(state.transcript.calls, reply.started, reply.store)
-        granted = self.may_call(len(state.calls)) or bool(reply.started)
+        state.calls = {}
+        for index, (key, call) in enumerate(state.transcript.calls.items()):
+            begun = index in reply.started  # with this record
+            store = reply.store if begun else ""
+            asked = AskedCall(key, call.id, call.name, call.args, call.raw, begun, attempts=int(begun), store=store)
+            state.calls[key] = asked
+        granted = not state.calls or bool(reply.started) or self.may_call(len(state.calls))
         state.called += len(state.calls)
         if reply.dropped:
             state.added = (prompt.too_many_calls(reply.dropped),)
@@ -333,7 +296,7 @@ class Machine:
             state.phase = Phase.TOOLS
 
     def _answered(self, reply: Replied) -> None:
-        state, text = self.state, answer_text(reply.parts)
+        state, text = self.state, "".join([part.text for part in reply.parts if type(part) is Text])
         if reply.stop == "paused" and not state.last:
             state.step += 1  # its own tools are at work at the provider: it goes on when it is shown its words so far
             self._ask()
@@ -410,9 +373,8 @@ class Machine:
 
     def _tool_ended(self, record: Ended) -> None:
         state = self.state
-        self._call(record.call)
+        del state.calls[self._call(record.call).call]
         self._keep(record)
-        del state.calls[record.call]
         state.progress = state.progress or type(record.outcome) is Ok
         if not state.calls:
             state.idle_steps = 0 if state.progress else state.idle_steps + 1
@@ -433,7 +395,7 @@ class Machine:
     def _ask(self) -> None:
         """The next model call, unless the budget is spent; the step limit grants one last word without tools."""
         state = self.state
-        over = spent(self._budget, state)
+        over = self._spent()
         if over is not None:
             self._finish(over)
             return
@@ -447,12 +409,25 @@ class Machine:
             state.last = False  # a changed definition may grant more than the recorded one
         state.phase = Phase.ASKING
 
+    def _spent(self) -> BudgetSpent | None:
+        """The limit that the next model call would go beyond, if any. `steps` is not here: it grants a last word."""
+        state, budget = self.state, self._budget
+        if budget.tokens is not None and state.usage.total >= budget.tokens:
+            return BudgetSpent("tokens", budget.tokens)
+        if budget.money is not None and (state.usage.cost or 0) >= budget.money:
+            return BudgetSpent("money", budget.money)
+        if budget.seconds is not None and state.elapsed_ms >= budget.seconds * 1000:
+            return BudgetSpent("seconds", budget.seconds)
+        if budget.no_progress is not None and state.idle_steps >= budget.no_progress:
+            return BudgetSpent("no_progress", budget.no_progress)
+        return None
+
     def _finish(self, outcome: Outcome) -> None:
         self.state.outcome = outcome
         self.state.phase = Phase.DONE
 
     _TABLE: ClassVar[dict[tuple[Phase, type], Callable[[Machine, Any], None]]] = {
-        (Phase.OPENING, Delivery): _boundary,
+        (Phase.OPENING, Delivery): _delivered,
         (Phase.ASKING, Replied): _replied,
         (Phase.ASKING, Faltered): _model_faltered,
         (Phase.ASKING, GaveUp): _gave_up,
@@ -460,8 +435,8 @@ class Machine:
         (Phase.TOOLS, Started): _tool_started,
         (Phase.TOOLS, Faltered): _tool_faltered,
         (Phase.TOOLS, Ended): _tool_ended,
-        (Phase.AFTER_WORK, Delivery): _boundary,
-        (Phase.BEFORE_COMPLETION, Delivery): _completing,
+        (Phase.AFTER_WORK, Delivery): _delivered,
+        (Phase.BEFORE_COMPLETION, Delivery): _delivered,
         (Phase.OPENING, NoRoom): _no_room,
         (Phase.ASKING, NoRoom): _no_room,
         (Phase.TOOLS, NoRoom): _no_room,

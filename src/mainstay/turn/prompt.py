@@ -24,7 +24,7 @@ def compose(instructions: str, parts: Iterable[PromptPart]) -> str:
 
 
 def request_messages(instructions: str, messages: list[Message]) -> list[Message]:
-    """What a model is shown: instructions, then the conversation."""
+    """What a model is shown: instructions where there are any, then the conversation."""
     return [Message("system", (Text(instructions),)), *messages] if instructions else messages
 
 

@@ -293,7 +293,7 @@ class SessionHost(TaskServices):
             messages.append((await save_files(parts.store.blobs, clean_message(said, unsaved=True)))[0])
         request = ModelRequest(
             request_messages(definition.instructions, messages),
-            definition.tool_specs(),
+            definition.catalog.specs(),
             definition.output_schema,
             session_id=self._id,
             settings=definition.settings,
@@ -309,4 +309,4 @@ class SessionHost(TaskServices):
     async def frame(self, reason: str, summary: tuple[Message, ...]) -> None:
         assert self._run is not None
         self._run.note(Framed(reason, summary, self._parts.clock.now()))
-        self._run.history = list(summary)
+        self._run.show(list(summary))

@@ -100,7 +100,8 @@ class TaskServices:
                 parent=run.turn_id,
                 parent_end=parent_end,
             )
-            run.children = run.children or parent_end == "cancel"
+            if parent_end == "cancel":
+                run.start_children()
         begin = functools.partial(self._owned(row).start, what, args, wake)
         handle = await (begin(start) if run is None else run.journal.patiently(begin, start))
         return TaskHandle(self._processes, handle.id, functools.partial(self._cancel, session_id=row.id))
