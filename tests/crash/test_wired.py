@@ -12,15 +12,17 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Generator
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.testing.crash import Crash, ForkServer, Played, plans
 from mainstay.testing.model_server import Asked, ModelServer, Reply
-from tests.crash.wired import PID, SCENARIOS, URL
+from tests.crash.wired import CASE, OWN_TOOLS, PID, URL, Case, Kind, turn
 from tests.fuzzing import cases
 from tests.providers.wire import ANSWERS
 
@@ -30,12 +32,28 @@ CHUNK = 48
 BY_THE_SERVER = Crash("killed by the server")
 """A point that no run passes: its process dies because the server kills it."""
 
-DIALECTS = list(SCENARIOS)
+DIALECTS = list(ANSWERS)
+
+TYPED: tuple[Kind, ...] = ("tool", "prompt")
+LAST: dict[Kind, str] = {"text": "text", "tool": "answer by tool", "prompt": "structured"}
+
+
+ENDS: dict[Kind, str] = {"text": "Grüße, Welt 😀", "tool": '{"name":"Ada"}', "prompt": '{"name":"Ada"}'}
+FOUND = {"anthropic": "It rains.", "openai": "It rains.", "google": "42"}
+"""What the assistant says last: with words or a typed answer, and with what a tool of the provider found."""
+
+
+def script(case: Case) -> list[str]:
+    """The answers of the server: two calls of our tools, then the end. A tool of Anthropic's pauses the answer."""
+    if case.kind != "provider tools":
+        return ["parallel", LAST[case.kind]]
+    paused = ["paused"] if case.dialect == "anthropic" else []
+    return ["parallel", *paused, OWN_TOOLS[case.dialect].replace("_", " ")]
 
 
 class Place(NamedTuple):
-    """Where a client dies: at its first or second request, when so many chunks of the answer were sent. None: not even
-    its head was."""
+    """Where a client dies: at which request, when so many chunks of the answer were sent. None: not even its head
+    was."""
 
     request: int
     chunks: int | None
@@ -44,14 +62,15 @@ class Place(NamedTuple):
 class Server:
     """A model server on a thread of its own: it kills the client at a place, once, and keeps a ledger of requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, case: Path) -> None:
+        self._file = case
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="model server")
         self._thread.start()
         self._server = ModelServer(self._reply)
         self._wait_for(self._server.__aenter__())
         self.url = self._server.url
-        self._dialect, self._place = "", Place(0, None)
+        self._case, self._place = Case(""), Place(0, None)
         self.killed = 0
 
     def close(self) -> None:
@@ -63,9 +82,10 @@ class Server:
     def _wait_for(self, work: Coroutine[Any, Any, Any]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def expect(self, dialect: str, place: Place | None = None) -> None:
-        """Begin a new ledger; kill the client at that place."""
-        self._dialect, self._place = dialect, place or Place(0, None)
+    def expect(self, case: Case, place: Place | None = None) -> None:
+        """Begin a new ledger; the next turns are of this case; kill the client at that place."""
+        self._case, self._place = case, place or Place(0, None)
+        self._file.write_bytes(msgspec.json.encode(case))
         self._server.asked.clear()
         self.killed = 0
 
@@ -74,14 +94,14 @@ class Server:
         by_body: dict[bytes, int] = {}
         found = []
         for asked in self._server.asked:
-            number = by_body.setdefault(asked.body, 1 if len(by_body) == 0 else 2)
+            number = by_body.setdefault(asked.body, len(by_body) + 1)
             assert number == _number(asked), "a question was asked again in other words"
             found.append(number)
         return found
 
     def _reply(self, asked: Asked) -> Reply:
         number, place = _number(asked), self._place
-        whole = ANSWERS[self._dialect]["parallel" if number == 1 else "text"].reply
+        whole = ANSWERS[self._case.dialect][script(self._case)[number - 1]].reply
         if number != place.request or self.killed:
             return whole
         if place.chunks is None:
@@ -95,29 +115,32 @@ class Server:
 
 
 def _number(asked: Asked) -> int:
-    return 2 if b"got 1" in asked.body else 1
+    """Results of our calls come with the second request, what a paused answer had said with the third."""
+    return 1 + (b"got 1" in asked.body) + (b"srvtoolu_1" in asked.body)
 
 
 @pytest.fixture(scope="module")
-def server() -> Generator[Server, None, None]:
-    one = Server()
-    yield one
-    one.close()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Server, None, None]:
+    with pytest.MonkeyPatch.context() as patch:
+        case = tmp_path_factory.mktemp("wired") / "case"
+        one = Server(case)
+        patch.setenv(URL, one.url)
+        patch.setenv(CASE, str(case))
+        yield one
+        one.close()
 
 
 @pytest.fixture(scope="module")
 def forks(server: Server) -> Generator[ForkServer, None, None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(URL, server.url)
-        with ForkServer(SCENARIOS["anthropic"]) as ready:
-            yield ready
+    with ForkServer(turn) as ready:
+        yield ready
 
 
-def places(dialect: str) -> list[Place]:
+def places(case: Case) -> list[Place]:
     """Every one: before the first byte, and after each chunk; the last one is the terminal event, not HTTP's end."""
     found = []
-    for request, case in ((1, "parallel"), (2, "text")):
-        chunks = -(-len(ANSWERS[dialect][case].reply.body) // CHUNK)
+    for request, answer in enumerate(script(case), 1):
+        chunks = -(-len(ANSWERS[case.dialect][answer].reply.body) // CHUNK)
         found += [Place(request, chunk) for chunk in (None, *range(chunks + 1))]
     return found
 
@@ -139,30 +162,39 @@ def effects(played: Played) -> tuple[int, int]:
     return played.count("get"), played.count("put")
 
 
+CASES = [
+    *[Case(dialect) for dialect in DIALECTS],
+    *[Case(dialect, kind) for dialect in DIALECTS for kind in TYPED],
+    *[Case(dialect, "provider tools") for dialect in OWN_TOOLS],
+]
+
+
 @pytest.mark.kill
 @pytest.mark.fuzz
 @pytest.mark.slow
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_answer_cut_off_by_a_kill_is_asked_for_once_more_and_a_recorded_one_never(
-    dialect: str, server: Server, forks: ForkServer, record_property: Callable[[str, object], None]
+    case: Case, server: Server, forks: ForkServer, record_property: Callable[[str, object], None]
 ) -> None:
-    server.expect(dialect)
-    said, calls, unknown = outcome_of(forks.play(scenario=SCENARIOS[dialect]))
-    assert (server.ledger(), unknown) == ([1, 2], 0)
-    chosen = sample(places(dialect), cases(6, 10_000), dialect)
+    requests = [*range(1, len(script(case)) + 1)]
+    ends = FOUND[case.dialect] if case.kind == "provider tools" else ENDS[case.kind]
+    ended = [("s.1.1.0", "get", "ok"), ("s.1.1.1", "put", "ok")]
+    chosen = sample(places(case), cases(6 if case.kind == "text" else 3, 10_000), str(case))
 
-    for place in chosen:
-        server.expect(dialect, place)
-        played = forks.play([BY_THE_SERVER], SCENARIOS[dialect])
+    for place in [None, *chosen]:
+        server.expect(case, place)
+        played = forks.play([BY_THE_SERVER] if place else (), turn)
 
-        assert server.killed, place
-        assert server.ledger() == ([1, 1, 2] if place.request == 1 else [1, 2, 2]), place
-        assert outcome_of(played) == (said, calls, 1), place
+        assert bool(server.killed) == bool(place), place
+        assert server.ledger() == sorted([*requests, place.request] if place else requests), place
+        said, calls, unknown = outcome_of(played)
+        assert (calls, unknown) == (ended, 1 if place else 0), place
+        assert said[-1].replace(": ", ":") == f"assistant:{ends}", place
         assert effects(played) == (1, 1), place
         asked = [(line.key, line.data) for line in played.ledger if line.name == "model"]
-        assert len(asked) == 3, place
-        assert len(set(asked)) == 2, f"{place}: under another id"
-    record_property("mainstay", f"killed by its server over HTTP, {dialect}: {len(chosen)} of {len(places(dialect))}")
+        assert len(asked) == len(requests) + bool(place), place
+        assert len(set(asked)) == len(requests), f"{place}: under another id"
+    record_property("mainstay", f"killed by its server over HTTP, {case}: {len(chosen)} of {len(places(case))}")
 
 
 class Fate(Struct, frozen=True):
@@ -218,14 +250,14 @@ def ruling(crash: Crash) -> Fate:
 def test_every_kill_around_a_request_over_http_has_its_ruled_fate(
     dialect: str, server: Server, forks: ForkServer, record_property: Callable[[str, object], None]
 ) -> None:
-    server.expect(dialect)
-    plain = forks.play(scenario=SCENARIOS[dialect])
+    server.expect(Case(dialect))
+    plain = forks.play()
     every = list(plans(plain.traces[0], ("before", "lost")))
     chosen = sample(every, cases(6, 10_000), dialect)
 
     for crash in chosen:
-        server.expect(dialect)
-        played = forks.play([crash], SCENARIOS[dialect])
+        server.expect(Case(dialect))
+        played = forks.play([crash])
 
         _, calls, unknown = outcome_of(played)
         put = next(outcome for _, name, outcome in calls if name == "put")

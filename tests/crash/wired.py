@@ -1,24 +1,54 @@
 """A turn with two tools over real HTTP, in each dialect: what the tests of kills in mid-stream run in child processes.
 
 The server is in another process and outlives them. They find it by a variable, which the process that forks them
-inherits; it finds the process to kill by a header.
+inherits; it finds the process to kill by a header. Which turn it is to be, they read from a file, which a variable
+names as well: one process forks all of them.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
-from mainstay import Agent, ToolContext, tool
+import msgspec
+from msgspec import Struct
+
+from mainstay import Agent, ModelSettings, ProviderTool, ToolContext, tool
 from mainstay.providers.http import HttpProvider, no_key
 from mainstay.testing.crash import Lab
 from tests.providers.wire import MODEL, dialects
 
 URL = "MAINSTAY_TEST_MODEL_SERVER"
+CASE = "MAINSTAY_TEST_CASE"
 PID = "x-test-pid"
 
+Kind: TypeAlias = Literal["text", "tool", "prompt", "provider tools"]
+"""How the turn ends: with words, a typed answer by tool or by prompt, or what a tool of the provider found."""
 
-async def _turn(lab: Lab, name: str) -> None:
+
+class Case(Struct, frozen=True):
+    """Which turn it is to be."""
+
+    dialect: str
+    kind: Kind = "text"
+
+    def __str__(self) -> str:
+        return f"{self.dialect}, {self.kind}"
+
+
+class Person(Struct, frozen=True):
+    """What a typed answer is."""
+
+    name: str
+
+
+OWN_TOOLS = {"anthropic": "web_search", "openai": "web_search", "google": "code_execution"}
+
+
+async def turn(lab: Lab) -> None:
+    case = msgspec.json.decode(Path(os.environ[CASE]).read_bytes(), type=Case)
+
     @tool(recovery="rerun")
     async def get(ctx: ToolContext[Any], n: int) -> str:
         """Get it."""
@@ -32,36 +62,14 @@ async def _turn(lab: Lab, name: str) -> None:
         return "put"
 
     url, pid = os.environ[URL], {PID: str(os.getpid())}
-    model = HttpProvider(dialects()[name], MODEL, name=name, base_url=url, authorise=no_key, headers=pid)
-    async with lab.runtime(agents=[Agent(model, name="wired", tools=[get, put])]) as runtime:
+    dialect = dialects()[case.dialect]
+    model = HttpProvider(dialect, MODEL, name=case.dialect, base_url=url, authorise=no_key, headers=pid)
+    agent: Agent[Any] = Agent(model, name="wired", tools=[get, put])
+    if case.kind == "provider tools":
+        agent = Agent(model, name="wired", tools=[get, put, ProviderTool(OWN_TOOLS[case.dialect])])
+    elif case.kind != "text":
+        settings = ModelSettings(output_mode=case.kind)
+        agent = Agent(model, name="wired", tools=[get, put], output=Person, settings=settings)
+    async with lab.runtime(agents=[agent]) as runtime:
         session = await runtime.session("s")
         await session.run("go", key="go")
-
-
-async def anthropic(lab: Lab) -> None:
-    await _turn(lab, "anthropic")
-
-
-async def openai(lab: Lab) -> None:
-    await _turn(lab, "openai")
-
-
-async def openai_chat(lab: Lab) -> None:
-    await _turn(lab, "openai-chat")
-
-
-async def google(lab: Lab) -> None:
-    await _turn(lab, "google")
-
-
-async def bedrock(lab: Lab) -> None:
-    await _turn(lab, "bedrock")
-
-
-SCENARIOS = {
-    "anthropic": anthropic,
-    "openai": openai,
-    "openai-chat": openai_chat,
-    "google": google,
-    "bedrock": bedrock,
-}
