@@ -130,7 +130,7 @@ class ModelCaller:
             again = self._failed(attempt, fault)
             await _finished(run, effect, "attempt_reset" if again else "provider_error")
         else:
-            if run.hooks is not None:
+            if run.hooks is not None and run.hooks.in_model_calls:
                 response = await self._responded(attempt, run.hooks, response)
             self._answered(attempt, response)
 
@@ -211,7 +211,7 @@ class ModelCaller:
         agent = run.agent
         tools: Sequence[ToolSpec] = () if effect.last else agent.catalog.specs()
         instructions, messages = agent.instructions, [*run.history, *run.machine.messages()]
-        if run.hooks is not None:
+        if run.hooks is not None and run.hooks.in_model_calls:
             instructions, messages = await run.hooks.shape(effect.step, tools, instructions, messages)
             await run.journal.flush()  # hooks may have noted something
         return ModelRequest(
@@ -265,7 +265,7 @@ class ModelCaller:
         run, step = attempt.run, attempt.effect.step
         response: ModelResponse | None = None
         count, size, text = 0, 0, run.events.text
-        stream = None if run.hooks is None else run.hooks.stream(step)
+        stream = run.hooks.stream(step) if run.hooks is not None and run.hooks.in_model_calls else None
         deltas = attempt.model.stream(request)
         async for delta in deltas:
             attempt.begun = True
@@ -423,7 +423,7 @@ async def within(limit: float, asking: Coroutine[Any, Any, ModelResponse]) -> Mo
 
 
 async def _finished(run: Run, effect: CallModel, reason: StreamEnd) -> None:
-    if run.hooks is not None:
+    if run.hooks is not None and run.hooks.in_model_calls:
         await run.hooks.stream_finished(effect.step, reason)
 
 

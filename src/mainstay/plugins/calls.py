@@ -1,9 +1,9 @@
 """How hooks are called. There are four shapes, and every hook uses one of them:
 
     collect   one after another in order; every answer with its plugin; the first fault ends it
-    first     one after another until somebody answers
+    first     one after another until one answers
     pipe      one after another, each on what the one before returned
-    notify    all at once; faults are gathered and harm nobody
+    notify    all at once; faults are gathered, and end nothing
 
 A fault is whatever a hook raises, a hook that hangs past its plugin's time limit, or an answer that makes no sense. It
 names its plugin and its hook. A chain with async hooks runs in one task of its own, so that a hook that ignores its
@@ -34,7 +34,7 @@ T = TypeVar("T")
 log = logging.getLogger("mainstay.plugins")
 
 GRACE = 0.05
-"""Seconds that a hook gets after it was cut off; then nobody waits for it any more."""
+"""Seconds that a hook gets after it was cancelled; then its caller does not wait for it any more."""
 
 CANCELLED_ITSELF = "CancelledError: it cancelled itself"
 
@@ -62,61 +62,61 @@ class Hooks(Struct, frozen=True):
         return others, Hooks(self.name, self.entries[at:], self.waits, self.filters)
 
 
-Told = Callable[[Plugin], Sequence[Any]]
+Arguments: TypeAlias = Callable[[Plugin], Sequence[Any]]
 """Makes the arguments of one plugin's hook."""
 
 Read = Callable[[Plugin, Any], Any]
 """Makes of an answer what it means. What it raises is a fault of the plugin that answered, not of the next one."""
 
 
-async def collect(hooks: Hooks, told: Told, read: Read | None = None) -> list[tuple[Plugin, Any]]:
+async def collect(hooks: Hooks, arguments: Arguments, read: Read | None = None) -> list[tuple[Plugin, Any]]:
     """Ask all in order."""
+    chain = HookChain(hooks)
 
-    async def chain(watch: Watch) -> list[tuple[Plugin, Any]]:
-        return [(plugin, await watch.over(plugin, method, told(plugin), read)) for plugin, method in hooks.entries]
+    async def calls() -> list[tuple[Plugin, Any]]:
+        return [(plugin, await chain.call(plugin, method, arguments(plugin), read)) for plugin, method in hooks.entries]
 
-    return await limited(hooks, chain)
+    return await chain.run(calls())
 
 
-async def first(hooks: Hooks, told: Told, read: Read | None = None) -> tuple[Plugin, Any] | None:
-    """Ask in order until somebody answers with something: not None and, unless `read` says otherwise, not empty."""
-    read = read or _something
+async def first(hooks: Hooks, arguments: Arguments, read: Read | None = None) -> tuple[Plugin, Any] | None:
+    """Ask in order until one answers with something: not None and, unless `read` says otherwise, not empty."""
+    chain, read = HookChain(hooks), read or _something
 
-    async def chain(watch: Watch) -> tuple[Plugin, Any] | None:
+    async def calls() -> tuple[Plugin, Any] | None:
         for plugin, method in hooks.entries:
-            answer = await watch.over(plugin, method, told(plugin), read)
+            answer = await chain.call(plugin, method, arguments(plugin), read)
             if answer is not None:
                 return plugin, answer
         return None
 
-    return await limited(hooks, chain)
+    return await chain.run(calls())
 
 
-async def pipe(hooks: Hooks, value: T, told: Callable[[Plugin, T], Sequence[Any]], read: Read | None = None) -> T:
+async def pipe(hooks: Hooks, value: T, arguments: Callable[[Plugin, T], Sequence[Any]], read: Read | None = None) -> T:
     """Hand a value from one to the next."""
+    chain = HookChain(hooks)
 
-    async def chain(watch: Watch) -> T:
+    async def calls() -> T:
         current = value
         for plugin, method in hooks.entries:
-            current = await watch.over(plugin, method, told(plugin, current), read)
+            current = await chain.call(plugin, method, arguments(plugin, current), read)
         return current
 
-    return await limited(hooks, chain)
+    return await chain.run(calls())
 
 
-async def notify(hooks: Hooks, told: Told) -> list[Issue]:
-    """Tell all at once. What goes wrong comes back as issues, in the order of the plugins."""
+async def notify(hooks: Hooks, arguments: Arguments) -> list[Issue]:
+    """Call all at once. What goes wrong comes back as issues, in the order of the plugins."""
 
     async def one(plugin: Plugin, method: Callable[..., Any]) -> None:
-        async def chain(watch: Watch) -> None:
-            await watch.over(plugin, method, told(plugin))
-
-        await limited(hooks, chain)
+        chain = HookChain(hooks)
+        await chain.run(chain.call(plugin, method, arguments(plugin)))
 
     ends = await asyncio.gather(*[one(*each) for each in hooks.entries], return_exceptions=True)
     issues = []
     for (plugin, _), end in zip(hooks.entries, ends, strict=True):
-        if isinstance(end, asyncio.CancelledError):  # a plain hook cancelled the task that told it
+        if isinstance(end, asyncio.CancelledError):  # a plain hook cancelled the task that called it
             end = PluginFault(plugin.id, hooks.name, CANCELLED_ITSELF)
         if isinstance(end, PluginFault):
             issues.append(Issue("lifecycle_hook_failed", str(end), plugin.id))
@@ -125,14 +125,14 @@ async def notify(hooks: Hooks, told: Told) -> list[Issue]:
     return issues
 
 
-Probe = Callable[[str, str], None]
-"""Told of the begin and the end of a phase, by name."""
+PhaseProbe: TypeAlias = Callable[[str, str], None]
+"""Called at the begin and the end of a phase, with its name."""
 
 _KINDS = {"transform_view": "context_transform", "at_checkpoint": "checkpoint", "prompt": "prompt_contributor"}
 """What a hook is called in the names of its phases, where that is not its own name."""
 
 
-def probed(hooks: Hooks, probe: Probe | None) -> Hooks:
+def probed(hooks: Hooks, probe: PhaseProbe | None) -> Hooks:
     """The same hooks, each telling when it begins and ends; also when it fails."""
     if probe is None:
         return hooks
@@ -141,7 +141,7 @@ def probed(hooks: Hooks, probe: Probe | None) -> Hooks:
     return Hooks(hooks.name, tuple(entries), hooks.waits, hooks.filters)
 
 
-def _probing(method: Callable[..., Any], phase: str, probe: Probe) -> Callable[..., Any]:
+def _probing(method: Callable[..., Any], phase: str, probe: PhaseProbe) -> Callable[..., Any]:
     def begin(*args: Any) -> Any:
         probe(phase, "begin")
         waits = False
@@ -162,31 +162,21 @@ def _probing(method: Callable[..., Any], phase: str, probe: Probe) -> Callable[.
     return begin
 
 
-async def limited(hooks: Hooks, chain: Callable[[Watch], Coroutine[Any, Any, T]], alone: bool = False) -> T:
-    """Run a chain, with a task and a timer only where something could wait.
+class HookChain:
+    """One chain of hook calls: which plugin is at work, since when, and the task that is left behind when it hangs.
 
-    `alone`: the task at hand is there for this chain's sake, and so needs no other.
-    """
-    watch = Watch(hooks.name)
-    if not hooks.waits:
-        return await chain(watch)
-    return await (watch.stay(chain(watch)) if alone else watch.attend(chain(watch)))
-
-
-class Watch:
-    """Who of a chain is at work, since when, and the task that is left behind when it hangs.
-
-    `_late` is the plugin whose time was up. `_ending`: nobody waits for the chain any more, whatever it makes of it.
+    `_own_task`: a hook may be awaited, because the chain runs in a task that it can be left behind in. `_late` is the
+    plugin whose time was up. `_ending`: the caller does not wait for the chain any more, whatever the chain does.
     """
 
     __slots__ = (
-        "_attended",
         "_due",
         "_ending",
         "_guarded",
-        "_hook",
+        "_hooks",
         "_late",
         "_loop",
+        "_own_task",
         "_plugin",
         "_since",
         "_task",
@@ -194,19 +184,44 @@ class Watch:
         "_woken",
     )
 
-    def __init__(self, hook: str) -> None:
-        self._hook = hook
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
         self._plugin: Plugin | None = None
         self._loop = asyncio.get_running_loop()
         self._since, self._due = 0.0, inf
-        self._attended = self._ending = False
+        self._own_task = self._ending = False
         self._task: asyncio.Task[Any] | None = None
         self._guarded: Guarded[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._woken: asyncio.Future[None] | None = None
         self._late: Plugin | None = None
 
-    async def over(
+    async def run(self, calls: Coroutine[Any, Any, T], alone: bool = False) -> T:
+        """Run the calls of the chain, with a task and a timer only where a hook could wait.
+
+        `alone`: the current task exists for this chain, and so it needs no other. Its steps are handed on one by one,
+        so that a hook that hangs can be left there.
+        """
+        if not self._hooks.waits:
+            return await calls
+        if not alone:
+            return await self._in_task(calls)
+        self._own_task = True
+        guarded: Guarded[T] = Guarded(calls, None, GRACE)
+        self._guarded = guarded
+        try:
+            return await guarded
+        except BaseException as error:  # whatever it was, a hook whose time was up is what caused it
+            if self._late is not None and guarded.took_back():
+                raise self._overdue(self._late, not guarded.left) from error
+            raise
+        finally:
+            if guarded.timer is not None:
+                guarded.timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+
+    async def call(
         self, plugin: Plugin, method: Callable[..., Any], args: Sequence[Any], read: Read | None = None
     ) -> Any:
         """Call one hook. What it raises is a fault of its plugin; only a cancellation from outside is not."""
@@ -216,18 +231,28 @@ class Watch:
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a plugin are its own trouble too
             raise self._fault(plugin, error) from error
         if answer is not None and (type(answer) is CoroutineType or inspect.isawaitable(answer)):
-            if self._attended:
-                self._clock(plugin)
+            if self._own_task:
+                # One timer serves the chain: it is set anew only when this hook's time is up before it would go off.
+                self._since = self._loop.time()
+                due = self._since + plugin.time_limit
+                if due < self._due:
+                    if self._timer is not None:
+                        self._timer.cancel()
+                    self._due, self._timer = due, self._loop.call_at(due, self._check_time)
                 try:
                     answer = await answer
                 except BaseException as error:  # the same, and what was thrown into it to end it
                     if self._ends(error):
                         raise
                     raise self._fault(plugin, error) from error
-                if self._ending:  # it did not listen: the rest of the chain must not run behind everybody's back
+                if (
+                    self._ending
+                ):  # it ignored its cancellation: the rest of the chain must not run after its caller left
                     raise asyncio.CancelledError
             else:
-                answer = await self._alone(plugin, answer)
+                # A plain function gave something to await: only that needs a task.
+                chain = HookChain(self._hooks)
+                answer = await chain._in_task(chain.call(plugin, lambda: answer, ()))
         return answer if read is None else self._read(plugin, answer, read)
 
     def _ends(self, error: BaseException) -> bool:
@@ -252,38 +277,24 @@ class Watch:
         except BaseException as error:  # the methods of its answer ran, and are no more to be trusted
             raise self._fault(plugin, error) from error
 
-    async def _alone(self, plugin: Plugin, answer: Awaitable[Any]) -> Any:
-        """A plain function gave something to await: only that needs a task."""
-        watch = Watch(self._hook)
-        return await watch.attend(watch.over(plugin, lambda: answer, ()))
-
     def _fault(self, plugin: Plugin, error: BaseException) -> PluginFault:
+        hook = self._hooks.name
         if isinstance(error, asyncio.CancelledError):
-            return PluginFault(plugin.id, self._hook, CANCELLED_ITSELF)
-        log.warning("hook %s of plugin %s raised", self._hook, plugin.id, exc_info=error)
-        return PluginFault(plugin.id, self._hook, f"{type(error).__name__}: {error_text(error)}")
+            return PluginFault(plugin.id, hook, CANCELLED_ITSELF)
+        log.warning("hook %s of plugin %s raised", hook, plugin.id, exc_info=error)
+        return PluginFault(plugin.id, hook, f"{type(error).__name__}: {error_text(error)}")
 
-    def _clock(self, plugin: Plugin) -> None:
-        """One timer serves the chain: it is set anew only when this hook's time is up before it would go off."""
-        self._since = self._loop.time()
-        due = self._since + plugin.time_limit
-        if due < self._due:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._due, self._timer = due, self._loop.call_at(due, self._look)
-
-    async def attend(self, chain: Coroutine[Any, Any, T]) -> T:
-        """Wait for a chain in a task of its own: until it ends, or shortly after it was cut off."""
-        loop = asyncio.get_running_loop()
-        self._attended = True  # before the task: a host's loop may begin tasks eagerly
-        woken = self._woken = loop.create_future()
-        task: asyncio.Task[T] = loop.create_task(self._waking(chain))
+    async def _in_task(self, calls: Coroutine[Any, Any, T]) -> T:
+        """Wait for the chain in a task of its own: until it ends, or shortly after it was cancelled."""
+        self._own_task = True  # before the task: a host's loop may begin tasks eagerly
+        woken = self._woken = self._loop.create_future()
+        task: asyncio.Task[T] = self._loop.create_task(self._waking(calls))
         self._task = task
         try:
             await woken
         except asyncio.CancelledError:
             self._ending = True
-            task.add_done_callback(_look_at)
+            task.add_done_callback(_retrieve)
             task.cancel()
             await asyncio.wait({task}, timeout=GRACE)
             raise
@@ -294,31 +305,13 @@ class Watch:
             raise self._overdue(self._late, task.done())
         if task.cancelled():  # not by us, so from inside
             assert self._plugin is not None
-            raise PluginFault(self._plugin.id, self._hook, CANCELLED_ITSELF)
+            raise PluginFault(self._plugin.id, self._hooks.name, CANCELLED_ITSELF)
         return task.result()
 
-    async def stay(self, chain: Coroutine[Any, Any, T]) -> T:
-        """Wait for a chain in the task at hand, handing its steps on so that a hook that hangs can be left there."""
-        self._attended = True
-        guarded: Guarded[T] = Guarded(chain, None, GRACE)
-        self._guarded = guarded
+    async def _waking(self, calls: Coroutine[Any, Any, T]) -> T:
+        """The last step of the chain wakes its caller: sooner by a pass of the event loop than a callback would."""
         try:
-            result = await guarded
-        except BaseException as error:  # whatever it was, a hook whose time was up is what caused it
-            if self._late is not None and guarded.took_back():
-                raise self._overdue(self._late, not guarded.left) from error
-            raise
-        finally:
-            if guarded.timer is not None:
-                guarded.timer.cancel()
-            if self._timer is not None:
-                self._timer.cancel()
-        return result
-
-    async def _waking(self, chain: Coroutine[Any, Any, T]) -> T:
-        """The last step of the chain wakes whoever waits: sooner by a pass of the event loop than a callback would."""
-        try:
-            return await chain
+            return await calls
         finally:
             self._wake()
 
@@ -326,35 +319,34 @@ class Watch:
         what = f"it did not end within {plugin.time_limit:g} s"
         if not ended:
             what += " and ignores its cancellation: it is left behind"
-            log.error("hook %s of plugin %s ignores its cancellation; it is left behind", self._hook, plugin.id)
-        return PluginFault(plugin.id, self._hook, what)
+            log.error("hook %s of plugin %s ignores its cancellation; it is left behind", self._hooks.name, plugin.id)
+        return PluginFault(plugin.id, self._hooks.name, what)
 
     def _wake(self) -> None:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
-    def _look(self) -> None:
+    def _check_time(self) -> None:
         """The timer went off: for the hook at work, for one that has long ended, or just after the last one."""
         assert self._plugin is not None
         if self._ending or (self._task is not None and self._task.done()):
             return
-        loop = asyncio.get_running_loop()
         self._due = self._since + self._plugin.time_limit
-        if self._due > loop.time():
-            self._timer = loop.call_at(self._due, self._look)
+        if self._due > self._loop.time():
+            self._timer = self._loop.call_at(self._due, self._check_time)
             return
         self._late, self._ending = self._plugin, True
         if self._guarded is not None:
             self._guarded.cut()
             return
         assert self._task is not None
-        self._task.add_done_callback(_look_at)
+        self._task.add_done_callback(_retrieve)
         self._task.cancel()
-        self._timer = loop.call_later(GRACE, self._wake)
+        self._timer = self._loop.call_later(GRACE, self._wake)
 
 
-def _look_at(task: asyncio.Task[Any]) -> None:
-    """Nobody waits for it any more; looked at, so that asyncio does not complain."""
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Nothing waits for it any more. An exception that is never retrieved would be logged by asyncio."""
     if not task.cancelled():
         task.exception()
 

@@ -53,7 +53,7 @@ from mainstay.model.plugin import (
     kind_of,
 )
 from mainstay.model.tool import Failed, Ok, ToolOutcome
-from mainstay.plugins.calls import Hooks, Watch, limited
+from mainstay.plugins.calls import HookChain, Hooks
 from mainstay.plugins.hooks import Plugin, ToolCallContext, ToolEndContext
 
 log = logging.getLogger("mainstay.plugins")
@@ -83,7 +83,7 @@ class Left(Struct, frozen=True):
     asides: Asides = ()
 
 
-class Conflict(Exception):
+class ConflictingPlugins(Exception):
     """Two plugins replaced the same thing, or one did so twice."""
 
     def __init__(self, what: str, *plugins: str) -> None:
@@ -139,7 +139,7 @@ class Fold:
             return None
         match self.winner[1]:
             case AbortTurn(code=code, message=message):
-                return _aborted(code, message, [_told(*each) for each in self.displaced if strength(each[1]) == 3])
+                return _aborted(code, message, [_denial(*each) for each in self.displaced if strength(each[1]) == 3])
             case ShortCircuit(outcome=outcome):
                 return outcome
             case _:
@@ -201,7 +201,7 @@ class Pipe:
                 self._refuse(plugin)
                 return
         elif not plugin.is_filter:
-            self._denials.append(_told(plugin.id, directive))
+            self._denials.append(_denial(plugin.id, directive))
             if self._abort is not None:
                 self.outcome = _aborted(self._abort.code, self._abort.message, self._denials)
                 self._refuse(plugin)
@@ -223,13 +223,13 @@ class Pipe:
 
 def _aborted(code: str, message: str, denials: Sequence[dict[str, Any]]) -> Failed:
     kept: list[dict[str, Any]] = []
-    for told in denials:
-        if told not in kept:  # said once, and again on a second look
-            kept.append(told)
+    for denial in denials:
+        if denial not in kept:  # said once, and again on a second look
+            kept.append(denial)
     return Failed(code, message, {"displaced": kept} if kept else None)
 
 
-def _told(plugin: str, directive: Directive) -> dict[str, Any]:
+def _denial(plugin: str, directive: Directive) -> dict[str, Any]:
     assert isinstance(directive, ShortCircuit)
     return _words(plugin, directive.outcome)
 
@@ -251,104 +251,109 @@ def _detail(directive: Directive) -> Any:
 
 
 async def before(
-    hooks: Hooks, told: Callable[[dict[str, Any], bool], ToolCallContext], args: dict[str, Any]
+    hooks: Hooks, context: Callable[[dict[str, Any], bool], ToolCallContext], args: dict[str, Any]
 ) -> Verdict:
-    """Ask everybody about a call that has not begun."""
-    fold = Fold()
+    """Ask all plugins about a call that has not begun."""
+    chain, fold = HookChain(hooks), None
 
-    async def chain(watch: Watch) -> dict[str, Any]:
-        current, ctx = args, told(own(args), False)
+    async def calls() -> dict[str, Any]:
+        nonlocal fold
+        current, ctx = args, context(own(args), False)
         for index, (plugin, method) in enumerate(hooks.entries):
             if ctx.args != current:
-                ctx = told(own(current), False)  # replaced, or changed in place, which changes nothing
-            answer = await watch.over(plugin, method, (ctx,))
+                ctx = context(own(current), False)  # replaced, or changed in place, which changes nothing
+            answer = await chain.call(plugin, method, (ctx,))
             if answer is None:
                 continue
-            directives = _heard(plugin, answer)
+            fold = fold or Fold()
+            directives = _read_before(plugin, answer)
             fold.weigh(plugin, directives)
             replaced = [each.args for each in directives if isinstance(each, ReplaceArgs)]
             if len(replaced) > 1:
-                raise Conflict(f"plugin {plugin.id!r} replaced the arguments twice", plugin.id)
+                raise ConflictingPlugins(f"plugin {plugin.id!r} replaced the arguments twice", plugin.id)
             if replaced:
                 current = replaced[0]
                 fold.decisions.append(Decision(plugin.id, fold.seam, "replace_tool_args", current))
                 for earlier in hooks.entries[:index]:
-                    await _look_again(watch, fold, plugin, earlier, told(own(current), True))
+                    await _inspect(chain, fold, plugin, earlier, context(own(current), True))
         return current
 
     try:
-        final = await limited(hooks, chain, alone=True)
+        final = await chain.run(calls(), alone=True)
     except PluginFault as fault:
         return Verdict(args, Failed("before_tool_call_failed", str(fault)))
-    except Conflict as conflict:
+    except ConflictingPlugins as conflict:
         return Verdict(args, Failed("plugin_conflict", str(conflict), {"plugins": list(conflict.plugins)}))
-    if fold.winner is None:
-        return Verdict(final, None, None, tuple(fold.decisions), tuple(fold.asides))
-    ask = fold.winner[1].reason if isinstance(fold.winner[1], AskPerson) else None
+    if fold is None:
+        return Verdict(final)
+    ask = fold.winner[1].reason if fold.winner is not None and isinstance(fold.winner[1], AskPerson) else None
     return Verdict(final, fold.outcome(), ask, fold.decided(), tuple(fold.asides))
 
 
-Ended: TypeAlias = Callable[[ToolOutcome], ToolEndContext]
-"""Makes what a plugin is told of an outcome."""
+EndContext: TypeAlias = Callable[[ToolOutcome], ToolEndContext]
+"""Makes what a plugin is shown of an outcome."""
 
 
-async def after(hooks: Hooks, told: Ended, ended: ToolOutcome) -> Left:
-    """Tell everybody how a call ended."""
+async def after(hooks: Hooks, context: EndContext, ended: ToolOutcome) -> Left:
+    """Show all plugins how a call ended."""
     pipe, (others, filters) = Pipe(ended), hooks.parted()
     if others:
         try:
-            await _through(pipe, others, told)
+            await _through(pipe, others, context)
         except PluginFault as fault:  # nothing that was decided until now counts
             pipe = Pipe(Failed(WITHHELD_CODE, f"{WITHHELD}: {fault}"))
     if filters:
-        pipe = await _filtered(pipe, filters, told)
+        pipe = await _filtered(pipe, filters, context)
     return Left(pipe.outcome, tuple(pipe.decisions), tuple(pipe.asides))
 
 
-async def filtered(hooks: Hooks, told: Ended, outcome: ToolOutcome) -> ToolOutcome:
+async def filtered(hooks: Hooks, context: EndContext, outcome: ToolOutcome) -> ToolOutcome:
     """The outcome of a call whose body did not run, as filters leave it."""
     filters = hooks.parted()[1]
-    return (await _filtered(Pipe(outcome), filters, told)).outcome if filters else outcome
+    return (await _filtered(Pipe(outcome), filters, context)).outcome if filters else outcome
 
 
-async def _filtered(pipe: Pipe, filters: Hooks, told: Ended) -> Pipe:
+async def _filtered(pipe: Pipe, filters: Hooks, context: EndContext) -> Pipe:
     try:
-        await _through(pipe, filters, told)
+        await _through(pipe, filters, context)
     except PluginFault as fault:  # its words may quote what it was to hide
         return Pipe(Failed(WITHHELD_CODE, f"{WITHHELD}: plugin {fault.plugin!r} failed"))
     return pipe
 
 
-async def _through(pipe: Pipe, hooks: Hooks, told: Ended) -> None:
-    async def chain(watch: Watch) -> None:
+async def _through(pipe: Pipe, hooks: Hooks, context: EndContext) -> None:
+    chain = HookChain(hooks)
+
+    async def calls() -> None:
         for plugin, method in hooks.entries:
-            ctx = told(own(pipe.outcome))
-            answer = await watch.over(plugin, method, (replace(ctx, args=own(ctx.args)),))
+            ctx = context(own(pipe.outcome))
+            answer = await chain.call(plugin, method, (replace(ctx, args=own(ctx.args)),))
             if answer is not None:
                 pipe.take(plugin, answer)
 
-    await limited(hooks, chain, alone=True)
+    await chain.run(calls(), alone=True)
 
 
-async def _look_again(
-    watch: Watch,
+async def _inspect(
+    chain: HookChain,
     fold: Fold,
     by: Plugin,
     earlier: tuple[Plugin, Callable[..., Any]],
     ctx: ToolCallContext,
 ) -> None:
-    """Show the arguments that `by` replaced to one who let the old ones pass."""
+    """Show the arguments that `by` replaced to a plugin that let the old ones pass."""
     plugin, method = earlier
     before = encode(ctx.args)
-    for directive in _heard(plugin, await watch.over(plugin, method, (ctx,))):
+    for directive in _read_before(plugin, await chain.call(plugin, method, (ctx,))):
         if isinstance(directive, ReplaceArgs):
             if encode(directive.args) != before:
-                raise Conflict(f"plugins {by.id!r} and {plugin.id!r} both replace the arguments", by.id, plugin.id)
+                why = f"plugins {by.id!r} and {plugin.id!r} both replace the arguments"
+                raise ConflictingPlugins(why, by.id, plugin.id)
         elif strength(directive):
             fold.take(plugin, directive)
 
 
-def _heard(plugin: Plugin, answer: object) -> list[Directive]:
+def _read_before(plugin: Plugin, answer: object) -> list[Directive]:
     """What one plugin says before a call."""
     directives = read(plugin, Fold.seam, answer)
     for each in directives:

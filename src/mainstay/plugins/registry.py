@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mainstay.errors import InvalidDefinition, PluginConflict, PluginError
-from mainstay.model import validate
-from mainstay.model.codec import error_text
-from mainstay.model.own import shown_spec
-from mainstay.model.plugin import TriggerEvent
-from mainstay.model.tool import ToolSpec
-from mainstay.plugins.calls import Hooks
-from mainstay.plugins.hooks import EXCLUSIVE, HOOKS, Plugin, SessionContext
-from mainstay.plugins.operations import is_operation
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-import hashlib
-
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.errors import InvalidInput, PluginFault
-from mainstay.model.codec import INT_MAX, INT_MIN, clean, clean_text, encode_checked
-from mainstay.model.own import own
-from mainstay.model.plugin import Issue, PluginSnapshot
-from mainstay.model.tool import BlobRef
-from mainstay.plugins.hooks import SnapshotReader, SnapshotWriter
+from mainstay.errors import InvalidDefinition, InvalidInput, PluginConflict, PluginError, PluginFault
+from mainstay.model import validate
+from mainstay.model.codec import INT_MAX, INT_MIN, clean, clean_text, encode_checked, error_text
+from mainstay.model.own import own, shown_spec
+from mainstay.model.plugin import Issue, PluginSnapshot, TriggerEvent
+from mainstay.model.tool import BlobRef, ToolSpec
+from mainstay.plugins.calls import Hooks
+from mainstay.plugins.hooks import EXCLUSIVE, HOOKS, Plugin, SessionContext, SnapshotReader, SnapshotWriter
+from mainstay.plugins.operations import is_operation
 from mainstay.ports.process import Engine
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "mainstay.plugins"
 
@@ -149,14 +142,15 @@ class PluginSession:
     """The plugins of one session: their instances, and the hooks that they have.
 
     `table` has the hooks that one of them has. `absent` are plugins whose snapshot could not be read: their hooks are
-    not called until it can. `acts`: they have something to do while a turn runs.
+    not called until it can. `acts`: they have something to do while a turn runs. `shown` are the tools as hooks were
+    shown them, each with the one that it was made from.
     """
 
-    __slots__ = ("_specs", "absent", "acts", "plugins", "table")
+    __slots__ = ("absent", "acts", "plugins", "shown", "table")
 
     def __init__(self, plugins: tuple[Plugin, ...], table: dict[str, Hooks]) -> None:
         self.plugins, self.table = plugins, table
-        self._specs: dict[str, tuple[ToolSpec, ToolSpec]] = {}
+        self.shown: dict[str, tuple[ToolSpec, ToolSpec]] = {}
         self.absent: frozenset[str] = frozenset()
         self.acts = any(hook not in SESSION_HOOKS for hook in table)
 
@@ -167,11 +161,11 @@ class PluginSession:
     def has(self, name: str) -> bool:
         return name in self.table
 
-    def seen(self, tool: ToolSpec) -> ToolSpec:
-        """A tool as hooks are shown it: its schemas are the catalogue's, and nobody may change them there."""
-        known = self._specs.get(tool.name)
+    def show(self, tool: ToolSpec) -> ToolSpec:
+        """A tool as hooks are shown it: its schemas are the catalogue's, and read-only for them."""
+        known = self.shown.get(tool.name)
         if known is None or known[0] is not tool:
-            known = self._specs[tool.name] = (tool, shown_spec(tool))
+            known = self.shown[tool.name] = (tool, shown_spec(tool))
         return known[1]
 
     @property

@@ -36,7 +36,7 @@ from mainstay.model.plugin import (
 from mainstay.model.record import Framed, Noted, Said, Slot
 from mainstay.model.tool import ToolOutcome, ToolSpec
 from mainstay.plugins import decisions
-from mainstay.plugins.calls import Filters, Hooks, Told, Watch, collect, first, limited, notify, pipe, probed, withheld
+from mainstay.plugins.calls import Arguments, Filters, HookChain, Hooks, collect, first, notify, pipe, probed, withheld
 from mainstay.plugins.decisions import read, sound_history
 from mainstay.plugins.hooks import (
     CheckpointContext,
@@ -70,6 +70,13 @@ CODES = {
 """How a turn ends when a hook fails that it cannot do without; the others end as `plugin_output`."""
 
 
+BOUNDARY_HOOKS = frozenset(("before_turn", "compact", "at_checkpoint"))
+MODEL_HOOKS = frozenset(
+    ("prompt", "transform_view", "transform_text", "transform_response", "stream_finished", "compact")
+)
+END_HOOKS = frozenset(("after_turn", "turn_finalized"))
+
+
 class Projected(Struct, frozen=True, gc=False):
     """What the model sees of a result: `value`, or where a plugin failed what is said in its place."""
 
@@ -80,9 +87,10 @@ class Projected(Struct, frozen=True, gc=False):
 class TurnPlugins:
     """What plugins do to one turn. `issues` are what went wrong beside it and is not recorded yet.
 
-    Which hooks the session's plugins have is known when the turn begins: `vets` before a call begins, `judges` before
-    its outcome is recorded, `projects` what the model sees of it, `looks` one of these two; `filters` for what is
-    stored and shown beside outcomes, None where no plugin has any.
+    Which hooks the session's plugins have is known when the turn begins: `at_boundaries`, `in_model_calls`, `at_end`
+    and `after_commit` say whether there are any of these moments. `vets` before a call begins, `judges` before its
+    outcome is recorded, `projects` what the model sees of it, `looks` one of these two; `filters` for what is stored
+    and shown beside outcomes, None where no plugin has any.
     """
 
     __slots__ = (
@@ -96,7 +104,11 @@ class TurnPlugins:
         "_stateful",
         "_stream",
         "_table",
+        "after_commit",
+        "at_boundaries",
+        "at_end",
         "filters",
+        "in_model_calls",
         "issues",
         "judges",
         "looks",
@@ -113,6 +125,9 @@ class TurnPlugins:
         self._edits: dict[str, bool | None] = {}
         self._mute: set[str] = set()
         self.issues = issues
+        self.at_boundaries = not BOUNDARY_HOOKS.isdisjoint(table)
+        self.in_model_calls = not MODEL_HOOKS.isdisjoint(table)
+        self.at_end, self.after_commit = not END_HOOKS.isdisjoint(table), "turn_persisted" in table
         self.vets, self.judges = "before_tool_call" in table, "after_tool_call" in table
         self.projects = "project_result" in table
         self.looks = self.judges or self.projects
@@ -171,7 +186,7 @@ class TurnPlugins:
         self, step: int, tools: Sequence[ToolSpec], instructions: str, messages: list[Message]
     ) -> tuple[str, list[Message]]:
         if (hooks := self._table.get("prompt")) is not None:
-            ctx = PromptContext(*self._base, self._host, step, tuple([self._session.seen(tool) for tool in tools]))
+            ctx = PromptContext(*self._base, self._host, step, tuple([self._session.show(tool) for tool in tools]))
             answers = await self._asked(collect(hooks, lambda _: (ctx,), _parts))
             instructions = compose(instructions, [part for _, parts in answers for part in parts])
         if (hooks := self._table.get("transform_view")) is not None:
@@ -237,12 +252,11 @@ class TurnPlugins:
     # ------------------------------------------------------------------ tool calls
 
     async def before_call(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> decisions.Verdict:
-        base, host, tool = self._base, self._host.at(f"{call_id}.before"), self._session.seen(tool)
-        verdict = await decisions.before(
-            self._table["before_tool_call"],
-            lambda current, again: ToolCallContext(*base, host, call_id, tool, current, again),
-            args,
-        )
+        known = self._session.shown.get(tool.name)
+        shown = known[1] if known is not None and known[0] is tool else self._session.show(tool)
+        base = (*self._base, self._host.at(f"{call_id}.before"), call_id, shown)
+        asked = self._table["before_tool_call"]
+        verdict = await decisions.before(asked, lambda now, again: ToolCallContext(*base, now, again), args)
         if verdict.asides:
             await self._asides("before_tool_call", verdict.asides, f"{call_id}.before")
         return verdict
@@ -253,23 +267,27 @@ class TurnPlugins:
         """What is recorded of a call that has ended, and what is said after its round."""
         if not self.judges:
             return decisions.Left(outcome), ()
-        left = await decisions.after(self._table["after_tool_call"], self._told(call_id, tool, args), outcome)
+        left = await decisions.after(self._table["after_tool_call"], self._end_context(call_id, tool, args), outcome)
         return left, await self._asides("after_tool_call", left.asides, f"{call_id}.after")
 
     async def filtered(self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:
         """What is recorded of a call whose body did not run."""
         hooks = self._table.get("after_tool_call")
-        return outcome if hooks is None else await decisions.filtered(hooks, self._told(call_id, tool, args), outcome)
+        return (
+            outcome
+            if hooks is None
+            else await decisions.filtered(hooks, self._end_context(call_id, tool, args), outcome)
+        )
 
-    def _told(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> decisions.Ended:
-        base, host, tool = self._base, self._host.at(f"{call_id}.after"), self._session.seen(tool)
-        return lambda outcome: ToolEndContext(*base, host, call_id, tool, args, outcome)
+    def _end_context(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> decisions.EndContext:
+        base = (*self._base, self._host.at(f"{call_id}.after"), call_id, self._session.show(tool), args)
+        return lambda outcome: ToolEndContext(*base, outcome)
 
     async def project(self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> Projected:
         """What the model sees of a result: what its plugin, and then filters, make of it."""
-        hooks, told = self._table["project_result"], self._told(call_id, tool, args)
+        hooks, context = self._table["project_result"], self._end_context(call_id, tool, args)
         try:
-            value = await projected(hooks, told, outcome)
+            value = await projected(hooks, context, outcome)
         except PluginFault as fault:
             self._report(fault)
             return Projected(withheld=withheld("result", fault.plugin))
@@ -291,9 +309,8 @@ class TurnPlugins:
         if (hooks := self._table.get("after_turn")) is not None:
             hooks = probed(hooks, self._host.probe)
             await self._run.journal.flush()
-            told = self._end(outcome)
             try:
-                said = await self._directed("after_turn", await collect(hooks, told))
+                said = await self._directed("after_turn", await collect(hooks, self._end(outcome)))
                 state.added = (*state.added, *said)
             except PluginFault as fault:
                 self._run.abort(self._fault(fault))
@@ -312,8 +329,8 @@ class TurnPlugins:
         hooks, self._host = probed(hooks, self._host.probe), self._host.outside()
         return await notify(hooks, self._end(outcome))
 
-    def _end(self, outcome: Outcome) -> Told:
-        """What each plugin is told of the end; an answer may hold JSON that is about to be committed."""
+    def _end(self, outcome: Outcome) -> Arguments:
+        """What each plugin is shown of the end; an answer may hold JSON that is about to be committed."""
         machine, base = self._run.machine, self._base
         messages, usage = Seen(machine.messages()), machine.state.usage
         return lambda _: (TurnEndContext(*base, self._host, own(outcome), messages, usage),)
@@ -432,16 +449,11 @@ class TurnPlugins:
             self._report(PluginFault(plugin, seam, f"its session could not be created: {error}"))
 
 
-async def projected(hooks: Hooks, told: decisions.Ended, outcome: ToolOutcome) -> Any:
+async def projected(hooks: Hooks, context: decisions.EndContext, outcome: ToolOutcome) -> Any:
     """What the owner of a projection lets a model see of a result, as JSON. Raises PluginFault."""
-    ctx = told(own(outcome))
-    told_once = (replace(ctx, args=own(ctx.args)),)
-
-    async def chain(watch: Watch) -> Any:
-        (plugin, method), *_ = hooks.entries
-        return await watch.over(plugin, method, told_once, _projection)
-
-    return await limited(hooks, chain, alone=True)
+    ctx, chain, ((plugin, method), *_) = context(own(outcome)), HookChain(hooks), hooks.entries
+    asked = chain.call(plugin, method, (replace(ctx, args=own(ctx.args)),), _projection)
+    return await chain.run(asked, alone=True)
 
 
 def _projection(plugin: Plugin, answer: object) -> Any:

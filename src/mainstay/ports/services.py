@@ -344,6 +344,9 @@ class TextStream(Protocol):
 class TurnHooks(Protocol):
     """Raises TurnAborted where a plugin ends the turn, or one that it cannot do without has failed."""
 
+    in_model_calls: bool
+    """Whether a plugin has a hook for model calls; otherwise only `slot` is called."""
+
     def may_shrink(self) -> bool:
         """Whether a plugin could make the conversation before this turn shorter."""
         ...

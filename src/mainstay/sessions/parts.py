@@ -71,11 +71,18 @@ class ServiceScope:
 
     __slots__ = ("_asked", "agent", "call", "id", "parts", "run", "turn", "where")
 
-    def __init__(
-        self, parts: SessionParts, session_id: str, agent: str, run: Run | None = None, call: str = "", where: str = ""
+    def __init__(  # noqa: PLR0913  # who asks, each by its place
+        self,
+        parts: SessionParts,
+        session_id: str,
+        agent: str,
+        run: Run | None = None,
+        call: str = "",
+        where: str = "",
+        turn: str | None = None,
     ) -> None:
         self.parts, self.id, self.agent, self.run, self.call, self.where = parts, session_id, agent, run, call, where
-        self.turn = None if run is None else run.turn_id
+        self.turn = turn if run is None else run.turn_id
         self._asked: dict[str, int] = {}
 
     def key(self, what: str) -> str:

@@ -26,7 +26,7 @@ from mainstay.model.record import Record
 from mainstay.model.session import SessionRow, Settings, edited_tools, load_settings, settings_after_commit
 from mainstay.model.tool import ToolSpec
 from mainstay.plugins import calls
-from mainstay.plugins.calls import Probe, withheld
+from mainstay.plugins.calls import PhaseProbe, withheld
 from mainstay.plugins.hooks import CatalogContext, Plugin, PromptContext, SessionConfig, SessionContext, StreamContext
 from mainstay.plugins.registry import Kept, PluginSession, fingerprint, overrides, restore_snapshot
 from mainstay.ports.services import TraceSink
@@ -121,7 +121,7 @@ async def equip(  # noqa: PLR0913  # everything that a session is made of
     records: Sequence[Record],
     blobs: BlobStore,
     overlay: Overlay | None = None,
-    probe: calls.Probe | None = None,
+    probe: calls.PhaseProbe | None = None,
 ) -> Setup:
     """Make a session ready. Raises TurnAborted where a plugin refuses it."""
     settings = load_settings(row.settings)
@@ -166,7 +166,7 @@ def _kept(session: PluginSession, snapshots: Mapping[str, PluginSnapshot]) -> Ke
         raise TurnAborted(fault.plugin, "plugin_session", str(fault)) from fault
 
 
-async def changed(before: Setup, after: Setup, probe: calls.Probe | None = None) -> list[Issue]:
+async def changed(before: Setup, after: Setup, probe: calls.PhaseProbe | None = None) -> list[Issue]:
     """Tell plugins when a session runs differently from the turn before."""
     old, new, session = before.config, after.config, after.plugins
     if old is None or new is None or old == new or session is None:
@@ -306,7 +306,7 @@ def _membership(
         return base
 
     def removals(specs: Sequence[ToolSpec]) -> set[str]:
-        ctx, gone = CatalogContext(session_id, definition.name, tuple([session.seen(spec) for spec in specs])), set()
+        ctx, gone = CatalogContext(session_id, definition.name, tuple([session.show(spec) for spec in specs])), set()
         for plugin, method in hiding.entries:
             try:
                 gone |= _names(method(ctx))
@@ -363,6 +363,6 @@ class Tracer:
             log.warning("the trace did not take %s: %s: %s", name, type(error).__name__, error_text(error))
 
 
-def probe_of(sink: TraceSink | None, session_id: str, turn_id: str | None = None) -> Probe | None:
+def probe_of(sink: TraceSink | None, session_id: str, turn_id: str | None = None) -> PhaseProbe | None:
     """What writes when hooks begin and end, where somebody traces."""
     return None if sink is None else Tracer(sink, session_id, turn_id).write

@@ -277,7 +277,7 @@ class Turns:
                 setup.move_on(end.row, end.end)
                 resident.setup = setup
             plugins = None if run.hooks is None else plugins_of(run)
-            late = [] if plugins is None else await plugins.persisted(end.end.outcome)
+            late = [] if plugins is None or not plugins.after_commit else await plugins.persisted(end.end.outcome)
         after = self._ended(run, view, end, late)
         return None if after is None else await self._ports.between(after)
 
@@ -373,7 +373,7 @@ class Turns:
             if isinstance(outcome, Parked):
                 return outcome
             plugins = None if run.hooks is None else plugins_of(run)
-            if plugins is not None and not told:
+            if plugins is not None and plugins.at_end and not told:
                 told = True
                 outcome = await plugins.close(outcome)
             slot = run.slot()
@@ -446,7 +446,7 @@ class Turns:
             found = await self._store.inbox(run.scope.sid)
             inputs = await self._read(run, found) if found else ()
         plugins = None if run.hooks is None else plugins_of(run)
-        messages = () if plugins is None else await plugins.at(effect.at)
+        messages = () if plugins is None or not plugins.at_boundaries else await plugins.at(effect.at)
         run.machine.receive(Delivery(inputs, messages))
 
     async def _read(self, run: Run, rows: Sequence[InboxRow]) -> tuple[Delivered, ...]:

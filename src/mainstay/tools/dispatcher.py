@@ -322,7 +322,8 @@ class Round:
             ready = active.ready = found
         spec = ready.entry.spec
         needs = () if spec.background else needs_of(spec)
-        await dispatcher.admission.take(needs)
+        if needs:
+            await dispatcher.admission.take(needs)
         told, active.answer = active.answer, None
         approved = told is not None and told.verdict == "approved"
         started = Started(

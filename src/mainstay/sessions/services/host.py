@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -46,40 +47,42 @@ from mainstay.turn.prompt import request_messages
 class SessionHost(TaskServices):
     """Everything a plugin may ask of the session `session_id`; in a turn (`run`) what it does is part of that turn."""
 
-    def __init__(
-        self, parts: SessionParts, session_id: str, agent: str, run: Run | None = None, call: str = "", where: str = ""
+    def __init__(  # noqa: PLR0913  # who asks, each by its place
+        self,
+        parts: SessionParts,
+        session_id: str,
+        agent: str,
+        run: Run | None = None,
+        call: str = "",
+        where: str = "",
+        turn: str | None = None,
     ) -> None:
-        self._parts, self._id, self._run = parts, session_id, run
-        self._at = ServiceScope(parts, session_id, agent, run, call, where)
+        self._parts, self._id, self._agent, self._run = parts, session_id, agent, run
+        self._call, self._where, self._turn = call, where, turn if run is None else run.turn_id
+        self.deps = parts.deps
+
+    @functools.cached_property
+    def scope(self) -> ServiceScope:
+        """Who asks, and in which turn. Made when the first service is asked for: most hooks and calls ask for none."""
+        return ServiceScope(self._parts, self._id, self._agent, self._run, self._call, self._where, self._turn)
 
     def for_call(self, call_id: str) -> SessionHost:
-        return SessionHost(self._parts, self._id, self._at.agent, self._run, call_id)
+        return SessionHost(self._parts, self._id, self._agent, self._run, call_id)
 
     def at(self, place: str) -> SessionHost:
-        return SessionHost(self._parts, self._id, self._at.agent, self._run, where=place)
+        return SessionHost(self._parts, self._id, self._agent, self._run, where=place)
 
     def outside(self) -> SessionHost:
-        made = SessionHost(self._parts, self._id, self._at.agent)
-        made._at.turn = self._at.turn
-        return made
-
-    @property
-    def scope(self) -> ServiceScope:
-        """Who asks, and in which turn: for tools of ours."""
-        return self._at
-
-    @property
-    def deps(self) -> Any:
-        return self._parts.deps
+        return SessionHost(self._parts, self._id, self._agent, turn=self._turn)
 
     @property
     def probe(self) -> Callable[[str, str], None] | None:
-        return probe_of(self._parts.traces, self._id, self._at.turn)
+        return probe_of(self._parts.traces, self._id, self._turn)
 
     # ------------------------------------------------------------------ reading
 
     async def snapshot(self, session_id: str | None = None) -> SessionSnapshot:
-        row = await self._at.row(session_id)
+        row = await self.scope.row(session_id)
         view, settings = await self._parts.cache.view(row), load_settings(row.settings)
         tools = own(settings.tools)  # what nothing was decided for has the state of all such sessions
         return SessionSnapshot(
@@ -95,14 +98,14 @@ class SessionHost(TaskServices):
 
     async def catalog(self, session_id: str | None = None) -> Catalog | Membership:
         """The tools of a session, in this process."""
-        if self._run is not None and self._at.own(session_id):
+        if self._run is not None and self.scope.own(session_id):
             found: Catalog | Membership = self._run.agent.catalog
             return found
-        return (await self.setup(await self._at.row_or_new(session_id))).definition.catalog
+        return (await self.setup(await self.scope.row_or_new(session_id))).definition.catalog
 
     async def setup(self, row: SessionRow) -> Setup:
         """What a session runs with; PluginError where a plugin refuses it."""
-        self._at.definition(row.agent)
+        self.scope.definition(row.agent)
         try:
             return await self._parts.turns.setup(row)
         except TurnAborted as refused:
@@ -111,10 +114,10 @@ class SessionHost(TaskServices):
     # ------------------------------------------------------------------ tool state
 
     async def tool_state(self, session_id: str | None = None) -> ToolState:
-        catalog = self._run.agent.catalog if self._run is not None and self._at.own(session_id) else None
+        catalog = self._run.agent.catalog if self._run is not None and self.scope.own(session_id) else None
         if isinstance(catalog, Membership):
             return own(catalog.state)
-        return own(load_settings((await self._at.row_or_new(session_id)).settings).tools)
+        return own(load_settings((await self.scope.row_or_new(session_id)).settings).tools)
 
     async def apply_tool_state(self, state: ToolState, session_id: str | None = None) -> int:
         if not isinstance(state, ToolState):
@@ -132,9 +135,9 @@ class SessionHost(TaskServices):
         return await self._edit(dict.fromkeys(known, member), session_id, None)
 
     async def _edit(self, edits: dict[str, bool | None], session_id: str | None, generation: int | None) -> int:
-        if self._run is not None and self._at.own(session_id):
+        if self._run is not None and self.scope.own(session_id):
             return self._edit_running(self._run, edits)
-        row = await self._at.row_or_new(session_id)
+        row = await self.scope.row_or_new(session_id)
         probe = await self._membership(row)
         while True:  # an edit that is refused means that somebody else's went through
             settings = load_settings(row.settings)
@@ -144,9 +147,9 @@ class SessionHost(TaskServices):
             probe.edit(edits)  # refuses names that nobody knows
             wanted = dump_settings(replace(settings, tools=edited_tools(settings.tools, edits)))
             try:
-                row = await self._at.configure(row.id, row.agent, wanted, row.settings)
+                row = await self.scope.configure(row.id, row.agent, wanted, row.settings)
             except StaleSettings:
-                row = await self._at.row_or_new(row.id)
+                row = await self.scope.row_or_new(row.id)
                 continue
             return load_settings(row.settings).tools.generation
 
@@ -170,15 +173,15 @@ class SessionHost(TaskServices):
     # ------------------------------------------------------------------ other sessions
 
     async def create_session(self, request: CreateSession) -> str:
-        return await Children(self._at, self.tool_state).create(request)
+        return await Children(self.scope, self.tool_state).create(request)
 
     async def create_child(self, request: CreateSession, place: str) -> str:
-        return await Children(self._at, self.tool_state).create(request, place)
+        return await Children(self.scope, self.tool_state).create(request, place)
 
     async def close_session(self, session_id: str) -> None:
         if session_id == self._id:
             raise Conflict("a session cannot close itself")
-        await self._at.row(session_id)
+        await self.scope.row(session_id)
         if not self._parts.cache.forget(session_id):
             raise Conflict(f"session {session_id!r} has a running turn: cancel it, or wait for it")
 
@@ -194,14 +197,14 @@ class SessionHost(TaskServices):
     async def _other(self, session_id: str) -> SessionRow:
         if session_id == self._id:
             raise Conflict("a turn cannot wait for another turn of its own session: append a message instead")
-        return await self._at.row(session_id)
+        return await self.scope.row(session_id)
 
     async def await_turn(self, turn_id: str) -> Any:
         session_id, (turn,) = ids.split(turn_id, 1)
-        row = await self._at.row(session_id)
+        row = await self.scope.row(session_id)
         if not 0 < turn < row.next:
             raise UnknownTurn(turn_id)
-        if row.id != self._id or self._at.turn is None:
+        if row.id != self._id or self._turn is None:
             return await self._parts.outcomes.wait(row.id, turn, known=True)
         result = await self._parts.archive.result(row, turn)
         if result is None:
@@ -212,7 +215,7 @@ class SessionHost(TaskServices):
         return await self.await_turn(await self._begin(session_id, said, key))
 
     async def cancel_turn(self, session_id: str, reason: str = "", *, turn_id: str | None = None) -> str:
-        row, turn = await self._at.row(session_id), None
+        row, turn = await self.scope.row(session_id), None
         if turn_id is not None:
             owner, (turn,) = ids.split(turn_id, 1)
             if owner != row.id:
@@ -227,7 +230,7 @@ class SessionHost(TaskServices):
         said = [clean_message(each) for each in validate.several(messages, "messages")]
         if not said:
             raise InvalidInput("append at least one message")
-        row = await self._at.row(session_id)
+        row = await self.scope.row(session_id)
         if after is not None and not await self._on_path(row, after):
             return StaleBranch(ids.turn_id(row.id, row.head) if row.head else None)
         nodes = []
@@ -271,7 +274,7 @@ class SessionHost(TaskServices):
         model: str | Provider | None = None,
     ) -> Completion:
         choice = self._parts.models.choice(model, settings)
-        return await Completions(self._at).complete(asked, label, output, system, tools, choice)
+        return await Completions(self.scope).complete(asked, label, output, system, tools, choice)
 
     async def count_tokens(
         self,
@@ -282,11 +285,11 @@ class SessionHost(TaskServices):
         model: str | Provider | None = None,
     ) -> int:
         choice = self._parts.models.choice(model, None)
-        return await Completions(self._at).count_tokens(asked, system, tools, choice)
+        return await Completions(self.scope).count_tokens(asked, system, tools, choice)
 
     async def count_next(self, said: InputContent | None) -> int:
         """How many tokens the first question of the next turn would have."""
-        parts, row = self._parts, await self._at.row_or_new()
+        parts, row = self._parts, await self.scope.row_or_new()
         definition = await parts.models.applied((await self.setup(row)).definition, load_settings(row.settings).choice)
         messages = [*(await parts.cache.view(row)).prompt()]
         if said is not None:
@@ -304,7 +307,7 @@ class SessionHost(TaskServices):
 
     def trace(self, name: str, payload: Any = None, context: Mapping[str, Any] | None = None) -> None:
         if self._parts.traces is not None:
-            Tracer(self._parts.traces, self._id, self._at.turn).write(name, payload, context)
+            Tracer(self._parts.traces, self._id, self._turn).write(name, payload, context)
 
     async def frame(self, reason: str, summary: tuple[Message, ...]) -> None:
         assert self._run is not None

@@ -63,16 +63,19 @@ KINDS: dict[str, TaskKind] = {"turn": "subagent", "command": "monitor"}
 class TaskServices:
     """The part of a session's services that is about its background work."""
 
-    _at: ServiceScope
+    @property
+    def scope(self) -> ServiceScope:
+        """The session, and who in it asks."""
+        raise NotImplementedError
 
     # ------------------------------------------------------------------ saying and starting
 
     async def inject_turn_input(self, said: str | Message, *, session_id: str | None = None) -> str:
-        row, key = await self._at.row_or_new(session_id), None
-        if self._at.run is not None:
+        row, key = await self.scope.row_or_new(session_id), None
+        if self.scope.run is not None:
             # Asked again after a crash, by the same hook or tool, it is the same input.
-            key = f"inject {self._at.turn}:{self._at.key(_digest(said))}"
-        accepted = await self._at.parts.inbox.accept(row.id, row.agent, said, "note", key)
+            key = f"inject {self.scope.turn}:{self.scope.key(_digest(said))}"
+        accepted = await self.scope.parts.inbox.accept(row.id, row.agent, said, "note", key)
         return turn_id(row.id, accepted.turn)
 
     async def start_process(
@@ -87,12 +90,12 @@ class TaskServices:
     ) -> ProcessHandle:
         if parent_end not in get_args(ParentEnd):
             raise InvalidInput(f"a process ends with its parent by 'cancel' or 'abandon', not {parent_end!r:.80}")
-        row, run = await self._at.row_or_new(), self._at.run
+        row, run = await self.scope.row_or_new(), self.scope.run
         start = Start(f"{row.id}~{key}", label)
         if run is not None:
-            call = self._at.call
+            call = self.scope.call
             cause = Cause("tool_call", call) if call else Cause("turn", run.turn_id)
-            place = self._at.key(key)  # a call's begins with its id
+            place = self.scope.key(key)  # a call's begins with its id
             start = Start(
                 place if call else f"{run.turn_id}~{place}",
                 label,
@@ -109,8 +112,8 @@ class TaskServices:
     # ------------------------------------------------------------------ hidden ones
 
     async def spawn_hidden_task(self, label: str, work: Work, *, session_id: str | None = None) -> ProcessHandle:
-        row, process_id = await self._at.row_or_new(session_id), self._at.parts.mint("t")
-        what = LocalWork(HIDDEN, label, {}, self._at.parts.mint("n"))
+        row, process_id = await self.scope.row_or_new(session_id), self.scope.parts.mint("t")
+        what = LocalWork(HIDDEN, label, {}, self.scope.parts.mint("n"))
         self._keeper.hide(row.id, process_id)  # before it begins: it may have ended when its registration returns
         try:
             return await self._spawn(row, process_id, what, work, listed=False)
@@ -119,7 +122,7 @@ class TaskServices:
             raise
 
     async def await_hidden_tasks(self, *, session_id: str | None = None) -> None:
-        row, failed = await self._at.row_or_new(session_id), None
+        row, failed = await self.scope.row_or_new(session_id), None
         while waiting := await self._hidden(row.id):
             for process_id in waiting:
                 outcome = await self._processes.outcome(process_id)
@@ -131,22 +134,22 @@ class TaskServices:
     async def _hidden(self, session_id: str) -> list[str]:
         """Those that were spawned here since the last wait, and what other Runtimes have under way."""
         wanted = ProcessFilter(kind=KIND, name=HIDDEN, origin=session_id, live=True, limit=PAGE)
-        others = [row.id for row in await self._at.parts.store.processes(wanted)]
+        others = [row.id for row in await self.scope.parts.store.processes(wanted)]
         return list(dict.fromkeys([*self._keeper.wait_for(session_id), *others]))
 
     # ------------------------------------------------------------------ managed and registered ones
 
     async def spawn_managed_task(self, task: TaskSpec, work: Work, *, session_id: str | None = None) -> ProcessHandle:
-        row = await self._at.row_or_new(session_id)
-        what = LocalWork(task.id, _label(task), _spec(task), self._at.parts.mint("n"))
+        row = await self.scope.row_or_new(session_id)
+        what = LocalWork(task.id, _label(task), _spec(task), self.scope.parts.mint("n"))
         return await self._named(row, task, functools.partial(self._spawn, row, what=what, work=work))
 
     async def register_background_task(
         self, task: TaskSpec, cancel: CancelHook | None = None, *, session_id: str | None = None
     ) -> ProcessHandle:
-        row = await self._at.row_or_new(session_id)
-        spec = _spec(task) | ({"stopped_by": self._at.parts.worker.id} if cancel is not None else {})
-        what = LocalWork(task.id, _label(task), spec, self._at.parts.mint("n"), outside=True)
+        row = await self.scope.row_or_new(session_id)
+        spec = _spec(task) | ({"stopped_by": self.scope.parts.worker.id} if cancel is not None else {})
+        what = LocalWork(task.id, _label(task), spec, self.scope.parts.mint("n"), outside=True)
         return await self._named(row, task, functools.partial(self._register, row, what=what, hook=cancel))
 
     async def _register(
@@ -174,7 +177,7 @@ class TaskServices:
             return TaskHandle(self._processes, handle.id, functools.partial(self._cancel, session_id=row.id))
 
     async def unregister_background_task(self, task_id: str, *, session_id: str | None = None) -> None:
-        session = await self._at.row_or_new(session_id)
+        session = await self.scope.row_or_new(session_id)
         row = await self._find(session.id, task_id)
         if row is None:
             return
@@ -212,7 +215,7 @@ class TaskServices:
     async def list_background_tasks(
         self, *, kind: TaskKind | None = None, include_ended: bool = False, session_id: str | None = None
     ) -> list[TaskRecord]:
-        session = await self._at.row_or_new(session_id)
+        session = await self.scope.row_or_new(session_id)
         rows = await self._visible(session.id, None if include_ended else True)
         found = [record_of(row, session.id) for row in rows]
         return [each for each in found if kind is None or each.kind == kind]
@@ -225,20 +228,20 @@ class TaskServices:
     async def cancel_background_task(
         self, task_id: str, reason: str = "", *, session_id: str | None = None
     ) -> TaskRecord:
-        session = await self._at.row_or_new(session_id)
+        session = await self.scope.row_or_new(session_id)
         return await self._cancel(await self._known(session_id, task_id), reason, session.id)
 
     async def cancel_all_background_tasks(self, reason: str = "", *, session_id: str | None = None) -> list[TaskRecord]:
-        session = await self._at.row_or_new(session_id)
+        session = await self.scope.row_or_new(session_id)
         rows = [row for row in await self._visible(session.id, True) if row.holder == session.id]
         return [await self._cancel(row, reason, session.id) for row in rows]
 
     async def cancel_unreferenced_handles(
         self, keep: Sequence[Any], reason: str = "", *, session_id: str | None = None
     ) -> list[TaskRecord]:
-        session, kept = await self._at.row_or_new(session_id), {handle_id(each) for each in keep}
+        session, kept = await self.scope.row_or_new(session_id), {handle_id(each) for each in keep}
         rows = [row for row in await self._visible(session.id, True) if row.holder == session.id and row.id not in kept]
-        alone = [row for row in rows if await self._at.parts.store.grantees(row.id) == [session.id]]
+        alone = [row for row in rows if await self.scope.parts.store.grantees(row.id) == [session.id]]
         return [await self._cancel(row, reason, session.id) for row in alone]
 
     async def _cancel(self, row: ProcessRow, reason: str, session_id: str) -> TaskRecord:
@@ -249,7 +252,7 @@ class TaskServices:
             raise ProcessShared(row.id, session_id)
         hook = self._keeper.take_hook(row) if own else None  # called here, and not by who hears of the request
         try:
-            ask = CancelAsk(session_id, row.id, self._at.call, "host_api", handle_json(row.id), reason, granted=True)
+            ask = CancelAsk(session_id, row.id, self.scope.call, "host_api", handle_json(row.id), reason, granted=True)
             await self._processes.cancel_for(ask, started=self._started(row))
             asked = await self._processes.get(row.id)
         except BaseException:  # the host's policy may raise anything; the task goes on, and can be stopped later
@@ -265,7 +268,7 @@ class TaskServices:
 
     def _started(self, row: ProcessRow) -> bool:
         """Whether the turn at hand has started it."""
-        run = self._at.run
+        run = self.scope.run
         return run is not None and row.registration.parent == run.turn_id
 
     async def _wait_a_little(self, process_id: str) -> None:
@@ -277,32 +280,32 @@ class TaskServices:
     # ------------------------------------------------------------------ handles
 
     async def validate_handles_visible(self, handles: Sequence[Any], *, session_id: str | None = None) -> None:
-        session = await self._at.row_or_new(session_id)
+        session = await self.scope.row_or_new(session_id)
         for process_id in [handle_id(each) for each in handles]:
-            if not await self._at.parts.store.is_granted(session.id, process_id):
+            if not await self.scope.parts.store.is_granted(session.id, process_id):
                 raise ProcessNotVisible(process_id, session.id)
 
     async def transfer_handles(self, target: str, handles: Sequence[Any], *, session_id: str | None = None) -> int:
-        source = await self._at.row_or_new(session_id)
+        source = await self.scope.row_or_new(session_id)
         ids = list(dict.fromkeys(handle_id(each) for each in handles))
         if not ids or source.id == target:
             return 0
         await self.validate_handles_visible(ids, session_id=session_id)
-        taker = await self._at.row(target)
+        taker = await self.scope.row(target)
         return await self._processes.transfer(source.id, taker.id, *ids)
 
     # ------------------------------------------------------------------ parts
 
     @property
     def _keeper(self) -> TaskTable:
-        return self._at.parts.tasks
+        return self.scope.parts.tasks
 
     @property
     def _processes(self) -> ProcessService:
-        return self._at.parts.processes
+        return self.scope.parts.processes
 
     def _owned(self, row: SessionRow) -> SessionProcesses:
-        return SessionProcesses(self._processes, self._at.parts.store, row.id, row.agent)
+        return SessionProcesses(self._processes, self.scope.parts.store, row.id, row.agent)
 
     async def _spawn(
         self, row: SessionRow, process_id: str, what: LocalWork, work: Work, listed: bool = True
@@ -333,7 +336,7 @@ class TaskServices:
             last = before.id.rpartition("~")[2]
             count = int(last) if last.isascii() and last.isdigit() else 1
         process_id = name if count == 1 else f"{name}~{count}"
-        while await self._at.parts.store.process(process_id) is not None:
+        while await self.scope.parts.store.process(process_id) is not None:
             count += 1
             process_id = f"{name}~{count}"
         return process_id
@@ -344,7 +347,7 @@ class TaskServices:
         before: int | None = None
         while True:
             wanted = ProcessFilter(session_id=session_id, live=live, before=before, limit=PAGE)
-            page = await self._at.parts.store.processes(wanted)
+            page = await self.scope.parts.store.processes(wanted)
             found += page
             if len(page) < PAGE:
                 return found[::-1]
@@ -353,15 +356,15 @@ class TaskServices:
     async def _find(self, session_id: str, task_id: str) -> ProcessRow | None:
         """The newest task of that name, the session's own first, or the process of that id."""
         wanted = ProcessFilter(name=task_id, session_id=session_id, limit=PAGE)
-        named = [row for row in await self._at.parts.store.processes(wanted) if row.task is not None]
+        named = [row for row in await self.scope.parts.store.processes(wanted) if row.task is not None]
         if named:
             return next((row for row in named if row.holder == session_id), named[0])
-        row = await self._at.parts.store.process(task_id)
-        seen = row is not None and await self._at.parts.store.is_granted(session_id, task_id)
+        row = await self.scope.parts.store.process(task_id)
+        seen = row is not None and await self.scope.parts.store.is_granted(session_id, task_id)
         return row if seen else None
 
     async def _known(self, session_id: str | None, task_id: str) -> ProcessRow:
-        session = await self._at.row_or_new(session_id)
+        session = await self.scope.row_or_new(session_id)
         row = await self._find(session.id, task_id)
         if row is None:
             raise NotFound(f"session {session.id!r} has no task {task_id!r}: list_background_tasks shows what it has")
@@ -369,7 +372,7 @@ class TaskServices:
 
     async def _own(self, session_id: str | None, task_id: str) -> ProcessRow:
         """A task that the session may say something about: one of its own."""
-        row, session = await self._known(session_id, task_id), await self._at.row_or_new(session_id)
+        row, session = await self._known(session_id, task_id), await self.scope.row_or_new(session_id)
         if row.holder != session.id:
             raise ProcessShared(row.id, session.id)
         return row
