@@ -249,7 +249,7 @@ class Runtime:
                 TurnEngine(parts, work),
                 task_engine(parts),
                 *engines_of(each.plugins for each in definitions.values()),
-                ToolEngine(environments, dispatcher, work),
+                ToolEngine(environments, dispatcher),
                 ExternalEngine(),
                 local,
             ]

@@ -385,8 +385,7 @@ async def serve(folder: Path) -> None:
     """What a host does that is told to stop: it leaves, and that is all."""
     outside, told = Outside(folder, wait=True), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
-    async with entered(outside, grace=3) as made:
-        made._work._concurrency = 5
+    async with entered(outside, grace=3, concurrency=5) as made:
         await made.start(listening, {"n": 1}, id="parked")
         await until(lambda: not made._work.runs)
         await made.start(working, id="rerun")

@@ -110,8 +110,7 @@ async def test_a_sweep_takes_no_more_than_it_has_places_for_and_forgets_nothing(
         await before.start(working, id=f"w-{n}")
     await until(lambda: len(outside.lines("begun")) == 30)
     await crash(before)
-    async with runtime(outside, lease=LeaseTerms(term=36_000, renewal=10_000)) as successor:
-        successor._work._concurrency = 3
+    async with runtime(outside, lease=LeaseTerms(term=36_000, renewal=10_000), concurrency=3) as successor:
         await until(lambda: len(outside.lines("begun")) >= 33)
         inside = len(successor._work.runs)
         (folder / "go").touch()

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from mainstay.engine.control import Control, Leaving, OutOfTime, SelfCancelled, TurnCancelled
+from mainstay.engine.control import Control, OutOfTime, SelfCancelled, TurnCancelled
 from mainstay.model.session import CancelRequest
+from mainstay.ports.process import Leaving
 
 REQUEST = CancelRequest("ann", "enough")
 

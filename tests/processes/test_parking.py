@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from mainstay.engine.host import SystemClock
-from mainstay.model.process import WaitOn
+from mainstay.model.process import Signal, WaitOn
 from mainstay.model.session import CancelRequest
 from mainstay.model.write import Cancel, ProcessRef
-from mainstay.processes.function.scheduler import Signal, Waits
+from mainstay.processes.function.scheduler import Waits
 from tests.processes.test_process_journal import Held, begun, done
 
 END = WaitOn("1", "signal", "end")
@@ -26,9 +26,9 @@ async def test_who_is_told_before_the_parking_begins_goes_on() -> None:
     branch = asyncio.create_task(waiting.wait(END))
     await asyncio.sleep(0)
     waiting._begin_parking()  # its delay is over
-    waiting.add_signal("end", Signal(2, "now"))
+    waiting.add_signal(Signal(2, "end", "now"))
 
-    assert await branch == Signal(2, "now")
+    assert await branch == Signal(2, "end", "now")
     assert parked == []
     await waiting.close()
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
-from mainstay.model.process import WaitOn
-from mainstay.processes.function.scheduler import Signal, Waits
+from mainstay.model.process import Signal, WaitOn
+from mainstay.processes.function.scheduler import Waits
 from mainstay.testing import VirtualClock
 
 
@@ -44,24 +42,23 @@ async def test_an_end_that_came_before_anybody_waited_for_it_is_no_wait() -> Non
 
 async def test_a_signal_that_is_given_back_keeps_its_place() -> None:
     process = Process(1)
-    one, two, three = (Signal(number, f"payload {number}") for number in (1, 2, 3))
+    one, two, three = (Signal(number, "go", f"payload {number}") for number in (1, 2, 3))
     for signal in (one, two, three):
-        process.waits.add_signal("go", signal)
+        process.waits.add_signal(signal)
     assert (process.waits.take_signal("go"), process.waits.take_signal("go")) == (one, two)
-    process.waits.return_signal("go", two)
-    process.waits.return_signal("go", one)
+    process.waits.add_signal(two)
+    process.waits.add_signal(one)
 
     assert process.waits.kept_signals() == [1, 2, 3]
     assert [process.waits.take_signal("go") for _ in range(4)] == [one, two, three, None]
     await process.waits.close()
 
 
-@pytest.mark.parametrize("how", ["add_signal", "return_signal"])
-async def test_a_signal_goes_to_who_has_waited_longest_also_when_it_is_given_back(how: str) -> None:
-    process, signal = Process(3), Signal(1, "payload")
+async def test_a_signal_goes_to_who_has_waited_longest() -> None:
+    process, signal = Process(3), Signal(1, "go", "payload")
     first = await process.listens("1", "go")
     second = await process.listens("2", "go")
-    getattr(process.waits, how)("go", signal)
+    process.waits.add_signal(signal)
 
     assert await asyncio.wait_for(first, 60) == signal
     assert (second.done(), process.waits.take_signal("go")) == (False, None)

@@ -105,7 +105,7 @@ async def test_a_process_that_goes_on_after_a_nap_waits_for_a_place(place: Place
     hall = Hall()
     async with place.runtime(processes=[napping], deps=hall, concurrency=3) as runtime:
         handles = [await runtime.start(napping, {"n": n}) for n in range(20)]
-        await until(lambda: hall.inside == 3 and runtime._work._queue)
+        await until(lambda: hall.inside == 3 and runtime._work.admission.waiting())
         hall.open.set()
         results = [await handle.result(SOON) for handle in handles]
 
@@ -117,7 +117,7 @@ async def test_leaving_does_not_wait_for_places(place: Place) -> None:
     hall = Hall()
     async with place.runtime(processes=[napping], deps=hall, concurrency=1, grace=0) as runtime:
         handles = [await runtime.start(napping, {"n": n}) for n in range(3)]
-        await until(lambda: hall.inside == 1 and runtime._work._queue)
+        await until(lambda: hall.inside == 1 and runtime._work.admission.waiting())
     hall.open.set()
     async with place.runtime(processes=[napping], deps=hall) as runtime:
         outcomes = [await runtime.handle(handle.id).outcome(SOON) for handle in handles]
@@ -136,16 +136,16 @@ async def test_while_it_is_being_left_no_more_work_at_once_than_there_are_places
     hall, clock = Hall(), VirtualClock()
     runtime = place.runtime(processes=[napping_for], deps=hall, concurrency=1, clock=clock, grace=SOON)
     await runtime.__aenter__()
-    line = runtime._work._queue
+    waiting = runtime._work.admission.waiting
     for n, seconds in enumerate((0.1, 0.1, 0.5)):
         await runtime.start(napping_for, {"n": n, "seconds": seconds})
     await clock.wait_sleeping(3)
     clock.advance(0.2)
-    await until(lambda: hall.inside == 1 and len(line) == 1)
+    await until(lambda: hall.inside == 1 and waiting() == 1)
     leaving = asyncio.create_task(runtime.__aexit__(None, None, None))
     await asyncio.sleep(0)
     clock.advance(0.5)
-    await until(lambda: len(line) == 2 or hall.inside > 1)
+    await until(lambda: waiting() == 2 or hall.inside > 1)
     hall.open.set()
     await leaving
 

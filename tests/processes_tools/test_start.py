@@ -221,7 +221,7 @@ async def test_background_tools_that_wait_for_their_children_do_not_block_each_o
     async with place.runtime(agent_of(talk, work, add)) as runtime:
         await said(runtime)
         found = [await runtime.handle(f"chat.1.1.{n}").result(SOON) for n in range(70)]
-        busy = runtime._work._busy
+        busy = runtime._work.admission.in_use("processes")
 
     assert found == [2 * n for n in range(70)]
     assert busy == 0, "every place was given back"

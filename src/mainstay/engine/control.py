@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
 from mainstay.model.session import CancelRequest
+from mainstay.ports.process import Leaving
 
 R = TypeVar("R")
 
@@ -33,10 +34,6 @@ class TurnAborted(Exception):
     def __init__(self, plugin: str, code: str, message: str = "") -> None:
         self.plugin, self.code, self.message = plugin, code, message
         super().__init__(message)
-
-
-class Leaving(Exception):
-    """The Runtime is being left; the turn stays open for the next owner."""
 
 
 class SelfCancelled(Exception):

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from mainstay.engine.control import Escaped, Leaving, OutOfTime, TurnAborted, TurnCancelled
+from mainstay.engine.control import Escaped, OutOfTime, TurnAborted, TurnCancelled
 from mainstay.engine.driver import PER_CALL, Run
 from mainstay.engine.rate_limits import RateLimits, Ticket
 from mainstay.engine.retry import MODEL_RETRIES, RetryBudget, RetryPolicy
@@ -27,6 +27,7 @@ from mainstay.model.plugin import Issue
 from mainstay.model.record import INTERRUPTED, Faltered, Framed, Record, Replied, slots
 from mainstay.model.tool import ToolSpec
 from mainstay.ports.host import Random
+from mainstay.ports.process import Leaving
 from mainstay.ports.provider import Provider
 from mainstay.ports.services import StreamEnd, TurnHooks
 from mainstay.ports.store import BlobStore

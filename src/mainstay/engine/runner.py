@@ -34,12 +34,12 @@ from collections.abc import Callable, Coroutine, Iterable
 from enum import IntEnum
 from typing import Any, Generic, Protocol, TypeVar
 
-from mainstay.engine.control import Leaving
 from mainstay.engine.lease import Worker
 from mainstay.errors import Fenced, RuntimeClosed, SessionDeleted, StoreInherited, StoreUnavailable, WrongLoop
 from mainstay.model.process import ProcessRow
 from mainstay.model.session import SessionRow
 from mainstay.model.write import Write
+from mainstay.ports.process import Leaving
 from mainstay.ports.store import Store
 
 Row = TypeVar("Row", SessionRow, ProcessRow)

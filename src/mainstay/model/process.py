@@ -252,6 +252,14 @@ class ProcessEvent(Struct, frozen=True, gc=False, omit_defaults=True):
     key: str | None = None
 
 
+class Signal(Struct, frozen=True, gc=False):
+    """A signal that was sent to a process: `sequence` is the number of its event."""
+
+    sequence: int
+    name: str
+    payload: Any
+
+
 class ProcessRecord(Struct, frozen=True, gc=False, omit_defaults=True):
     """The fold of a process's events. `wake` stands in for the target that it was registered with.
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.engine.control import Leaving, TurnAborted, TurnCancelled
+from mainstay.engine.control import TurnAborted, TurnCancelled
 from mainstay.engine.driver import Run
 from mainstay.errors import InvalidInput, PluginFault
 from mainstay.graph.commit import End, ledger
@@ -52,6 +52,7 @@ from mainstay.plugins.hooks import (
     ViewContext,
 )
 from mainstay.plugins.registry import Kept, PluginSession, revision_of
+from mainstay.ports.process import Leaving
 from mainstay.ports.services import StreamEnd, TurnServices
 from mainstay.turn.prompt import compose
 

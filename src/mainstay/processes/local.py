@@ -23,7 +23,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from mainstay.engine.control import Leaving, SelfCancelled, TurnCancelled
+from mainstay.engine.control import SelfCancelled
 from mainstay.errors import InternalError, InvalidDefinition
 from mainstay.lifecycle.process import RESERVED, SIGNAL
 from mainstay.model.codec import clean, clean_text
@@ -37,11 +37,10 @@ from mainstay.model.process import (
     Registration,
     Success,
 )
-from mainstay.ports.process import EngineRun
+from mainstay.ports.process import CancelRequested, EngineRun, Leaving
 from mainstay.ports.store import Store
 from mainstay.processes.function.calls import log_raised
 from mainstay.processes.function.engine import failure
-from mainstay.processes.run import ProcessRun
 
 KIND = "task"
 
@@ -90,24 +89,21 @@ class LocalEngine:
         return alive is not None and owner not in alive and self._new.get(owner) is not alive
 
     async def run(self, run: EngineRun) -> ProcessOutcome:
-        assert isinstance(run, ProcessRun)
         work = self.works.pop(token_of(run.registration), None)
         if work is None:
             return await self._give_up(run.registration.definition)
         await run.begin()
         try:
             return Success(clean(await run.guard(_called(work))))
-        except TurnCancelled:
-            request = run.control.request
-            assert request is not None
-            return Cancelled(request.by, request.reason, unknown=True)
+        except CancelRequested as asked:
+            return Cancelled(asked.request.by, asked.request.reason, unknown=True)
         except SelfCancelled as error:
             return Failure("raised", str(error))
         except (Leaving, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # a task may raise anything; it ends this process, and says how
             outcome = failure(error)
-            log_raised(f"task {run.registration.name} of process {run.row.id} raised {outcome.message}", error)
+            log_raised(f"task {run.registration.name} of process {run.registration.id} raised {outcome.message}", error)
             return outcome
 
     async def _give_up(self, owner: str) -> ProcessOutcome:

@@ -8,34 +8,34 @@ did. They are read (`catch_up`) and given to the listener of the run, which an e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 import msgspec
-from msgspec import Struct
 
-from mainstay.engine.admission import Admission
-from mainstay.engine.control import Control
+from mainstay.engine.admission import Admission, Needs
+from mainstay.engine.control import Control, OutOfTime, TurnCancelled
 from mainstay.engine.host import ClockSkew
 from mainstay.engine.journal import SPILL_BYTES, Journal
-from mainstay.errors import StoreDamaged
-from mainstay.lifecycle.process import PROGRESS, declared
+from mainstay.errors import Fenced, StoreDamaged, TimedOut
+from mainstay.lifecycle.process import EXTERNAL_REF_SET, PROGRESS, SIGNAL, declared
 from mainstay.model.codec import clean, encode
 from mainstay.model.process import (
     Event,
-    ParentEnd,
     ProcessOutcome,
     ProcessRecord,
     ProcessRow,
+    Signal,
     Success,
     WaitOn,
-    WakePolicy,
 )
 from mainstay.model.record import Spilled, StepRecord, StepRow
 from mainstay.model.session import CancelRequest, Node
 from mainstay.model.tool import BlobRef
 from mainstay.model.write import Advance, Advanced, ProcessScope, Write
-from mainstay.ports.host import Clock, Random
+from mainstay.ports.host import Clock
+from mainstay.ports.process import CancelRequested, EngineHost, Leaving, ProcessListener, Unloaded
 from mainstay.ports.store import Store
 from mainstay.tools.invoke import Threads
 
@@ -90,9 +90,10 @@ class ProcessJournal(Journal[Advanced]):
         self.woken: list[ProcessRow] = []
         self._changed = changed
 
-    def begin_at(self, ordinal: int) -> None:
-        """The number of the next record, where some were written before."""
-        self._ordinal = ordinal
+    async def load(self) -> list[StepRecord]:
+        """What earlier owners recorded. The next record of this one follows."""
+        records, self._ordinal = await load_steps(self._store, self.scope.pid, self.scope.id)
+        return records
 
     def record(self, record: StepRecord, repeats: bool = False) -> None:
         """With `repeats` it only says that a step is attempted again: a worker that dies then has made no progress."""
@@ -234,79 +235,84 @@ async def load_steps(store: Store, pid: int, process_id: str) -> tuple[list[Step
     return found, following or 0
 
 
-class Unloaded(BaseException):
-    """The process leaves this worker's memory: it is parked, or another worker goes on with it."""
+class Host(EngineHost, Protocol):
+    """What a worker does for the processes that it runs, and for the engines that run durable functions and tools."""
 
+    threads: Threads
+    admission: Admission
+    skew: ClockSkew
 
-class Listener(Protocol):
-    """Given what happens to a process while it runs here."""
-
-    def cancel(self, request: CancelRequest) -> None: ...
-
-    def leave(self) -> None:
-        """The Runtime is left, or another worker owns the process."""
+    @property
+    def place_needs(self) -> Needs:
+        """What a process takes while it works."""
         ...
 
-    def on_event(self, sequence: int, kind: str, payload: Any) -> None:
-        """Another writer has added an event to the process."""
+    async def still_ours(self, row: ProcessRow) -> bool:
+        """Whether no other worker can have claimed the process."""
         ...
 
-    def process_ended(self, process_id: str) -> None:
-        """A process has ended that this one waits for."""
+    def announce(self, row: ProcessRow) -> None:
+        """Events of the owner were written."""
         ...
 
-    def awaited_signals(self) -> tuple[str, ...] | None:
-        """The signals that it waits for in memory; None where that is not known."""
+    def fill_places(self) -> None:
+        """A place is free: give it to a process that waits on disk for one."""
+        ...
+
+    def listen(self, process_id: str, other: str) -> None:
+        """Tell the one when the other has ended."""
         ...
 
 
-class GateListener:
-    """For engines that only need to know when to stop."""
+class SignalQueue:
+    """The listener of `ProcessRun.signals`: signals that were not taken yet, and whether there will be more."""
 
-    def __init__(self, control: Control) -> None:
-        self.control = control
+    def __init__(self) -> None:
+        self.signals: deque[Signal] = deque()
+        self.changed = asyncio.Event()
+        self.stopped = False
 
     def cancel(self, request: CancelRequest) -> None:
-        self.control.cancel(request)
+        self.leave()
 
     def leave(self) -> None:
-        self.control.leave()
+        self.stopped = True
+        self.changed.set()
 
     def on_event(self, sequence: int, kind: str, payload: Any) -> None:
-        """Nothing to do: it takes no signals."""
+        if kind.startswith(SIGNAL):
+            self.signals.append(Signal(sequence, kind.removeprefix(SIGNAL), payload))
+            self.changed.set()
 
     def process_ended(self, process_id: str) -> None:
-        """Nothing to do: it waits for no process."""
+        """Nothing to do: signals are all that is listened for."""
 
     def awaited_signals(self) -> tuple[str, ...] | None:
         return None
 
 
 class ProcessRun:
-    """One process that this worker owns and runs. It lives on the event loop.
+    """One process that this worker owns and runs, as its engine sees it (`EngineRun`). It lives on the event loop.
 
     `parked`: it is on disk, waits, and has no owner now. `leaving`: the Runtime is left, or another worker owns it.
-    `resting`: it only waits, so its place may be given to another; `placed`: it has one. `written_about`: others wrote
-    about it while it ran, perhaps after it was parked. `listens` are the processes whose end it waits for.
+    `_over`: its engine has returned; a tool that ignored its cancellation may still call it, and changes nothing.
+    `placed`: it has a place among the processes that run at once; `resting`: it only waits, and needs none. `_placing`
+    waits for one, for all branches that want it. `written_about`: others wrote about it while it ran, perhaps after it
+    was parked. `listens` are the processes whose end it waits for. `_listener` is told what happens, after `control`.
     """
 
-    def __init__(
-        self, row: ProcessRow, scope: ProcessScope, store: Store, clock: Clock, changed: Callable[[ProcessRow], None]
-    ) -> None:
-        self.row, self.scope, self._store, self._clock = row, scope, store, clock
-        self.registration = row.registration
-        self.on_rest: Callable[[bool], None] | None = None
-        self.journal = ProcessJournal(store, scope, row, clock, changed)
+    def __init__(self, row: ProcessRow, host: Host, owner: str) -> None:
+        self.row, self.host, self.registration = row, host, row.registration
+        self.scope = ProcessScope(row.id, row.pid, owner, row.generation)
+        self.journal = ProcessJournal(host.store, self.scope, row, host.clock, host.announce)
         self.control = Control()
-        self.listener: Listener = GateListener(self.control)
-        self.parked = self.resting = self.placed = False
-        self.leaving = False
-        self.written_about = False
+        self._listener: ProcessListener | None = None
+        self.placed, self.resting = True, False
+        self.parked = self.leaving = self.written_about = self._over = False
         self.listens: set[str] = set()
+        self._placing: asyncio.Task[None] | None = None
         self._reading = asyncio.Lock()
         self._wanted = False
-
-    # ------------------------------------------------------------------ for engines
 
     @property
     def record(self) -> ProcessRecord:
@@ -320,36 +326,75 @@ class ProcessRun:
     def resumed(self) -> bool:
         return self.row.record.first_started is not None
 
+    # ------------------------------------------------------------------ writing
+
     async def begin(self) -> None:
         await self.journal.flush()
-
-    async def guard(self, work: Coroutine[Any, Any, R], seconds: float | None = None) -> R:
-        return await self.control.guard(work, seconds)
+        if self.journal.has_unread:
+            await self.journal.patiently(ProcessRun.catch_up, self)
+        if not await self.host.still_ours(self.row):
+            raise Fenced(f"process {self.row.id}", self.scope.generation)
 
     async def emit(self, event: str, payload: Any = None) -> None:
         declared(self.registration, event)
-        self.journal.event(Event(event, clean(payload), self._clock.now()))
-        await self.journal.flush()
+        await self._write(event, payload)
 
     def progress(self, value: Any) -> None:
-        self.journal.event(Event(PROGRESS, clean(value), self._clock.now()))
+        self.journal.event(Event(PROGRESS, clean(value), self.host.clock.now()))
+
+    async def set_external_ref(self, reference: Any) -> None:
+        await self._write(EXTERNAL_REF_SET, reference)
+
+    async def _write(self, event: str, payload: Any) -> None:
+        self.journal.event(Event(event, clean(payload), self.host.clock.now()))
+        await self.journal.flush()
 
     # ------------------------------------------------------------------ what others write
 
-    async def read_events_after(self, floor: int) -> None:
-        """Give the listener, which is a new one, every event after number `floor`."""
-        async with self._reading:
-            self.journal.read_to = floor
-            await self._read_events()
+    @property
+    def cancel_request(self) -> CancelRequest | None:
+        return self.control.request
+
+    def check(self) -> None:
+        if self.control.request is not None:
+            raise CancelRequested(self.control.request)
+        if self.leaving:
+            raise Leaving
+
+    async def signals(self, after: int = 0) -> AsyncIterator[Signal]:
+        queue = SignalQueue()
+        await self.listen(queue, after)
+        while not queue.stopped:
+            while queue.signals:
+                yield queue.signals.popleft()
+            queue.changed.clear()
+            await queue.changed.wait()
+
+    async def listen(self, listener: ProcessListener, after: int | None = None) -> None:
+        self._listener = listener
+        if self.leaving:
+            listener.leave()
+        journal = self.journal
+        # The first event says that it was created, which is no news. `read_to` may be ahead of the row: another task
+        # has read events for the listener before.
+        if after is not None and max(journal.row.record.sequence, journal.read_to) > max(after, 1):
+            async with self._reading:
+                journal.read_to = after
+                await self._read_events()
+        if self.control.request is None and self.record.cancel is not None:
+            self.control.cancel(self.record.cancel)
+        if self.control.request is not None:
+            listener.cancel(self.control.request)
 
     async def _read_events(self) -> None:
-        more = True
+        journal, more = self.journal, True
         while more:
-            found = await self._store.events(self.row.pid, self.journal.read_to, EVENTS)
+            found = await self.host.store.events(self.row.pid, journal.read_to, EVENTS)
             for _, sequence, event in found:
-                if sequence > self.journal.read_to:  # a write of ours may have moved it meanwhile
-                    self.journal.read_to = sequence
-                    self.listener.on_event(sequence, event.type, event.payload)
+                if sequence > journal.read_to:  # a write of ours may have moved it meanwhile
+                    journal.read_to = sequence
+                    if self._listener is not None:
+                        self._listener.on_event(sequence, event.type, event.payload)
             more = len(found) == EVENTS
 
     async def catch_up(self) -> None:
@@ -361,63 +406,90 @@ class ProcessRun:
         async with self._reading:
             self._wanted = False
             await self._read_events()
-            row = await self._store.process(self.row.id)
+            row = await self.host.store.process(self.row.id)
         if row is None or row.owner != self.scope.owner or row.generation != self.scope.generation:
             self.leave()  # another worker owns it, or it has ended: the store refuses what is written from here
         elif row.record.cancel is not None:
-            self.listener.cancel(row.record.cancel)
+            self.cancel(row.record.cancel)
+
+    def noticed(self) -> Coroutine[Any, Any, None]:
+        """Another writer has changed the row: what reads that, for a task of its own."""
+        self.written_about = True
+        return self.catch_up()
+
+    def cancel(self, request: CancelRequest) -> None:
+        """It was asked to end."""
+        self.control.cancel(request)
+        if self._listener is not None:
+            self._listener.cancel(request)
 
     def leave(self) -> None:
+        """The Runtime is left, or another worker owns it."""
         self.leaving = True
-        self.listener.leave()
+        self.control.leave()
+        if self._listener is not None:
+            self._listener.leave()
 
-    def rest(self, resting: bool) -> None:
-        """It only waits from now on, or works again."""
-        if resting != self.resting:
-            self.resting = resting
-            if self.on_rest is not None:
-                self.on_rest(resting)
+    def process_ended(self, process_id: str) -> None:
+        if self._listener is not None:
+            self._listener.process_ended(process_id)
 
+    def awaited_signals(self) -> tuple[str, ...] | None:
+        return None if self._listener is None else self._listener.awaited_signals()
 
-class Host(Protocol):
-    """What a worker does for the functions that it runs."""
+    async def watch_end(self, process_id: str) -> ProcessRow | None:
+        self.host.listen(self.row.id, process_id)  # before the row is read: it may end meanwhile
+        self.listens.add(process_id)
+        return await self.journal.patiently(self.host.store.process, process_id)
 
-    store: Store
-    clock: Clock
-    random: Random
-    threads: Threads
-    admission: Admission
-    deps: Any
-    skew: ClockSkew
+    # ------------------------------------------------------------------ waiting
 
-    async def still_ours(self, row: ProcessRow) -> bool:
-        """Whether no other worker can have claimed the process."""
-        ...
+    async def guard(self, work: Coroutine[Any, Any, R], seconds: float | None = None) -> R:
+        try:
+            return await self.control.guard(work, seconds)
+        except TurnCancelled:
+            assert self.control.request is not None
+            raise CancelRequested(self.control.request) from None
+        except OutOfTime:
+            raise TimedOut("the work did not end", seconds) from None
 
-    def placed(self, process_id: str) -> bool:
-        """Whether a process has a place to work in."""
-        ...
+    def rest(self, resting: bool = True) -> None:
+        """It only waits from now on, or works again: then it has its place back if one is free."""
+        if resting == self.resting or self._over:
+            return
+        self.resting = resting
+        if not resting:
+            self.placed = self.placed or self.host.admission.try_take(self.host.place_needs)
+        elif self.placed:
+            self.placed = False
+            self.host.admission.release(self.host.place_needs)
+            self.host.fill_places()
 
-    async def place(self, process_id: str) -> None:
-        """Wait for one."""
-        ...
+    async def place(self) -> None:
+        """Wait for a place, all branches of it for the same one."""
+        if self.placed:
+            return
+        if self._placing is None or self._placing.done():
+            self._placing = asyncio.get_running_loop().create_task(self._take_place())
+        await asyncio.shield(self._placing)
 
-    def listen(self, process_id: str, other: str) -> None:
-        """Tell the one when the other has ended."""
-        ...
+    async def _take_place(self) -> None:
+        await self.host.admission.take(self.host.place_needs)
+        if self.placed:  # it had one again meanwhile
+            self.host.admission.release(self.host.place_needs)
+        self.placed = True
 
-    async def start_child(
-        self, parent: ProcessRow, key: str, what: Any, args: Mapping[str, Any], options: ChildOptions
-    ) -> str: ...
+    async def park(self, *waits: WaitOn) -> None:
+        self.parked = not self.journal.has_unread and await self.journal.park(waits)
+        if self.parked:
+            raise Unloaded
+        await self.journal.patiently(ProcessRun.catch_up, self)
 
-    async def signal(self, process_id: str, name: str, payload: Any, key: str) -> int: ...
-
-    async def cancel(self, process_id: str, request: CancelRequest) -> None: ...
-
-
-class ChildOptions(Struct, frozen=True):
-    """How a child is started."""
-
-    parent_end: ParentEnd = "cancel"
-    label: str = ""
-    wake: WakePolicy = "none"
+    def close(self) -> None:
+        """The run is over: give up its place. Without its listener, which refers to it, it is freed at once."""
+        self._listener, self._over = None, True
+        if self._placing is not None:
+            self._placing.cancel()
+        if self.placed:
+            self.placed = False
+            self.host.admission.release(self.host.place_needs)

@@ -70,9 +70,9 @@ from mainstay.model.write import (
     Share,
     Transfer,
 )
+from mainstay.ports.process import ChildOptions
 from mainstay.ports.store import Store
 from mainstay.processes.handle import CancelAsk, CancelPolicy, ProcessHandle, SignalReceipt, handle_id
-from mainstay.processes.run import ChildOptions, ProcessRun
 from mainstay.processes.worker import ProcessWorker
 from mainstay.tools.check import check
 
@@ -451,10 +451,6 @@ class ProcessService:
         for session_id in dict.fromkeys(wake.session_id for wake in changed):
             self._worker.events.woken(session_id)
         return len(changed)
-
-    def at_work(self, run: ProcessRun) -> bool:
-        """Whether a worker here still has its hands on it."""
-        return self._worker.runs.get(run.row.id) is run
 
     # ------------------------------------------------------------------ keeping house
 

@@ -24,8 +24,8 @@ from typing import Any, Protocol, assert_never
 from msgspec import Struct, ValidationError
 from msgspec.structs import replace
 
-from mainstay.engine.control import CANCEL_GRACE, Leaving, TurnCancelled
-from mainstay.errors import Fenced, InvalidProcess, StoreError, ToolError
+from mainstay.engine.control import CANCEL_GRACE
+from mainstay.errors import Fenced, InvalidProcess, StoreError, TimedOut, ToolError
 from mainstay.model.codec import clean, convert, encode_checked
 from mainstay.model.process import (
     Abandoned,
@@ -55,10 +55,9 @@ from mainstay.model.tool import (
 )
 from mainstay.model.tool import Cancelled as ToolCancelled
 from mainstay.plugins.calls import Filters
-from mainstay.ports.process import EngineRun
+from mainstay.ports.process import CancelRequested, EngineRun, Leaving
 from mainstay.ports.services import ToolHost
 from mainstay.ports.tool import Handles
-from mainstay.processes.run import Host, ProcessRun, Unloaded, load_steps
 from mainstay.tools.artifacts import in_the_past
 from mainstay.tools.attempt import (
     NOT_BEGUN,
@@ -77,7 +76,7 @@ from mainstay.tools.attempt import (
     next_need,
     settle,
 )
-from mainstay.tools.call import WITHHELD, stop_of
+from mainstay.tools.call import WITHHELD
 from mainstay.tools.catalog import Entry
 from mainstay.tools.context import CallHost, ToolContext
 from mainstay.tools.define import Tool
@@ -131,7 +130,7 @@ class Tools(Protocol):
 
     def host(self, agent: str, session_id: str) -> ToolHost: ...
 
-    def handles(self, run: ProcessRun, agent: str) -> Handles: ...
+    def handles(self, run: EngineRun, agent: str) -> Handles: ...
 
     def look(self, agent: str, session_id: str, call: PreparedCall, spec: ToolSpec) -> Look | None:
         """What the plugins of its session make of how a call ended; None when none of them wants to know."""
@@ -147,8 +146,8 @@ class ToolEngine:
 
     kind = KIND
 
-    def __init__(self, tools: Tools, home: Dispatcher, host: Host) -> None:
-        self._tools, self._home, self._host = tools, home, host
+    def __init__(self, tools: Tools, home: Dispatcher) -> None:
+        self._tools, self._home = tools, home
 
     def knows(self, registration: Registration) -> bool:
         asked = read_input(registration)
@@ -170,7 +169,6 @@ class ToolEngine:
         return drafted(agent, PreparedCall("", what.spec.tool_id, what.spec.name, dict(args)), what.spec)
 
     async def run(self, run: EngineRun) -> ProcessOutcome:
-        assert isinstance(run, ProcessRun)
         asked, session_id = read_input(run.registration), session_of(run.registration)
         entry = None
         if asked is not None:
@@ -182,15 +180,14 @@ class ToolEngine:
             ready = Ready(entry, call, None if entry.tool is None else entry.tool.bind(asked.args))
         except ToolError as error:  # its definition has changed since
             return Failure(error.code, error.message)
-        records, ordinal = await load_steps(self._host.store, run.row.pid, run.row.id) if run.resumed else ([], 0)
-        run.journal.begin_at(ordinal)
-        work = ToolWork(run, ready, self._home, self._host)
-        work.services = None if session_id is None else lambda: self._tools.host(asked.agent, session_id)
+        look, filters, services = None, None, None
         if session_id is not None:
-            work.look = self._tools.look(asked.agent, session_id, call, entry.spec)
-            work.filters = await self._tools.filters(asked.agent, session_id)
-        work.handles = lambda: self._tools.handles(run, asked.agent)
-        return await work.go(records)
+            look = self._tools.look(asked.agent, session_id, call, entry.spec)
+            filters = await self._tools.filters(asked.agent, session_id)
+            services = functools.partial(self._tools.host, asked.agent, session_id)
+        extras = CallExtras(look, filters, services, functools.partial(self._tools.handles, run, asked.agent))
+        records = await run.journal.load() if run.resumed else []
+        return await ToolWork(run, ready, self._home, extras).go(records)
 
 
 def drafted(agent: str, call: PreparedCall, spec: ToolSpec) -> Registration:
@@ -218,23 +215,29 @@ def session_of(registration: Registration) -> str | None:
     return origin.session_id if isinstance(origin, SessionOrigin) else None
 
 
-class ToolWork:
-    """One process of a tool that this worker runs. `attempts` have begun, `repeated` of them after a death.
+class CallExtras(Struct, frozen=True):
+    """What a background call has from its session and the Runtime.
 
     `look` is what plugins make of how it ended, where there are any that see it before it is recorded; `filters` what
-    they let be stored of its progress and its artifacts.
+    they let be stored of its progress and its artifacts. `services` and `handles` make what its context offers; a
+    process without a session has no services.
     """
 
-    def __init__(self, run: ProcessRun, ready: Ready, home: Dispatcher, host: Host) -> None:
-        self._run, self._ready, self._home, self._host = run, ready, home, host
+    look: Look | None
+    filters: Filters | None
+    services: Callable[[], ToolHost] | None
+    handles: Callable[[], Handles]
+
+
+class ToolWork:
+    """One process of a tool that this worker runs. `attempts` have begun, `repeated` of them after a death."""
+
+    def __init__(self, run: EngineRun, ready: Ready, home: Dispatcher, extras: CallExtras) -> None:
+        self._run, self._ready, self._home, self._extras = run, ready, home, extras
         self._spec, self._clock, self._needs = ready.entry.spec, home.clock, needs_of(ready.entry.spec)
         # Whoever started the process approved of it, and there is no turn in which a person could be asked.
         recovery: Any = "rerun" if self._spec.recovery == "rerun" else "once"
         self._contract = replace(self._spec, recovery=recovery, approval="never")
-        self.services: Callable[[], ToolHost] | None = None
-        self.handles: Callable[[], Handles] | None = None
-        self.look: Look | None = None
-        self.filters: Filters | None = None
         self.attempts = self.repeated = 0
 
     async def go(self, records: Sequence[StepRecord]) -> ProcessOutcome:
@@ -257,16 +260,16 @@ class ToolWork:
                 outcome = await self._settled(await self._attempt())
                 if outcome is not None:
                     return outcome
-        except TurnCancelled:  # while no body ran; what a worker died on before may have had its effect
+        except CancelRequested:  # while no body ran; what a worker died on before may have had its effect
             return self._cancelled(unknown=self.repeated > 0)
 
     async def _may_begin(self) -> None:
         """Raise what the process was asked for. Left between two attempts it parks: letting go of work that only its
         owner may do would give it up."""
-        control = self._run.control
-        if control.request is None and control.leaving and self._run.record.first_started is not None:
+        run = self._run
+        if run.cancel_request is None and run.leaving and run.record.first_started is not None:
             await self._until(self._clock.now())
-        control.check()
+        run.check()
 
     # ------------------------------------------------------------------ one attempt
 
@@ -278,13 +281,9 @@ class ToolWork:
             if self._contract.recovery == "once":
                 self._record_begun()
             await self._run.begin()
-            if self._run.journal.has_unread:
-                await self._run.catch_up()
-            if self._run.control.stopping:
+            if self._stop is not None:
                 self._home.admission.release(self._needs)
                 return NotBegun()
-            if not await self._host.still_ours(self._run.row):
-                raise Fenced(f"process {self._run.row.id}", self._run.scope.generation)
         except BaseException:  # also a cancellation: a place that is not released is lost to all
             self._home.admission.release(self._needs)
             raise
@@ -298,7 +297,7 @@ class ToolWork:
         """Wait until the tool's limits leave room. While it waits, the process needs no place of the worker."""
         if self._home.admission.try_take(self._needs):
             return
-        self._run.rest(True)
+        self._run.rest()
         try:
             await self._run.guard(self._home.admission.take(self._needs))
         except Leaving:
@@ -310,29 +309,25 @@ class ToolWork:
     async def _body(self) -> AttemptEnd:
         spec, home, process_id = self._spec, self._home, self._run.row.id
         loop = asyncio.get_running_loop()
-        progress = Progress(self._run, home, self.filters, spec.name)
+        progress = Progress(self._run, home, self._extras.filters, spec.name)
         context, interruption = self._context(progress), Interruption()
         threaded = self._ready.entry.tool is not None and not self._ready.entry.tool.is_async
         ended = functools.partial(home.admission.release_from_thread, loop, self._needs) if threaded else None
-        filters = self.filters
+        filters = self._extras.filters
         passing = None if filters is None else functools.partial(filters.content, "file", process_id, spec.name)
         rules = OutputRules(self._run.journal, WHOLE, filter_file=passing)
         task = loop.create_task(execute(self._ready, context, home.threads, rules, interruption, ended))
-        task.add_done_callback(lambda _: self._run.control.wake())
         # A thread releases its place itself, when it has really ended.
         task.add_done_callback(
             lambda _: None if threaded and interruption.begun else home.admission.release(self._needs)
         )
-        timer = None if spec.timeout is None else loop.call_later(spec.timeout, self._expire, interruption)
         home.running[process_id] = spec.name
         try:
             end = await self._ended(task, context, interruption)
-        except BaseException:  # not by the control: this task itself is cancelled, and nothing of it goes on
+        except BaseException:  # not by `guard`: this task itself is cancelled, and nothing of it goes on
             task.cancel()
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
             home.running.pop(process_id, None)
             progress.close()
             context.close()
@@ -342,12 +337,15 @@ class ToolWork:
         self, task: asyncio.Task[AttemptResult], context: ToolContext[Any], interruption: Interruption
     ) -> AttemptEnd:
         """How the body ended. Cancelled it may still say so; one that does not listen is left behind."""
-        control = self._run.control
-        while not task.done() and not control.stopping and not interruption.timed_out:
-            await control.pause()
+        timed_out = False
+        try:
+            await self._run.guard(asyncio.wait({task}), self._spec.timeout)
+        except TimedOut:
+            timed_out = True
+        except (CancelRequested, Leaving):
+            pass  # `_stop` says which
         if not task.done() and not interruption.over:
-            interruption.timed_out = interruption.timed_out and not control.stopping
-            interruption.reason = self._why()
+            interruption.timed_out, interruption.reason = timed_out, self._why()
             context.mark_cancelled()
             task.cancel()
         if not task.done():
@@ -359,12 +357,15 @@ class ToolWork:
             return OutcomeUnknown(interruption.reason or "it was cancelled while it ran")
         return task.result().end
 
-    def _expire(self, interruption: Interruption) -> None:
-        interruption.timed_out = True
-        self._run.control.wake()
+    @property
+    def _stop(self) -> StopCause | None:
+        """Why attempts are stopped. A cancel request goes before leaving: it ends the process for good."""
+        if self._run.cancel_request is not None:
+            return StopCause.CANCELLED
+        return StopCause.LEFT if self._run.leaving else None
 
     def _why(self) -> str:
-        match stop_of(self._run.control):
+        match self._stop:
             case StopCause.CANCELLED:
                 return "it was cancelled while it ran"
             case StopCause.LEFT:
@@ -376,9 +377,9 @@ class ToolWork:
         registration, run = self._run.registration, self._run
         origin, cause = registration.origin, registration.cause
         session_id = origin.session_id if isinstance(origin, SessionOrigin) else ""
-        first = run.journal.row.record.first_started
+        first = run.record.first_started
         in_a_turn = cause is not None and cause.type == "tool_call" and registration.parent is not None
-        artifacts = ProcessArtifacts(run, self._host, session_id, self.filters, self._spec.name)
+        artifacts = ProcessArtifacts(run, session_id, self._extras.filters, self._spec.name)
         return ToolContext(
             session_id=session_id,
             turn_id=registration.parent or "" if in_a_turn else "",
@@ -388,7 +389,7 @@ class ToolWork:
             generation=run.scope.generation,
             deps=self._home.deps,
             payload=self._ready.call.payload,
-            host=ProcessCallHost(progress, artifacts, self.services, self.handles),
+            host=ProcessCallHost(progress, artifacts, self._extras.services, self._extras.handles),
             store="" if first is None else first.store,
         )
 
@@ -396,7 +397,7 @@ class ToolWork:
 
     async def _settled(self, end: AttemptEnd) -> ProcessOutcome | None:
         """How the process ends; None when there is another attempt."""
-        stop, counts = stop_of(self._run.control), Attempts(True, self.attempts, self.repeated)
+        stop, counts = self._stop, Attempts(True, self.attempts, self.repeated)
         verdict = settle(end, counts, self._contract, stop)
         match verdict:
             case TryAgain(failed, after):
@@ -415,8 +416,8 @@ class ToolWork:
             case EndCall(outcome, harmless):
                 if stop is StopCause.CANCELLED and harmless:
                     return self._cancelled(unknown=self.repeated > 0)
-                if self.look is not None and (stop is None or isinstance(outcome, Ok | Failed)):
-                    outcome = await self.look(outcome)
+                if self._extras.look is not None and (stop is None or isinstance(outcome, Ok | Failed)):
+                    outcome = await self._extras.look(outcome)
                 return self._outcome(outcome, stop)
             case _:
                 assert_never(verdict)
@@ -439,7 +440,7 @@ class ToolWork:
                 assert_never(end)
 
     def _cancelled(self, unknown: bool) -> Cancelled:
-        request = self._run.control.request
+        request = self._run.cancel_request
         assert request is not None
         return Cancelled(request.by, request.reason, unknown)
 
@@ -450,19 +451,15 @@ class ToolWork:
 
     async def _put_off(self, failed: Failed, due: int) -> None:
         # Plugins see how the tool ends. Until then nothing that it said is stored.
-        now, message = self._clock.now(), failed.message if self.look is None else WITHHELD
+        now, message = self._clock.now(), failed.message if self._extras.look is None else WITHHELD
         self._run.journal.record(StepFaltered(KEY, failed.code, message, due, self.attempts, now))
         await self._until(due)
 
     async def _until(self, due: int) -> None:
         """Leave the process on disk until then. Returns when it is due already, or something has happened to it."""
         run = self._run
-        while run.control.request is None and (run.control.leaving or due > self._clock.now()):
-            wait = WaitOn(KEY, "time", due=due, since=self._clock.now())
-            run.parked = not run.journal.has_unread and await run.journal.park((wait,))
-            if run.parked:
-                raise Unloaded
-            await run.catch_up()
+        while run.cancel_request is None and (run.leaving or due > self._clock.now()):
+            await run.park(WaitOn(KEY, "time", due=due, since=self._clock.now()))
         await run.journal.flush()
 
 
@@ -474,7 +471,7 @@ class ProcessCallHost(CallHost):
         progress: Progress,
         artifacts: ProcessArtifacts,
         services: Callable[[], ToolHost] | None,
-        handles: Callable[[], Handles] | None,
+        handles: Callable[[], Handles],
     ) -> None:
         self._progress, self._artifacts, self._services, self._handles = progress, artifacts, services, handles
 
@@ -488,13 +485,13 @@ class ProcessCallHost(CallHost):
         return super().services() if self._services is None else self._services()
 
     def handles(self) -> Handles:
-        return super().handles() if self._handles is None else self._handles()
+        return self._handles()
 
 
 class Progress:
     """How far a tool is, on disk for whoever watches its process."""
 
-    def __init__(self, run: ProcessRun, home: Dispatcher, filters: Filters | None, tool: str) -> None:
+    def __init__(self, run: EngineRun, home: Dispatcher, filters: Filters | None, tool: str) -> None:
         self._run, self._clock, self._filters, self._tool = run, home.clock, filters, tool
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
@@ -539,8 +536,8 @@ class Progress:
 class ProcessArtifacts:
     """Where a background tool keeps artifacts: with its process at once, and found in the past of its session."""
 
-    def __init__(self, run: ProcessRun, host: Host, session_id: str, filters: Filters | None, tool: str) -> None:
-        self._run, self._host, self._session_id = run, host, session_id
+    def __init__(self, run: EngineRun, session_id: str, filters: Filters | None, tool: str) -> None:
+        self._run, self._host, self._session_id = run, run.host, session_id
         self._filters, self._tool = filters, tool
 
     def passed(self, name: str, data: bytes, media_type: str) -> bytes:

@@ -50,9 +50,9 @@ from mainstay.model.process import (
 from mainstay.model.tool import Artifact, Failed, Ok, OutcomeUnknown, PreparedCall, ToolOutcome, ToolRecord, ToolSpec
 from mainstay.model.tool import Cancelled as CallCancelled
 from mainstay.model.write import Dismiss
+from mainstay.ports.process import EngineRun
 from mainstay.ports.tool import StartOptions
 from mainstay.processes.handle import BY_HANDLE, CancelAsk, ProcessHandle
-from mainstay.processes.run import ProcessRun
 from mainstay.processes.service import ProcessService, Start
 from mainstay.processes.tool import ARTIFACT, KIND, BackgroundCall
 from mainstay.tools.dispatcher import Dispatcher
@@ -80,7 +80,7 @@ class Asker(Struct, frozen=True):
     call_id: str
     parent: str
     run: Run | None = None
-    process: ProcessRun | None = None
+    process: EngineRun | None = None
     env: Callable[[], bytes] | str | None = None
     put: set[str] = field(default_factory=set)
 
@@ -162,9 +162,8 @@ class Visible:
     def _rest(self, by: int) -> None:
         """A background tool that only waits for another process leaves its place: the other may need one."""
         self._resting += by
-        process = self._asker.process
-        if process is not None and self._service.at_work(process):
-            process.rest(self._resting > 0)
+        if self._asker.process is not None:
+            self._asker.process.rest(self._resting > 0)
 
     # ------------------------------------------------------------------ the verbs
 

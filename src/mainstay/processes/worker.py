@@ -18,7 +18,6 @@ of another.
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from mainstay.engine.control import Leaving, TurnCancelled
+from mainstay.engine.admission import Capacity, Needs
 from mainstay.engine.host import ClockSkew
 from mainstay.engine.runner import Mode, ScopeRunner, Supervisor
 from mainstay.engine.waiters import CurrentWork, Waiters, in_hand
@@ -47,21 +46,22 @@ from mainstay.model.write import (
     Claim,
     EventAdded,
     ProcessRef,
-    ProcessScope,
     Register,
     Registered,
     Release,
     SendSignal,
 )
-from mainstay.ports.process import Engine
+from mainstay.ports.process import CancelRequested, ChildOptions, Engine, Leaving, Unloaded
 from mainstay.ports.store import Store
-from mainstay.processes.run import ChildOptions, GateListener, ProcessRun, Unloaded
+from mainstay.processes.run import ProcessRun
 from mainstay.tools.dispatcher import Dispatcher
 
 log = logging.getLogger("mainstay.processes")
 
 What: TypeAlias = Literal["end", "change"]
 
+PLACE = "processes"
+"""What a place is called in `Admission`."""
 CONCURRENCY = 64
 PAGE = 256
 """Processes that are looked at at a time."""
@@ -85,9 +85,9 @@ class ProcessEvents(Struct, frozen=True):
 class ProcessWorker:
     """Owns the processes that one Runtime works on. It lives on the event loop.
 
-    `runs` are those that run here, by id. `_busy` counts places that are taken: by runs, and by processes that are just
-    being claimed. `_queue` are runs in memory that wait for a place, `_found` processes on disk that wait for one, and
-    `_more_unowned` says that there may be more of these. `held` are suspects that may not run beside another one.
+    `runs` are those that run here, by id. `place_needs` is the place that each of them takes while it works, and while
+    it is being claimed; runs in memory stand in line for one in `admission`, before processes on disk: `_found` are
+    those, and `_more_unowned` says that there may be more. `held` are suspects that may not run beside another one.
     `passive`: this Runtime has no definitions, and works on nothing.
     """
 
@@ -104,14 +104,13 @@ class ProcessWorker:
         self.id = self._worker.id
         self.random, self.threads, self.deps = dispatcher.random, dispatcher.threads, dispatcher.deps
         self.admission, self.deadlocks, self.skew = dispatcher.admission, dispatcher.deadlocks, ClockSkew(self.clock)
-        self._supervisor, self.mode, self.passive, self._concurrency = supervisor, mode, passive, concurrency
-        self._engines: dict[str, Engine] = {}
+        self._supervisor, self.mode, self.passive = supervisor, mode, passive
+        self.place_needs: Needs = (Capacity(PLACE, concurrency),)
+        self.engines: dict[str, Engine] = {}
         self.runs: dict[str, ProcessRun] = {}
-        self._busy = 0
         self._found: dict[str, ProcessRow] = {}
         self.held: set[str] = set()
         self._more_unowned = False
-        self._queue: dict[asyncio.Future[None], ProcessRun] = {}
         self._filling: asyncio.Task[None] | None = None
         self.events, self.waiters = events, ProcessWaiters(events.needed)
         self.runner: ScopeRunner[ProcessRow] = ScopeRunner(self, self.store, self._worker, supervisor, log.name)
@@ -119,24 +118,24 @@ class ProcessWorker:
     def serve(self, engines: Iterable[Engine]) -> None:
         """Which engines run what is registered here."""
         for engine in engines:
-            if engine.kind in self._engines:
+            if engine.kind in self.engines:
                 raise InvalidDefinition(f"two engines run processes of kind {engine.kind!r}: leave one of them out")
-            self._engines[engine.kind] = engine
+            self.engines[engine.kind] = engine
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return tuple(self._engines)
+        return tuple(self.engines)
 
     def can(self, registration: Registration) -> bool:
         """Whether an engine here can run it."""
-        engine = self._engines.get(registration.kind)
+        engine = self.engines.get(registration.kind)
         return engine is not None and registration.contract.may_begin and engine.knows(registration)
 
     async def draft(self, what: Any, args: Mapping[str, Any]) -> Registration:
         """A registration, still without id, of what is to be started."""
         if isinstance(what, Registration):
             return self._checked(what)
-        for engine in self._engines.values():
+        for engine in self.engines.values():
             draft: Registration | None = getattr(engine, "draft", _none)(what, args)
             if draft is not None:
                 return draft
@@ -153,7 +152,7 @@ class ProcessWorker:
         if self.passive:
             offers.append(Offers(functions=(name,)))
         for each in offers:
-            for engine in self._engines.values():
+            for engine in self.engines.values():
                 draft: Registration | None = getattr(engine, "draft_for_others", _none)(name, args, each)
                 if draft is not None:
                     return draft
@@ -161,15 +160,16 @@ class ProcessWorker:
 
     def _checked(self, draft: Registration) -> Registration:
         """A registration that the host made itself, for an engine of its own."""
-        if draft.kind not in self._engines and not self.passive:
+        if draft.kind not in self.engines and not self.passive:
             raise InvalidProcess(
-                f"there is no engine of kind {draft.kind!r} here; there are: {', '.join(self._engines)}"
+                f"there is no engine of kind {draft.kind!r} here; there are: {', '.join(self.engines)}"
             )
         return draft
 
     @property
-    def _has_place(self) -> bool:
-        return self._busy < self._concurrency and not self.mode.leaving and self.works
+    def _free_places(self) -> int:
+        """How many processes more may be taken up."""
+        return self.admission.free(self.place_needs[0]) if self.works and not self.mode.leaving else 0
 
     @property
     def works(self) -> bool:
@@ -182,26 +182,27 @@ class ProcessWorker:
         self, registration: Registration, grants: tuple[str, ...] = (), blobs: tuple[str, ...] = ()
     ) -> Registered:
         """Begin a process. When this returns it is on disk, owned here or free to be claimed."""
-        begins = not self.mode.draining or self._is_here(registration)
-        ours = self.id if begins and self._has_place and self.can(registration) else None
-        if ours is not None:
-            self._busy += 1
+        begins = (not self.mode.draining or self._is_here(registration)) and self.can(registration)
+        placed = begins and self._free_places > 0 and self.admission.try_take(self.place_needs)
         try:
-            register = Register(registration, self.clock.now(), ours, grants, blobs)
+            register = Register(registration, self.clock.now(), self.id if placed else None, grants, blobs)
             registered = await self.runner.write(registration.id, register)
-        finally:
-            if ours is not None:
-                self._busy -= 1
+        except BaseException:
+            if placed:
+                self.admission.release(self.place_needs)
+            raise
         row = registered.row
         if row.owner == self.id:
-            self.launch(row)
-        elif self._is_free(row):
+            self.launch(row, placed)
+        elif placed:
+            self.admission.release(self.place_needs)
+        if self._is_free(row):
             if self._is_here(registration):
                 self._found[row.id] = row
             self._more_unowned = True
-            self._fill_places()
+            self.fill_places()
         if not registered.known:
-            self._announce(row)
+            self.announce(row)
         return registered
 
     async def claim(self, row: ProcessRow, proof: str | None = None) -> bool:
@@ -218,79 +219,54 @@ class ProcessWorker:
     async def _claim(self, row: ProcessRow, proof: str | None) -> bool:
         # The wall clock may have jumped back since a wait was set. The caller has judged that it is due.
         at = max(self.clock.now(), row.due or 0)
-        self._busy += 1  # its place is taken while it is claimed: a sweep of many must not claim more than can run
+        # Its place is taken while it is claimed: a sweep of many must not claim more than can run.
+        self.admission.take_beyond(self.place_needs)
         try:
             death, lived = self._worker.death_of(row.owner), self._worker.lived
             take = Claim(ProcessRef(row.id), self.id, row.generation, at, proof, death, lived)
             taken = await self.runner.write(row.id, take)
-        finally:
-            self._busy -= 1
+        except BaseException:
+            self.admission.release(self.place_needs)
+            raise
         if taken.row is not None and not taken.row.live:
             self.ended(taken.row)
         elif taken.row is not None and taken.row.stuck is not None:
             self.waiters.settled(taken.row)
         self.reconcile_all(taken.woken)
         if not taken.won or taken.row is None:
+            self.admission.release(self.place_needs)
             if taken.suspect:
                 self.held.add(row.id)
-            self._fill_places()
+            self.fill_places()
             return False
         self.held.discard(row.id)
         if taken.row.takeovers:
             self._worker.claimed(-row.pid, taken.suspect)
-        self.launch(taken.row)
+        self.launch(taken.row, placed=True)
         return True
 
     async def recover(self, row: ProcessRow, proof: str | None) -> None:
         """Claim it if there is a place, or queue it. One that is only to be abandoned needs no place."""
         if row.after_owner_death == "abandon" and (proof is not None or row.record.abandon is not None) and self.works:
             await self._claim(row, proof)
-        elif self._has_place and not self._found:
+        elif self._free_places and not self._found:
             await self.claim(row, proof)
         elif (row.owner is None or proof is not None) and self.can(row.registration):
             self._found.setdefault(row.id, row)  # not if its owner is only silent: that may speak again
-            self._fill_places()
+            self.fill_places()
 
-    def launch(self, row: ProcessRow) -> None:
-        """Run a process that is owned here."""
+    def launch(self, row: ProcessRow, placed: bool = False) -> None:
+        """Run a process that is owned here. `placed`: a place was taken for it."""
         if row.id in self.runs:
+            if placed:
+                self.admission.release(self.place_needs)
             return
-        scope = ProcessScope(row.id, row.pid, self.id, row.generation)
-        run = self.runs[row.id] = ProcessRun(row, scope, self.store, self.clock, self._announce)
-        run.on_rest = functools.partial(self._rested, run)
-        self._give_place(run)
+        if not placed:
+            self.admission.take_beyond(self.place_needs)
+        run = self.runs[row.id] = ProcessRun(row, self, self.id)
         _ = self.runner.run(ProcessTask(self, run))
         if self.mode.leaving:
             run.leave()  # it became ours too late; its engine releases it, so that nothing of it is abandoned unseen
-
-    def _rested(self, run: ProcessRun, resting: bool) -> None:
-        """A process that only waits gives up its place, and has it again if there is one when it goes on."""
-        if resting and run.placed:
-            self._give_up(run)
-            self._fill_places()
-        elif not resting and not run.placed and self._has_place and not self._queue:
-            self._give_place(run)
-
-    def _give_place(self, run: ProcessRun) -> None:
-        run.placed = True
-        self._busy += 1
-
-    def _give_up(self, run: ProcessRun) -> None:
-        run.placed = False
-        self._busy -= 1
-
-    def placed(self, process_id: str) -> bool:
-        return self.runs[process_id].placed
-
-    async def place(self, process_id: str) -> None:
-        """Wait for a place: before anything acts outside, by a process that has waited in memory."""
-        free: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue[free] = self.runs[process_id]
-        try:
-            self._fill_places()
-            await free
-        finally:
-            self._queue.pop(free, None)
 
     @property
     def backlog(self) -> bool:
@@ -306,27 +282,17 @@ class ProcessWorker:
     def find_unowned(self) -> None:
         """There are processes on disk that no worker owns: claim them, page by page."""
         self._more_unowned = True
-        self._fill_places()
+        self.fill_places()
 
-    def _fill_places(self) -> None:
-        """Give free places to processes that go on in memory, then to those that wait on disk for one."""
-        while self._queue:
-            free, run = next(iter(self._queue.items()))
-            if self._busy >= self._concurrency and not run.leaving:
-                break  # a run that leaves needs no place: it begins nothing more, and only has to end
-            del self._queue[free]
-            if not run.placed:
-                self._give_place(run)
-            if not free.done():
-                free.set_result(None)
-        wanted = (self._more_unowned or self._found) and self._has_place
+    def fill_places(self) -> None:
+        """Give free places to processes that wait on disk for one."""
+        wanted = (self._more_unowned or self._found) and self._free_places
         if wanted and (self._filling is None or self._filling.done()):
             self._filling = self._supervisor.spawn(self._claim_found(), "mainstay intake")
 
     async def _claim_found(self) -> None:
-        while self._has_place and (self._found or await self._find_more()):
-            free = min(self._concurrency - self._busy, len(self._found))
-            page = [self._found.pop(process_id) for process_id in list(itertools.islice(self._found, free))]
+        while self._free_places and (self._found or await self._find_more()):
+            page = [self._found.pop(each) for each in list(itertools.islice(self._found, self._free_places))]
             await asyncio.gather(*(self.claim(row) for row in page))
 
     async def _find_more(self) -> bool:
@@ -348,65 +314,6 @@ class ProcessWorker:
 
     def _is_free(self, row: ProcessRow) -> bool:
         return row.active and row.owner is None and row.id not in self.held and self.can(row.registration)
-
-    # ------------------------------------------------------------------ running
-
-    async def work(self, run: ProcessRun) -> None:
-        """Have the engine of its kind run it, and write how it ended."""
-        engine = self._engines[run.registration.kind]
-        if run.row.record.cancel is not None:
-            run.listener.cancel(run.row.record.cancel)
-        try:
-            outcome: ProcessOutcome = await engine.run(run)
-        except TurnCancelled:
-            request = run.control.request
-            assert request is not None
-            outcome = Cancelled(request.by, request.reason)
-        except BaseException as error:  # an engine of the host's may raise anything, and is not run again for it
-            if isinstance(error, Exception | asyncio.CancelledError | Unloaded):
-                raise
-            raise InvalidDefinition(f"its engine raised {type(error).__name__}: {error_text(error)}") from error
-        advanced = await run.journal.settle(outcome)
-        self.ended(advanced.row)
-
-    async def give_back(self, run: ProcessRun) -> None:
-        """Give it up for another worker, with what has happened written down."""
-        try:
-            if run.journal.begun:  # otherwise its start must stay unwritten: any worker may begin it
-                await run.journal.flush()
-            freed = await self.store.write(Release(run.scope, self.clock.now()))
-        except (Fenced, StoreUnavailable) as error:
-            log.warning("process %s: %s", run.row.id, error)
-            return
-        if not freed.row.live:
-            self.ended(freed.row)  # no other worker may do it: it is abandoned
-        self.reconcile_all(freed.woken)
-
-    async def set_aside(self, run: ProcessRun, error: Exception) -> None:
-        try:
-            await self.store.write(Release(run.scope, self.clock.now(), f"{type(error).__name__}: {error}"))
-        except Exception as second:  # the process stays ours, and is found without a task
-            log.error("process %s could not be set aside: %s", run.row.id, second)
-        row = await self.store.process(run.row.id)
-        if row is not None and row.stuck is not None:
-            self.waiters.settled(row)
-            self._announce(row)
-
-    def stopped(self, run: ProcessRun) -> None:
-        """The task of a process is over: give its place to another, and pass on what was written meanwhile."""
-        del self.runs[run.row.id]
-        # The listener refers to the run: without this cycle both are freed at once, and not by the collector.
-        run.listener, run.on_rest = GateListener(run.control), None
-        self.waiters.leave(run.row.id, run.listens)
-        if run.placed:
-            self._give_up(run)
-        self.reconcile_all(run.journal.woken)
-        if run.parked:
-            self._announce(run.journal.row)
-        written = run.written_about or self.waiters.awaits_end(run.row.id)  # another worker's write may have ended it
-        if written and (run.parked or run.leaving) and not self.mode.leaving:
-            self.runner.look(run.row.id)
-        self._fill_places()
 
     # ------------------------------------------------------------------ reconciling with the store
 
@@ -434,8 +341,7 @@ class ProcessWorker:
         queue one that no worker owns for claiming; answer who waits for one that has ended or is stuck."""
         run = self.runs.get(row.id)
         if run is not None:
-            run.written_about = True
-            _ = self._supervisor.spawn(run.catch_up(), f"events of process {row.id}")
+            _ = self._supervisor.spawn(run.noticed(), f"events of process {row.id}")
         elif not row.live:
             self.ended(row)
             return
@@ -443,20 +349,20 @@ class ProcessWorker:
             self.waiters.settled(row)
         elif self._is_free(row):
             self._found[row.id] = row
-            self._fill_places()
+            self.fill_places()
         elif row.active and row.owner == self.id:
             self.launch(row)
-        self._announce(row)
+        self.announce(row)
 
     def ended(self, row: ProcessRow) -> None:
         """A process has ended: resolve its waiters, and give that to the runs that wait for it."""
         self.waiters.settled(row)
         for process_id in self.waiters.take_listening(row.id):
             if (run := self.runs.get(process_id)) is not None:
-                run.listener.process_ended(row.id)
-        self._announce(row)
+                run.process_ended(row.id)
+        self.announce(row)
 
-    def _announce(self, row: ProcessRow) -> None:
+    def announce(self, row: ProcessRow) -> None:
         self.waiters.changed(row)
         self.events.changed(row)
 
@@ -479,7 +385,6 @@ class ProcessWorker:
     def listen(self, process_id: str, other: str) -> None:
         """A process that runs here waits for the end of another."""
         self.waiters.listen(process_id, other)
-        self.runs[process_id].listens.add(other)
 
     # ------------------------------------------------------------------ for engines (`Host`)
 
@@ -507,7 +412,7 @@ class ProcessWorker:
     def signals_awaited(self, process_id: str) -> tuple[str, ...] | None:
         """The signals that a process waits for in our memory; None when it is not there."""
         run = self.runs.get(process_id)
-        return None if run is None else run.listener.awaited_signals()
+        return None if run is None else run.awaited_signals()
 
     async def cancel(self, process_id: str, request: CancelRequest) -> None:
         stopped = await self.store.write(Cancel(ProcessRef(process_id), request, self.clock.now()))
@@ -524,7 +429,7 @@ class ProcessWorker:
         """The Runtime is left: every run releases its process, and none begins."""
         for run in list(self.runs.values()):
             run.leave()
-        self._fill_places()
+        self.fill_places()
 
     def close(self) -> None:
         """The Runtime was left."""
@@ -536,35 +441,75 @@ def _none(*asked: Any) -> None:
 
 
 class ProcessTask:
-    """Works on one process until it ends, parks or is given back."""
+    """Works on one process until it ends, parks or is given back (`ScopeTask`)."""
 
     def __init__(self, worker: ProcessWorker, run: ProcessRun) -> None:
         self._worker, self._run = worker, run
-
-    @property
-    def name(self) -> str:
-        return f"process {self._run.row.id}"
+        self.name = f"process {run.row.id}"
 
     async def work(self) -> None:
-        run = self._run
-        work = CurrentWork(self._worker.id, (run.row.id, None), depth=run.registration.depth).begin()
+        """Have the engine of its kind run it, and write how it ended."""
+        worker, run = self._worker, self._run
+        engine = worker.engines[run.registration.kind]
+        work = CurrentWork(worker.id, (run.row.id, None), depth=run.registration.depth).begin()
+        if run.row.record.cancel is not None:
+            run.cancel(run.row.record.cancel)
         try:
-            await self._worker.work(run)
+            outcome: ProcessOutcome = await engine.run(run)
+        except CancelRequested as asked:
+            outcome = Cancelled(asked.request.by, asked.request.reason)
         except (Unloaded, Leaving):
-            if not run.parked:
-                raise Leaving from None
+            if run.parked:
+                return
+            raise Leaving from None
+        except BaseException as error:  # an engine of the host's may raise anything, and is not run again for it
+            if isinstance(error, Exception | asyncio.CancelledError):
+                raise
+            raise InvalidDefinition(f"its engine raised {type(error).__name__}: {error_text(error)}") from error
         finally:
             work.end()
+        advanced = await run.journal.settle(outcome)
+        worker.ended(advanced.row)
 
     async def give_back(self) -> None:
-        await self._worker.give_back(self._run)
+        """Give it up for another worker, with what has happened written down."""
+        worker, run = self._worker, self._run
+        try:
+            if run.journal.begun:  # otherwise its start must stay unwritten: any worker may begin it
+                await run.journal.flush()
+            freed = await worker.store.write(Release(run.scope, worker.clock.now()))
+        except (Fenced, StoreUnavailable) as error:
+            log.warning("process %s: %s", run.row.id, error)
+            return
+        if not freed.row.live:
+            worker.ended(freed.row)  # no other worker may do it: it is abandoned
+        worker.reconcile_all(freed.woken)
 
     async def set_aside(self, error: Exception) -> None:
-        await self._worker.set_aside(self._run, error)
+        worker, run = self._worker, self._run
+        try:
+            await worker.store.write(Release(run.scope, worker.clock.now(), f"{type(error).__name__}: {error}"))
+        except Exception as second:  # the process stays ours, and is found without a task
+            log.error("process %s could not be set aside: %s", run.row.id, second)
+        row = await worker.store.process(run.row.id)
+        if row is not None and row.stuck is not None:
+            worker.waiters.settled(row)
+            worker.announce(row)
 
     def stopped(self, error: Exception | None) -> None:
-        self._run.leaving = self._run.leaving or isinstance(error, Fenced)
-        self._worker.stopped(self._run)
+        """The task is over: give its place to another process, and pass on what was written meanwhile."""
+        worker, run = self._worker, self._run
+        del worker.runs[run.row.id]
+        run.close()
+        worker.waiters.leave(run.row.id, run.listens)
+        worker.reconcile_all(run.journal.woken)
+        if run.parked:
+            worker.announce(run.journal.row)
+        # Another worker's write may have ended it.
+        written = run.written_about or worker.waiters.awaits_end(run.row.id)
+        if written and (run.parked or run.leaving or isinstance(error, Fenced)) and not worker.mode.leaving:
+            worker.runner.look(run.row.id)
+        worker.fill_places()
 
 
 class ProcessWatch:

@@ -20,8 +20,8 @@ from mainstay.model.session import Settings, load_settings
 from mainstay.model.tool import PreparedCall, ToolSpec
 from mainstay.plugins.calls import Filters
 from mainstay.plugins.registry import overrides
+from mainstay.ports.process import EngineRun
 from mainstay.ports.services import ToolHost
-from mainstay.processes.run import ProcessRun
 from mainstay.processes.service import ProcessService
 from mainstay.processes.tool import session_of
 from mainstay.processes.visible import Asker, Visible
@@ -127,7 +127,7 @@ class Environments:
         setup = self._parts.cache.of(run.scope.session_id).setup
         return capture(run, load_settings(b"" if setup is None else setup.settings))
 
-    def handles(self, run: ProcessRun, agent: str) -> Visible:
+    def handles(self, run: EngineRun, agent: str) -> Visible:
         """For a background tool: what it starts belongs to it, in the environment that it has itself."""
         registration: Registration = run.registration
         session_id = session_of(registration) or ""

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.engine.control import Leaving, SelfCancelled, TurnCancelled
+from mainstay.engine.control import SelfCancelled
 from mainstay.engine.journal import write_referring
 from mainstay.errors import (
     Conflict,
@@ -41,8 +41,7 @@ from mainstay.observe.feed import TurnEvents
 from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.operations import OperationDefinition, OperationOutcome
 from mainstay.plugins.registry import Kept, PluginSession, revision_of
-from mainstay.ports.process import EngineRun
-from mainstay.processes.run import ProcessRun
+from mainstay.ports.process import CancelRequested, EngineRun, Leaving
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.operation_table import Operation, Operations, OperationSeams, TaskRun
 from mainstay.sessions.parts import SessionParts
@@ -83,7 +82,6 @@ class OperationEngine:
         return agent is not None and registration.name in agent.operations.names
 
     async def run(self, run: EngineRun) -> ProcessOutcome:
-        assert isinstance(run, ProcessRun)
         asked = run.registration
         task = TaskRun(asked.id, run.attempt, run.progress)
         try:
@@ -94,10 +92,8 @@ class OperationEngine:
         try:
             work = operations.run_task(asked.name, asked.input["args"], asked.input["session_id"], task)
             return Success((await run.guard(work)).output)
-        except TurnCancelled:
-            request = run.control.request
-            assert request is not None
-            return Cancelled(request.by, request.reason, unknown=True)
+        except CancelRequested as stop:
+            return Cancelled(stop.request.by, stop.request.reason, unknown=True)
         except SelfCancelled as error:
             return Failure("raised", str(error))
         except OperationFailed as error:

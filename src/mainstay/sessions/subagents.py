@@ -23,7 +23,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from mainstay.engine.control import Leaving
 from mainstay.errors import (
     Conflict,
     InvalidInput,
@@ -42,7 +41,7 @@ from mainstay.errors import (
     Unavailable,
     UnknownSession,
 )
-from mainstay.lifecycle.process import EXTERNAL_REF_SET, SIGNAL
+from mainstay.lifecycle.process import SIGNAL
 from mainstay.model.agent import AgentSpec
 from mainstay.model.codec import clean_message, convert, error_text, model_text
 from mainstay.model.ids import MAX_SESSION_ID, turn_id
@@ -53,7 +52,6 @@ from mainstay.model.process import (
     Abandoned,
     Cancelled,
     Cause,
-    Event,
     EventType,
     Failure,
     ProcessOutcome,
@@ -68,9 +66,8 @@ from mainstay.model.session import CancelRequest, Offers, Settings, dump_setting
 from mainstay.model.tool import Cancelled as TurnCancelled
 from mainstay.model.write import Configure, ProcessFilter
 from mainstay.plugins.decisions import sound_child
-from mainstay.ports.process import EngineRun
+from mainstay.ports.process import EngineRun, Leaving
 from mainstay.processes.handle import ProcessHandle
-from mainstay.processes.run import ProcessRun, Unloaded, load_steps
 from mainstay.processes.service import Start
 from mainstay.processes.worker import ProcessWorker
 from mainstay.sessions.definition import Defined
@@ -246,24 +243,16 @@ class TurnEngine:
     # ------------------------------------------------------------------ one process
 
     async def run(self, run: EngineRun) -> ProcessOutcome:
-        assert isinstance(run, ProcessRun)
         asked, attention = msgspec.convert(run.registration.input, Asked), Attention()
         agent = run.registration.name
         child = Child(run.row.id, agent, asked.session_id or child_session(run.row.id, agent))
-        run.listener = attention
-        if run.record.cancel is not None:
-            attention.cancel(run.record.cancel)
-        if run.leaving:
-            attention.leave()
-        if run.record.sequence > 1:
-            # Messages that came before. One that was passed on already is known by its key.
-            await run.read_events_after(0)
+        await run.listen(attention, after=0)  # a message that was passed on before is known by its key
         if attention.request is not None and not await self._is_begun(run, child):
             return Cancelled(attention.request.by, attention.request.reason)
         if not run.resumed:
-            run.journal.event(Event(EXTERNAL_REF_SET, {"session_id": child.session_id}, self._clock.now()))
+            await run.set_external_ref({"session_id": child.session_id})
         await run.begin()
-        run.rest(True)
+        run.rest()
         try:
             await self._begin(run, asked, child)
             await self._show_life(run, child)
@@ -273,12 +262,12 @@ class TurnEngine:
         typed = asked.output is not None or self._parts.definitions[agent].output_schema is not None
         return _ending(result, attention.request, typed)
 
-    async def _is_begun(self, run: ProcessRun, child: Child) -> bool:
+    async def _is_begun(self, run: EngineRun, child: Child) -> bool:
         """Whether something may have been said to the child before a cancel request came."""
         row = await self._store.session(child.session_id) if run.resumed else None
         return row is not None and row.next > 1
 
-    async def _begin(self, run: ProcessRun, asked: Asked, child: Child) -> None:
+    async def _begin(self, run: EngineRun, asked: Asked, child: Child) -> None:
         """Make the session, and say to it what it was started for: both once, however often this is done."""
         if asked.session_id is None:
             await self._create(run.registration, asked, child)
@@ -308,18 +297,17 @@ class TurnEngine:
             raise UnknownSession(parent)
         await SessionHost(self._parts, parent, agent).create_session(request)
 
-    async def _show_life(self, run: ProcessRun, child: Child) -> None:
+    async def _show_life(self, run: EngineRun, child: Child) -> None:
         """After workers died on it: it has come as far as it can. If something kills them it is in the turn, which
         counts its dead by itself; a long one that goes on must not be given up here."""
         if run.row.takeovers:
-            _, ordinal = await load_steps(self._store, run.row.pid, run.row.id)
-            run.journal.begin_at(ordinal)
+            await run.journal.load()
             run.journal.record(Begun(str(run.row.generation), "result", child.session_id, at=self._clock.now()))
             await run.journal.flush()
 
     # ------------------------------------------------------------------ waiting
 
-    async def _end_of(self, run: ProcessRun, attention: Attention, child: Child) -> TurnResult[Any]:
+    async def _end_of(self, run: EngineRun, attention: Attention, child: Child) -> TurnResult[Any]:
         """How the last of its turns ended, once it has."""
         while True:
             attention.reset()
@@ -333,7 +321,8 @@ class TurnEngine:
                 continue
             if isinstance(result.outcome, Waiting):
                 if not attention.changed.done():
-                    await self._park(run, result.turn_id)
+                    # The child waits for an answer: so does the process, on disk.
+                    await run.park(WaitOn("turn", "turn", result.turn_id), WaitOn("message", "signal", "message"))
                 continue
             child.ended += 1
             if child.ended < len(child.turns):
@@ -368,14 +357,6 @@ class TurnEngine:
             accepted = await self._parts.inbox.accept(child.session_id, child.agent, text, "steer", key)
             attention.messages.popleft()
             child.turns.append(accepted.turn)
-
-    async def _park(self, run: ProcessRun, turn: str) -> None:
-        """The child waits for somebody: so does the process, on disk. Returns when something has happened already."""
-        if not run.journal.has_unread:
-            run.parked = await run.journal.park((WaitOn("turn", "turn", turn), WaitOn("message", "signal", "message")))
-            if run.parked:
-                raise Unloaded
-        await run.catch_up()
 
     # ------------------------------------------------------------------ stopping
 

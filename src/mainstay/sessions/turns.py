@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.engine.control import Leaving, TurnAborted
+from mainstay.engine.control import TurnAborted
 from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
 from mainstay.engine.journal import TurnJournal, load, taken
 from mainstay.engine.lease import Worker
@@ -42,6 +42,7 @@ from mainstay.model.write import CancelWon, Claim, Committed, Release, SessionRe
 from mainstay.observe.feed import Feed, TurnEvents
 from mainstay.plugins.registry import Kept, PluginSession
 from mainstay.plugins.turn import TurnPlugins, plugins_of
+from mainstay.ports.process import Leaving
 from mainstay.ports.services import TraceSink, TurnServices
 from mainstay.sessions.archive import Archive
 from mainstay.sessions.cache import CachedSession, SessionCache

@@ -20,7 +20,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from mainstay.engine.admission import Admission
-from mainstay.engine.control import CANCEL_GRACE, Leaving
+from mainstay.engine.control import CANCEL_GRACE
 from mainstay.engine.driver import Parked, Run
 from mainstay.engine.lease import Worker
 from mainstay.engine.waiters import Deadlocks
@@ -43,6 +43,7 @@ from mainstay.model.tool import (
 from mainstay.model.transcript import NEVER_RAN, calls_of
 from mainstay.plugins.turn import plugins_of
 from mainstay.ports.host import Clock, Random
+from mainstay.ports.process import Leaving
 from mainstay.ports.services import TurnServices
 from mainstay.ports.store import Store
 from mainstay.ports.tool import Handles

@@ -35,7 +35,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.engine.admission import Needs
-from mainstay.engine.control import Leaving, OutOfTime, SelfCancelled, TurnCancelled
+from mainstay.engine.control import OutOfTime, SelfCancelled, TurnCancelled
 from mainstay.engine.retry import RetryPolicy
 from mainstay.errors import (
     Diverged,
@@ -52,12 +52,13 @@ from mainstay.errors import (
 )
 from mainstay.errors import OutcomeUnknown as UnknownOutcome
 from mainstay.model.codec import MAX_VALUE, clean, clean_text, encode, error_text
-from mainstay.model.process import ProcessRow, SessionOrigin, WaitOn
+from mainstay.model.process import ProcessRow, SessionOrigin, Signal, WaitOn
 from mainstay.model.record import Begun, Done, Fault, Segment, StepFaltered, StepKind
 from mainstay.model.tool import Failed, Ok, OutcomeUnknown, Recovery, ToolOutcome, ToolSpec
+from mainstay.ports.process import EngineRun, Leaving, Unloaded
 from mainstay.processes.function.replay import Open, Replay, limit_around_caller, shape, shown
-from mainstay.processes.function.scheduler import STOP, Branch, BranchStopped, Scheduler, Signal
-from mainstay.processes.run import Host, ProcessJournal, Unloaded
+from mainstay.processes.function.scheduler import STOP, Branch, BranchStopped, Scheduler
+from mainstay.processes.run import Host
 from mainstay.tools.attempt import (
     NOT_BEGUN,
     Again,
@@ -159,11 +160,9 @@ class Calls:
     before. `stopped_unknown`: a cancel request stopped a step that had begun. `segment` is the last checkpoint.
     """
 
-    def __init__(
-        self, row: ProcessRow, journal: ProcessJournal, replay: Replay, scheduler: Scheduler, host: Host
-    ) -> None:
-        self.row, self.journal, self.replay, self.scheduler, self.host = row, journal, replay, scheduler, host
-        self.clock = host.clock
+    def __init__(self, run: EngineRun, row: ProcessRow, replay: Replay, scheduler: Scheduler, host: Host) -> None:
+        self.run, self.row, self.journal = run, row, run.journal
+        self.replay, self.scheduler, self.host, self.clock = replay, scheduler, host, host.clock
         self.segment: Segment = replay.segment
         self.interrupted = row.takeovers
         self.stopped_unknown = False
@@ -237,7 +236,7 @@ class Calls:
         await self.check_stop(branch, on.key, kind, called, asked)
         found = await self.scheduler.wait(on)
         if branch.pending and isinstance(found, Signal):
-            self.scheduler.waits.return_signal(on.name, found)
+            self.scheduler.waits.add_signal(found)
         await self.check_stop(branch, on.key, kind, called, asked)
         return None if found is STOP else found
 
@@ -353,7 +352,7 @@ class StepRun:
         self._step = step.with_copies(calls.host.deps)
 
     async def run(self) -> Any:
-        calls, branch, step, host = self._calls, self._branch, self._step, self._host
+        calls, branch, step = self._calls, self._branch, self._step
         before = None if calls.replay.over else calls.replay.left_open(step.key, "step", step.name, step.asked)
         attempt = self._first_attempt(before)
         if attempt is None:
@@ -363,8 +362,8 @@ class StepRun:
         if before is not None and before.faltered is not None:
             await self._pause(before.faltered.due, before.faltered.at)
         while True:
-            if not host.placed(calls.process_id):
-                await host.place(calls.process_id)
+            if not calls.run.placed:
+                await self._place()
             if branch.pending:
                 if attempt.repeated:  # what a dead worker did of it may have had its effect
                     dropped = branch.deliver_stop()
@@ -407,6 +406,15 @@ class StepRun:
             self._calls.raise_stopped(done)
         return answered(done)
 
+    async def _place(self) -> None:
+        """Wait for a place of the worker; a stop ends the wait."""
+        try:
+            await self._branch.control.guard(self._calls.run.place())
+        except TurnCancelled:
+            return
+        except Leaving:
+            raise Unloaded from None
+
     async def _take_place(self) -> bool:
         """Wait until the limits of its tool leave room; False when the branch is asked to stop before.
 
@@ -448,9 +456,7 @@ class StepRun:
         recorded = self._records_begun(attempt)
         if recorded:
             self._record_begun(attempt, repeats=attempt.repeated > 0)
-        await calls.journal.flush()
-        if not await self._host.still_ours(calls.row):
-            raise Fenced(f"process {calls.process_id}", calls.journal.scope.generation)
+        await calls.run.begin()
         began = self._clock.monotonic()
         ended = await self._run_body(body)
         verdict = settle(ended.end, attempt, step.contract, ended.stop)
@@ -577,7 +583,7 @@ class StepRun:
             call_id=f"{calls.process_id}.{calls.unique(self._step.key)}",
             tool=self._step.name,
             attempt=attempt.attempts,
-            generation=calls.journal.scope.generation,
+            generation=calls.run.scope.generation,
             deps=self._host.deps,
             host=StepCallHost(self._progress),
             store=attempt.store,

@@ -43,11 +43,11 @@ from mainstay.model.process import (
 )
 from mainstay.model.record import Done, Segment, StepKind
 from mainstay.model.session import CancelRequest
+from mainstay.ports.process import ChildOptions
 from mainstay.processes.function.calls import FIRST, Calls, StepOptions, StepRun, answered, call, read_step
 from mainstay.processes.function.replay import shape
 from mainstay.processes.function.scheduler import CANCEL, Branch, Group, Works
 from mainstay.processes.handle import handle_id, value_of
-from mainstay.processes.run import ChildOptions
 from mainstay.tools.answer import output_codec
 from mainstay.tools.check import check
 from mainstay.tools.context import Deps
@@ -223,7 +223,7 @@ class ProcessContext(Generic[Deps]):
             scheduler.taken.add(signal.sequence)
         if not await scheduler.deliver(branch, done):
             scheduler.taken.discard(signal.sequence)
-            scheduler.waits.return_signal(name, signal)
+            scheduler.waits.add_signal(signal)
             await calls.check_stop(branch, key, "signal", name, asked)
         return done
 
@@ -303,8 +303,7 @@ class ProcessContext(Generic[Deps]):
         on = calls.begin_wait(WaitOn(key, "process", process_id), "result", asked, timeout)
         while True:
             await calls.check_stop(branch, key, "result", process_id, asked)
-            calls.host.listen(self.process_id, process_id)  # before the row is read: it may end meanwhile
-            row = await calls.journal.patiently(calls.host.store.process, process_id)
+            row = await calls.run.watch_end(process_id)
             if row is None:
                 return calls.refused(key, "result", process_id, asked, UnknownProcess(process_id))
             if not row.live:

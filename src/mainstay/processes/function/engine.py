@@ -38,16 +38,14 @@ from mainstay.model.process import (
     ProcessRecovery,
     Registration,
     Success,
-    WaitOn,
 )
-from mainstay.model.record import StepRecord
 from mainstay.model.session import Offers
-from mainstay.ports.process import EngineRun
+from mainstay.ports.process import EngineRun, Unloaded
 from mainstay.processes.function.calls import MAX_TEXT, Calls, checked, described, log_raised, traceback_text
 from mainstay.processes.function.context import BeginAnew, ProcessContext, begin_anew
 from mainstay.processes.function.replay import Replay
 from mainstay.processes.function.scheduler import Scheduler
-from mainstay.processes.run import Host, ProcessRun, Unloaded, load_steps
+from mainstay.processes.run import Host
 from mainstay.tools.answer import output_codec
 from mainstay.tools.define import Arguments, read_signature
 
@@ -243,22 +241,18 @@ class FunctionEngine:
         return found
 
     async def run(self, run: EngineRun) -> ProcessOutcome:
-        assert isinstance(run, ProcessRun)
         function = self._named(run.registration.definition)
         assert function is not None, "a worker takes what its engine knows"
-        records: list[StepRecord] = []
-        if run.resumed:
-            records, ordinal = await load_steps(self._host.store, run.row.pid, run.row.id)
-            run.journal.begin_at(ordinal)
-        replay = Replay(run.row.id, records)
+        replay = Replay(run.row.id, await run.journal.load() if run.resumed else ())
         row = run.row
         if not row.registration.events and row.registration.open_signals:
             # Started by its name alone, where what the function declares was not known.
             declares = replace(row.registration, events=function.events, open_signals=function.open_signals)
             row = replace(row, registration=declares)
         while True:
-            scheduler = await self._scheduler(run, replay)
-            calls = Calls(row, run.journal, replay, scheduler, self._host)
+            scheduler = Scheduler(run, replay, self._host.skew.seconds_until)
+            await run.listen(scheduler, replay.segment.floor)
+            calls = Calls(run, row, replay, scheduler, self._host)
             context: ProcessContext[Any] = ProcessContext(calls, function.bind)
             try:
                 return await self._run_code(function, context, calls, run)
@@ -267,39 +261,8 @@ class FunctionEngine:
             finally:
                 await scheduler.close()
 
-    async def _scheduler(self, run: ProcessRun, replay: Replay) -> Scheduler:
-        """The branches of one run, with the signals that were kept and the cancel request if there is one."""
-        host, segment = self._host, replay.segment
-        park = functools.partial(self._park, run)
-        scheduler = Scheduler(run.journal, replay, host.clock, host.skew.seconds_until, park, run.rest)
-        run.listener = scheduler
-        if run.leaving:
-            scheduler.leave()
-        if run.resumed or segment.number or run.row.record.sequence > 1:
-            await run.read_events_after(segment.floor)
-        if run.journal.row.record.cancel is not None:
-            scheduler.cancel(run.journal.row.record.cancel)
-        return scheduler
-
-    async def _park(self, run: ProcessRun, waits: tuple[WaitOn, ...]) -> bool:
-        """Leave it on disk, unless something has happened meanwhile: then its branches get that.
-
-        Another process may have ended after its branch looked and before this worker listened for that, so its row is
-        read again.
-        """
-        run.parked = not run.journal.has_unread and await run.journal.park(waits)
-        if run.parked:
-            return True
-        await run.journal.patiently(ProcessRun.catch_up, run)
-        for wait in waits:
-            if wait.kind == "process":
-                target = await run.journal.patiently(self._host.store.process, wait.name)
-                if target is None or not target.live:
-                    run.listener.process_ended(wait.name)
-        return False
-
     async def _run_code(
-        self, function: Process[..., Any], context: ProcessContext[Any], calls: Calls, run: ProcessRun
+        self, function: Process[..., Any], context: ProcessContext[Any], calls: Calls, run: EngineRun
     ) -> ProcessOutcome:
         """Run the code once, from its first line: how it ended, unless it was unloaded."""
         scheduler, segment = calls.scheduler, calls.segment
@@ -341,7 +304,7 @@ class FunctionEngine:
             return Failure("raised", f"CancelledError: {error_text(error) or 'the function cancelled itself'}")
         return Cancelled(request.by, request.reason, unknown=calls.stopped_unknown)
 
-    async def _why_unloaded(self, scheduler: Scheduler, run: ProcessRun) -> BaseException:
+    async def _why_unloaded(self, scheduler: Scheduler, run: EngineRun) -> BaseException:
         fault, task = scheduler.fault, asyncio.current_task()
         if fault is None:
             return Unloaded()

@@ -45,6 +45,7 @@ from __future__ import annotations
 import asyncio
 import asyncio.locks
 import asyncio.queues
+import bisect
 import contextlib
 import heapq
 import inspect
@@ -61,12 +62,12 @@ from msgspec.structs import replace
 from mainstay.engine.control import Control
 from mainstay.errors import Diverged, ForeignTask, InvalidProcess
 from mainstay.lifecycle.process import CANCEL_REQUESTED, SIGNAL
-from mainstay.model.process import Event, WaitOn
+from mainstay.model.process import Event, Signal, WaitOn
 from mainstay.model.record import Done, StepKind, StepRecord
 from mainstay.model.session import CancelRequest
 from mainstay.ports.host import Clock
+from mainstay.ports.process import EngineRun, Unloaded
 from mainstay.processes.function.replay import FORKS, OWN_CANCEL, QUESTION, Replay, limit_around, shown
-from mainstay.processes.run import ProcessJournal, Unloaded
 
 R = TypeVar("R")
 Works: TypeAlias = Sequence[Coroutine[Any, Any, Any]]
@@ -238,11 +239,6 @@ class Waiter(Struct, eq=False):
     result: asyncio.Future[Any]
 
 
-class Signal(Struct, frozen=True):
-    sequence: int
-    payload: Any
-
-
 class Waits:
     """The waits of one process. `park` writes it to disk, or returns False when something has happened meanwhile;
     `failed` is given an error of that.
@@ -266,7 +262,7 @@ class Waits:
         self._waiters: dict[str, Waiter] = {}
         self._by_name: dict[tuple[str, str], dict[str, Waiter]] = {}
         self._eager = 0
-        self._signals: dict[str, deque[Signal]] = {}
+        self._signals: dict[str, list[Signal]] = {}
         self._ended: set[str] = set()
         # Due times on the monotonic clock; one task sleeps until the first of them.
         self._dues: list[tuple[float, int, Waiter]] = []
@@ -429,27 +425,19 @@ class Waits:
 
     # ------------------------------------------------------------------ signals and ends of others
 
-    def add_signal(self, name: str, signal: Signal) -> None:
-        """A signal goes to the branch that has waited for it longest, or is kept."""
-        for waiter in self._by_name.get(("signal", name), {}).values():
+    def add_signal(self, signal: Signal) -> None:
+        """A signal goes to the branch that has waited for it longest, or is kept, in its place by number: the branch
+        that took it may have been stopped before it was recorded."""
+        for waiter in self._by_name.get(("signal", signal.name), {}).values():
             if not waiter.result.done():
                 self._resolve(waiter, signal)
                 return
-        self._signals.setdefault(name, deque()).append(signal)
+        kept = self._signals.setdefault(signal.name, [])
+        bisect.insort(kept, signal, key=lambda each: each.sequence)
 
     def take_signal(self, name: str) -> Signal | None:
         kept = self._signals.get(name)
-        return kept.popleft() if kept else None
-
-    def return_signal(self, name: str, signal: Signal) -> None:
-        """The branch that took this signal was stopped before it was recorded: the next branch gets it, in its place
-        by number."""
-        for waiter in self._by_name.get(("signal", name), {}).values():
-            if not waiter.result.done():
-                self._resolve(waiter, signal)
-                return
-        kept = [signal, *self._signals.get(name, ())]
-        self._signals[name] = deque(sorted(kept, key=lambda each: each.sequence))
+        return kept.pop(0) if kept else None
 
     def kept_signals(self) -> list[int]:
         return sorted(each.sequence for kept in self._signals.values() for each in kept)
@@ -475,15 +463,12 @@ class Scheduler:
 
     def __init__(
         self,
-        journal: ProcessJournal,
+        run: EngineRun,
         replay: Replay,
-        clock: Clock,
         seconds_until: Callable[[int, int], float],
-        park: Callable[[tuple[WaitOn, ...]], Awaitable[bool]],
-        rest: Callable[[bool], None],
     ) -> None:
-        self._process_id, self._journal, self._park, self._replay = journal.scope.id, journal, park, replay
-        self.waits = Waits(clock, seconds_until, self._try_to_park, rest, self.fail)
+        self._run, self._process_id, self._journal, self._replay = run, run.row.id, run.journal, replay
+        self.waits = Waits(run.host.clock, seconds_until, self._park, run.rest, self.fail)
         self._tasks: dict[asyncio.Task[Any], Branch] = {}
         self.request: CancelRequest | None = None
         self.taken: set[int] = replay.taken
@@ -915,17 +900,31 @@ class Scheduler:
         found = await self.waits.wait(on)
         if self.unloaded or found is UNLOAD:
             if isinstance(found, Signal):
-                self.waits.return_signal(on.name, found)
+                self.waits.add_signal(found)
             raise Unloaded
         return found
 
-    async def _try_to_park(self, waits: tuple[WaitOn, ...]) -> bool:
-        parked = not self.unloaded and await self._park(waits)
-        if parked:
-            self._unload()
-        return parked
+    async def _park(self, waits: tuple[WaitOn, ...]) -> bool:
+        """Leave the process on disk, unless something has happened meanwhile: then its branches get that.
 
-    # ------------------------------------------------------------------ what others write (`Listener`)
+        Another process may have ended after its branch looked and before this worker listened for that, so its row is
+        read again.
+        """
+        if self.unloaded:
+            return False
+        try:
+            await self._run.park(*waits)
+        except Unloaded:
+            self._unload()
+            return True
+        for wait in waits:
+            if wait.kind == "process":
+                target = await self._run.watch_end(wait.name)
+                if target is None or not target.live:
+                    self.waits.process_ended(wait.name)
+        return False
+
+    # ------------------------------------------------------------------ what others write (`ProcessListener`)
 
     def on_event(self, sequence: int, kind: str, payload: Any) -> None:
         """An event that another writer has added to the process."""
@@ -935,7 +934,7 @@ class Scheduler:
             except ValidationError:
                 log.error("a cancel request of process %s cannot be read", self._process_id)
         elif kind.startswith(SIGNAL) and sequence not in self.taken:
-            self.waits.add_signal(kind.removeprefix(SIGNAL), Signal(sequence, payload))
+            self.waits.add_signal(Signal(sequence, kind.removeprefix(SIGNAL), payload))
 
     def process_ended(self, process_id: str) -> None:
         self.waits.process_ended(process_id)
