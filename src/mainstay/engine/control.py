@@ -160,7 +160,7 @@ class Control:
         self.request: CancelRequest | None = None
         self.leaving = self.stopping = self.nudged = False
         self._waiter: asyncio.Future[None] | None = None
-        self._guarded: Guarded[Any] | None = None
+        self._guarded: list[Guarded[Any]] = []
 
     def check(self) -> None:
         """Raise what has been asked for. A cancel request goes before leaving: it ends the turn for good."""
@@ -174,6 +174,10 @@ class Control:
             self.request = request
             self._stop()
 
+    def withdraw(self) -> None:
+        """The request has had its effect: a branch of a function is stopped once, and may clean up afterwards."""
+        self.request, self.stopping = None, self.leaving
+
     def leave(self) -> None:
         if not self.leaving:
             self.leaving = True
@@ -186,8 +190,8 @@ class Control:
     def _stop(self) -> None:
         self.stopping = True
         self.wake()
-        if self._guarded is not None:
-            self._guarded.cut()
+        for guarded in self._guarded:
+            guarded.cut()
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -212,7 +216,7 @@ class Control:
             work.close()
             self.check()
         guarded: Guarded[R] = Guarded(work, seconds)
-        self._guarded = guarded
+        self._guarded.append(guarded)
         try:
             result = await guarded
         except BaseException as error:  # the work may raise anything, and some of it means something else here
@@ -225,7 +229,7 @@ class Control:
                 raise OutOfTime from error
             raise
         finally:
-            self._guarded = None
+            self._guarded.remove(guarded)
             if guarded.timer is not None:
                 guarded.timer.cancel()
         if guarded.own:

@@ -158,7 +158,7 @@ class Branch:
         dropped = DROP in self.pending
         self.delivered |= self.pending
         self.pending.clear()
-        self.control.request = None
+        self.control.withdraw()
         return dropped
 
     def replay_stop(self, dropped: bool) -> None:
@@ -168,7 +168,7 @@ class Branch:
             self.delivered |= self.pending
         self.pending -= self.delivered
         if not self.pending:
-            self.control.request = None
+            self.control.withdraw()
 
     def stopped_through(self, children: Sequence[Branch]) -> bool:
         """A cause that was passed on to its branches and stopped one of these has stopped it. Whether there was one."""
@@ -176,7 +176,7 @@ class Branch:
         self.delivered |= due
         self.pending -= due
         if not self.pending:
-            self.control.request = None
+            self.control.withdraw()
         return bool(due)
 
 
