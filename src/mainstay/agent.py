@@ -301,7 +301,7 @@ def _offered(plugin: Plugin) -> tuple[list[Any], list[str]]:
     try:
         tools = list(plugin.tools())
         return tools, Catalog(tools).names()
-    except Exception as error:  # its own code runs here, and its author is told whose it is
+    except Exception as error:  # its own code runs here, and the error names it
         what = str(error) if isinstance(error, InvalidDefinition) else f"{type(error).__name__}: {error_text(error)}"
         raise InvalidDefinition(f"plugin {plugin.id!r}: its tools cannot be used: {what}") from error
 

@@ -41,7 +41,7 @@
     │   ├── ProcessAbandoned    it was given up: what it did is not known
     │   └── ProcessStuck        it cannot go on until a person looks
     ├── StepFailed            a step of a durable function failed for good
-    │   └── OutcomeUnknown      nobody saw how it ended
+    │   └── OutcomeUnknown      its end was not seen
     ├── TimedOut              a wait ended because its caller had set a limit
     ├── Diverged              a durable function asks for something else than its journal tells
     ├── ForeignTask           a durable context was used from a task that is no branch of it
@@ -248,7 +248,7 @@ class ProcessEnded(Conflict):
 
 
 class WrongAuthority(Conflict):
-    """Whoever says how the process ended may not say so."""
+    """The caller that reports how a process ended has no right to."""
 
     code = "wrong_authority"
 
@@ -506,7 +506,7 @@ class StepFailed(MainstayError):
 
 
 class OutcomeUnknown(StepFailed):
-    """A step started and nobody saw it end: its effect may or may not have happened."""
+    """A step started and its end was not seen: its effect may or may not have happened."""
 
     code = "outcome_unknown"
 
@@ -609,7 +609,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreInUse(StoreError):
-    """Something was asked for that nobody may have the store open for. `workers` are the Runtimes that have."""
+    """An operation that needs the store closed everywhere. `workers` are the Runtimes that have."""
 
     code = "store_in_use"
 
@@ -752,7 +752,7 @@ class Unavailable(MainstayError):
 
 
 class MissingExtra(Unavailable, ImportError):
-    """A package that this part of Mainstay needs is not installed. It is an ImportError for whoever asks for one."""
+    """A package that this part of Mainstay needs is not installed. It is an ImportError too."""
 
     code = "missing_extra"
 
@@ -776,7 +776,7 @@ class CodeRuntimeExited(Unavailable):
 
 
 class ProviderUnavailable(Unavailable):
-    """The session's agent is not part of this Runtime, and so nobody here can ask its model."""
+    """The session's agent is not part of this Runtime, so that its model cannot be asked here."""
 
     code = "provider_unavailable"
 
@@ -800,7 +800,7 @@ class ProviderError(MainstayError):
 
 
 class ScriptExhausted(MainstayError):
-    """A scripted model ran dry, or was left with answers nobody asked for."""
+    """A scripted model ran dry, or was left with answers that were not asked for."""
 
     code = "script_exhausted"
 

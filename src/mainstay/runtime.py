@@ -300,7 +300,7 @@ class Runtime:
         await self._supervisor.finish(2.0)
 
     def _close(self, parts: SessionParts) -> None:
-        """Nothing works any more: tell whoever still waits."""
+        """The store cannot be used any more: fail every waiter with the error."""
         parts.mode.advance(Stage.CLOSED)
         for session in parts.cache.all():
             for turn in parts.cache.awaited(session.session_id):
@@ -353,7 +353,7 @@ class Runtime:
         if progress is not None and not callable(progress):
             raise InvalidInput(f"progress={quoted(progress)} is not usable: give a function of two numbers")
         copy = _on_disk(open_store(to), "a copy").location
-        await _on_disk(self._store, "copied").backup(copy, functools.partial(_tell, progress))
+        await _on_disk(self._store, "copied").backup(copy, functools.partial(_report, progress))
 
     @staticmethod
     async def restore(store: str | os.PathLike[str]) -> str:
@@ -372,7 +372,7 @@ class Runtime:
 
         Returns its bytes before and after. Stores made by this version need it only to become small at once.
         """
-        return await _on_disk(open_store(store), "compacted").compact(functools.partial(_tell, progress))
+        return await _on_disk(open_store(store), "compacted").compact(functools.partial(_report, progress))
 
     # ------------------------------------------------------------------ use
 
@@ -454,6 +454,6 @@ def _on_disk(store: Store, what: str) -> OnDisk:
     return store
 
 
-def _tell(progress: Callable[[int, int], object] | None, done: int, whole: int) -> None:
+def _report(progress: Callable[[int, int], object] | None, done: int, whole: int) -> None:
     if progress is not None:
         progress(done, whole)

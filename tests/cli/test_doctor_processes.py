@@ -98,7 +98,7 @@ async def test_a_definition_that_no_live_worker_has_is_named(store: Path) -> Non
     async with Runtime(store, processes=[doubled]):
         [need] = (await _told(store))["needs"]
 
-    assert need["problem"] == "1 process queued for 2 min, and nobody took them up: p-1"
+    assert need["problem"] == "1 process queued for 2 min, and no worker took them up: p-1"
     assert need["advice"].startswith("does a live worker have function 'nightly@1'? start one that does")
 
 

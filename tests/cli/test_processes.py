@@ -268,7 +268,7 @@ def test_what_nobody_has_begun_ends_at_once(store: Path) -> None:
 
     write(store, work)
 
-    assert shell("cancel", "free", store=store).stdout == "process free is cancelled: nobody was working on it\n"
+    assert shell("cancel", "free", store=store).stdout == "process free is cancelled: no worker was running it\n"
 
 
 def test_an_id_of_both_a_session_and_a_process_must_be_told_apart(worked: Path) -> None:

@@ -16,6 +16,7 @@ from mainstay.cli.host import (
     JsonOption,
     Refused,
     StoreOption,
+    answered_by,
     deciding,
     find,
     is_helped,
@@ -23,7 +24,6 @@ from mainstay.cli.host import (
     process_id,
     reading,
     say_when,
-    whoever,
 )
 from mainstay.cli.processes import cancel_process
 from mainstay.cli.render import ago, console, print_json, table, text_line, whole_call
@@ -40,7 +40,7 @@ ReasonOption = Annotated[str, typer.Option("--reason", help="Why; the model is t
 
 
 class Settlement(StrEnum):
-    """What became of a call that nobody saw end."""
+    """What became of a call whose end was not seen."""
 
     done = "done"
     failed = "failed"
@@ -75,7 +75,7 @@ def pending(store: StoreOption = None, json: JsonOption = False) -> None:
 
 def approve(call: CallArgument, by: ByOption = None, store: StoreOption = None, json: JsonOption = False) -> None:
     """Let a call run that asks for approval."""
-    _answer(call, store, json, "approved", lambda s: s.approve(call, by=whoever(by)))
+    _answer(call, store, json, "approved", lambda s: s.approve(call, by=answered_by(by)))
 
 
 def reject(
@@ -86,7 +86,7 @@ def reject(
     json: JsonOption = False,
 ) -> None:
     """Refuse a call that asks for approval."""
-    _answer(call, store, json, "rejected", lambda s: s.reject(call, reason, by=whoever(by)))
+    _answer(call, store, json, "rejected", lambda s: s.reject(call, reason, by=answered_by(by)))
 
 
 def settle(
@@ -102,7 +102,7 @@ def settle(
 
     async def say(session: Session) -> None:
         known = None if value is None else _json_value(value)
-        await session.settle(call, verdict.value, value=known, reason=reason, by=whoever(by))
+        await session.settle(call, verdict.value, value=known, reason=reason, by=answered_by(by))
 
     _answer(call, store, json, f"settled as {verdict.value}", say)
 
@@ -160,8 +160,8 @@ def cancel(
     async def work() -> int:
         async with deciding(store) as runtime:
             if await _is_process(runtime.store, target, False if turn is not None else process):
-                return await cancel_process(runtime, process_id(target), reason, whoever(by), json)
-            return await _cancel_turn(runtime, target, turn, reason, whoever(by), json)
+                return await cancel_process(runtime, process_id(target), reason, answered_by(by), json)
+            return await _cancel_turn(runtime, target, turn, reason, answered_by(by), json)
 
     perform(work, json)
 

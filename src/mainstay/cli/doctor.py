@@ -47,7 +47,7 @@ from mainstay.tools.output import blobs_of
 from mainstay.turn.prompt import stored_in
 
 UNCLAIMED_MS = 60_000
-"""Two lease terms: what nobody took up for so long says why, and that is here."""
+"""Two lease terms: what no worker claimed for so long is listed, with the reason."""
 NAMED = 10
 """Problems of one sort that are listed one by one; of more, how many there are."""
 
@@ -120,7 +120,7 @@ def _to_abandon(rows: list[ProcessRow]) -> list[Advice]:
 
 
 def _left_alone(row: ProcessRow, state: str, helped: bool, now: int) -> str | None:
-    """What nobody does with it, if somebody should have by now."""
+    """The work on it that is overdue, if any."""
     if state in ("queued", "interrupted"):
         since, sort = row.record.updated, state
     elif state == "waiting" and row.due is not None:
@@ -136,7 +136,7 @@ def _taken_up_by_nobody(name: str, sort: str, rows: list[ProcessRow], helped: bo
     since = min(row.due or 0 if sort == "overdue" else row.record.updated for row in rows)
     ids = ", ".join(row.id for row in rows[:3])
     more = f" and {len(rows) - 3:,} more" if len(rows) > 3 else ""
-    why = "nobody took them up" if helped else "no live worker has this store open"
+    why = "no worker took them up" if helped else "no live worker has this store open"
     problem = f"{plural(len(rows), 'process', 'processes')} {sort} for {span(now - since)}, and {why}: {ids}{more}"
     kind = rows[0].registration.kind
     if helped:
@@ -151,7 +151,7 @@ async def _wakes(store: Store, pending: list[WakeRow], discarded: list[WakeRow],
     late = [wake for wake in pending if wake.policy == "turn" and now - wake.at > UNCLAIMED_MS]
     for (session_id, _), rows in _by_session(late).items():
         session = await store.session(session_id)
-        if session is None or session.turn is None:  # a busy one is told when its turn has ended
+        if session is None or session.turn is None:  # a busy one gets its wakes when its turn has ended
             problem = f"{plural(len(rows), 'wake waits', 'wakes wait')} for {span(now - rows[0].at)} to be delivered"
             agent = f"its agent {session.agent!r}" if session is not None and session.agent else "its agent"
             advice = f"does a live worker have {agent}? start one that does"
@@ -159,10 +159,10 @@ async def _wakes(store: Store, pending: list[WakeRow], discarded: list[WakeRow],
     for (session_id, reason), rows in _by_session(discarded).items():
         session = await store.session(session_id)
         if session is not None and session.deleted:
-            continue  # nobody is there to be told
+            continue  # its session is deleted
         numbers = " ".join(str(row.number) for row in rows[:NAMED])
         problem = f"{plural(len(rows), 'wake was', 'wakes were')} discarded: {reason or 'no reason recorded'}"
-        advice = f"if it should be told: mainstay processes redrive {numbers}"
+        advice = f"to deliver them after all: mainstay processes redrive {numbers}"
         needs.append(Advice(f"session {session_id}", problem, advice))
     return needs
 
@@ -179,7 +179,7 @@ def _by_session(wakes: list[WakeRow]) -> dict[tuple[str, str | None], list[WakeR
 
 
 async def read_processes(store: Store, needs: list[Advice], advance: Callable[[int], Any]) -> int:
-    """Decode every event and every record of every journal, and look at every blob that one refers to."""
+    """Decode every event and every record of every journal, and check every blob that one refers to."""
     count = 0
     async for row in listed(store, ProcessFilter()):
         try:
@@ -238,7 +238,7 @@ ADVICE = "set it where the agent runs, and look again; docs/providers.md lists t
 
 def _lacking(model: str | Provider) -> list[tuple[str, list[str]]]:
     """Each model behind a name or an object, and what it lacks."""
-    from mainstay.providers import registry  # most stores are looked at without one
+    from mainstay.providers import registry  # most stores are examined without one
 
     try:
         found = registry.named(model) if isinstance(model, str) else model
@@ -253,13 +253,13 @@ def _of(provider: Provider) -> list[str]:
 
 
 async def _named_by(store: Store | None, row: SessionRow) -> list[str]:
-    """The models that a session with an open turn was told to ask."""
+    """The models chosen for a session with an open turn."""
     assert store is not None
     settings = load_settings(row.settings)
     choices = [settings.choice, *[each.choice for each in settings.earlier]]
     try:
         records = await load(store, row.sid, row.turn or 0, row.next - 1)
-    except MainstayError:  # told elsewhere
+    except MainstayError:  # another check reports it
         records = []
     choices += [record.choice for _, record in records if isinstance(record, Said)]
     return list(dict.fromkeys([choice.model for choice in choices if choice is not None and choice.model]))
@@ -477,12 +477,12 @@ def _needs(turn: OpenTurn, row: SessionRow, waits: list[PendingCall], helped: bo
         return [Advice(turn.turn_id, f"{turn.state}, and no live worker has this store open", advice)]
     if waits_for_a_worker and turn.idle_ms > UNCLAIMED_MS:
         advice = f"does a live worker have agent {row.agent!r}? start one that does"
-        return [Advice(turn.turn_id, f"{turn.state}, and nobody took it up for {span(turn.idle_ms)}", advice)]
+        return [Advice(turn.turn_id, f"{turn.state}, and no worker took it up for {span(turn.idle_ms)}", advice)]
     return []
 
 
 async def _read_everything(store: Store, health: Health) -> int:
-    """Decode every record and look at every blob that one refers to; returns how many records were read."""
+    """Decode every record and check every blob that one refers to; returns how many records were read."""
     rows = {row.sid: row for row in await store.sessions(SessionFilter(limit=EVERY))}
     for row in list(rows.values()):
         fork = row.fork
@@ -622,7 +622,7 @@ def _print_needs(out: Any, needs: list[Advice]) -> None:
 
 
 def _print_processes(out: Any, found: ProcessHealth) -> None:
-    """How many live, and how; and what sessions have not been told of them."""
+    """How many live, by state, and how many wakes were not delivered."""
     if found.states:
         text_line(out, f"  live processes: {', '.join(f'{count:,} {state}' for state, count in found.states.items())}")
     if any(found.wakes.values()):

@@ -86,7 +86,7 @@ HINTS: dict[type[MainstayError], str] = {
     UnknownSession: ": `mainstay sessions` shows what is",
     UnknownProcess: "; `mainstay ps --all` shows what is",
 }
-"""What to look at, for people who have commands."""
+"""The command that shows more, by the error's own advice."""
 
 
 def _in_words_of_the_shell(error: MainstayError) -> str:
@@ -95,7 +95,7 @@ def _in_words_of_the_shell(error: MainstayError) -> str:
     return f"{error.summary}{hint}"
 
 
-def whoever(by: str | None) -> str:
+def answered_by(by: str | None) -> str:
     """Who decides, for the record."""
     if by:
         return by
@@ -175,7 +175,7 @@ async def deciding(store: str | None) -> AsyncGenerator[Runtime, None]:
 async def _patience(where: str) -> AsyncGenerator[None, None]:
     """Say what is waited for when the store's lock is not free: its holder may be stopped."""
     loop = asyncio.get_running_loop()
-    timer = loop.call_later(1.0, complain, f"waiting for another process to let go of {where} …")
+    timer = loop.call_later(1.0, complain, f"waiting for another process to close {where} …")
     try:
         yield
     finally:
@@ -229,7 +229,7 @@ async def condition(store: Store, row: SessionRow, dead: dict[str, bool]) -> str
 
 
 async def finish(ending: Coroutine[Any, Any, bool], what: str) -> None:
-    """Wait for an ending before leaving: what a command began or took up is not cut off behind anybody's back."""
+    """Wait for an ending before leaving: what a command began or took up is not cut off unseen."""
     me = asyncio.current_task()
     assert me is not None
     sys.stdout.flush()  # the answer is not kept back
@@ -242,7 +242,7 @@ async def finish(ending: Coroutine[Any, Any, bool], what: str) -> None:
 
 
 async def is_helped(runtime: Runtime, owner: str | None) -> bool:
-    """Whether anybody alive could go on with the work: its owner, or any other Runtime on this store."""
+    """Whether a live worker could go on with the work: its owner, or any other Runtime on this store."""
     dead = await dead_workers(runtime.store)
     if owner is not None and not dead.get(owner, True):
         return True
@@ -250,7 +250,7 @@ async def is_helped(runtime: Runtime, owner: str | None) -> bool:
 
 
 def say_when(what: str, helped: bool) -> None:
-    """When nobody is there to do it: what has to come."""
+    """Where no live worker can do it, say which one is needed."""
     if not helped:
         text_line(console(), f"it goes on when a Runtime with {what} opens this store", "dim")
 

@@ -31,13 +31,13 @@ def backup(
         where = existing(source)
         with bar("copying") as shown:
 
-            def told(done: int, whole: int) -> None:
+            def advance(done: int, whole: int) -> None:
                 nonlocal bytes_done
                 bytes_done = done
                 shown(done, whole)
 
             async with Runtime(where, agents=[], recover=False) as runtime:
-                await runtime.backup(to, progress=told)
+                await runtime.backup(to, progress=advance)
         if json:
             print_json({"store": where, "copy": to, "bytes": bytes_done})
         else:
@@ -100,7 +100,7 @@ def prune(
 ) -> None:
     """Forget sessions that were idle for so long, and processes that ended so long ago. Their ids stay spent.
 
-    Left alone is what has an open turn, an input that waits, a fork, news it has not heard, or a live process.
+    Left alone is what has an open turn, an input that waits, a fork, a wake that was not delivered, or a live process.
     """
 
     async def work() -> int:

@@ -149,14 +149,15 @@ def _print(found: list[ProcessRow], dead: dict[str, bool], over: bool) -> None:
         return
     headers = ["process", "what", "status", "age", "worker", "progress", "waits for, or how it ended"]
     cells = [_cells(row, state_of(row, dead), now) for row in found]
-    # A terminal is narrow: what nobody has anything to say in is left out there. Elsewhere columns stay where they are.
+    # A terminal is narrow: columns that are empty in all rows are left out there. Elsewhere columns stay where they
+    # are.
     shown = [i for i in range(len(headers)) if not out.is_terminal or any(row[i] for row in cells)]
     _table(out, headers, cells, shown)
 
 
 def _table(out: Console, headers: list[str], cells: list[list[str]], shown: list[int]) -> None:
-    told = any(" " in row[2] for row in cells)  # a bare status is one word, and stays whole
-    fold = [place for place, i in enumerate(shown) if i in (0, 1, 4, 6) or (i == 2 and told)]
+    wordy = any(" " in row[2] for row in cells)  # a bare status is one word, and stays whole
+    fold = [place for place, i in enumerate(shown) if i in (0, 1, 4, 6) or (i == 2 and wordy)]
     table(out, [headers[i] for i in shown], [[row[i] or "—" for i in shown] for row in cells], fold=fold)
 
 
@@ -216,7 +217,7 @@ UNITS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86_400}
 """Seconds in what a person may write after a number."""
 
 processes = typer.Typer(
-    help="Look after processes: wait for one, resume a stuck one, forget old ones, see who was not told.",
+    help="Look after processes: wait for one, resume a stuck one, forget old ones, list wakes that were not delivered.",
     no_args_is_help=True,
 )
 
@@ -235,12 +236,12 @@ def signal(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Send a signal to a process: whoever works on it hears of it, now or later."""
+    """Send a signal to a process: it is stored, and the worker that runs the process gets it, now or later."""
 
     async def work() -> int:
-        target, told = process_id(process), _payload(payload)
+        target, said = process_id(process), _payload(payload)
         async with deciding(store) as runtime:
-            sent = await runtime.processes.signal(target, name, told, key=key)
+            sent = await runtime.processes.signal(target, name, said, key=key)
             row = await find_process(runtime.store, target)
             helped = await is_helped(runtime, row.owner)
         if json:
@@ -278,7 +279,7 @@ async def cancel_process(runtime: Runtime, target: str, reason: str, by: str, js
         text_line(console(), f"nothing to stop: process {target} is {row.status}")
         return FAILED
     if not row.live:
-        text_line(console(), f"process {target} is {row.status}: nobody was working on it")
+        text_line(console(), f"process {target} is {row.status}: no worker was running it")
         return OK
     asked = {"requested": f"asked process {target} to stop"}
     text_line(console(), asked.get(status, f"process {target} was asked to stop before"))
@@ -375,7 +376,7 @@ def versions(store: StoreOption = None, json: JsonOption = False) -> None:
 
 
 class WakeStates(StrEnum):
-    """What becomes of news for a session."""
+    """What becomes of the wakes of a session."""
 
     pending = "pending"
     enqueued = "enqueued"
@@ -388,7 +389,7 @@ def wakes(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List news of processes that sessions were not told: what waits, and what could not be delivered."""
+    """List wakes that were not delivered to their sessions: what waits, and what was discarded."""
 
     async def work() -> int:
         wanted = [WakeStates.pending, WakeStates.discarded] if state is None else [state]
@@ -441,7 +442,7 @@ def redrive(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Deliver discarded news after all: to its session, when a Runtime next looks."""
+    """Deliver discarded wakes after all: to their session, when a Runtime next polls the store."""
 
     async def work() -> int:
         async with deciding(store) as runtime:
@@ -449,8 +450,8 @@ def redrive(
         if json:
             print_json({"redriven": [row.number for row in back]})
         else:
-            told = brief(", ".join(str(row.number) for row in back), 200)
-            text_line(console(), f"brought back: {told}" if back else "none of them is discarded")
+            numbered = brief(", ".join(str(row.number) for row in back), 200)
+            text_line(console(), f"brought back: {numbered}" if back else "none of them is discarded")
         return OK if back else FAILED
 
     perform(work, json)
@@ -459,7 +460,7 @@ def redrive(
 # ---------------------------------------------------------------------- logs, result and steps: one process
 
 POLL = 0.1
-"""Seconds between two looks at whether another process has written."""
+"""Seconds between two polls for writes of another process."""
 
 CANCELLED = 4
 
@@ -495,7 +496,7 @@ async def events_of(store: Store, process: str, after: int, follow: bool) -> Asy
 
 
 async def _another_write(store: Store) -> None:
-    """Wait until somebody has written: only looking needs no Runtime, and leaves no trace in the store."""
+    """Wait until another connection has written. Polling needs no Runtime, and leaves no trace in the store."""
     while not await store.changed():  # noqa: ASYNC110  # another OS process writes: there is nothing to be woken by
         await asyncio.sleep(POLL)
 
@@ -506,8 +507,8 @@ def _print_event(event: ProcessEvent, json: bool) -> None:
     else:
         out = console()
         payload, where = _without_traceback(event.payload)
-        told = "" if payload is None else json_line(payload)
-        line = f"{event.sequence:>4}  {moment(event.at)}  {event.type}  {told}".rstrip()
+        shown = "" if payload is None else json_line(payload)
+        line = f"{event.sequence:>4}  {moment(event.at)}  {event.type}  {shown}".rstrip()
         text_line(out, _fitted(line, out.width) if out.is_terminal else line)
         show_traceback(out, where, "      ")
     sys.stdout.flush()
@@ -595,7 +596,7 @@ def _print_outcome(process: str, outcome: ProcessOutcome | None) -> None:
                 "happened is not known"
             )
         case None:
-            complain(f"process {process!r}: its caller has departed, and nobody will say how it ended")
+            complain(f"process {process!r}: its caller has departed, and its end will not be reported")
 
 
 # ---------------------------------------------------------------------- steps

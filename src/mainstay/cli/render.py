@@ -68,7 +68,7 @@ def as_json(value: Any) -> str:
 
 
 def json_line(value: Any) -> str:
-    """JSON on one line. What a terminal would act on is escaped: it means the same to whoever reads JSON."""
+    """JSON on one line. What a terminal would act on is escaped: it means the same in JSON."""
     return msgspec.json.encode(value).decode().translate(_IN_JSON)
 
 

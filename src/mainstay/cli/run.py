@@ -310,7 +310,7 @@ class OneTurn:
             drawing = asyncio.create_task(view.keep_drawing())
             try:
                 result = await self._ended()
-                # The last events are in the feed before the result is told; one that ended elsewhere has none.
+                # The last events are in the feed before the result is set; a turn that ended elsewhere has none.
                 await asyncio.wait({watching}, timeout=0.1)
             finally:
                 watching.cancel()
@@ -326,7 +326,7 @@ class OneTurn:
                     return
 
     def _interrupt(self, me: asyncio.Task[Any]) -> None:
-        """Ctrl-C: the first cancels the turn on disk, the second leaves it to whoever comes next."""
+        """Ctrl-C: the first cancels the turn on disk, the second leaves it open for the next host."""
         if self._cancelling is not None or not self._turn_id:
             complain("left; the turn stays open and goes on when its session is run again")
             me.cancel()
@@ -367,7 +367,7 @@ def _how_to_answer(call: PendingCall) -> str:
     if call.kind == "approval":
         return f"{what} asks for approval: mainstay approve {call.call_id} (or reject)"
     if call.kind == "recovery":
-        return f"nobody knows whether {what} took effect: mainstay settle {call.call_id} done|failed|rerun"
+        return f"it is not known whether {what} took effect: mainstay settle {call.call_id} done|failed|rerun"
     return f"{what} completes outside ({call.call_id})"
 
 
@@ -381,7 +381,7 @@ def send(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say something to a session, for whoever runs its agent: a turn after what was said before."""
+    """Say something to a session: a turn after what was said before, run by a worker that has its agent."""
     example = f"mainstay send {session} 'your question'"
     _say(session, store, json, lambda s: s.send(what_is_said(prompt, example), key=key))
 
@@ -518,9 +518,9 @@ class LiveTurn:
 
     def _tool_line(self, label: str, seconds: float, outcome: ToolOutcome) -> None:
         kind = outcome_kind(outcome)
-        told = brief(outcome_words(outcome), max(20, self._out.width - len(label) - 16))
+        shown = brief(outcome_words(outcome), max(20, self._out.width - len(label) - 16))
         line = styled(f"{MARKS[kind]} ", style=STYLES[kind]).append(label, style="bold")
-        self._out.print(line.append(f"  {seconds:.1f} s  {told}", style="dim"), overflow="ellipsis", no_wrap=True)
+        self._out.print(line.append(f"  {seconds:.1f} s  {shown}", style="dim"), overflow="ellipsis", no_wrap=True)
 
     def _now(self) -> RenderableType:
         """The live part: the line being written, what runs, or that something is waited for."""

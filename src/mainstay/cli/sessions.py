@@ -132,9 +132,9 @@ def _print(found: list[dict[str, Any]]) -> None:
     headers = ["session", "agent", "state", "turns", "updated", *(["forked at"] if forks else [])]
     rows = []
     for s in found:
-        told = f"{s['state']}: {s['reason']}" if s["reason"] else s["state"]
+        state = f"{s['state']}: {s['reason']}" if s["reason"] else s["state"]
         name = f"{s['id']}\n⑂ {s['forked_at']}" if out.is_terminal and s["forked_at"] else s["id"]
-        row = [name, s["agent"], told, str(s["turns"]), ago(s["updated"], now)]
+        row = [name, s["agent"], state, str(s["turns"]), ago(s["updated"], now)]
         rows.append([*row, s["forked_at"] or ""] if forks else row)
     table(out, headers, rows, fold=(0, 2, 5))
 
@@ -379,7 +379,7 @@ def _print_turn(out: Console, shown: ShownTurn, shared: bool = False, state: str
                 continue
             kind = outcome_kind(call.outcome)
             again = f" ({call.attempts} attempts, {call.repeated} repeated)" if call.attempts > 1 else ""
-            # Of a call that nobody saw end a person may still say what became of it.
+            # A person may still settle a call whose end was not seen.
             unknown = isinstance(call.outcome, OutcomeUnknown)
             what = whole_call(call.tool, call.args) if unknown else call_text(call.tool, call.args, 66)
             text_line(out, f"  {MARKS[kind]} {what}{again}", STYLES[kind])
@@ -397,7 +397,7 @@ def _print_turn(out: Console, shown: ShownTurn, shared: bool = False, state: str
 def _print_message(out: Console, message: Message, said: Said | None) -> None:
     if not message.text:
         return
-    # Nobody spoke when processes woke the session: the runtime put their news into words.
+    # A wake has no speaker: the runtime wrote its text.
     who = "wake" if said is not None and said.wakes and message == said.message else message.role
     text_block(out, f"{who}: {message.text}", "bold cyan" if message.role == "user" else "")
 

@@ -59,9 +59,9 @@ class Watcher:
 
 
 POINTS = [
-    KillPoint("inside charge_card (once): the money has moved, nobody has written it down", "charge_card", 6),
+    KillPoint("inside charge_card (once): the money has moved, and no record says so", "charge_card", 6),
     KillPoint("inside charge_card (once): before any money moved", "charge_card", 2),
-    KillPoint("inside book_seat (rerun): the seat is taken, nobody has written it down", "book_seat", 6),
+    KillPoint("inside book_seat (rerun): the seat is taken, and no record says so", "book_seat", 6),
     KillPoint("while the model speaks", "model", 6, after="search_trains"),
     KillPoint("between two parallel calls: one is recorded, the other runs", "book_seat", 9, after="reserve_room"),
     KillPoint("just after charge_card was recorded", "model", 1, after="charge_card"),

@@ -18,8 +18,8 @@ WAKE_DEPTH = 25
 class Budget(Struct, frozen=True, gc=False, omit_defaults=True):
     """Limits of one turn; None is no limit.
 
-    `steps` counts model calls, `tokens` and `money` what they cost, `seconds` the time somebody worked on the turn
-    (not the time it was parked or nobody ran it), `no_progress` consecutive steps without a successful tool call.
+    `steps` counts model calls, `tokens` and `money` what they cost, `seconds` the time that a worker ran the turn
+    (not the time it was parked or had no owner), `no_progress` consecutive steps without a successful tool call.
     `calls` counts the tool calls of the turn, `calls_per_reply` those of one reply: where a reply asks for more, none
     of its calls is made.
     """

@@ -23,7 +23,7 @@ class LiveEvent(Struct, frozen=True, gc=False, tag_field="event"):
 
 
 class TurnStarted(LiveEvent, frozen=True, gc=False, tag="turn_started"):
-    """Somebody works on the turn. `resumed` is true after a takeover or a restart."""
+    """A worker runs the turn. `resumed` is true after a takeover or a restart."""
 
     resumed: bool = False
 
@@ -106,7 +106,7 @@ class TurnCommitted(LiveEvent, frozen=True, gc=False, tag="turn_committed"):
 
 
 class PluginEvent(LiveEvent, frozen=True, gc=False, tag="plugin_event"):
-    """What a plugin tells whoever watches, as JSON of its own."""
+    """What a plugin emits for observers, as JSON of its own."""
 
     plugin: str = ""
     value: Any = None

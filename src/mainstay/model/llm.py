@@ -25,7 +25,7 @@ class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
     """Tokens spent. `input` excludes what the cache answered; `reasoning` is part of `output`.
 
     None is what a provider does not tell, which is not zero. `calls` counts answered model calls; `unknown` counts
-    those whose usage nobody saw at all (a crash, a stream that broke off). `cost` is money where the provider reports
+    those whose usage was never reported (a crash, a stream that broke off). `cost` is money where the provider reports
     it, in its own currency. In a sum that some calls have a figure for and others do not, `missing` says how many do
     not.
     """
@@ -65,7 +65,7 @@ class Usage(Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def total(self) -> int:
-        """All tokens that were told of."""
+        """All tokens that were reported."""
         return (self.input or 0) + (self.output or 0) + (self.cache_read or 0) + (self.cache_write or 0)
 
     def __add__(self, other: Usage) -> Usage:
@@ -235,8 +235,8 @@ class ModelRequest(Struct, frozen=True, gc=False):
     """One question to a model. `call_id` names the model call and `attempt` counts from 1.
 
     `label` says what it is asked for: "turn", or the label of a direct completion. `open_file` reads the blobs that its
-    messages refer to. A provider that is told its rate limits passes them on to `report`. `provider_tools` are what the
-    provider may run itself while it answers.
+    messages refer to. A provider that gets rate limits with an answer passes them to `report`. `provider_tools` are
+    what the provider may run itself while it answers.
     """
 
     messages: Sequence[Message]
@@ -290,7 +290,7 @@ class Attempt(Struct, frozen=True, gc=False, omit_defaults=True):
 class ModelRecord(Struct, frozen=True, gc=False, omit_defaults=True):
     """One model call of a turn, as a person reads it: its attempts in order, and what came of them.
 
-    `stop` is None where no answer came. `interrupted` counts attempts that nobody saw the end of, because the process
+    `stop` is None where no answer came. `interrupted` counts attempts whose end was not seen, because the process
     died. `label` is that of a direct completion (then `step` is 0), and "turn" for the turn's own calls.
     """
 

@@ -167,7 +167,7 @@ class ToolCall(Struct, frozen=True, gc=False, tag="tool_call", omit_defaults=Tru
 
 
 class ToolResult(Struct, frozen=True, gc=False, tag="tool_result", omit_defaults=True):
-    """What the model is told about one call. `call_id` repeats the provider's id of the call."""
+    """What the model gets back for one call. `call_id` repeats the provider's id of the call."""
 
     call_id: str
     name: str

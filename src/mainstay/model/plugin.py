@@ -31,7 +31,7 @@ class CreateSession(Struct, frozen=True, gc=False, tag_field="kind", tag="create
     `session_id` None derives an id from where it is asked for. It begins with no history, or (`start="fork"`) with that
     of its parent up to the last committed turn; then comes `prelude`, messages it finds as if they had been said, and
     `said` is its first input. `hidden` are tools it must not see, beyond those its parent may not; `only` are all that
-    it may see, of those its parent may. `label` says what it is for, to whoever reads its snapshot or its parent's
+    it may see, of those its parent may. `label` says what it is for, to readers of its snapshot or its parent's
     usage. With `output`, a JSON schema, its turns answer with JSON that fits it.
     """
 
@@ -66,7 +66,7 @@ class AskPerson(Struct, frozen=True, gc=False, tag_field="kind", tag="ask_person
 
 
 class EmitEvents(Struct, frozen=True, gc=False, tag_field="kind", tag="emit_runtime_events"):
-    """Tell whoever observes the session. Each value is JSON."""
+    """Publish events to observers of the session. Each value is JSON."""
 
     events: tuple[Any, ...]
 

@@ -26,7 +26,7 @@ ProcessState: TypeAlias = ProcessStatus | Literal["queued", "stuck"]
 
 TERMINAL: frozenset[str] = frozenset({"completed", "failed", "cancelled", "abandoned"})
 RETIRED: frozenset[str] = TERMINAL | {"caller_departed"}
-"""Nobody will work on it any more."""
+"""States in which no worker will run it any more."""
 
 MAX_PROCESS_ID = 400
 
@@ -75,7 +75,7 @@ class EventType(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class WakeTarget(Struct, frozen=True, gc=False, omit_defaults=True):
-    """The session that hears of the end of a process, and how."""
+    """The session that gets a wake when a process ends, and how."""
 
     session_id: str
     agent: str = ""
@@ -115,10 +115,10 @@ RECOVERY_CONTRACTS: dict[ProcessRecovery, RecoveryContract] = {
 class Registration(Struct, frozen=True, gc=False, omit_defaults=True):
     """What a process was asked to be. It never changes.
 
-    `kind` says which engine runs it, `name` what, `definition` which version of that. `recovery` has no default:
-    whoever starts work says what becomes of it when its owner dies. `env` is the digest of the environment it was asked
-    for in. Signals are declared among `events`, as `signal.<name>`; with `open_signals` any other may be sent too.
-    `depth` is that of the wakes which it leads to (see `Said`): one more than that of the turn that started it.
+    `kind` says which engine runs it, `name` what, `definition` which version of that. `recovery` has no default: the
+    caller that starts work says what becomes of it when its owner dies. `env` is the digest of the environment it was
+    asked for in. Signals are declared among `events`, as `signal.<name>`; with `open_signals` any other may be sent
+    too. `depth` is that of the wakes which it leads to (see `Said`): one more than that of the turn that started it.
     """
 
     id: str
@@ -161,7 +161,7 @@ class FirstStart(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class AbandonRequest(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Somebody thinks that this process will never end by itself."""
+    """A request to abandon a process that will not end by itself, and by whom."""
 
     by: str
     at: int = 0
@@ -370,7 +370,7 @@ WakeState: TypeAlias = Literal["pending", "enqueued", "discarded"]
 
 
 class WakeRow(Struct, frozen=True, gc=False):
-    """News of a process for a session, written with the event that it is about, whose cursor is its `number`.
+    """A wake of a session by a process, written with the event that it is about, whose cursor is its `number`.
 
     `turn` is the input it became, `reason` why it was discarded, `at` when it came to wait, first or again.
     """
@@ -388,7 +388,7 @@ class WakeRow(Struct, frozen=True, gc=False):
 
 
 class Wake(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a session is told of a process."""
+    """What a wake says to its session of a process."""
 
     process_id: str
     type: str

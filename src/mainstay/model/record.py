@@ -37,7 +37,7 @@ class Delivered(Struct, frozen=True, gc=False):
 class Slot(Struct, frozen=True, gc=False, omit_defaults=True):
     """What was gathered between two records. Empty for most records, and then not written.
 
-    `messages` are said here; `queued` are said by plugins once the calls of the reply in hand have their results.
+    `messages` are said here; `queued` are said by plugins once the calls of the newest reply have their results.
     `decisions` are what plugins decided about this record's call or turn, `snapshots` the state of plugins that has
     changed since the record before, `tool_state` what was decided for single tools (None: nothing any more). `last`
     marks the records of the step that a spent step limit granted. `children` are sessions about to be begun: their
@@ -59,7 +59,7 @@ class Slot(Struct, frozen=True, gc=False, omit_defaults=True):
 class Said(Struct, frozen=True, gc=False, tag="said.1", omit_defaults=True):
     """An accepted input. `op` names the acceptance, so that a lost reply can be read back.
 
-    `wakes` are the processes that it tells of: then nobody spoke, and the runtime put it into words. `depth` counts the
+    `wakes` are the processes that it reports: then the runtime wrote the input, not a person. `depth` counts the
     wakes that led to it: 0 for what was said from outside, one more for each wake by work that a turn has started.
     """
 
@@ -104,7 +104,7 @@ class Replied(Struct, frozen=True, gc=False, tag="replied.1", omit_defaults=True
 class Answered(Struct, frozen=True, gc=False, omit_defaults=True):
     """How the wait of a call ended: the verdict, by whom and why. A value that was given is the call's outcome.
 
-    Nobody's verdicts are `expired`, its time ran out, and `revoked`, the call ended by itself and its key with it.
+    Verdicts without a person: `expired`, its time ran out; `revoked`, the call ended by itself and its key with it.
     """
 
     verdict: str
@@ -140,7 +140,7 @@ INTERRUPTED = "interrupted"
 class Faltered(Struct, frozen=True, gc=False, tag="faltered.1", omit_defaults=True):
     """An attempt failed and the next one is due at `due` (ms). `call` is empty for a model call.
 
-    `begun`: a part of the model's answer had come, so that it has cost something that nobody saw.
+    `begun`: a part of the model's answer had come, so that it has a cost that was not reported.
     Of several models that may answer, the next attempt asks number `candidate`; with `final`, the one that failed is
     not asked again in this step. `model` is the name of the one that failed.
     """
@@ -191,8 +191,8 @@ class Completed(Struct, frozen=True, gc=False, tag="completed.1", omit_defaults=
 
     `key` says where in the turn and what: a hook that runs again after a crash and asks the same is answered from here.
     `interrupted` counts earlier asks of the same that a crash cut off. `error` is the code of what came in place of an
-    answer; nobody is answered from that, and `usage` is then None where something may have been spent. An answer that
-    is more than text is in `parts`, and `text` is empty.
+    answer; a replay is not answered from that, and `usage` is then None where something may have been spent. An answer
+    that is more than text is in `parts`, and `text` is empty.
     """
 
     key: str
@@ -317,7 +317,7 @@ class StepFaltered(Struct, frozen=True, gc=False, tag="faltered.1", omit_default
 
 
 class Done(Struct, frozen=True, gc=False, tag="done.1", omit_defaults=True):
-    """How it ended: with a value, a fault, out of time, cut off by a cancel request, or nobody knows (`unknown`).
+    """How it ended: with a value, a fault, out of time, cut off by a cancel request, or not known (`unknown`).
 
     `event` is the number of the signal that it took. `dropped`: it was cut off because another branch was chosen.
     """

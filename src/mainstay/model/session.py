@@ -205,7 +205,7 @@ class EarlierChoice(Struct, frozen=True, gc=False, omit_defaults=True):
 class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
     """Kept in the session's row. `options` are keyed by plugin.
 
-    `hidden` are tools that nobody can switch on here, `only` all that anybody can: a parent's decision. `snapshots` are
+    `hidden` are tools that cannot be switched on here, `only` all that can: a parent's decision. `snapshots` are
     states of plugins that were changed between turns; the next turn records them and its commit takes them out. `saved`
     names the save that wrote last: two that write the same must not take each other's for their own. `ledger` is what
     direct completions outside of turns have cost, by label, and `models` the same by model. `children` are sessions
@@ -237,7 +237,7 @@ _DECODER = msgspec.json.Decoder(Settings)
 
 
 def dump_settings(settings: Settings) -> bytes:
-    """As the row keeps it; empty for a session nobody decided anything for."""
+    """As the row keeps it; empty for a session without decisions."""
     data = msgspec.json.encode(settings, order="deterministic")
     return b"" if data == b"{}" else data
 

@@ -141,7 +141,7 @@ class Cancelled(Struct, frozen=True, gc=False, tag="cancelled", omit_defaults=Tr
 
 
 class OutcomeUnknown(Struct, frozen=True, gc=False, tag="outcome_unknown", omit_defaults=True):
-    """The call was started and nobody saw it end: its effect may or may not have happened."""
+    """The call was started and its end was not seen: its effect may or may not have happened."""
 
     reason: str = ""
 

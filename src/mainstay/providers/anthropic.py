@@ -51,6 +51,7 @@ from mainstay.providers.dialect import (
     encode,
     figure_in,
     foreign_text,
+    in_words,
     joined,
     json_block,
     nonsense,
@@ -58,7 +59,6 @@ from mainstay.providers.dialect import (
     parsed_args,
     result_text,
     status_error,
-    told_in_words,
     unsupported,
     wire_id,
     with_file,
@@ -571,16 +571,14 @@ def _did(block: dict[str, Any]) -> str:
     """What a tool of the provider's was asked, or what it gave, in words for another provider."""
     kind, content = str(block.get("type", "")), block.get("content")
     if kind in ("server_tool_use", "mcp_tool_use"):
-        return told_in_words(f"{block.get('name')}: {encode(block.get('input')).decode()}")
+        return in_words(f"{block.get('name')}: {encode(block.get('input')).decode()}")
     if not kind.endswith("_tool_result"):
         return ""
     if kind == "mcp_tool_result" and isinstance(content, list):
-        return told_in_words(
-            "mcp returned:", *[str(each.get("text", "")) for each in content if isinstance(each, dict)]
-        )
+        return in_words("mcp returned:", *[str(each.get("text", "")) for each in content if isinstance(each, dict)])
     if isinstance(content, list):  # what a search found; the text of it is encrypted
         found = [f"{each.get('title', '')} {each.get('url', '')}" for each in content if isinstance(each, dict)]
-        return told_in_words(f"{kind.removesuffix('_tool_result')} found:", *found)
+        return in_words(f"{kind.removesuffix('_tool_result')} found:", *found)
     content = content if isinstance(content, dict) else {}
     shown = [str(content.get(name) or "") for name in ("error_code", "url", "stdout", "stderr")]
-    return told_in_words(f"{kind.removesuffix('_tool_result')} returned:", *shown)
+    return in_words(f"{kind.removesuffix('_tool_result')} returned:", *shown)

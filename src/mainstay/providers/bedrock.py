@@ -346,7 +346,7 @@ EXCEPTIONS = {
 
 
 class _Block:
-    """A content block. Its end is not told by all models; that of the answer is."""
+    """A content block. Not all models report its end; all report that of the answer."""
 
     def __init__(self, call: _ToolStart | None = None) -> None:
         self.call = call

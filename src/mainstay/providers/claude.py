@@ -1,6 +1,6 @@
 """How Claude models are asked to reason: what Anthropic's own API and Bedrock's have in common.
 
-Models up to 4.5 are told how many tokens they may think, and refuse an effort; later ones are told an effort, and
+Models up to 4.5 take a number of thinking tokens, and refuse an effort; later ones take an effort, and
 refuse a number of tokens or will.
 """
 

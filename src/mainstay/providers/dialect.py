@@ -192,7 +192,7 @@ class Encoded(Generic[T]):
 
     def _new(self, message: Message, messages: Sequence[Message], index: int) -> T:
         """A file that the model cannot take is refused where it is said. Once it is part of the conversation, or a tool
-        shows it, the model is told of it in words instead: else no later turn of the session could be had."""
+        shows it, the model gets words in its place: else no later turn of the session could be had."""
         try:
             return self._encode(message)
         except ProviderError as error:
@@ -355,7 +355,7 @@ TOLD = 2_000
 """Characters of what a provider's tool returned that another provider is shown."""
 
 
-def told_in_words(what: str, *shown: str) -> str:
+def in_words(what: str, *shown: str) -> str:
     """What a tool of the provider's did, for another provider: a line, and the beginning of what it gave."""
     rest = "\n".join(filter(None, shown))
     return f"{what}\n{rest[:TOLD]}{' …' if len(rest) > TOLD else ''}" if rest else what
@@ -490,7 +490,7 @@ MALFORMED_KINDS = frozenset({"tool_use_failed", "output_parse_failed", "json_val
 def status_error(status: int, headers: Mapping[str, str], message: str, kind: str = "") -> ProviderError:
     """What an API's refusal means for the turn: ask again, stop, or shrink what is asked."""
     said = f"{message} (HTTP {status}{f', {kind}' if kind else ''})"
-    told = f"{kind} {message}"
+    words = f"{kind} {message}"
     if 300 <= status < 400 and "location" in headers:
         where = f"{headers['location']!r:.200}"
         return ProviderError(
@@ -501,7 +501,7 @@ def status_error(status: int, headers: Mapping[str, str], message: str, kind: st
         return ProviderError(f"the model's answer could not be read: {said}", retryable=True, code="malformed_answer")
     if kind in FILTERED_KINDS or (status in (400, 403) and FILTERED.search(message)):
         return ProviderError(f"a content filter stopped the request: {said}", code="filtered")
-    if status == 402 or (status in (400, 403) and SPENT.search(told)):
+    if status == 402 or (status in (400, 403) and SPENT.search(words)):
         return ProviderError(f"the account's quota is spent: {said}", code="quota")
     if status in (401, 403):
         return ProviderError(f"the provider did not accept the key: {said}", code="authentication")
@@ -509,7 +509,7 @@ def status_error(status: int, headers: Mapping[str, str], message: str, kind: st
         return ProviderError(f"the provider knows no such model or address: {said}", code="unknown_model")
     if _does_not_fit(status, kind, message):
         return ProviderError(f"the conversation does not fit the model: {said}", code="context_overflow")
-    if status == 429 and QUOTA.search(told) and not LIMITED.search(message):
+    if status == 429 and QUOTA.search(words) and not LIMITED.search(message):
         return ProviderError(f"the account's quota is spent: {said}", code="quota")
     wanted = headers.get("x-should-retry", "")
     if status in RETRYABLE or wanted == "true":

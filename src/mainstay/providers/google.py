@@ -46,6 +46,7 @@ from mainstay.providers.dialect import (
     encode,
     figure_in,
     foreign_text,
+    in_words,
     joined,
     json_block,
     nonsense,
@@ -53,7 +54,6 @@ from mainstay.providers.dialect import (
     result_text,
     retry_after,
     status_error,
-    told_in_words,
     unsupported,
     with_file,
 )
@@ -286,7 +286,7 @@ class _Counts(Struct, rename="camel"):
     thoughts_token_count: int | None = None
     tool_use_prompt_token_count: int | None = None
 
-    def told(self) -> dict[str, int]:
+    def reported(self) -> dict[str, int]:
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
@@ -337,7 +337,7 @@ class GoogleReader:
                     raise status_error(error.code or 500, {}, error.message, error.status)
                 self._model = response.model_version or self._model
                 if response.usage_metadata is not None:  # later figures are totals; one that is left out stays
-                    self._counts |= response.usage_metadata.told()
+                    self._counts |= response.usage_metadata.reported()
                 if response.prompt_feedback is not None and response.prompt_feedback.block_reason:
                     self._finish = "PROHIBITED_CONTENT"
                 for candidate in response.candidates or ():
@@ -428,14 +428,14 @@ class GoogleReader:
 def _did(part: dict[str, Any]) -> str:
     """What a tool of the provider's did, in words for another provider."""
     if isinstance(code := part.get("executableCode"), dict):
-        return told_in_words("code_execution:", str(code.get("code", "")))
+        return in_words("code_execution:", str(code.get("code", "")))
     if isinstance(result := part.get("codeExecutionResult"), dict):
-        return told_in_words("code_execution returned:", str(result.get("output", "")))
+        return in_words("code_execution returned:", str(result.get("output", "")))
     return ""
 
 
 def _usage(counts: _Counts) -> Usage | None:
-    if not counts.told():
+    if not counts.reported():
         return None
     asked, cached, thought = counts.prompt_token_count, counts.cached_content_token_count, counts.thoughts_token_count
     written = counts.candidates_token_count

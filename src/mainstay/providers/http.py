@@ -52,7 +52,7 @@ Key: TypeAlias = str | Callable[[], str | Awaitable[str]]
 """A key, or a function that gives it for every request: keys expire and are rotated."""
 
 ERROR_SECONDS = 10.0
-"""How long the body of a refusal is read: what it means is told by its status and its first words."""
+"""How long the body of a refusal is read: its meaning is in its status and its first words."""
 
 MAX_ERROR = 64 * 1024
 
@@ -165,7 +165,7 @@ class HttpProvider:
         return f"<provider {self.name} at {'no address' if self._fault else self._base}>"
 
     def lacking(self) -> list[str]:
-        """What keeps it from being asked, as far as can be told without asking: an address, a key. No key is in it."""
+        """What keeps it from being asked, as far as is known without asking: an address, a key. No key is in it."""
         found = [self._no_address()] if self._fault else []
         key = getattr(self._authorise, "lacking", None)
         return [*found, *([missing] if key is not None and (missing := key()) else [])]
@@ -193,7 +193,8 @@ class HttpProvider:
         loop = asyncio.get_running_loop()
         shared = self._loops.get(loop)
         if shared is None:
-            # Loops of other threads come and go meanwhile: a copy is looked at, and what is gone already is no error.
+            # Loops of other threads come and go meanwhile: this iterates over a copy, and an entry that is gone already
+            # is no error.
             for gone in [each for each in list(self._loops) if each.is_closed()]:
                 self._loops.pop(gone, None)
             shared = self._loops[loop] = _Shared()
@@ -340,7 +341,7 @@ class HttpProvider:
 
     async def _authorised(self, wire: Wire, url: str, body: Callable[[], AsyncIterator[bytes]]) -> Mapping[str, str]:
         """The headers with the key. A function of the host's that fails is asked again: a vault may be away for a
-        moment. Of what it raised the type is told, since its words may quote a key."""
+        moment. The error names the type of what it raised, not its words, which may quote a key."""
         try:
             return await self._authorise(wire, url, body)
         except MainstayError:

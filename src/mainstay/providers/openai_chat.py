@@ -405,7 +405,7 @@ FINISHED = 64
 
 
 class _OpenCall:
-    """A call that is being written. What is told of it first counts: servers repeat names, and change ids."""
+    """A call that is being written. The first value of each field counts: servers repeat names, and change ids."""
 
     def __init__(self) -> None:
         self.id, self.name = "", ""

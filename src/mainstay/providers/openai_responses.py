@@ -48,6 +48,7 @@ from mainstay.providers.dialect import (
     encode,
     figure_in,
     foreign_text,
+    in_words,
     joined,
     json_block,
     nonsense,
@@ -55,7 +56,6 @@ from mainstay.providers.dialect import (
     parsed_args,
     result_text,
     status_error,
-    told_in_words,
     unsupported,
     wire_id,
     with_file,
@@ -462,16 +462,16 @@ def _did(item: dict[str, Any]) -> str:
         case "web_search_call":
             action = item.get("action") or {}
             found = [str(each.get("url", "")) for each in action.get("sources") or () if isinstance(each, dict)]
-            return told_in_words(f"web_search: {action.get('query') or action.get('url') or ''}", *found)
+            return in_words(f"web_search: {action.get('query') or action.get('url') or ''}", *found)
         case "code_interpreter_call":
             logs = [str(each.get("logs", "")) for each in item.get("outputs") or () if isinstance(each, dict)]
-            return told_in_words("code_execution:", str(item.get("code") or ""), *logs)
+            return in_words("code_execution:", str(item.get("code") or ""), *logs)
         case "file_search_call":
             found = [str(each.get("text", "")) for each in item.get("results") or () if isinstance(each, dict)]
-            return told_in_words(f"file_search: {', '.join(map(str, item.get('queries') or ()))}", *found)
+            return in_words(f"file_search: {', '.join(map(str, item.get('queries') or ()))}", *found)
         case "mcp_call":
             gave = str(item.get("output") or item.get("error") or "")
-            return told_in_words(f"{item.get('name')}: {item.get('arguments')}", gave)
+            return in_words(f"{item.get('name')}: {item.get('arguments')}", gave)
         case _:
             return ""
 

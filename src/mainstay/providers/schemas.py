@@ -23,7 +23,7 @@ from mainstay.providers.dialect import encode
 T = TypeVar("T")
 
 SILENT = frozenset({"title", "$schema", "$id", "$comment", "$anchor", "discriminator", "examples", "default"})
-"""Keywords that hold a model to nothing: an API that does not know one is not told of it."""
+"""Keywords that hold a model to nothing: they are not sent to an API that does not know them."""
 
 SHAPING = frozenset({"patternProperties", "prefixItems", "allOf", "dependentSchemas", "unevaluatedProperties"})
 """Keywords that say what a value consists of. Without them a schema would mean something else."""

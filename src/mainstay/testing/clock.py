@@ -3,11 +3,11 @@
     clock = VirtualClock()
     async with Runtime("memory", agents=[agent], clock=clock) as runtime:
         receipt = await session.send("hello")      # the provider fails, and is asked again in half a second
-        await clock.wait_sleeping()                # …so somebody sleeps now
+        await clock.wait_sleeping()                # …so a task sleeps now
         clock.advance(1)                           # half a second is over
 
 Virtual is what reads this clock: due times, retries, leases, budgets, the age of events. Real are the delays of the
-event loop itself: a tool's `timeout`, `run(timeout=…)`, the `grace` of leaving, how often a Runtime looks at its store.
+event loop itself: a tool's `timeout`, `run(timeout=…)`, the `grace` of leaving, how often a Runtime polls its store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ POLL_SECONDS = 0.001
 class VirtualClock:
     """Wall and monotonic time that stand still until they are moved.
 
-    `auto=True` moves them by itself: when somebody sleeps and the event loop has had nothing to run for five
+    `auto=True` moves them by itself: when a task sleeps and the event loop has had nothing to run for five
     milliseconds of real time, the clock jumps to the end of the earliest sleep. Work on other threads (a sync tool, a
     write to disk) is invisible to an event loop, so a body that takes longer than that on a thread may see time pass.
     Where that matters, use `advance`.
@@ -60,7 +60,7 @@ class VirtualClock:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         heapq.heappush(self._sleepers, (self._passed + seconds, next(self._order), future))
-        self._tell_watchers()
+        self._wake_watchers()
         if self._auto and not self._polling:
             self._polling = True
             loop.call_later(POLL_SECONDS, self._poll, loop, 0)
@@ -100,7 +100,7 @@ class VirtualClock:
             if not future.done():
                 future.set_result(None)
 
-    def _tell_watchers(self) -> None:
+    def _wake_watchers(self) -> None:
         sleeping, waiting = self.sleeping, self._watchers
         self._watchers = [(count, future) for count, future in waiting if count > sleeping]
         for count, future in waiting:

@@ -112,7 +112,7 @@ class ModelServer:
         if not isinstance(self.script, Sequence):
             try:
                 return self.script(asked)
-            except Exception as error:  # the test's own code: its client is told what is wrong with it
+            except Exception as error:  # the test's own code: its client gets the error
                 return Reply.error(501, {"error": {"message": f"the script raised {type(error).__name__}: {error}"}})
         if len(self.asked) > len(self.script):
             return Reply.error(500, {"error": {"message": f"the script has {len(self.script)} replies"}})
