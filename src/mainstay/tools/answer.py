@@ -21,25 +21,21 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from msgspec import convert, to_builtins
 
 from mainstay.errors import InvalidDefinition, InvalidInput, quoted
 from mainstay.model.codec import clean
 from mainstay.tools.check import check, resolved, schema_fault
-from mainstay.tools.schema import ADVICE, Schema, decode_foreign, describe, encode_foreign, explain, plain_type, tidy
+from mainstay.tools.revive import ValueCodec
+from mainstay.tools.schema import Schema
 
 
 class OutputCodec(NamedTuple):
-    """A result type: its schema, how a model's answer becomes a value, and how a value is stored."""
+    """A result type: its schema, how a model's answer becomes a value, and how a value is stored and read again."""
 
     schema: Schema
     validate: Callable[[Any], Any]
     to_json: Callable[[Any], Any]
-
-    def from_json(self, value: Any) -> Any:
-        """The value that `to_json` gave. A string in it is one, and not an answer that may hold JSON."""
-        is_answer = not isinstance(value, str) or self.schema.get("type") == "string"
-        return self.validate(value if is_answer else msgspec.json.encode(value).decode())
+    from_json: Callable[[Any], Any]
 
 
 _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(.*?)\n?\s*```\s*", re.DOTALL | re.IGNORECASE)
@@ -49,24 +45,16 @@ _BRACKETED = re.compile(r"\{.*\}|\[.*\]", re.DOTALL)
 def output_codec(kind: Any) -> OutputCodec:
     """How answers of this type are asked for, checked and stored. Raises InvalidDefinition when it has no JSON form."""
     try:
-        plain = plain_type(kind)
-        described = describe([plain])
-        schema = tidy(described.schemas[0], described.defs)
-    except Exception as error:  # a foreign type describes itself with code of its own
-        raise InvalidDefinition(f"output type {quoted(kind)} cannot be asked of a model ({error}): {ADVICE}") from error
-    is_text = schema.get("type") == "string"
-
-    def read(value: Any) -> Any:
-        return convert(value, plain, strict=False, str_keys=True, dec_hook=decode_foreign)
+        codec = ValueCodec(kind)
+    except InvalidDefinition as error:
+        raise InvalidDefinition(f"output type {quoted(kind)} cannot be asked of a model: {error}") from error
+    is_text = codec.schema.get("type") == "string"
 
     def validate(answer: Any) -> Any:
         """The answer, text or JSON, as a value; ValueError tells the model what to mend."""
-        try:
-            return _read_text(answer, read, is_text) if isinstance(answer, str) else read(answer)
-        except msgspec.ValidationError as error:
-            raise ValueError(explain(error)) from None
+        return _read_text(answer, codec.convert, is_text) if isinstance(answer, str) else codec.convert(answer)
 
-    return OutputCodec(schema, validate, _output_json)
+    return OutputCodec(codec.schema, validate, codec.to_json, codec.from_json)
 
 
 def schema_codec(schema: Any) -> OutputCodec:
@@ -79,16 +67,13 @@ def schema_codec(schema: Any) -> OutputCodec:
     def read(value: Any) -> Any:
         problem = check(schema, value)
         if problem is not None:
-            raise msgspec.ValidationError(problem)
+            raise ValueError(problem)
         return value
 
     def validate(answer: Any) -> Any:
-        try:
-            return _read_text(answer, read, is_text) if isinstance(answer, str) else read(answer)
-        except msgspec.ValidationError as error:
-            raise ValueError(str(error)) from None
+        return _read_text(answer, read, is_text) if isinstance(answer, str) else read(answer)
 
-    return OutputCodec(schema, validate, clean)
+    return OutputCodec(schema, validate, clean, read)
 
 
 def output_schema_of(kind: Any) -> Schema:
@@ -101,7 +86,7 @@ def _read_text(answer: str, read: Callable[[Any], Any], is_text: bool) -> Any:
     if is_text:
         try:
             return read(answer)
-        except msgspec.ValidationError:
+        except ValueError:
             if not answer.lstrip().startswith(('"', "`")):
                 raise
     fenced = _FENCED.fullmatch(answer)
@@ -110,7 +95,7 @@ def _read_text(answer: str, read: Callable[[Any], Any], is_text: bool) -> Any:
     except msgspec.DecodeError as error:
         try:
             return read(answer)
-        except msgspec.ValidationError:
+        except ValueError:
             found = _inside(answer)
             if found is None:
                 raise ValueError(
@@ -128,10 +113,6 @@ def _inside(answer: str) -> Any:
         except msgspec.DecodeError:
             continue
     return None
-
-
-def _output_json(value: Any) -> Any:
-    return clean(to_builtins(value, str_keys=True, enc_hook=encode_foreign))
 
 
 # ---------------------------------------------------------------------- while it is written

@@ -9,7 +9,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from types import MethodType, NoneType, UnionType
 from typing import (
     Annotated,
@@ -36,6 +36,7 @@ from mainstay.model.codec import clean
 from mainstay.model.tool import Approval, OutputBudget, Recovery, ToolSpec
 from mainstay.tools.answer import output_schema_of
 from mainstay.tools.context import ToolContext
+from mainstay.tools.revive import ValueCodec, is_json, shown, value_codec
 from mainstay.tools.schema import (
     ADVICE,
     Described,
@@ -489,6 +490,44 @@ def _output_schema(signature: Signature) -> dict[str, Any] | None:
         return output_schema_of(resolve(signature.returns, signature.written, "return")) or None
     except InvalidDefinition:
         return None
+
+
+_RETURNS = "__mainstay_returns__"
+
+
+def returns_codec(fn: Callable[..., Any], where: str) -> ValueCodec | None:
+    """How what a function returns is stored and brought back: by its annotation. None without one, or with `Any`: then
+    it is JSON. Raises InvalidDefinition when the annotation cannot be resolved or there is no way back from JSON.
+
+    It is kept with the function, whose annotation does not change.
+    """
+    written = _written(fn)
+    kept = getattr(written, "__dict__", {})
+    if _RETURNS in kept:
+        found: ValueCodec | None = kept[_RETURNS]
+        return found
+    try:
+        annotation = _signature(fn).return_annotation
+    except (TypeError, ValueError):  # no signature, and so no annotation: many functions written in C
+        return None
+    codec = _codec_of(annotation, written, where, is_async=inspect.iscoroutinefunction(_body(fn)))
+    if inspect.isfunction(written):
+        kept[_RETURNS] = codec
+    return codec
+
+
+def _codec_of(annotation: Any, written: Any, where: str, *, is_async: bool) -> ValueCodec | None:
+    if annotation is inspect.Signature.empty:
+        return None
+    kind = resolve(annotation, written, f"{where}, what it returns")
+    if not is_async and get_origin(kind) in (Awaitable, Coroutine):
+        kind = get_args(kind)[-1]  # a plain function that returns what an async one does
+    if is_json(kind):
+        return None
+    try:
+        return value_codec(kind)
+    except InvalidDefinition as error:
+        raise InvalidDefinition(f"{where} returns {shown(kind)}: {error}") from None
 
 
 def _body(fn: Any) -> Any:

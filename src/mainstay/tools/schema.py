@@ -203,6 +203,8 @@ def encode_foreign(value: Any) -> Any:
         return dump(mode="json", by_alias=True)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, Mapping):
+        return dict(value)
     raise TypeError(f"a {type(value).__name__} is not JSON")
 
 

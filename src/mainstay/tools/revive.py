@@ -1,0 +1,120 @@
+"""Values of a Python type as JSON, and JSON back as values of that type.
+
+    value ── to_json ──> JSON, which is what records hold ── from_json ──> value
+
+The answer of an agent, the result of a step or of a process, and the payload of a signal are stored as JSON and brought
+back by the type that the program declares for them, on the first run and on every replay. A type that has no way back
+is refused when its codec is made, before anything runs.
+
+The types are those that `schema` describes: JSON types, dataclasses, TypedDicts, named tuples, enums, msgspec structs,
+attrs classes and Pydantic models, dates, Decimal, UUID, bytes and paths, and containers and unions of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Never, NoReturn, TypeVar, get_args
+
+import msgspec
+from msgspec import convert, to_builtins
+
+from mainstay.errors import InvalidDefinition, InvalidInput, quoted
+from mainstay.model.codec import clean
+from mainstay.tools.schema import ADVICE, Schema, decode_foreign, describe, encode_foreign, explain, plain_type, tidy
+
+JSON_TYPES = (dict, list, tuple, str, int, float, bool, type(None))
+
+
+class ValueCodec:
+    """How values of one type are stored and brought back. `schema` is that of their JSON."""
+
+    __slots__ = ("_foreign", "_holder", "kind", "schema")
+
+    def __init__(self, kind: Any) -> None:
+        """Raises InvalidDefinition, with the type named, when there is no way back from JSON."""
+        try:
+            if (free := _type_variable(kind)) is not None:
+                raise TypeError(f"{free} may stand for any type")
+            plain = plain_type(kind)
+            described = describe([plain])
+        except Exception as error:  # a foreign type describes itself with code of its own
+            raise InvalidDefinition(f"{shown(kind)} cannot be brought back from JSON ({error}): {ADVICE}") from error
+        self.kind, self._foreign = kind, described.foreign
+        self.schema: Schema = tidy(described.schemas[0], described.defs)
+        # In a field of a struct, whose decoder msgspec keeps: it would make that of a bare type anew for each value.
+        self._holder = msgspec.defstruct("Holder", [("value", plain)])
+
+    def to_json(self, value: Any) -> Any:
+        """Raises InvalidInput for what has no JSON form."""
+        try:
+            return clean(to_builtins(value, str_keys=True, enc_hook=encode_foreign))
+        except (TypeError, ValueError, RecursionError) as error:  # also from code of its own, which shows itself
+            raise InvalidInput(f"a {type(value).__name__} is not JSON: return plain data ({error})") from None
+
+    def from_json(self, value: Any) -> Any:
+        """The value that `to_json` gave. ValueError says what does not fit."""
+        try:
+            return self._read(value)
+        except msgspec.ValidationError:
+            return self.convert(value)
+
+    def convert(self, value: Any) -> Any:
+        """JSON of somebody who does not know the type: what can be read as a value of it is. ValueError otherwise."""
+        try:
+            found: Any = convert({"value": value}, self._holder, strict=False, str_keys=True, dec_hook=decode_foreign)
+        except msgspec.ValidationError as error:
+            raise ValueError(explain(error).replace("$.value", "$")) from None
+        return found.value
+
+    def store(self, value: Any) -> Any:
+        """The JSON of a value that comes back as it is. ValueError says why it does not: it is not of this type, or
+        members of a union look alike as JSON."""
+        plain = self.to_json(value)
+        try:
+            back = self._read(plain)
+        except msgspec.ValidationError:
+            # NaN and long integers are texts as JSON: only a second look tells them from texts that do not belong.
+            back = self.convert(plain)
+            if self.to_json(back) != plain:
+                raise ValueError(f"expected {shown(self.kind)}, got {quoted(value)}") from None
+        if self._foreign and type(value) not in JSON_TYPES and back != value:
+            raise ValueError(
+                f"a {type(value).__name__} would come back as {quoted(back)}: give the types of a union different "
+                "fields, or tags"
+            )
+        return plain
+
+    def _read(self, value: Any) -> Any:
+        hook = decode_foreign if self._foreign else None
+        found: Any = convert({"value": value}, self._holder, str_keys=True, dec_hook=hook)
+        return found.value
+
+
+@functools.lru_cache(512)
+def _kept(kind: Any) -> ValueCodec:
+    return ValueCodec(kind)
+
+
+def value_codec(kind: Any) -> ValueCodec:
+    """The codec of a type, made once. Raises InvalidDefinition when there is no way back from JSON."""
+    try:
+        return _kept(kind)
+    except TypeError:  # an annotation may hold what has no hash
+        return ValueCodec(kind)
+
+
+def is_json(kind: Any) -> bool:
+    """Whether an annotation says nothing beyond JSON: `Any`, `object`, or that nothing is returned at all."""
+    return kind in (Any, object, Never, NoReturn)
+
+
+def shown(kind: Any) -> str:
+    """A type as its author wrote it."""
+    return kind.__qualname__.rpartition("<locals>.")[2] if isinstance(kind, type) and not get_args(kind) else str(kind)
+
+
+def _type_variable(kind: Any) -> Any:
+    """A type variable in an annotation, which only the caller's type checker could fill."""
+    if isinstance(kind, TypeVar):
+        return kind
+    return next((found for each in get_args(kind) if (found := _type_variable(each)) is not None), None)
