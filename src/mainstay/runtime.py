@@ -65,7 +65,7 @@ from mainstay.sessions.wakes.late_results import LateResults
 from mainstay.sessions.watch import SWEEP_SECONDS, TurnWatch, could_work, see_to_needs, sweep
 from mainstay.stores import os_process
 from mainstay.stores.factory import open_store
-from mainstay.tools.dispatcher import Dispatcher
+from mainstay.tools.dispatcher import CallPorts, Dispatcher
 
 log = logging.getLogger("mainstay.runtime")
 
@@ -189,12 +189,16 @@ class Runtime:
         supervisor, background = Supervisor(), Supervisor()
         limits = RateLimits(self._rate_limits, self._models, clock, background.spawn)
         feed = Feed(worker.id, clock.monotonic)
-        dispatcher = Dispatcher(store, worker, clock, random, self._deps)
+        calls = CallPorts(
+            services=lambda run: SessionHost(parts, run.scope.session_id, run.agent.name, run),
+            handles=lambda run, call_id: environments.for_call(run, call_id),
+        )
+        dispatcher = Dispatcher(store, worker, clock, random, self._deps, calls)
         archive = Archive(store, definitions)
         cache = SessionCache(archive, self._cache_bytes)
         outcomes = TurnOutcomes(store, worker, definitions, cache, archive, dispatcher.deadlocks, activity)
         ports = TurnPorts(
-            services=lambda run: SessionHost(parts, run.scope.session_id, run.agent.name, run),
+            services=calls.services,
             between=lambda row: wakes.between(row),
             # A parked turn that goes on has freed the process that waited with it, whichever worker had parked that.
             resumed=lambda: work.find_unowned(),
@@ -242,7 +246,6 @@ class Runtime:
         wakes = Wakes(store, clock, random, mode, supervisor, turns, definitions, LateResults(parts).told)
         process_feed = ProcessFeed(feed, store, supervisor)
         environments = Environments(parts, dispatcher, processes)
-        dispatcher.services, dispatcher.handles = ports.services, environments.for_call
         work.serve(
             [
                 FunctionEngine(self._functions, work),

@@ -17,6 +17,7 @@ from mainstay.tools.attempt import (
     DIED,
     Again,
     Ask,
+    AskPlugins,
     AttemptEnd,
     Attempts,
     Begin,
@@ -25,7 +26,6 @@ from mainstay.tools.attempt import (
     Conclude,
     EndCall,
     EndsAs,
-    Interruption,
     Leave,
     NotBegun,
     Return,
@@ -33,7 +33,6 @@ from mainstay.tools.attempt import (
     StartProcess,
     StopCause,
     TryAgain,
-    Vet,
     Withdraw,
     cut_off,
     need_after,
@@ -69,8 +68,8 @@ def test_the_call_of_a_turn_is_recorded_as_the_rules_read_it() -> None:
         (NEW, ONCE, Circumstances(), Begin()),
         (NEW, APPROVED, Circumstances(), Ask("approval", "the tool asks for approval")),
         (NEW, GONE, Circumstances(), Conclude(GONE)),
-        (NEW, ONCE, Circumstances(vetted=True), Vet()),
-        (NEW, APPROVED, Circumstances(vetted=True), Vet()),
+        (NEW, ONCE, Circumstances(vetted=True), AskPlugins()),
+        (NEW, APPROVED, Circumstances(vetted=True), AskPlugins()),
         (NEW, ONCE, Circumstances(asked=True, vetted=True), Ask("approval")),
         (NEW, GONE, Circumstances(asked=True), Ask("approval")),
         (STARTED, ONCE, Circumstances(here=True), RunBody()),
@@ -189,11 +188,11 @@ def test_what_a_body_raises_is_how_its_attempt_ended(error: BaseException, end: 
 
 
 def test_a_body_that_was_cut_off_is_unknown_unless_it_cancelled_itself() -> None:
-    assert cut_off("once", Interruption()) == Failed("tool_raised", "CancelledError: the tool cancelled itself")
-    assert cut_off("rerun", Interruption(reason="left")) == OutcomeUnknown("left")
-    assert cut_off("once", Interruption(reason="slow", timed_out=True)) == OutcomeUnknown("slow")
+    assert cut_off("once", None, timed_out=False) == Failed("tool_raised", "CancelledError: the tool cancelled itself")
+    assert cut_off("rerun", "left", timed_out=False) == OutcomeUnknown("left")
+    assert cut_off("once", "slow", timed_out=True) == OutcomeUnknown("slow")
     late = Again(Failed("timeout", "slow"), None, OutcomeUnknown("slow"))
-    assert cut_off("rerun", Interruption(reason="slow", timed_out=True)) == late
+    assert cut_off("rerun", "slow", timed_out=True) == late
 
 
 def test_limits_of_tools_are_named_by_tool_and_by_resource() -> None:

@@ -187,6 +187,10 @@ class Control:
         self.nudged = True
         self.wake()
 
+    def take_nudge(self) -> None:
+        """Look outside now: what changes from here on nudges again."""
+        self.nudged = False
+
     def _stop(self) -> None:
         self.stopping = True
         self.wake()

@@ -66,7 +66,6 @@ from mainstay.tools.attempt import (
     Attempts,
     Conclude,
     EndCall,
-    Interruption,
     Leave,
     NotBegun,
     StopCause,
@@ -81,7 +80,7 @@ from mainstay.tools.catalog import Entry
 from mainstay.tools.context import CallHost, ToolContext
 from mainstay.tools.define import Tool
 from mainstay.tools.dispatcher import Dispatcher
-from mainstay.tools.invoke import Ready, execute
+from mainstay.tools.invoke import Interruption, Ready, execute
 from mainstay.tools.output import AttemptResult, Look, OutputRules
 
 log = logging.getLogger("mainstay.processes")

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from mainstay.engine.control import CANCEL_GRACE
 from mainstay.engine.driver import Run
-from mainstay.engine.journal import write_referring
+from mainstay.engine.journal import Journal, write_referring
 from mainstay.errors import (
     InvalidInput,
     MainstayError,
@@ -93,9 +93,9 @@ class Visible:
         self._starts = 0
         self._resting = 0
         at = asker.run or asker.process
-        assert at is not None
+        journal = Journal[Any](home.store, home.clock, f"call {asker.call_id}", 0) if at is None else at.journal
         # A store in trouble must not become an outcome: everything here may be asked again.
-        self._patiently = at.journal.patiently
+        self._patiently = journal.patiently
 
     # ------------------------------------------------------------------ starting
 

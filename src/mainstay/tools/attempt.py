@@ -8,7 +8,7 @@ What a call needs follows from what is recorded of it, from the contract of its 
 
     recorded                 contract and circumstances              it needs
     nothing                  a person was asked already              Ask("approval")
-                             plugins decide about calls              Vet, and then as below
+                             plugins decide about calls              AskPlugins, and then as below
                              its tool or arguments are not usable    Conclude(Failed)
                              approval="ask"                          Ask("approval")
                              otherwise                               Begin
@@ -110,7 +110,7 @@ class Attempts(Struct, frozen=True, gc=False):
     background: bool = False
 
 
-class Vet(Struct, frozen=True, gc=False, tag="vet"):
+class AskPlugins(Struct, frozen=True, gc=False, tag="ask_plugins"):
     """Ask the plugins, who may deny it, change its arguments, or have a person asked."""
 
 
@@ -147,16 +147,16 @@ class Conclude(Struct, frozen=True, gc=False, tag="conclude"):
     outcome: ToolOutcome
 
 
-Need: TypeAlias = Vet | Ask | Begin | RunBody | StartProcess | Return | Conclude
+CallNeed: TypeAlias = AskPlugins | Ask | Begin | RunBody | StartProcess | Return | Conclude
 
-RECOVERY: dict[Recovery, Need] = {
+RECOVERY: dict[Recovery, CallNeed] = {
     "once": Conclude(OutcomeUnknown(DIED)),
     "rerun": Begin(repeat=True),
     "ask": Ask("recovery", DIED),
 }
 """A call that is found started, without an end: its contract decides, never a guess."""
 
-RUN_BODY, VET, BEGIN, START_PROCESS = RunBody(), Vet(), Begin(), StartProcess()
+RUN_BODY, ASK_PLUGINS, BEGIN, START_PROCESS = RunBody(), AskPlugins(), Begin(), StartProcess()
 AWAIT_COMPLETION, AWAIT_APPROVAL = Ask("deferred"), Ask("approval", "the tool asks for approval")
 
 
@@ -176,7 +176,7 @@ class Circumstances(Struct, frozen=True, gc=False):
 NOTHING_KNOWN = Circumstances()
 
 
-def next_need(call: CallRecord, usable: ToolSpec | Failed, known: Circumstances = NOTHING_KNOWN) -> Need:
+def next_need(call: CallRecord, usable: ToolSpec | Failed, known: Circumstances = NOTHING_KNOWN) -> CallNeed:
     """What a call without an outcome needs. `usable` is the contract of its tool, or why it cannot be attempted."""
     if call.started:
         if known.here:
@@ -193,7 +193,7 @@ def next_need(call: CallRecord, usable: ToolSpec | Failed, known: Circumstances 
             # The question counts, whatever has become of the plugin or the definition that had it asked.
             return Ask("approval")
         if known.vetted:
-            return VET
+            return ASK_PLUGINS
     if isinstance(usable, Failed):
         return Conclude(usable)
     return AWAIT_APPROVAL if usable.approval == "ask" and not call.attempts else BEGIN
@@ -243,21 +243,6 @@ class EndsAs(Exception):
         super().__init__(type(outcome).__name__)
 
 
-class Interruption(Struct):
-    """Why a body was cancelled from outside, if it was: set before the cancellation reaches it.
-
-    `begun`: the body may have had an effect. `over`: it has returned, there is nothing to cancel any more.
-    `acknowledged`: an answer from outside that was acknowledged says how the call ended: it is recorded, however long
-    plugins look at it.
-    """
-
-    begun: bool = False
-    reason: str | None = None
-    timed_out: bool = False
-    over: bool = False
-    acknowledged: bool = False
-
-
 def raised(error: BaseException) -> ToolOutcome | Again:
     """What an exception of a body means."""
     match error:
@@ -272,13 +257,13 @@ def raised(error: BaseException) -> ToolOutcome | Again:
             return Failed("tool_raised", f"{type(error).__name__}: {model_text(error)}")
 
 
-def cut_off(recovery: Recovery, interruption: Interruption) -> ToolOutcome | Again:
-    """How a body ends that was cancelled: unknown, unless it cancelled itself."""
-    if interruption.reason is None:
+def cut_off(recovery: Recovery, reason: str | None, timed_out: bool) -> ToolOutcome | Again:
+    """How a body ends that was cancelled, for this `reason`: unknown, unless it cancelled itself."""
+    if reason is None:
         return Failed("tool_raised", "CancelledError: the tool cancelled itself")
-    unknown = OutcomeUnknown(interruption.reason)
-    if interruption.timed_out and recovery == "rerun":
-        return Again(Failed("timeout", interruption.reason), None, unknown)
+    unknown = OutcomeUnknown(reason)
+    if timed_out and recovery == "rerun":
+        return Again(Failed("timeout", reason), None, unknown)
     return unknown
 
 
@@ -322,12 +307,12 @@ class Withdraw(Struct, frozen=True, gc=False, tag="withdraw"):
     """Take the recorded start back: what is on disk must not say that its body may have run."""
 
 
-Verdict: TypeAlias = EndCall | TryAgain | Leave | Withdraw
+AttemptVerdict: TypeAlias = EndCall | TryAgain | Leave | Withdraw
 
 
 def settle(
     end: AttemptEnd, call: CallRecord, contract: ToolSpec | None, stop: StopCause | None = None, room: bool = True
-) -> Verdict:
+) -> AttemptVerdict:
     """What the end of an attempt means for its call, which is recorded as started.
 
     `contract` is None where the tool is gone. Without `room` for more records there is no further attempt.

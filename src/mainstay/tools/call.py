@@ -1,4 +1,7 @@
-"""One tool call of a turn in memory: what its context can reach, what plugins say about it, and its durable waits.
+"""One tool call of a turn in memory: how it begins, runs and ends, what its context can reach, what plugins say.
+
+`tools/attempt.py` decides what a call needs next and what the end of an attempt means. `ActiveCall` does it for one
+call of a turn: it records in the journal of the turn, and opens durable waits for answers from outside.
 
 A wait (a person's approval or settlement, or the completion of a deferred call) is a row that opens with a write of the
 turn, is resolved by the first answer, and is found again after a crash by its id, which follows from the call.
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
@@ -17,32 +21,60 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.engine.control import Control
+from mainstay.engine.admission import Admission
+from mainstay.engine.control import CANCEL_GRACE, Control
 from mainstay.engine.driver import Run
 from mainstay.engine.lease import Worker
 from mainstay.engine.waiters import CurrentWork, depth
 from mainstay.engine.waits import decode_pending, sign, wait_id, whole
-from mainstay.model.codec import clean, encode
+from mainstay.errors import Fenced, InternalError, MainstayError, ProcessPruned, StoreError
+from mainstay.model.codec import clean, encode, model_text
 from mainstay.model.effect import AskedCall
-from mainstay.model.event import ToolProgress
+from mainstay.model.event import ToolFinished, ToolProgress, ToolStarted
 from mainstay.model.message import Message
 from mainstay.model.outcome import PendingCall
 from mainstay.model.plugin import Decision
-from mainstay.model.record import Answered, Slot, Started
+from mainstay.model.record import Answered, Ended, Faltered, Slot, Started
 from mainstay.model.session import Answer, WaitRow
-from mainstay.model.tool import Artifact, Failed, Ok, PreparedCall, ToolOutcome, ToolSpec
+from mainstay.model.tool import Artifact, Cancelled, Failed, Ok, OutcomeUnknown, PreparedCall, ToolOutcome, ToolSpec
+from mainstay.model.transcript import NEVER_RAN
 from mainstay.plugins.calls import withheld
 from mainstay.plugins.turn import plugins_of
+from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import ToolHost, TurnServices
 from mainstay.ports.store import Store
 from mainstay.ports.tool import Handles
 from mainstay.tools.artifacts import SessionArtifacts
-from mainstay.tools.attempt import Again, EndsAs, Interruption, StopCause, TryAgain, settle
+from mainstay.tools.attempt import (
+    BEGIN,
+    NOT_SEEN,
+    TOOL_RETRIES,
+    Again,
+    Ask,
+    AskPlugins,
+    Begin,
+    CallNeed,
+    Circumstances,
+    Conclude,
+    EndCall,
+    EndsAs,
+    Return,
+    RunBody,
+    StartProcess,
+    StopCause,
+    TryAgain,
+    need_after,
+    needs_of,
+    next_need,
+    settle,
+)
 from mainstay.tools.context import CallHost, ToolContext
-from mainstay.tools.invoke import Ready, checked, prepared
-from mainstay.tools.output import AttemptResult, OutputRules
+from mainstay.tools.invoke import Interruption, Ready, Threads, checked, execute, prepared
+from mainstay.tools.output import AttemptResult, OutputRules, returned
 
-_ANSWER = msgspec.json.Decoder(Answer).decode
+log = logging.getLogger("mainstay.tools")
+
+_decode_answer = msgspec.json.Decoder(Answer).decode
 RESERVED = "its tool has not handed it over yet"
 """Why a deferred call's wait is open before its body has returned: only then may recovery run the body again."""
 
@@ -55,10 +87,28 @@ def completion_of(run: Run, key: str) -> str:
 
 
 class CallWaits:
-    """The waits of the calls of one turn. Holds no state: every answer comes from the store or the turn's records."""
+    """The waits of the calls of one turn. Every answer comes from the store or the turn's records.
+
+    `opened` are rows for the next write: they and the records that lead to them are one transaction.
+    """
 
     def __init__(self, store: Store, run: Run) -> None:
         self._store, self._run = store, run
+        self.opened: list[WaitRow] = []
+
+    async def flush(self, *rows: WaitRow) -> None:
+        """Make what is recorded durable, and with it the waits that were opened."""
+        await self._run.journal.flush((*rows, *self.take_opened()) if self.opened else rows)
+
+    def take_opened(self) -> tuple[WaitRow, ...]:
+        """The waits that the next write brings; with them goes what plugins changed on the way there."""
+        if not self.opened:
+            return ()
+        plugins = plugins_of(self._run)
+        if plugins is not None:
+            plugins.note()
+        opened, self.opened = self.opened, []
+        return tuple(opened)
 
     # ------------------------------------------------------------------ rows
 
@@ -136,7 +186,7 @@ class CallWaits:
         """
         if wait.answer is None:
             return None
-        answer, plugins = _ANSWER(wait.answer), plugins_of(self._run)
+        answer, plugins = _decode_answer(wait.answer), plugins_of(self._run)
         if not answer.reason or (plugins is None and not refused):
             return answer
         if plugins is None:
@@ -152,6 +202,9 @@ def body_is_over(wait: WaitRow) -> bool:
     """Whether the body of a deferred call handed its completion over, or that has come: then it is not run again."""
     return wait.state != "open" or decode_pending(wait.body).reason != RESERVED
 
+
+_HERE = Circumstances(here=True)
+_NOT_STARTED = Failed("processes_unavailable", "nothing can be started in the background here")
 
 WITHHELD = "what it said is withheld: plugins have not seen it"
 """The message of a failure after which the call is attempted again. Plugins see how the call ends; until then nothing
@@ -183,25 +236,55 @@ def stop_of(control: Control) -> StopCause | None:
 
 
 class Shared(Protocol):
-    """What the calls of a Runtime share, as far as one of them needs it; the `Dispatcher` has it.
+    """What the calls of a Runtime share; the `Dispatcher` has it.
 
-    `services` makes what a tool may ask of its session, `handles` what it may do with processes.
+    `running` names the tool behind each call whose body is under way. `services` makes what a tool may ask of its
+    session, `handles` what it may do with processes.
     """
 
-    store: Store
-    worker: Worker
-    deps: Any
-    services: Callable[[Run], TurnServices] | None
-    handles: Callable[[Run, str], Handles] | None
+    @property
+    def store(self) -> Store: ...
+
+    @property
+    def worker(self) -> Worker: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def random(self) -> Random: ...
+
+    @property
+    def deps(self) -> Any: ...
+
+    @property
+    def threads(self) -> Threads: ...
+
+    @property
+    def admission(self) -> Admission: ...
+
+    @property
+    def running(self) -> dict[str, str]: ...
+
+    @property
+    def services(self) -> Callable[[Run], TurnServices]: ...
+
+    @property
+    def handles(self) -> Callable[[Run, str], Handles]: ...
+
+    def abandon(self, task: asyncio.Task[Any]) -> None:
+        """Keep a task that does not end when it is cancelled until it ends by itself."""
+        ...
 
 
 class ActiveCall(CallHost):
     """One call of a round in memory. Lives on the event loop, besides `progress`, which any thread may call.
 
-    `asked` is the call with the arguments that it runs with, `ready` how it is prepared. `task` carries out what it
-    needs, until one attempt has ended; `interruption` and `context` belong to that attempt. `pending` is what it waits
-    for outside, `answer` how that wait ended and is not recorded yet. `decisions` and `said` are what plugins decided
-    and said, until a record carries it. `artifacts` were put by a deferred call, whose body was over before.
+    It has an outcome, or it runs (`task` carries out what it needs, until one attempt has ended; `late`: it was given
+    up although it goes on), or it waits for an answer from outside (`pending` is what is asked). `asked` is the call
+    with the arguments that it runs with, `ready` how it is prepared. `context` and `interruption` belong to the attempt
+    under way. `answer` is how a wait ended and is not recorded yet. `decisions` and `said` are what plugins decided and
+    said, until a record carries it. `artifacts` were put by a deferred call, whose body was over before.
     """
 
     __slots__ = (
@@ -225,15 +308,12 @@ class ActiveCall(CallHost):
         "said",
         "shared",
         "task",
+        "waits",
     )
 
-    def __init__(self, shared: Shared, run: Run, asked: AskedCall) -> None:
-        self.shared, self.run, self.asked, self.plugins = (
-            shared,
-            run,
-            asked,
-            None if run.hooks is None else plugins_of(run),
-        )
+    def __init__(self, shared: Shared, run: Run, asked: AskedCall, waits: CallWaits) -> None:
+        self.shared, self.run, self.asked, self.waits = shared, run, asked, waits
+        self.plugins = None if run.hooks is None else plugins_of(run)
         self.key, self.id = asked.call, f"{run.turn_id}.{asked.call}"
         self.ready: Ready | None = None
         self.task: asyncio.Task[CallEnd] | None = None
@@ -261,6 +341,401 @@ class ActiveCall(CallHost):
     def checked(self) -> Ready | Failed:
         return checked(self.run.agent.catalog, self.asked, self.id)
 
+    # ------------------------------------------------------------------ how it begins
+
+    def next_need(self, known: Mapping[str, WaitRow]) -> CallNeed | None:
+        """What its task has to do; None when it has an outcome now, or waits for an answer. `known` are the waits that
+        the turn has on disk."""
+        call, run, waits = self.asked, self.run, self.waits
+        held = run.held.get(call.call) if call.started else None
+        if held is not None:
+            self.ready = held
+            return next_need(call, held.entry.spec, _HERE)
+        found = self.checked()
+        if isinstance(found, Ready):
+            self.ready = found
+        circumstances, plugins = Circumstances(), self.plugins
+        if call.started and call.deferred:
+            completion = known.get(waits.wait_id(call.call, "deferred"))
+            if completion is not None and completion.state == "revoked":
+                # Its body failed, and no record tells how: another attempt gets another key.
+                self.answer = Answered("revoked")
+            elif completion is not None:
+                circumstances = Circumstances(completed=body_is_over(completion))
+        elif not call.started and not call.attempts:
+            entry = run.agent.catalog.get(call.name)
+            circumstances = Circumstances(
+                asked=bool(known) and waits.wait_id(call.call, "approval") in known,
+                # They are asked about tools that are there, before anything is said about the arguments.
+                vetted=plugins is not None and plugins.vets and entry is not None and entry.fault is None,
+            )
+        need = next_need(call, found.entry.spec if isinstance(found, Ready) else found, circumstances)
+        match need:
+            case Ask(kind, reason):
+                wait = known.get(waits.wait_id(call.call, kind))
+                if wait is not None and wait.state != "open":
+                    return self.answered(wait)
+                self._ask(kind, reason, wait)
+                return None
+            case Conclude(outcome):
+                self.end(outcome)
+                return None
+            case _:
+                return need
+
+    def _ask(self, kind: Any, reason: str, wait: WaitRow | None = None) -> None:
+        """Wait for an answer from outside; `wait` is the row of a question that was asked before."""
+        if wait is not None:
+            self.pending = decode_pending(wait.body)
+            return
+        decisions, self.decisions = self.decisions, ()
+        self.pending = self.waits.pending(self.asked, kind, reason=reason, decisions=decisions)
+        self.waits.opened.append(self.waits.row(self.asked, kind, self.pending))
+
+    def go_on(self, wait: WaitRow) -> CallNeed | None:
+        """Its wait has ended: what its task has to do; None when it has an outcome now."""
+        self.pending, self.asked = None, self.run.machine.state.calls[self.key]
+        return self.answered(wait)
+
+    def answered(self, wait: WaitRow) -> CallNeed | None:
+        """Go on as the answer of a wait says, or the end of its time."""
+        shown, answer = decode_pending(wait.body), self.waits.answer(self.asked, wait)
+        # The next record of the call tells of it: the wait itself goes with the commit.
+        self.answer = Answered(wait.state) if answer is None else Answered(answer.verdict, answer.by, answer.reason)
+        need = need_after(answer, self.asked)
+        if not isinstance(need, Begin):
+            self.artifacts = shown.artifacts
+            self.interruption = Interruption(over=True, acknowledged=True)
+            if isinstance(need, Return):
+                return need
+            self.end(need.outcome)
+            return None
+        if not need.repeat:  # an approval is for what the person was shown, and nothing else
+            self.decisions = shown.decisions
+            self.asked = replace(self.asked, args=shown.args, raw=None)
+        found = self.checked()
+        if isinstance(found, Failed):
+            self.end(found)
+            return None
+        self.ready = found
+        return need
+
+    def start(self, need: CallNeed) -> None:
+        """Begin the task that does what the call needs."""
+        self.task = asyncio.get_running_loop().create_task(self._carry_out(need))
+
+    # ------------------------------------------------------------------ its task
+
+    async def _carry_out(self, need: CallNeed) -> CallEnd:
+        """Do what the call needs, to the end of one attempt.
+
+        It wakes the round as its last step: a done callback would do so one pass of the event loop later.
+        """
+        try:
+            match need:
+                case RunBody():
+                    return await self._run_body()
+                case AskPlugins():
+                    spec = self.spec
+                    assert spec is not None
+                    vetted = await self.vet(self.asked, spec)
+                    if not isinstance(vetted, tuple):
+                        return vetted
+                    self.asked, self.ready = vetted
+                    return await self._begin()
+                case Begin(repeat):
+                    return await self._begin(repeat)
+                case StartProcess():
+                    return await self._register()
+                case Return(outcome):
+                    return await self.returned(outcome)
+                case _:
+                    raise InternalError(f"a {type(need).__name__} needs no task")
+        finally:
+            self.run.control.wake()
+
+    async def _begin(self, repeat: bool = False) -> CallEnd:
+        """The way to a body that did not start with its reply: due time, preparation, place, start record."""
+        shared, run, call, ready = self.shared, self.run, self.asked, self.ready
+        assert ready is not None
+        now = shared.clock.now()
+        if call.due > now:
+            await shared.clock.sleep((TOOL_RETRIES.due(call.due, now) - now) / 1000)
+        store = call.store or ("" if call.attempts else run.journal.store_id)
+        if ready.entry.provider is not None:
+            context = self.open_context(ready, call.attempts + 1, store)
+            context.close()  # preparation has no effects
+            found = await prepared(ready, context)
+            if not isinstance(found, Ready):
+                return AttemptResult(await self.filtered(ready.entry.spec, ready.call.args, found))
+            ready = self.ready = found
+        spec = ready.entry.spec
+        needs = () if spec.background else needs_of(spec)
+        if needs:
+            await shared.admission.take(needs)
+        told, self.answer = self.answer, None
+        approved = told is not None and told.verdict == "approved"
+        started = Started(
+            call.call,
+            ready.call.args,
+            call.attempts + 1,
+            ready.call.payload,
+            {"by": told.by} if told is not None and approved else None,
+            spec.deferred,
+            call.repeated + repeat,
+            shared.clock.now(),
+            self._slot(),
+            spec.background,
+            None if approved else told,
+            "" if call.store else store,
+        )
+        try:
+            run.record(started)
+            await self.waits.flush(*([self.waits.reserved(call)] if spec.deferred else []))
+        except BaseException:  # also a cancellation: a place that is not released is lost to all
+            shared.admission.release(needs)
+            raise
+        return await (self._register() if spec.background else self._run_body())
+
+    async def _run_body(self) -> CallEnd:
+        """Run the body in the place that it holds; a thread holds that until it has really ended."""
+        shared, run, ready = self.shared, self.run, self.ready
+        assert ready is not None
+        spec, tool, call = ready.entry.spec, ready.entry.tool, run.machine.state.calls[self.key]
+        needs = () if spec.limit is None and spec.resource is None else needs_of(spec)
+        try:
+            if not shared.worker.sure():
+                await self._confirm_owner()
+        except BaseException:  # also a cancellation
+            if self.key not in run.held:  # the places of held calls are released with the turn
+                shared.admission.release(needs)
+            raise
+        run.held.pop(self.key, None)
+        context = self.context = self.open_context(ready, call.attempts, call.store)
+        interruption = self.interruption = Interruption()
+        shared.running[self.id], self.began = spec.name, shared.clock.monotonic()
+        run.events.emit(ToolStarted, call_id=self.id, tool=call.name, args=ready.call.args, attempt=call.attempts)
+        timer, loop = None, asyncio.get_running_loop()
+        if spec.timeout is not None:
+            timer = loop.call_later(spec.timeout, self._expire, spec.timeout)
+        threaded = tool is not None and not tool.is_async
+        ended = functools.partial(shared.admission.release_from_thread, loop, needs) if threaded else None
+        try:
+            rules = self.output_rules(spec, ready.call.args)
+            result = await execute(ready, context, shared.threads, rules, interruption, ended)
+        finally:
+            if timer is not None:
+                timer.cancel()
+            shared.running.pop(self.id, None)
+            if not threaded and needs:
+                shared.admission.release(needs)
+        if context.deferred:
+            last = not isinstance(settle(result.end, call, spec), TryAgain)
+            if isinstance(result.end, Ok) or await self.waits.completed(call, last):
+                return HandedOver(context.defer_timeout)
+        return result if self.plugins is None else await self.seen(ready, result)
+
+    async def _register(self) -> AttemptResult:
+        """Leave the call to the workers of processes: what it returns is a handle.
+
+        Its start is on disk, so after a crash it is registered again, under the same id: the call's own.
+        """
+        call, ready = self.asked, self.ready
+        if not self.shared.worker.sure():
+            await self._confirm_owner()
+        self.interruption = Interruption(over=True)  # a registration under way is not to be stopped half-way
+        self.began = self.shared.clock.monotonic()
+        args = call.args if ready is None else ready.call.args
+        attempt = max(self.run.machine.state.calls[self.key].attempts, 1)
+        self.run.events.emit(ToolStarted, call_id=self.id, tool=call.name, args=args, attempt=attempt)
+        outcome = await self._registered(self.shared.handles(self.run, self.id))
+        if isinstance(outcome, Ok):
+            return await returned(outcome.value, self.output_rules(self.spec, args))
+        return AttemptResult(outcome) if ready is None else await self.seen(ready, AttemptResult(outcome))
+
+    async def _registered(self, handles: Handles) -> ToolOutcome:
+        """The handle of the call's process, which exists from now on; or why there is none."""
+        ready = self.ready
+        if ready is None:
+            # Its tool is gone. If its process was registered before, its handle is the outcome.
+            found, gone = await handles.known(), self.checked()
+            return Ok(found) if found is not None else gone if isinstance(gone, Failed) else _NOT_STARTED
+        try:
+            return Ok(await handles.begin(ready.call, ready.entry.spec))
+        except ProcessPruned:  # it has ended long ago, and is not kept; it was started, and that is what is asked here
+            found = await handles.known()
+            return _NOT_STARTED if found is None else Ok(found)
+        except StoreError:
+            raise
+        except MainstayError as error:
+            return Failed(error.code, model_text(error))
+
+    async def returned(self, outcome: Ok | Failed) -> AttemptResult:
+        """What an answer from outside says that the call returned: it passes plugins and the budget like any output."""
+        spec, args, plugins = self.spec, self.asked.args, self.plugins
+        if isinstance(outcome, Ok):
+            return await returned(outcome.value, self.output_rules(spec, args))
+        if plugins is None or not plugins.looks:
+            return AttemptResult(outcome)
+        return AttemptResult(await self.look(ToolSpec(self.asked.name) if spec is None else spec, args, outcome))
+
+    async def _confirm_owner(self) -> None:
+        """Before anything acts: an owner that was fenced while it stood still starts nothing."""
+        if not await self.shared.worker.confirm(self.run.scope):
+            raise Fenced(self.run.turn_id, self.run.scope.generation)
+
+    # ------------------------------------------------------------------ interrupting its body
+
+    def _expire(self, seconds: float) -> None:
+        self.interrupt(f"it did not end within {seconds:g} s", timed_out=True)
+        # The limit ends the wait, whatever the body makes of its cancellation.
+        asyncio.get_running_loop().call_later(CANCEL_GRACE, self._give_up, self.task)
+
+    def _give_up(self, late: asyncio.Task[Any] | None) -> None:
+        task, interruption = self.task, self.interruption
+        if task is None or task.done() or task is not late or interruption is None:
+            return  # it has ended, or another attempt is under way by now, with a time of its own
+        if interruption.timed_out and not interruption.over:
+            log.warning("call %s does not end when it is cancelled; it is left behind", self.id)
+            self.late = True
+            self.run.control.wake()
+
+    def interrupt(self, reason: str, timed_out: bool = False) -> None:
+        """Cancel its task, unless the body is over."""
+        task, interruption = self.task, self.interruption
+        if task is None or task.done() or (interruption is not None and interruption.over):
+            return
+        if interruption is not None:
+            interruption.because(reason, timed_out)
+        if self.context is not None:
+            self.context.mark_cancelled()
+        task.cancel()
+
+    # ------------------------------------------------------------------ how it ends
+
+    def collect(self) -> None:
+        """Record what the end of its task means. A failed attempt that may be repeated is: the task of the next one
+        begins at once, and waits until it is due."""
+        task, self.task = self.task, None
+        assert task is not None
+        call, control = self.run.machine.state.calls[self.key], self.run.control
+        if not task.done():
+            self.shared.abandon(task)
+            reason = None if self.interruption is None else self.interruption.reason
+            ended: CallEnd = AttemptResult(OutcomeUnknown(reason or ""))
+        elif not task.cancelled():
+            ended = task.result()
+        # Something on the way cancelled its task: a provider's preparation, or a body in a way we did not see.
+        elif call.started:
+            ended = AttemptResult(OutcomeUnknown("it was cancelled while it ran"))
+        else:
+            ended = AttemptResult(Failed("tool_prepare_failed", "CancelledError: preparation cancelled itself"))
+        match ended:
+            case NeedsApproval(asked, why):
+                self.asked = asked
+                self._ask("approval", why)
+            case HandedOver(seconds):
+                self._hand_over(seconds)
+            case AttemptResult(end, blobs, withheld):
+                stop = stop_of(control) if control.stopping else None
+                verdict = settle(end, call, self.spec, stop, self.run.room >= 2)
+                if isinstance(verdict, EndCall):
+                    self.end(verdict.outcome, blobs, withheld)
+                elif isinstance(verdict, TryAgain):
+                    self._faltered(call, verdict)
+                    found = self.checked()
+                    if isinstance(found, Failed):
+                        self.end(found)
+                    else:
+                        self.ready = found
+                        self.start(BEGIN)
+
+    def stopped(self, reason: str) -> None:
+        """It was told to stop, and had a moment to. What it reported counts; what it did not is unknown; what never ran
+        is not."""
+        task, self.task = self.task, None
+        ended: CallEnd | None = None
+        if task is not None and not task.done():
+            self.shared.abandon(task)
+        elif task is not None and not task.cancelled():
+            ended = task.result()
+        call, stop = self.run.machine.state.calls[self.key], stop_of(self.run.control)
+        if not call.started or self.key in self.run.held or isinstance(ended, NeedsApproval):
+            return
+        if isinstance(ended, HandedOver):
+            if stop is not StopCause.LEFT:  # else it stays on the wait that it has
+                self._hand_over(ended.seconds)
+            return
+        result = AttemptResult(OutcomeUnknown(reason)) if ended is None else ended
+        verdict = settle(result.end, call, self.spec, stop, self.run.room >= 2)
+        if isinstance(verdict, EndCall):
+            self.end(verdict.outcome, result.blobs, result.withheld)
+        elif isinstance(verdict, TryAgain):
+            self._faltered(call, verdict)
+
+    def _faltered(self, call: AskedCall, verdict: TryAgain) -> None:
+        """Record a failed attempt, and when the next one is due."""
+        run, now, failed = self.run, self.shared.clock.now(), verdict.failed
+        self._close_context()  # and its artifacts are forgotten: only those of the last attempt count
+        delay = TOOL_RETRIES.delay(call.attempts - call.repeated, verdict.after, self.shared.random)
+        due, step = now + int(delay * 1000), int(call.call.partition(".")[0])
+        run.record(Faltered(failed.code, failed.message, due, call.attempts, step, call.call, now, run.slot()))
+        self.asked = run.machine.state.calls[self.key]
+
+    def _hand_over(self, seconds: float | None) -> None:
+        """The body of a deferred call is over: it waits for a completion under its key."""
+        run, artifacts, waits = self.run, self._close_context(), self.waits
+        due = None if seconds is None else run.clock.now() + int(seconds * 1000)
+        self.pending = waits.pending(run.machine.state.calls[self.key], "deferred", due=due, artifacts=artifacts)
+        waits.opened.append(waits.row(self.asked, "deferred", self.pending))
+        run.journal.refer([artifact.digest for artifact in artifacts])
+
+    def end(self, outcome: ToolOutcome, blobs: tuple[str, ...] = (), withheld: str = "") -> None:
+        """Record how it ended."""
+        shared, run, call = self.shared, self.run, self.run.machine.state.calls[self.key]
+        spent = 0 if self.began is None else int((shared.clock.monotonic() - self.began) * 1000)
+        artifacts, answer = self._close_context(), self.answer
+        if answer is not None and answer.verdict in ("failed", "error") and answer.reason and type(outcome) is Failed:
+            answer = replace(answer, reason=outcome.message)  # as plugins let it be recorded
+        if answer is None and call.deferred and run.control.request is None:
+            # A completion that was reserved in vain: its key is worth nothing any more. A cancel closes it by itself.
+            self.waits.opened.append(self.waits.revoked(call, "deferred"))
+            answer = Answered("revoked")
+        self.answer = None
+        at, slot, blobs = shared.clock.now(), self._slot(), (*blobs, *[artifact.digest for artifact in artifacts])
+        attempts, repeated = call.attempts, call.repeated
+        run.record(Ended(call.call, outcome, attempts, repeated, spent, at, slot, artifacts, answer, withheld), blobs)
+        run.events.emit(ToolFinished, call_id=self.id, tool=call.name, outcome=outcome)
+
+    async def conclude(self, wait: WaitRow | None, refused: str) -> None:
+        """The turn ends, and the call has no outcome. `wait` is what was asked about it: an answer that was
+        acknowledged says how it ended; without one, the end of a call that has started is unknown."""
+        call, pending = self.run.machine.state.calls[self.key], self.pending
+        self.asked, self.pending = call, None
+        if wait is not None:
+            self.artifacts = decode_pending(wait.body).artifacts
+        if pending is not None and pending.artifacts:
+            self.artifacts = pending.artifacts  # handed over, and not on disk yet
+        if wait is None or wait.state not in ("resolved", "expired"):
+            if call.started and self.key not in self.run.held:
+                self.end(OutcomeUnknown(NOT_SEEN))
+            return
+        request, answer = self.run.control.request, self.waits.answer(call, wait, refused)
+        self.answer = Answered(wait.state) if answer is None else Answered(answer.verdict, answer.by, answer.reason)
+        match need_after(answer, call):
+            case Begin():
+                never = NEVER_RAN if request is None else Cancelled(request.by, request.reason)
+                self.end(OutcomeUnknown(NOT_SEEN) if call.started else never)
+            case Conclude(outcome):
+                self.end(outcome)
+            case Return(outcome) if refused:
+                said = f"result withheld: plugin {refused!r} could not look at it"
+                self.end(Ok(said) if isinstance(outcome, Ok) else Failed(outcome.code, said))
+            case Return(outcome):
+                result = await self.returned(outcome)
+                assert not isinstance(result.end, Again)
+                self.end(result.end, result.blobs, result.withheld)
+
     # ------------------------------------------------------------------ its context
 
     def open_context(self, ready: Ready, attempt: int, store: str) -> ToolContext[Any]:
@@ -286,7 +761,7 @@ class ActiveCall(CallHost):
             store=store,
         )
 
-    def close_context(self) -> tuple[Artifact, ...]:
+    def _close_context(self) -> tuple[Artifact, ...]:
         """The artifacts of a call whose body is over, or is not waited for any more. Its context takes no more.
 
         The reference is dropped: the context refers to this object, and a cycle would be left to the collector.
@@ -315,12 +790,10 @@ class ActiveCall(CallHost):
         return SessionArtifacts(self.shared.store, self.run, self.plugins, self.id, self.asked.name)
 
     def services(self) -> ToolHost:
-        make = self.shared.services
-        return super().services() if make is None else make(self.run).for_call(self.id)
+        return self.shared.services(self.run).for_call(self.id)
 
     def handles(self) -> Handles:
-        make = self.shared.handles
-        return super().handles() if make is None else make(self.run, self.id)
+        return self.shared.handles(self.run, self.id)
 
     async def prepare(self, ctx: ToolContext[Any], name: str, args: Mapping[str, Any]) -> tuple[PreparedCall, ToolSpec]:
         """Plugins are asked about that tool, not only about the one which starts it: else it would be a way round
@@ -406,7 +879,7 @@ class ActiveCall(CallHost):
         project = functools.partial(plugins.project, self.id, spec, args) if plugins.projects else None
         return OutputRules(self.run.journal, budget, look, project, filter_file)
 
-    def slot(self) -> Slot | None:
+    def _slot(self) -> Slot | None:
         """What a record of this call carries: what the turn has gathered, and what plugins decided about the call."""
         slot = self.run.slot()
         decisions, said = self.decisions, self.said

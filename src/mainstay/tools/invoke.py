@@ -35,7 +35,7 @@ from mainstay.model.effect import AskedCall
 from mainstay.model.own import own
 from mainstay.model.tool import Failed, PreparedCall, ToolOutcome
 from mainstay.ports.tool import CallContext
-from mainstay.tools.attempt import Interruption, cut_off, failure, raised
+from mainstay.tools.attempt import cut_off, failure, raised
 from mainstay.tools.catalog import Catalog, Entry
 from mainstay.tools.check import check
 from mainstay.tools.context import ToolContext
@@ -128,6 +128,26 @@ def _decided(outcome: object) -> ToolOutcome:
 # ---------------------------------------------------------------------- the body
 
 
+class Interruption(Struct):
+    """Why a body was cancelled from outside, if it was: set before the cancellation reaches it.
+
+    `begun`: the body may have had an effect. `over`: it has returned, there is nothing to cancel any more.
+    `acknowledged`: an answer from outside that was acknowledged says how the call ended: it is recorded, however long
+    plugins look at it.
+    """
+
+    begun: bool = False
+    reason: str | None = None
+    timed_out: bool = False
+    over: bool = False
+    acknowledged: bool = False
+
+    def because(self, reason: str, timed_out: bool = False) -> None:
+        """Why it is cancelled now; of several reasons the first counts."""
+        if self.reason is None:
+            self.reason, self.timed_out = reason, timed_out
+
+
 async def execute(
     ready: Ready,
     ctx: ToolContext[Any],
@@ -151,7 +171,7 @@ async def execute(
         else:
             value = await on_thread(functools.partial(tool.invoke, ready.kwargs or {}, ctx), threads, ended)
     except asyncio.CancelledError:
-        return AttemptResult(cut_off(ready.entry.spec.recovery, interruption))
+        return AttemptResult(cut_off(ready.entry.spec.recovery, interruption.reason, interruption.timed_out))
     except BaseException as error:  # SystemExit and KeyboardInterrupt of a tool end the tool only
         end = raised(error)
         if isinstance(end, Failed) and end.code == "tool_raised":

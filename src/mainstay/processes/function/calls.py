@@ -63,14 +63,13 @@ from mainstay.tools.attempt import (
     NOT_BEGUN,
     Again,
     AttemptEnd,
+    AttemptVerdict,
     Conclude,
     EndCall,
-    Interruption,
     Leave,
     NotBegun,
     StopCause,
     TryAgain,
-    Verdict,
     Withdraw,
     cut_off,
     needs_of,
@@ -521,8 +520,8 @@ class StepRun:
             return BodyEnd(unknown if body.began else NotBegun(), stop=StopCause.LEFT)
         except OutOfTime:
             body.stop()
-            late = Interruption(reason=f"it did not end within {contract.timeout:g} s", timed_out=True)
-            return BodyEnd(cut_off(contract.recovery, late))
+            late = f"it did not end within {contract.timeout:g} s"
+            return BodyEnd(cut_off(contract.recovery, late, timed_out=True))
         except SelfCancelled:
             return self._failed(Fault("raised", "CancelledError: the step cancelled itself"), again=False)
         except Retry as retry:
@@ -562,7 +561,7 @@ class StepRun:
         self._calls.scheduler.record(failed)
         return due
 
-    def _leave(self, attempt: StepAttempt, verdict: Verdict, recorded: bool) -> None:
+    def _leave(self, attempt: StepAttempt, verdict: AttemptVerdict, recorded: bool) -> None:
         """The Runtime is left while a step runs, or just before: the next worker must know which."""
         step, scheduler, now = self._step, self._calls.scheduler, self._clock.now()
         match verdict:
