@@ -7,13 +7,12 @@ from typing import Annotated
 import typer
 
 from mainstay import __version__
-from mainstay.cli.approvals import approve, cancel, pending, reject, settle
 from mainstay.cli.demo import demo
 from mainstay.cli.doctor import doctor
 from mainstay.cli.maintenance import backup, compact, prune, restore
 from mainstay.cli.processes import logs, processes, ps, signal
 from mainstay.cli.run import call, operations, run, send, steer
-from mainstay.cli.sessions import delete, fork, sessions, show
+from mainstay.cli.sessions import approve, cancel, delete, fork, pending, reject, sessions, settle, show
 
 app = typer.Typer(
     name="mainstay",
