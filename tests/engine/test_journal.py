@@ -37,6 +37,7 @@ class FaultyStore(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
+        self.blobs = FaultyBlobs(self)
         self.full = self.full_blobs = self.lost = 0
         self.hold: asyncio.Event | None = None
         self.error: StoreError = StoreUnavailable("the disk is full")
@@ -52,10 +53,6 @@ class FaultyStore(MemoryStore):
             self.lost -= 1
             raise StoreUnavailable("the line broke")
         return receipt
-
-    @property
-    def blobs(self) -> FaultyBlobs:
-        return FaultyBlobs(self)
 
 
 class FaultyBlobs(MemoryBlobs):

@@ -28,7 +28,7 @@ from mainstay.model.write import (
 )
 from mainstay.stores import rules
 from mainstay.stores.memory import MemoryRows
-from mainstay.stores.rules.rows import run
+from mainstay.stores.rules.rows import ProcessById, run
 
 ASKED = Registration("p", "function", "rerunnable", events=(EventType("signal.go"),))
 FIRST = ProcessScope("p", 1, "w1", 1)
@@ -79,7 +79,7 @@ def tried(rows: MemoryRows, write: Write[Any]) -> Any:
 
 
 def process(rows: MemoryRows) -> ProcessRow:
-    row = run(rows.process("p"))
+    row = run(rows.process_by_id(ProcessById("p")))
     assert row is not None
     return row
 

@@ -19,6 +19,7 @@ from mainstay.model.tool import Cancelled, Ok, OutcomeUnknown
 from mainstay.model.write import Accept, Append, Release, TurnScope
 from mainstay.plugins.hooks import CompactContext
 from mainstay.stores.memory import MemoryStore
+from mainstay.stores.rules.rows import PutSession
 from mainstay.testing import FunctionModel
 from tests.kit import Place
 
@@ -186,9 +187,9 @@ async def test_a_session_that_has_had_its_last_input_refuses_the_next_one_and_ca
         await session.run("go")
         store = runtime.store
         assert isinstance(store, MemoryStore)
-        row = await store.rows.session("s")
+        row = await store.session("s")
         assert row is not None
-        store.rows.put_session(replace(row, next=MAX_TURN + 1))
+        store.rows.put_session(PutSession(replace(row, next=MAX_TURN + 1)))
 
         with pytest.raises(SessionFull, match="fork it"):
             await session.run("one more")

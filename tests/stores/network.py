@@ -15,12 +15,10 @@ from mainstay.model.write import Write
 from mainstay.ports.store import Store
 from mainstay.stores import rules
 from mainstay.stores.memory import MemoryRows, MemoryStore
-from mainstay.stores.rules.reads import reads
-from mainstay.stores.rules.rows import Change, Read, RowReads, Transaction
+from mainstay.stores.rules import reads
+from mainstay.stores.rules.rows import ALL_READS, Change, Read, Transaction
 
 R = TypeVar("R")
-
-READS = {name for name in vars(RowReads) if not name.startswith("_")}
 
 
 class RemoteRows:
@@ -28,23 +26,21 @@ class RemoteRows:
 
     def __init__(self, rows: MemoryRows) -> None:
         self._rows = rows
-        self.trips: list[Sequence[Read] | Sequence[Change]] = []
+        self.trips: list[Sequence[Read[Any]] | Sequence[Change]] = []
         self.read_trips = 0
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in READS:
-            raise AttributeError(name)
+    @property
+    def readers(self) -> dict[type[Read[Any]], Any]:
+        return dict.fromkeys(ALL_READS, RemoteRows.fetch_one)
 
-        async def read(*args: Any) -> Any:
-            return (await self.fetch([(name, args)]))[name, args]
+    async def fetch_one(self, read: Read[Any]) -> Any:
+        return (await self.fetch([read]))[read]
 
-        return read
-
-    async def fetch(self, wanted: Sequence[Read]) -> dict[Read, Any]:
+    async def fetch(self, wanted: Sequence[Read[Any]]) -> dict[Read[Any], Any]:
         await asyncio.sleep(0)
         self.trips.append(wanted)
         self.read_trips += 1
-        return {(name, args): await getattr(self._rows, name)(*args) for name, args in wanted}
+        return {read: await self._rows.readers[type(read)](self._rows, read) for read in wanted}
 
     async def flush(self, changes: Sequence[Change]) -> None:
         await asyncio.sleep(0)
@@ -57,7 +53,7 @@ class NetworkStore(MemoryStore):
 
     def __init__(self, rows: MemoryRows | None = None) -> None:
         super().__init__(rows)
-        self.remote: Any = RemoteRows(self.rows)
+        self.remote = RemoteRows(self.rows)
         self._waiting: list[tuple[Write[Any], Callable[[Any, BaseException | None], None]]] = []
         self._killed = False
         self._writer: asyncio.Task[None] | None = None

@@ -26,9 +26,18 @@ from mainstay.model.write import (
     Write,
 )
 from mainstay.stores.memory import MemoryRows
-from mainstay.stores.rules import transact
-from mainstay.stores.rules.reads import READS
-from mainstay.stores.rules.rows import OUTDATED, PartlyApplied, RowChanges, RowReads, Transaction, run
+from mainstay.stores.rules import READS, transact
+from mainstay.stores.rules.rows import (
+    ALL_CHANGES,
+    ALL_READS,
+    OUTDATED,
+    IsGranted,
+    NextPid,
+    PartlyApplied,
+    PutGrant,
+    Transaction,
+    run,
+)
 from tests.stores.network import NetworkStore, RemoteRows
 
 OURS = TurnScope("s", 1, 1, "w1", 1)
@@ -160,25 +169,26 @@ async def test_a_refused_write_of_a_batch_leaves_nothing_and_gives_its_numbers_b
 
 async def test_a_refused_rule_leaves_none_of_its_changes_and_gives_its_numbers_back() -> None:
     rows = MemoryRows()
-    transaction = Transaction(rows)
-    transaction.put_grant("s", await transaction.next_pid())
-    transaction.keep()
-    transaction.put_grant("s", await transaction.next_pid())
+    tx = Transaction(rows)
+    tx.change(PutGrant("s", await tx.number(NextPid())))
+    before = len(tx.changes), tx.flushes, tx.numbers.copy()
+    tx.change(PutGrant("s", await tx.number(NextPid())))
 
-    transaction.discard()
+    tx.undo(*before)
 
-    await transaction.flush()
+    await tx.flush()
     assert list(rows.grants["s"]) == [1]
-    assert await transaction.next_pid() == 2
+    assert await tx.number(NextPid()) == 2
 
 
 async def test_a_rule_that_is_refused_after_its_changes_were_flushed_rolls_the_batch_back() -> None:
-    transaction = Transaction(MemoryRows())
-    transaction.put_grant("s", 1)
-    assert await transaction.granted("s", 1), "a read sees what was changed before it"
+    tx = Transaction(MemoryRows())
+    before = len(tx.changes), tx.flushes, tx.numbers.copy()
+    tx.change(PutGrant("s", 1))
+    assert await tx.read(IsGranted("s", 1)), "a read sees what was changed before it"
 
     with pytest.raises(PartlyApplied):
-        transaction.discard()
+        tx.undo(*before)
 
 
 def test_a_store_that_claims_to_answer_at_once_and_waits_is_named() -> None:
@@ -189,8 +199,5 @@ def test_a_store_that_claims_to_answer_at_once_and_waits_is_named() -> None:
 
 
 def test_it_is_said_of_every_change_which_reads_it_may_answer_otherwise() -> None:
-    changes = {name for name in vars(RowChanges) if not name.startswith("_")}
-    known = {name for name in vars(RowReads) if not name.startswith("_")}
-
-    assert set(OUTDATED) == changes
-    assert set().union(*OUTDATED.values()) <= known
+    assert set(OUTDATED) == ALL_CHANGES
+    assert frozenset().union(*OUTDATED.values()) <= ALL_READS

@@ -25,8 +25,9 @@ from mainstay.ports.host import Clock
 from mainstay.ports.store import SWEEP_GRACE
 from mainstay.stores import os_process, rules
 from mainstay.stores.blobs import host_pieces
+from mainstay.stores.rules import rows
 from mainstay.stores.rules.filters import PROCESS_ATTRIBUTES, SESSION_ATTRIBUTES, matches
-from mainstay.stores.rules.rows import Change, Transaction, run, waits_of
+from mainstay.stores.rules.rows import ALL_CHANGES, ALL_READS, Change, Transaction, TurnRows, methods, run, waits_of
 
 R = TypeVar("R")
 S = TypeVar("S", bound=Struct)
@@ -75,67 +76,74 @@ class MemoryRows:
         self.secret, self.identity = secrets.token_bytes(32), os_process.new_store_id()
         self.held: str | None = None
         self.changes = 0
-
-    def make(self, changes: Sequence[Change]) -> None:
-        for name, args in changes:
-            getattr(self, name)(*args)
+        self.readers = READERS
 
     async def flush(self, changes: Sequence[Change]) -> None:
-        self.make(changes)
+        for change in changes:
+            CHANGERS[type(change)](self, change)
 
-    async def session(self, session_id: str) -> SessionRow | None:
-        sid = self.by_id.get(session_id)
+    async def session_by_id(self, read: rows.SessionById) -> SessionRow | None:
+        sid = self.by_id.get(read.session_id)
         return None if sid is None else self.by_sid[sid]
 
-    async def session_by_sid(self, sid: int) -> SessionRow | None:
-        return self.by_sid.get(sid)
+    async def session_by_sid(self, read: rows.SessionBySid) -> SessionRow | None:
+        return self.by_sid.get(read.sid)
 
-    async def next_sid(self) -> int:
+    async def owned_turn(self, read: rows.OwnedTurn) -> TurnRows:
+        sid, besides = read.sid, read.besides
+        row, mail, following = self.by_sid.get(sid), False, None
+        if sid in self.letters:
+            letters = [m for m in self.letters[sid].values() if m.input not in besides]
+            mail = any(m.kind != "queue" for m in letters)
+            following = next((m for m in letters if m.kind != "note"), None)
+        records = len(self.bodies[sid].get(read.turn, ())) if sid in self.bodies else 0
+        return TurnRows(row, records, mail, following, sid in self.waits_by_sid)
+
+    async def next_sid(self, _: rows.NextSid) -> int:
         return len(self.by_sid) + 1
 
-    def add_session(self, row: SessionRow) -> None:
-        self.by_id[row.id] = row.sid
-        self.put_session(row)
+    def add_session(self, change: rows.AddSession) -> None:
+        self.by_id[change.row.id] = change.row.sid
+        self.put_session(change)
 
-    def put_session(self, row: SessionRow) -> None:
+    def put_session(self, change: rows.PutSession | rows.AddSession) -> None:
+        row = change.row
         self.by_sid[row.sid] = row
         if row.turn is None:
             self.open_sids.pop(row.sid, None)
         else:
             self.open_sids[row.sid] = None
 
-    def put_settings(self, sid: int, settings: bytes) -> None:
+    def put_settings(self, change: rows.PutSettings) -> None:
         """Nothing to do: the row itself keeps them here."""
 
-    async def owned_by(self, worker_id: str) -> list[SessionRow]:
-        return [row for sid in self.open_sids if (row := self.by_sid[sid]).owner == worker_id]
+    async def sessions_owned_by(self, read: rows.SessionsOwnedBy) -> list[SessionRow]:
+        return [row for sid in self.open_sids if (row := self.by_sid[sid]).owner == read.worker_id]
 
-    async def forks_of(self, sid: int) -> int:
-        return sum(1 for row in self.by_sid.values() if row.fork is not None and row.fork.sid == sid)
+    async def forks_of(self, read: rows.ForksOf) -> int:
+        return sum(1 for row in self.by_sid.values() if row.fork is not None and row.fork.sid == read.sid)
 
-    async def key(self, session_id: str, key: str) -> tuple[int, bytes] | None:
-        return self.keys.get((self.by_id[session_id], key)) if session_id in self.by_id else None
+    async def input_by_key(self, read: rows.InputByKey) -> tuple[int, bytes] | None:
+        return self.keys.get((self.by_id[read.session_id], read.key)) if read.session_id in self.by_id else None
 
-    def put_key(self, sid: int, key: str, turn: int, digest: bytes) -> None:
-        self.keys[sid, key] = (turn, digest)
+    def put_key(self, change: rows.PutKey) -> None:
+        self.keys[change.sid, change.key] = (change.turn, change.digest)
 
-    async def node(self, sid: int, turn: int, ordinal: int) -> bytes | None:
-        bodies = self.bodies.get(sid, {}).get(turn, ())
-        return bodies[ordinal] if ordinal < len(bodies) else None
+    async def node_at(self, read: rows.NodeAt) -> bytes | None:
+        bodies = self.bodies.get(read.sid, {}).get(read.turn, ())
+        return bodies[read.ordinal] if read.ordinal < len(bodies) else None
 
-    async def records(self, sid: int, turn: int) -> int:
-        return len(self.bodies.get(sid, {}).get(turn, ()))
+    def add_node(self, change: rows.AddNode) -> None:
+        bodies = self.bodies.setdefault(change.sid, {}).setdefault(change.turn, [])
+        if change.ordinal >= len(bodies):
+            assert change.ordinal == len(bodies), "ordinals have no gaps"
+            bodies.append(change.body)
 
-    def add_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> None:
-        bodies = self.bodies.setdefault(sid, {}).setdefault(turn, [])
-        if ordinal >= len(bodies):
-            assert ordinal == len(bodies), "ordinals have no gaps"
-            bodies.append(body)
+    def put_node(self, change: rows.PutNode) -> None:
+        self.bodies[change.sid][change.turn][change.ordinal] = change.body
 
-    def put_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> None:
-        self.bodies[sid][turn][ordinal] = body
-
-    def drop_session_data(self, sid: int) -> None:
+    def drop_session_data(self, change: rows.DropSessionData) -> None:
+        sid = change.sid
         self.bodies.pop(sid, None)
         self.letters.pop(sid, None)
         self.keys = {k: v for k, v in self.keys.items() if k[0] != sid}
@@ -145,99 +153,92 @@ class MemoryRows:
         for refs in self.blob_refs.values():
             refs.discard(number)
 
-    def add_blobs(self, sid: int, digests: tuple[str, ...]) -> None:
-        for digest in digests:
-            self.blob_refs.setdefault(digest, set()).add(sid)
+    def refer_to_blobs(self, change: rows.ReferToBlobs) -> None:
+        for digest in change.digests:
+            self.blob_refs.setdefault(digest, set()).add(change.sid)
 
-    async def has_blob(self, digest: str) -> bool:
-        return digest in self.blobs
+    async def has_blob(self, read: rows.HasBlob) -> bool:
+        return read.digest in self.blobs
 
-    async def first_mail(self, sid: int, besides: tuple[int, ...]) -> InboxRow | None:
-        letters = self.letters.get(sid)
-        if letters is None:
-            return None
-        return next((m for m in letters.values() if m.kind != "note" and m.input not in besides), None)
+    async def has_mail(self, read: rows.HasMail) -> bool:
+        return bool(self.letters.get(read.sid))
 
-    async def has_mail(self, sid: int, besides: tuple[int, ...]) -> bool:
-        letters = self.letters.get(sid)
-        return letters is not None and any(m.kind != "queue" and m.input not in besides for m in letters.values())
+    async def mail_at(self, read: rows.MailAt) -> InboxRow | None:
+        return self.letters.get(read.sid, {}).get(read.number)
 
-    async def some_mail(self, sid: int) -> bool:
-        return bool(self.letters.get(sid))
+    def put_mail(self, change: rows.PutMail) -> None:
+        self.letters.setdefault(change.row.sid, {})[change.row.input] = change.row
 
-    async def mail(self, sid: int, number: int) -> InboxRow | None:
-        return self.letters.get(sid, {}).get(number)
-
-    def put_mail(self, row: InboxRow) -> None:
-        self.letters.setdefault(row.sid, {})[row.input] = row
-
-    def drop_mail(self, sid: int, number: int) -> None:
-        letters = self.letters.get(sid, {})
-        letters.pop(number, None)
+    def drop_mail(self, change: rows.DropMail) -> None:
+        letters = self.letters.get(change.sid, {})
+        letters.pop(change.number, None)
         if not letters:
-            self.letters.pop(sid, None)
+            self.letters.pop(change.sid, None)
 
-    async def wait(self, wait_id: str) -> WaitRow | None:
-        return self.waits.get(wait_id)
+    async def wait_by_id(self, read: rows.WaitById) -> WaitRow | None:
+        return self.waits.get(read.wait_id)
 
-    def put_wait(self, row: WaitRow) -> None:
+    def put_wait(self, change: rows.PutWait) -> None:
+        row = change.row
         self.waits[row.id] = row
         self.waits_by_sid.setdefault(row.sid, {})[row.id] = None
 
-    def drop_waits(self, sid: int) -> None:
+    def drop_waits(self, change: rows.DropWaits) -> None:
+        sid = change.sid
         if sid in self.waits_by_sid:
             for wait_id in self.waits_by_sid.pop(sid):
                 del self.waits[wait_id]
             self.drop_references(waits_of(sid))
 
-    async def worker(self, worker_id: str) -> WorkerRow | None:
-        return self.workers_by_id.get(worker_id)
+    async def worker_by_id(self, read: rows.WorkerById) -> WorkerRow | None:
+        return self.workers_by_id.get(read.worker_id)
 
-    def put_worker(self, row: WorkerRow) -> None:
-        self.workers_by_id[row.id] = row
+    def put_worker(self, change: rows.PutWorker) -> None:
+        self.workers_by_id[change.row.id] = change.row
 
-    def drop_worker(self, worker_id: str) -> None:
-        self.workers_by_id.pop(worker_id, None)
+    def drop_worker(self, change: rows.DropWorker) -> None:
+        self.workers_by_id.pop(change.worker_id, None)
 
-    async def workers(self) -> list[WorkerRow]:
+    async def all_workers(self, _: rows.AllWorkers) -> list[WorkerRow]:
         return list(self.workers_by_id.values())
 
-    async def deaths(self, scope: int) -> Deaths | None:
-        return self.deaths_by_scope.get(scope)
+    async def deaths_of(self, read: rows.DeathsOf) -> Deaths | None:
+        return self.deaths_by_scope.get(read.scope)
 
-    async def session_deaths(self, session_id: str) -> Deaths | None:
-        return self.deaths_by_scope.get(self.by_id.get(session_id, 0))
+    async def deaths_of_session(self, read: rows.DeathsOfSession) -> Deaths | None:
+        return self.deaths_by_scope.get(self.by_id.get(read.session_id, 0))
 
-    async def process_deaths(self, process_id: str) -> Deaths | None:
-        return self.deaths_by_scope.get(-self.process_ids.get(process_id, 0))
+    async def deaths_of_process(self, read: rows.DeathsOfProcess) -> Deaths | None:
+        return self.deaths_by_scope.get(-self.process_ids.get(read.process_id, 0))
 
-    def put_deaths(self, row: Deaths) -> None:
-        self.deaths_by_scope[row.scope] = row
+    def put_deaths(self, change: rows.PutDeaths) -> None:
+        self.deaths_by_scope[change.row.scope] = change.row
 
-    def drop_deaths(self, scope: int) -> None:
-        self.deaths_by_scope.pop(scope, None)
+    def drop_deaths(self, change: rows.DropDeaths) -> None:
+        self.deaths_by_scope.pop(change.scope, None)
 
     # ------------------------------------------------------------------ processes
 
-    async def process(self, process_id: str) -> ProcessRow | None:
-        pid = self.process_ids.get(process_id)
+    async def process_by_id(self, read: rows.ProcessById) -> ProcessRow | None:
+        pid = self.process_ids.get(read.process_id)
         return None if pid is None else self.by_pid[pid]
 
-    async def process_by_pid(self, pid: int) -> ProcessRow | None:
-        row = self.by_pid.get(pid)
+    async def process_by_pid(self, read: rows.ProcessByPid) -> ProcessRow | None:
+        row = self.by_pid.get(read.pid)
         return row if row is not None and row.pruned is None else None
 
-    async def next_pid(self) -> int:
+    async def next_pid(self, _: rows.NextPid) -> int:
         return len(self.by_pid) + 1
 
-    def add_process(self, row: ProcessRow) -> None:
-        row = replace(row, registration=_again(row.registration))
+    def add_process(self, change: rows.AddProcess) -> None:
+        row = replace(change.row, registration=_again(change.row.registration))
         self.process_ids[row.id] = row.pid
         if row.registration.parent is not None:
             self.by_parent.setdefault(row.registration.parent, {})[row.pid] = None
-        self.put_process(row)
+        self.put_process(rows.PutProcess(row))
 
-    def put_process(self, row: ProcessRow) -> None:
+    def put_process(self, change: rows.PutProcess) -> None:
+        row = change.row
         self.by_pid[row.pid] = replace(row, record=_again(row.record))
         if row.active:
             self.active_pids[row.pid] = None
@@ -249,120 +250,125 @@ class MemoryRows:
         else:
             self.due_pids[row.pid] = due
 
-    def entomb(self, tombstone: Tombstone, place: int) -> None:
+    def entomb(self, change: rows.Entomb) -> None:
+        tombstone = change.tombstone
         row = tombstone.row
         parent = self.by_pid[row.pid].registration.parent
         if parent is not None:
             self.by_parent[parent].pop(row.pid, None)
-        self.put_process(row)
+        self.put_process(rows.PutProcess(row))
         self.tombstones[row.id] = tombstone
         for freed, _ in self.events_of.pop(row.pid).values():
             del self.log[freed]
-        self.places = place
-        self.log[place] = row.pid
+        self.places = change.place
+        self.log[change.place] = row.pid
         self.event_keys.pop(row.pid, None)
         self.journals.pop(row.pid, None)
         self.wake_rows = {n: w for n, w in self.wake_rows.items() if w.pid != row.pid}
-        self.drop_awaits(row.pid)
+        self.drop_awaits(rows.DropAwaits(row.pid))
         for seen in self.grants.values():
             seen.pop(row.pid, None)
         self.drop_references(-row.pid)
 
-    async def tombstone(self, process_id: str) -> Tombstone | None:
-        return self.tombstones.get(process_id)
+    async def tombstone_of(self, read: rows.TombstoneOf) -> Tombstone | None:
+        return self.tombstones.get(read.process_id)
 
-    async def children(self, parent: str, over: bool) -> list[ProcessRow]:
-        rows = [self.by_pid[pid] for pid in self.by_parent.get(parent, ())]
-        return [row for row in rows if row.live or (over and row.pruned is None)]
+    async def children_of(self, read: rows.ChildrenOf) -> list[ProcessRow]:
+        rows = [self.by_pid[pid] for pid in self.by_parent.get(read.parent, ())]
+        return [row for row in rows if row.live or (read.over and row.pruned is None)]
 
-    async def processes_of(self, worker_id: str) -> list[ProcessRow]:
-        return [row for pid in sorted(self.active_pids) if (row := self.by_pid[pid]).owner == worker_id]
+    async def processes_owned_by(self, read: rows.ProcessesOwnedBy) -> list[ProcessRow]:
+        return [row for pid in sorted(self.active_pids) if (row := self.by_pid[pid]).owner == read.worker_id]
 
-    async def has_live_processes(self, session_id: str) -> bool:
-        return any(self.by_pid[pid].live for pid in self.grants.get(session_id, ()))
+    async def has_live_processes(self, read: rows.HasLiveProcesses) -> bool:
+        return any(self.by_pid[pid].live for pid in self.grants.get(read.session_id, ()))
 
-    async def prunable(self, before: int, after: tuple[int, int], limit: int) -> list[ProcessRow]:
-        over = [r for r in self.by_pid.values() if not r.live and r.pruned is None and r.record.updated < before]
+    async def prunable_processes(self, read: rows.PrunableProcesses) -> list[ProcessRow]:
+        over = [r for r in self.by_pid.values() if not r.live and r.pruned is None and r.record.updated < read.before]
         over.sort(key=lambda r: (r.record.updated, r.pid))
-        return [r for r in over if (r.record.updated, r.pid) > after][:limit]
+        return [r for r in over if (r.record.updated, r.pid) > read.after][: read.limit]
 
-    async def next_place(self) -> int:
+    async def next_place(self, _: rows.NextPlace) -> int:
         return self.places + 1
 
-    def add_event(self, pid: int, sequence: int, event: Event, place: int) -> None:
-        kept = _again(event)
+    def log_event(self, change: rows.LogEvent) -> None:
+        pid, place = change.pid, change.place
+        kept = _again(change.event)
         self.places = place
         self.log[place] = pid
-        self.events_of.setdefault(pid, {})[sequence] = (place, kept)
+        self.events_of.setdefault(pid, {})[change.sequence] = (place, kept)
         if kept.key is not None:
-            self.event_keys.setdefault(pid, {})[kept.key] = sequence
+            self.event_keys.setdefault(pid, {})[kept.key] = change.sequence
 
-    async def event_by_key(self, pid: int, key: str) -> tuple[int, Event] | None:
-        sequence = self.event_keys.get(pid, {}).get(key)
-        return None if sequence is None else (sequence, self.events_of[pid][sequence][1])
+    async def event_by_key(self, read: rows.EventByKey) -> tuple[int, Event] | None:
+        sequence = self.event_keys.get(read.pid, {}).get(read.key)
+        return None if sequence is None else (sequence, self.events_of[read.pid][sequence][1])
 
-    async def events_after(self, pid: int, sequence: int) -> list[Event]:
-        return [event for n, (_, event) in self.events_of.get(pid, {}).items() if n > sequence]
+    async def events_after(self, read: rows.EventsAfter) -> list[Event]:
+        return [event for n, (_, event) in self.events_of.get(read.pid, {}).items() if n > read.sequence]
 
-    async def last_event(self, pid: int) -> int:
-        events = self.events_of[pid]
+    async def last_event(self, read: rows.LastEvent) -> int:
+        events = self.events_of[read.pid]
         return events[next(reversed(events))][0]
 
-    async def step(self, pid: int, ordinal: int) -> bytes | None:
-        return self.journals.get(pid, {}).get(ordinal)
+    async def step_at(self, read: rows.StepAt) -> bytes | None:
+        return self.journals.get(read.pid, {}).get(read.ordinal)
 
-    async def last_step(self, pid: int) -> int:
-        return next(reversed(self.journals.get(pid, {})), -1)
+    async def last_step(self, read: rows.LastStep) -> int:
+        return next(reversed(self.journals.get(read.pid, {})), -1)
 
-    def add_step(self, pid: int, ordinal: int, body: bytes) -> None:
-        self.journals.setdefault(pid, {})[ordinal] = body
+    def add_step(self, change: rows.AddStep) -> None:
+        self.journals.setdefault(change.pid, {})[change.ordinal] = change.body
 
-    def drop_steps(self, pid: int, before: int) -> None:
-        self.journals[pid] = {n: b for n, b in self.journals.get(pid, {}).items() if n >= before}
+    def drop_steps(self, change: rows.DropSteps) -> None:
+        self.journals[change.pid] = {n: b for n, b in self.journals.get(change.pid, {}).items() if n >= change.before}
 
-    async def awaiting(self, target: str) -> list[int]:
-        return sorted(self.awaits.get(target, ()))
+    async def processes_awaiting(self, read: rows.ProcessesAwaiting) -> list[int]:
+        return sorted(self.awaits.get(read.target, ()))
 
-    def put_awaits(self, pid: int, targets: tuple[str, ...]) -> None:
-        for target in targets:
-            self.awaits.setdefault(target, {})[pid] = None
+    def put_awaits(self, change: rows.PutAwaits) -> None:
+        for target in change.targets:
+            self.awaits.setdefault(target, {})[change.pid] = None
 
-    def drop_awaits(self, pid: int) -> None:
-        for target in [t for t, waiting in self.awaits.items() if pid in waiting]:
-            del self.awaits[target][pid]
+    def drop_awaits(self, change: rows.DropAwaits) -> None:
+        for target in [t for t, waiting in self.awaits.items() if change.pid in waiting]:
+            del self.awaits[target][change.pid]
             if not self.awaits[target]:
                 del self.awaits[target]
 
-    async def granted(self, session_id: str, pid: int) -> bool:
-        return pid in self.grants.get(session_id, ())
+    async def is_granted(self, read: rows.IsGranted) -> bool:
+        return read.pid in self.grants.get(read.session_id, ())
 
-    def put_grant(self, session_id: str, pid: int) -> None:
-        self.grants.setdefault(session_id, {})[pid] = None
+    def put_grant(self, change: rows.PutGrant) -> None:
+        self.grants.setdefault(change.session_id, {})[change.pid] = None
 
-    def drop_grant(self, session_id: str, pid: int) -> None:
-        self.grants.get(session_id, {}).pop(pid, None)
+    def drop_grant(self, change: rows.DropGrant) -> None:
+        self.grants.get(change.session_id, {}).pop(change.pid, None)
 
-    def drop_grants(self, session_id: str) -> None:
-        self.grants.pop(session_id, None)
+    def drop_grants(self, change: rows.DropGrants) -> None:
+        self.grants.pop(change.session_id, None)
 
-    async def live_named(self, session_id: str, name: str) -> list[ProcessRow]:
-        rows = [self.by_pid[pid] for pid in self.grants.get(session_id, ())]
-        return [row for row in rows if row.live and row.registration.name == name]
+    async def live_processes_named(self, read: rows.LiveProcessesNamed) -> list[ProcessRow]:
+        rows = [self.by_pid[pid] for pid in self.grants.get(read.session_id, ())]
+        return [row for row in rows if row.live and row.registration.name == read.name]
 
-    def add_wake(self, row: WakeRow) -> None:
-        self.wake_rows[row.number] = row
+    def add_wake(self, change: rows.AddWake) -> None:
+        self.wake_rows[change.row.number] = change.row
 
-    async def wake(self, number: int) -> WakeRow | None:
-        return self.wake_rows.get(number)
+    async def wake_by_number(self, read: rows.WakeByNumber) -> WakeRow | None:
+        return self.wake_rows.get(read.number)
 
-    def put_wake(self, row: WakeRow) -> None:
-        self.wake_rows[row.number] = row
+    def put_wake(self, change: rows.PutWake) -> None:
+        self.wake_rows[change.row.number] = change.row
 
-    async def pending_wakes(self, pid: int) -> list[WakeRow]:
-        return [w for w in self.wake_rows.values() if w.pid == pid and w.state == "pending"]
+    async def pending_wakes_of(self, read: rows.PendingWakesOf) -> list[WakeRow]:
+        return [w for w in self.wake_rows.values() if w.pid == read.pid and w.state == "pending"]
 
-    async def pending_wakes_for(self, session_id: str) -> list[WakeRow]:
-        return [w for w in self.wake_rows.values() if w.session_id == session_id and w.state == "pending"]
+    async def pending_wakes_for(self, read: rows.PendingWakesFor) -> list[WakeRow]:
+        return [w for w in self.wake_rows.values() if w.session_id == read.session_id and w.state == "pending"]
+
+
+READERS, CHANGERS = methods(MemoryRows, ALL_READS), methods(MemoryRows, ALL_CHANGES)
 
 
 class MemoryStore:
@@ -371,7 +377,7 @@ class MemoryStore:
     def __init__(self, rows: MemoryRows | None = None, clock: Clock | None = None) -> None:
         self.rows = rows or MemoryRows()
         self._now = clock.now if clock is not None else _system_time
-        self._transaction = Transaction(self.rows)
+        self.blobs = MemoryBlobs(self.rows, self._now)
         self._ours = 0
         self._others = 0
 
@@ -381,27 +387,25 @@ class MemoryStore:
     async def close(self) -> None: ...
 
     async def write(self, write: Write[R]) -> R:
-        return self._apply(write)
+        tx = Transaction(self.rows)
+        receipt = await rules.apply(tx, write, self.rows.held is not None)
+        for change in tx.changes:
+            CHANGERS[type(change)](self.rows, change)
+        self.rows.changes += 1
+        self._ours += 1
+        return receipt
 
     def submit(self, write: Write[R], done: Callable[[R | None, BaseException | None], None]) -> None:
         try:
-            receipt = self._apply(write)
+            receipt = run(MemoryStore.write(self, write))  # that of a subclass may wait
         except MainstayError as refusal:
             done(None, refusal)
         else:
             done(receipt, None)
 
-    def _apply(self, write: Write[R]) -> R:
-        transaction = self._transaction
-        transaction.begin()
-        receipt = run(rules.apply(transaction, write, self.rows.held is not None))
-        self.rows.make(transaction.take_changes())
-        self.rows.changes += 1
-        self._ours += 1
-        return receipt
-
     async def session(self, session_id: str) -> SessionRow | None:
-        return await self.rows.session(session_id)
+        sid = self.rows.by_id.get(session_id)
+        return None if sid is None else self.rows.by_sid[sid]
 
     async def session_by_sid(self, sid: int) -> SessionRow | None:
         return self.rows.by_sid.get(sid)
@@ -433,7 +437,11 @@ class MemoryStore:
         return self.rows.waits.get(wait_id)
 
     async def process(self, process_id: str) -> ProcessRow | None:
-        return own(await self.rows.process(process_id))
+        return own(self._process(process_id))
+
+    def _process(self, process_id: str) -> ProcessRow | None:
+        pid = self.rows.process_ids.get(process_id)
+        return None if pid is None else self.rows.by_pid[pid]
 
     async def processes(self, wanted: ProcessFilter) -> list[ProcessRow]:
         asking = wanted.session_id or ""
@@ -470,11 +478,11 @@ class MemoryStore:
         return sorted(self.rows.journals.get(pid, {}).items())
 
     async def is_granted(self, session_id: str, process_id: str) -> bool:
-        row = await self.rows.process(process_id)
-        return row is not None and await self.rows.granted(session_id, row.pid)
+        row = self._process(process_id)
+        return row is not None and row.pid in self.rows.grants.get(session_id, ())
 
     async def grantees(self, process_id: str) -> list[str]:
-        row = await self.rows.process(process_id)
+        row = self._process(process_id)
         return sorted(each for each, seen in self.rows.grants.items() if row is not None and row.pid in seen)
 
     async def wakes(self, session_id: str | None = None, state: str = "pending") -> list[WakeRow]:
@@ -482,7 +490,7 @@ class MemoryStore:
         return [w for w in wakes if session_id is None or w.session_id == session_id]
 
     async def workers(self) -> list[WorkerRow]:
-        return await self.rows.workers()
+        return list(self.rows.workers_by_id.values())
 
     async def deaths(self) -> list[Deaths]:
         return list(self.rows.deaths_by_scope.values())
@@ -520,10 +528,6 @@ class MemoryStore:
 
     async def proven_dead(self, worker: WorkerRow) -> bool:
         return worker.id not in self.rows.alive
-
-    @property
-    def blobs(self) -> MemoryBlobs:
-        return MemoryBlobs(self.rows, self._now)
 
 
 class MemoryLease:

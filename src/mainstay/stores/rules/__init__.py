@@ -9,13 +9,15 @@ the old owner's changes anything. *Recognition*: a write sent twice because its 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar, cast
 
 from msgspec.structs import replace
 
 from mainstay.errors import InternalError, MainstayError
-from mainstay.model.process import ProcessRow
+from mainstay.model.codec import spilled
+from mainstay.model.ids import turn_id
+from mainstay.model.process import ProcessRow, SessionOrigin, is_task
 from mainstay.model.session import SessionRow
 from mainstay.model.write import (
     Accept,
@@ -51,33 +53,61 @@ from mainstay.model.write import (
     Write,
 )
 from mainstay.stores.rules import processes, sessions, takeovers
-from mainstay.stores.rules.rows import Rows, Transaction
+from mainstay.stores.rules.rows import (
+    AllWorkers,
+    ChildrenOf,
+    DeathsOf,
+    DeathsOfProcess,
+    DeathsOfSession,
+    DropWorker,
+    EventByKey,
+    EventsAfter,
+    HasBlob,
+    InputByKey,
+    LastStep,
+    LiveProcessesNamed,
+    NextPid,
+    NextPlace,
+    NextSid,
+    OwnedTurn,
+    ProcessById,
+    ProcessByPid,
+    ProcessesOwnedBy,
+    PutSession,
+    PutWorker,
+    Read,
+    Rows,
+    SessionById,
+    SessionsOwnedBy,
+    Transaction,
+    WaitById,
+    WorkerById,
+)
 
 R = TypeVar("R")
 
 
-async def apply(rows: Transaction, write: Write[R], held: bool = False) -> R:
+async def apply(tx: Transaction, write: Write[R], held: bool = False) -> R:
     """Run the rule of a write. In a store that is `held` everything is accepted and nothing is claimed."""
     if held:
         if isinstance(write, Claim):
-            of_session, target = isinstance(write.target, SessionRef), write.target.id
-            row: Any = await (rows.session(target) if of_session else rows.process(target))
-            return cast(R, Claimed(row, won=False))
+            kind = SessionById if isinstance(write.target, SessionRef) else ProcessById
+            return cast(R, Claimed(await tx.read(kind(write.target.id)), won=False))
         write = unclaimed(write)
+    before = len(tx.changes), tx.flushes, tx.numbers.copy()
     try:
-        receipt: R = await RULES[type(write)](rows, write)
+        receipt: R = await RULES[type(write)](tx, write)
     except MainstayError:
-        rows.discard()
+        tx.undo(*before)
         raise
-    rows.keep()
     return receipt
 
 
 async def transact(rows: Rows, write: Write[R], held: bool = False) -> R:
     """A write in a transaction of its own, flushed."""
-    transaction = Transaction(rows)
-    receipt = await apply(transaction, write, held)
-    await transaction.flush()
+    tx = Transaction(rows)
+    receipt = await apply(tx, write, held)
+    await tx.flush()
     return receipt
 
 
@@ -86,58 +116,59 @@ def unclaimed(write: Write[R]) -> Write[R]:
     return cast(Write[R], replace(write, worker=None)) if isinstance(write, CLAIMING) else write
 
 
-async def beat(rows: Transaction, write: Beat) -> bool:
-    known = await rows.worker(write.worker.id)
+async def beat(tx: Transaction, write: Beat) -> bool:
+    known = await tx.read(WorkerById(write.worker.id))
     # Which suspect it runs is decided by claims, not by the worker.
-    running = None if known is None else await takeovers.running(rows, known)
-    rows.put_worker(replace(write.worker, suspect=running))
+    running = None if known is None else await takeovers.running(tx, known)
+    tx.change(PutWorker(replace(write.worker, suspect=running)))
     return known is not None or write.worker.beat == 0
 
 
-async def retire(rows: Transaction, write: Retire) -> None:
-    turns, work = await rows.owned_by(write.worker_id), await rows.processes_of(write.worker_id)
+async def retire(tx: Transaction, write: Retire) -> None:
+    turns, work = await tx.read(SessionsOwnedBy(write.worker_id)), await tx.read(ProcessesOwnedBy(write.worker_id))
     if write.dead and (turns or work):
         return  # what a dead worker owned is claimed first, each with its own fence
-    if write.dead and await _tells(rows, write):
+    if write.dead and await _tells(tx, write):
         return
     for row in turns:
-        rows.put_session(replace(row, owner=None))
+        tx.change(PutSession(replace(row, owner=None)))
     for process in work:
-        await processes.drained(rows, process, write.at)
-    rows.drop_worker(write.worker_id)
+        await processes.drained(tx, process, write.at)
+    tx.change(DropWorker(write.worker_id))
 
 
-async def _tells(rows: Transaction, write: Retire) -> bool:
+async def _tells(tx: Transaction, write: Retire) -> bool:
     """Whether the row says which suspect ran when others died whose scopes are not claimed yet."""
-    row = await rows.worker(write.worker_id)
+    row = await tx.read(WorkerById(write.worker_id))
     if row is None or row.suspect is None:
         return False
-    others = [each for each in await rows.workers() if each.id in write.beside and each.process == row.process != ""]
-    for each in others:
-        if each.id != row.id and (await rows.owned_by(each.id) or await rows.processes_of(each.id)):
-            return True
+    for each in await tx.read(AllWorkers()):
+        if each.id in write.beside and each.id != row.id and each.process == row.process != "":
+            turns, work = await tx.read(SessionsOwnedBy(each.id)), await tx.read(ProcessesOwnedBy(each.id))
+            if turns or work:
+                return True
     return False
 
 
-async def claim(rows: Transaction, write: Claim[Any]) -> Claimed[Any]:
-    return await (sessions.claim if isinstance(write.target, SessionRef) else processes.claim)(rows, write)
+async def claim(tx: Transaction, write: Claim[Any]) -> Claimed[Any]:
+    return await (sessions.claim if isinstance(write.target, SessionRef) else processes.claim)(tx, write)
 
 
-async def release(rows: Transaction, write: Release[Any]) -> Released[Any]:
+async def release(tx: Transaction, write: Release[Any]) -> Released[Any]:
     scope: object = write.scope
     if isinstance(scope, TurnScope):
-        return await sessions.release(rows, scope, write.at, write.stuck)
+        return await sessions.release(tx, scope, write.at, write.stuck)
     if isinstance(scope, ProcessScope):
-        return await processes.release(rows, scope, write.at, write.stuck)
+        return await processes.release(tx, scope, write.at, write.stuck)
     raise InternalError(f"{scope!r} is neither a turn nor a process")
 
 
-async def cancel(rows: Transaction, write: Cancel[Any]) -> CancelReceipt[Any]:
-    return await (sessions.cancel if isinstance(write.target, SessionRef) else processes.cancel)(rows, write)
+async def cancel(tx: Transaction, write: Cancel[Any]) -> CancelReceipt[Any]:
+    return await (sessions.cancel if isinstance(write.target, SessionRef) else processes.cancel)(tx, write)
 
 
-async def resume(rows: Transaction, write: Resume[Any]) -> SessionRow | ProcessRow | None:
-    return await (sessions.resume if isinstance(write.target, SessionRef) else processes.resume)(rows, write)
+async def resume(tx: Transaction, write: Resume[Any]) -> SessionRow | ProcessRow | None:
+    return await (sessions.resume if isinstance(write.target, SessionRef) else processes.resume)(tx, write)
 
 
 CLAIMING = (Accept, Cancel, Resolve, Resume, Register, Deliver)
@@ -171,7 +202,7 @@ RULES: dict[type, Callable[[Transaction, Any], Awaitable[Any]]] = {
 }
 
 
-async def applied(rows: Transaction, write: Write[R], held: bool = False) -> R | None:
+async def applied(tx: Transaction, write: Write[R], held: bool = False) -> R | None:
     """The receipt of a write that may have landed before its reply was lost; None when it must be sent again.
 
     All but these recognise themselves when they are applied again. An acceptance with a key, or a registration, would
@@ -180,7 +211,113 @@ async def applied(rows: Transaction, write: Write[R], held: bool = False) -> R |
     if held:
         write = unclaimed(write)
     if isinstance(write, Accept):
-        return cast("R | None", await sessions.accept_applied(rows, write))
+        return cast("R | None", await sessions.accept_applied(tx, write))
     if isinstance(write, Register):
-        return cast("R | None", await processes.register_applied(rows, write))
+        return cast("R | None", await processes.register_applied(tx, write))
     return None
+
+
+# ---------------------------------------------------------------------- what hot writes read
+
+
+def reads(write: Write[Any]) -> list[Read[Any]]:
+    """The declared reads of a write, each once; none for most writes."""
+    declared = READS.get(type(write))
+    return [] if declared is None else list(dict.fromkeys(declared(write)))
+
+
+def _blobs(digests: tuple[str, ...]) -> Iterator[Read[Any]]:
+    for digest in digests:
+        yield HasBlob(digest)
+
+
+def _accept(write: Accept) -> Iterator[Read[Any]]:
+    yield SessionById(write.session_id)
+    yield NextSid()
+    if write.key is not None:
+        yield InputByKey(write.session_id, write.key)
+    yield from _blobs(write.blobs)
+
+
+def _claim(write: Claim[Any]) -> Iterator[Read[Any]]:
+    if isinstance(write.target, SessionRef):
+        yield SessionById(write.target.id)
+        yield DeathsOfSession(write.target.id)
+    else:
+        yield ProcessById(write.target.id)
+        yield DeathsOfProcess(write.target.id)
+        yield NextPlace()
+    # Which suspects run in the OS process of the claimant.
+    yield WorkerById(write.worker)
+    yield AllWorkers()
+
+
+def _append(write: Append) -> Iterator[Read[Any]]:
+    scope = write.scope
+    yield OwnedTurn(scope.sid, scope.turn, write.take)
+    yield DeathsOf(scope.sid)
+    yield WorkerById(scope.owner)
+    for wait_id in (*(wait.id for wait in write.waits), *write.park):
+        yield WaitById(wait_id)
+    yield from _blobs(write.blobs)
+    yield from _blobs(tuple(digest for wait in write.waits if (digest := spilled(wait.body)) is not None))
+
+
+def _commit(write: Commit) -> Iterator[Read[Any]]:
+    scope = write.scope
+    yield OwnedTurn(scope.sid, scope.turn, write.take)
+    yield DeathsOf(scope.sid)
+    yield WorkerById(scope.owner)
+    if write.children:
+        yield ChildrenOf(turn_id(scope.session_id, scope.turn), False)
+    yield from _blobs(write.blobs)
+
+
+def _register(write: Register) -> Iterator[Read[Any]]:
+    asked = write.registration
+    yield ProcessById(asked.id)
+    yield NextPid()
+    yield NextPlace()
+    if asked.parent is not None:
+        yield ProcessById(asked.parent)
+        yield SessionById(asked.parent.rpartition(".")[0])
+    if is_task(asked) and isinstance(asked.origin, SessionOrigin):
+        yield LiveProcessesNamed(asked.origin.session_id, asked.name)
+    yield from _blobs(write.blobs)
+
+
+def _advance(write: Advance) -> Iterator[Read[Any]]:
+    scope = write.scope
+    yield ProcessByPid(scope.pid)
+    yield NextPlace()
+    yield DeathsOf(-scope.pid)
+    yield WorkerById(scope.owner)
+    if write.records:
+        yield LastStep(scope.pid)
+    elif write.events:
+        yield EventsAfter(scope.pid, write.seen)
+    for event in write.events:
+        if event.key is not None:
+            yield EventByKey(scope.pid, event.key)
+    for wait in write.park:
+        if wait.kind == "process":
+            yield ProcessById(wait.name)
+        elif wait.kind == "turn":
+            yield SessionById(wait.name.rpartition(".")[0])
+    yield from _blobs(write.blobs)
+
+
+READS: dict[type, Callable[[Any], Iterator[Read[Any]]]] = {
+    Accept: _accept,
+    Claim: _claim,
+    Append: _append,
+    Commit: _commit,
+    Register: _register,
+    Advance: _advance,
+}
+"""What the writes of every turn and every process will read, said before their rules run.
+
+A store over a network fetches it in one round trip (`Transaction.learn`), and such a write then takes one to read and
+one to write. Whatever a rule reads besides is fetched when it is asked for: in rare forms of these writes, and in all
+writes that are not here.
+"""

@@ -94,7 +94,43 @@ from mainstay.model.write import (
     Transfer,
 )
 from mainstay.stores.rules import takeovers
-from mainstay.stores.rules.rows import Transaction, check_blobs
+from mainstay.stores.rules.rows import (
+    AddProcess,
+    AddStep,
+    AddWake,
+    ChildrenOf,
+    DeathsOfProcess,
+    DropAwaits,
+    DropGrant,
+    DropSteps,
+    Entomb,
+    EventByKey,
+    EventsAfter,
+    IsGranted,
+    LastEvent,
+    LastStep,
+    LiveProcessesNamed,
+    LogEvent,
+    NextPid,
+    NextPlace,
+    PendingWakesOf,
+    ProcessById,
+    ProcessByPid,
+    ProcessesAwaiting,
+    PrunableProcesses,
+    PutAwaits,
+    PutDeaths,
+    PutGrant,
+    PutProcess,
+    PutWake,
+    ReferToBlobs,
+    SessionById,
+    StepAt,
+    TombstoneOf,
+    Transaction,
+    WakeByNumber,
+    check_blobs,
+)
 
 MARKS = frozenset(
     {
@@ -113,55 +149,55 @@ PAGE = 256
 Woken: TypeAlias = tuple[ProcessRow, ...]
 
 
-async def register(rows: Transaction, write: Register) -> Registered:
+async def register(tx: Transaction, write: Register) -> Registered:
     registration = check(write.registration)
-    row = await rows.process(registration.id)
+    row = await tx.read(ProcessById(registration.id))
     if row is not None:
         if row.pruned is not None:
-            tombstone = await rows.tombstone(row.id)
+            tombstone = await tx.read(TombstoneOf(row.id))
             if tombstone is not None and tombstone.digest != asking_digest(registration):
                 raise ProcessConflict(row.id)
             raise ProcessPruned(row.id, row.status, row.pruned)
         if not same_asking(row.registration, registration):
             raise ProcessConflict(row.id)
         return Registered(row, known=True)
-    late = registration.parent is not None and await _is_over(rows, registration.parent, registration.id)
+    late = registration.parent is not None and await _is_over(tx, registration.parent, registration.id)
     if is_task(registration) and isinstance(registration.origin, SessionOrigin):
-        await check_name(rows, registration.origin.session_id, registration.name)
-    await check_blobs(rows, write.blobs)
+        await check_name(tx, registration.origin.session_id, registration.name)
+    await check_blobs(tx, write.blobs)
     created = Event(events.CREATED, at=write.at)
     owner = write.worker if registration.contract.may_begin else None
     claimed = int(owner is not None)
-    number, place = await rows.next_pid(), await rows.next_place()
+    number, place = await tx.number(NextPid()), await tx.number(NextPlace())
     row = ProcessRow(number, registration, fold(ProcessRecord(), created), write.at, owner, claimed, claimed)
-    rows.add_process(row)
-    rows.add_event(row.pid, 1, created, place)
+    tx.change(AddProcess(row))
+    tx.change(LogEvent(row.pid, 1, created, place))
     for session_id in write.grants:
-        rows.put_grant(session_id, row.pid)
-    rows.add_blobs(-row.pid, write.blobs)
+        tx.change(PutGrant(session_id, row.pid))
+    tx.change(ReferToBlobs(-row.pid, write.blobs))
     if late and registration.parent_end == "cancel":
         # It comes too late to be asked with the others.
         request = CancelRequest(f"parent {registration.parent}", "its parent has ended")
-        row, _ = await asked_to_stop(rows, row, request, write.at)
+        row, _ = await asked_to_stop(tx, row, request, write.at)
     return Registered(row)
 
 
-async def _is_over(rows: Transaction, parent: str, child: str) -> bool:
+async def _is_over(tx: Transaction, parent: str, child: str) -> bool:
     """Whether a parent, a process or a turn, has ended. Who was relieved of a turn, and does not know, may still start
     something for it."""
-    process = await rows.process(parent)
+    process = await tx.read(ProcessById(parent))
     if process is not None:
         return not process.live
     session_id, _, turn = parent.rpartition(".")
-    session = await rows.session(session_id) if turn.isascii() and turn.isdigit() else None
+    session = await tx.read(SessionById(session_id)) if turn.isascii() and turn.isdigit() else None
     if session is None or not 0 < int(turn) < session.next:
         raise UnknownProcess(parent, f"it was to be the parent of {child!r}, and is not here")
     return session.deleted or int(turn) <= session.head
 
 
-async def register_applied(rows: Transaction, write: Register) -> Registered | None:
+async def register_applied(tx: Transaction, write: Register) -> Registered | None:
     """The receipt of a registration whose reply was lost: applied again it would take itself for a second asking."""
-    row = await rows.process(write.registration.id)
+    row = await tx.read(ProcessById(write.registration.id))
     if row is None or row.created != write.at or row.record.sequence != 1 or row.owner != write.worker:
         return None
     return Registered(row) if same(row.registration, write.registration) else None
@@ -170,23 +206,23 @@ async def register_applied(rows: Transaction, write: Register) -> Registered | N
 # ---------------------------------------------------------------------- an owned process
 
 
-async def claim(rows: Transaction, write: Claim[ProcessRow]) -> Claimed[ProcessRow]:
-    row = await rows.process(write.target.id)
+async def claim(tx: Transaction, write: Claim[ProcessRow]) -> Claimed[ProcessRow]:
+    row = await tx.read(ProcessById(write.target.id))
     if row is None or not row.live or row.stuck is not None or not row.registration.contract.may_begin:
         return Claimed(row, won=False)
     if row.owner == write.worker and row.generation == write.generation + 1:
-        mark = await rows.process_deaths(row.id) if row.takeovers else None
+        mark = await tx.read(DeathsOfProcess(row.id)) if row.takeovers else None
         return Claimed(row, won=True, suspect=mark is not None and suspects.is_suspect(mark))
     if row.generation != write.generation or row.owner == write.worker:
         return Claimed(row, won=False)
     if row.status == "waiting" and not is_due(row, write.at):
         return Claimed(row, won=False)
     if row.owner is not None and row.after_owner_death == "abandon":
-        return await _given_up(rows, row, write)
-    return await _taken(rows, row, write)
+        return await _given_up(tx, row, write)
+    return await _taken(tx, row, write)
 
 
-async def _given_up(rows: Transaction, row: ProcessRow, write: Claim[ProcessRow]) -> Claimed[ProcessRow]:
+async def _given_up(tx: Transaction, row: ProcessRow, write: Claim[ProcessRow]) -> Claimed[ProcessRow]:
     request = row.record.abandon
     if write.proof is not None:
         evidence = Evidence("sweep", write.at, row.owner, write.proof)
@@ -194,11 +230,11 @@ async def _given_up(rows: Transaction, row: ProcessRow, write: Claim[ProcessRow]
         evidence = Evidence("reconciled_request", write.at, row.owner, f"{request.by}: {request.reason}")
     else:
         return Claimed(row, won=False)  # silent is not dead, and nobody else may do this work
-    row, woken = await end(rows, row, Abandoned(evidence), write.at)
+    row, woken = await end(tx, row, Abandoned(evidence), write.at)
     return Claimed(row, won=False, woken=woken)
 
 
-async def _taken(rows: Transaction, row: ProcessRow, write: Claim[ProcessRow]) -> Claimed[ProcessRow]:
+async def _taken(tx: Transaction, row: ProcessRow, write: Claim[ProcessRow]) -> Claimed[ProcessRow]:
     """Claimed, unless it has been begun too often.
 
     To reattach to work that lives is no takeover: its owner died, the work did not. Nothing is held against it.
@@ -209,58 +245,58 @@ async def _taken(rows: Transaction, row: ProcessRow, write: Claim[ProcessRow]) -
     limit = row.registration.max_attempts
     if again and limit is not None and row.attempts >= limit:
         failure = Failure("attempts_exhausted", f"it was begun {row.attempts} times, and its owners died")
-        row, woken = await end(rows, row, failure, write.at)
+        row, woken = await end(tx, row, failure, write.at)
         return Claimed(row, won=False, woken=woken)
-    mark = await rows.process_deaths(row.id) if row.takeovers else None
-    ruling = await takeovers.rule_on(rows, -row.pid, dead_owner, mark, (write.worker, write.death))
+    mark = await tx.read(DeathsOfProcess(row.id)) if row.takeovers else None
+    ruling = await takeovers.rule_on(tx, -row.pid, dead_owner, mark, (write.worker, write.death))
     if ruling.fate == "held":
         return Claimed(row, won=False, suspect=True)
     # Counted on when a person resumes it: a takeover is a step that may have been made for nothing.
     row = replace(row, generation=row.generation + 1, takeovers=row.takeovers + over)
     if ruling.fate == "stuck" and ruling.deaths is not None:
-        rows.put_deaths(ruling.deaths)
-        row = await _stuck(rows, row, suspects.REASON.format("it"), write.at)
+        tx.change(PutDeaths(ruling.deaths))
+        row = await _stuck(tx, row, suspects.REASON.format("it"), write.at)
         return Claimed(row, won=False)
-    await takeovers.taken(rows, ruling, write.worker, write.lived)
+    await takeovers.taken(tx, ruling, write.worker, write.lived)
     row = replace(row, owner=write.worker, attempts=max(row.attempts + again, 1))
     if row.status == "waiting":
-        row = await resumed(rows, row, write.at)
-    rows.put_process(row)
+        row = await resumed(tx, row, write.at)
+    tx.change(PutProcess(row))
     return Claimed(row, won=True, suspect=ruling.suspect)
 
 
-async def advance(rows: Transaction, write: Advance) -> Advanced:
+async def advance(tx: Transaction, write: Advance) -> Advanced:
     scope = write.scope
-    row = await rows.process_by_pid(scope.pid)
-    again = await _again(rows, row, write)
+    row = await tx.read(ProcessByPid(scope.pid))
+    again = await _again(tx, row, write)
     if again is not None:
         return again
     row = before = _owned(row, scope)
     if write.drop is not None and (not write.records or write.records[-1].ordinal < write.drop):
         raise InternalError(f"process {scope.id} would drop its whole journal: something must stay to begin from")
-    await check_blobs(rows, write.blobs)
-    ahead = bool(write.park) and before.record.sequence <= write.seen and await _all_ahead(rows, write)
-    if not await _is_known(rows, row, write):
-        row = await _told(rows, row, write)
+    await check_blobs(tx, write.blobs)
+    ahead = bool(write.park) and before.record.sequence <= write.seen and await _all_ahead(tx, write)
+    if not await _is_known(tx, row, write):
+        row = await _told(tx, row, write)
     if write.outcome is not None:
-        row, woken = await end(rows, row, write.outcome, write.at)
+        row, woken = await end(tx, row, write.outcome, write.at)
         return Advanced(row, woken=woken)
     if ahead:
-        row = await appended(rows, row, Event(events.WAITING, {"waits": write.park}, write.at))
-        await takeovers.goes_on(rows, -row.pid, row.takeovers)
+        row = await appended(tx, row, Event(events.WAITING, {"waits": write.park}, write.at))
+        await takeovers.goes_on(tx, -row.pid, row.takeovers)
         row = replace(row, owner=None, takeovers=0)
-        rows.put_process(row)
-        rows.put_awaits(row.pid, awaited(write.park))
+        tx.change(PutProcess(row))
+        tx.change(PutAwaits(row.pid, awaited(write.park)))
         return Advanced(row, parked=True)
     if row.takeovers and write.records and not write.repeats:
-        await takeovers.goes_on(rows, -row.pid, row.takeovers)
+        await takeovers.goes_on(tx, -row.pid, row.takeovers)
         row = replace(row, takeovers=0)
     if row is not before:
-        rows.put_process(row)
+        tx.change(PutProcess(row))
     return Advanced(row)
 
 
-async def _again(rows: Transaction, row: ProcessRow | None, write: Advance) -> Advanced | None:
+async def _again(tx: Transaction, row: ProcessRow | None, write: Advance) -> Advanced | None:
     """The receipt of an owner's last write, which may come again because its reply was lost.
 
     Whoever woke because of it is not named a second time.
@@ -272,105 +308,105 @@ async def _again(rows: Transaction, row: ProcessRow | None, write: Advance) -> A
     if not write.park or not row.live or row.stuck is not None:
         return None
     for node in write.records:
-        if await rows.step(row.pid, node.ordinal) != node.body:
+        if await tx.read(StepAt(row.pid, node.ordinal)) != node.body:
             return None
     return Advanced(row, parked=True)
 
 
-async def _is_known(rows: Transaction, row: ProcessRow, write: Advance) -> bool:
+async def _is_known(tx: Transaction, row: ProcessRow, write: Advance) -> bool:
     """Whether this was written before, by a first sending. Refuses what contradicts that, having changed nothing.
 
     Ordinals of a journal only grow, so what is not beyond its end was in it once, and may have been dropped since.
     Without records it is the events that tell: an owner has looked at all up to `seen`.
     """
     if write.records:
-        if write.records[-1].ordinal > await rows.last_step(row.pid):
-            await _check_keys(rows, row, write.events)
+        if write.records[-1].ordinal > await tx.read(LastStep(row.pid)):
+            await _check_keys(tx, row, write.events)
             return False
         for node in write.records:
-            if (body := await rows.step(row.pid, node.ordinal)) not in (None, node.body):
+            if (body := await tx.read(StepAt(row.pid, node.ordinal))) not in (None, node.body):
                 raise InternalError(f"record {node.ordinal} of process {row.id} exists with other content ({body!r})")
         return True
     if not write.events:
         return False
-    there = await rows.events_after(row.pid, write.seen)
+    there = await tx.read(EventsAfter(row.pid, write.seen))
     if all(any(same(event, each) for each in there) for event in write.events):
         return True
-    await _check_keys(rows, row, write.events)
+    await _check_keys(tx, row, write.events)
     return False
 
 
-async def _check_keys(rows: Transaction, row: ProcessRow, told: tuple[Event, ...]) -> None:
+async def _check_keys(tx: Transaction, row: ProcessRow, told: tuple[Event, ...]) -> None:
     for event in told:
-        if event.key is not None and await rows.event_by_key(row.pid, event.key) is not None:
+        if event.key is not None and await tx.read(EventByKey(row.pid, event.key)) is not None:
             raise Conflict(f"key {event.key!r} of process {row.id!r} was used for another event: use a new one")
 
 
-async def _told(rows: Transaction, row: ProcessRow, write: Advance) -> ProcessRow:
+async def _told(tx: Transaction, row: ProcessRow, write: Advance) -> ProcessRow:
     """What the owner tells, the first time it does."""
     first = 0 if write.drop is None else write.drop
     if write.drop is not None:
-        rows.drop_steps(row.pid, write.drop)
+        tx.change(DropSteps(row.pid, write.drop))
     for node in write.records:
         if node.ordinal >= first:
-            rows.add_step(row.pid, node.ordinal, node.body)
-    rows.add_blobs(-row.pid, write.blobs)
+            tx.change(AddStep(row.pid, node.ordinal, node.body))
+    tx.change(ReferToBlobs(-row.pid, write.blobs))
     if write.first and row.record.first_started is None:
         start = FirstStart(write.scope.owner, row.generation, row.attempts, write.at, write.store)
-        row = await appended(rows, row, Event(events.FIRST_STARTED, start, write.at))
+        row = await appended(tx, row, Event(events.FIRST_STARTED, start, write.at))
     for event in write.events:
-        row = await appended(rows, row, event)
+        row = await appended(tx, row, event)
     return row
 
 
-async def _all_ahead(rows: Transaction, write: Advance) -> bool:
+async def _all_ahead(tx: Transaction, write: Advance) -> bool:
     """Whether nothing that it wants to wait for is there already."""
     for wait in write.park:
         if wait.kind == "process":
-            target = await rows.process(wait.name)
+            target = await tx.read(ProcessById(wait.name))
             if target is None or not target.live:
                 return False
-        elif wait.kind == "turn" and not await _is_parked(rows, wait.name):
+        elif wait.kind == "turn" and not await _is_parked(tx, wait.name):
             return False
     return True
 
 
-async def _is_parked(rows: Transaction, turn: str) -> bool:
+async def _is_parked(tx: Transaction, turn: str) -> bool:
     session_id, _, number = turn.rpartition(".")
-    session = await rows.session(session_id)
+    session = await tx.read(SessionById(session_id))
     return session is not None and str(session.turn) == number and session.state == "parked"
 
 
-async def release(rows: Transaction, scope: ProcessScope, at: int, stuck: str | None) -> Released[ProcessRow]:
-    row = await rows.process_by_pid(scope.pid)
+async def release(tx: Transaction, scope: ProcessScope, at: int, stuck: str | None) -> Released[ProcessRow]:
+    row = await tx.read(ProcessByPid(scope.pid))
     free = row is not None and row.owner is None and row.generation == scope.generation
     if row is not None and free and (stuck is None or row.stuck == stuck):
         return Released(row)  # sent again, because its reply was lost
     row = _owned(row, scope)
-    await takeovers.let_go(rows, -row.pid, row.takeovers)
+    await takeovers.let_go(tx, -row.pid, row.takeovers)
     if stuck is not None:
-        return Released(await _stuck(rows, row, stuck, at))
-    return await _freed(rows, row, at, "its owner let it go")
+        return Released(await _stuck(tx, row, stuck, at))
+    return await _freed(tx, row, at, "its owner let it go")
 
 
-async def _freed(rows: Transaction, row: ProcessRow, at: int, why: str) -> Released[ProcessRow]:
+async def _freed(tx: Transaction, row: ProcessRow, at: int, why: str) -> Released[ProcessRow]:
     """Nobody owns it any more: what only its owner could do is given up, everything else is free to claim."""
     if row.after_owner_death == "abandon":
-        row, woken = await end(rows, row, Abandoned(Evidence("owner_drain", at, row.owner, why)), at)
+        row, woken = await end(tx, row, Abandoned(Evidence("owner_drain", at, row.owner, why)), at)
         return Released(row, woken)
     row = replace(row, owner=None)
-    rows.put_process(row)
+    tx.change(PutProcess(row))
     return Released(row)
 
 
-async def drained(rows: Transaction, row: ProcessRow, at: int) -> None:
+async def drained(tx: Transaction, row: ProcessRow, at: int) -> None:
     """Its owner leaves."""
-    await _freed(rows, row, at, "its owner left")
+    await _freed(tx, row, at, "its owner left")
 
 
-async def _stuck(rows: Transaction, row: ProcessRow, why: str, at: int) -> ProcessRow:
-    row = await appended(rows, replace(row, owner=None, stuck=why), Event(events.STUCK, {"reason": why}, at))
-    rows.put_process(row)
+async def _stuck(tx: Transaction, row: ProcessRow, why: str, at: int) -> ProcessRow:
+    row = await appended(tx, replace(row, owner=None, stuck=why), Event(events.STUCK, {"reason": why}, at))
+    tx.change(PutProcess(row))
     return row
 
 
@@ -384,21 +420,21 @@ def _owned(row: ProcessRow | None, scope: ProcessScope) -> ProcessRow:
 # ---------------------------------------------------------------------- from outside
 
 
-async def send_signal(rows: Transaction, write: SendSignal) -> EventAdded:
-    row = known(await rows.process(write.process_id), write.process_id)
+async def send_signal(tx: Transaction, write: SendSignal) -> EventAdded:
+    row = known(await tx.read(ProcessById(write.process_id)), write.process_id)
     event = Event(f"{events.SIGNAL}{write.name}", write.payload, write.at, write.key)
-    before = await _told_before(rows, row, event)
+    before = await _told_before(tx, row, event)
     if before is not None:
         return before
     row = alive(row, write.process_id)
     declared(row.registration, event.type)
-    return await _added(rows, row, event)
+    return await _added(tx, row, event)
 
 
-async def add_event(rows: Transaction, write: AddEvent) -> EventAdded:
-    row = known(await rows.process(write.process_id), write.process_id)
+async def add_event(tx: Transaction, write: AddEvent) -> EventAdded:
+    row = known(await tx.read(ProcessById(write.process_id)), write.process_id)
     event = write.event
-    before = await _told_before(rows, row, event)
+    before = await _told_before(tx, row, event)
     if before is not None:
         return before
     row = alive(row, write.process_id)
@@ -413,12 +449,12 @@ async def add_event(rows: Transaction, write: AddEvent) -> EventAdded:
         fold(row.record, event)
     except msgspec.ValidationError as error:
         raise InvalidProcess(f"event {event.type!r} of process {row.id!r} cannot say this: {error}") from None
-    return await _added(rows, row, event)
+    return await _added(tx, row, event)
 
 
-async def _told_before(rows: Transaction, row: ProcessRow, event: Event) -> EventAdded | None:
+async def _told_before(tx: Transaction, row: ProcessRow, event: Event) -> EventAdded | None:
     """The receipt of an event that was told before under the same key."""
-    found = None if event.key is None else await rows.event_by_key(row.pid, event.key)
+    found = None if event.key is None else await tx.read(EventByKey(row.pid, event.key))
     if found is None:
         return None
     sequence, before = found
@@ -427,30 +463,30 @@ async def _told_before(rows: Transaction, row: ProcessRow, event: Event) -> Even
     return EventAdded(row, sequence, known=True)
 
 
-async def _added(rows: Transaction, row: ProcessRow, event: Event) -> EventAdded:
-    row = await appended(rows, row, event)
+async def _added(tx: Transaction, row: ProcessRow, event: Event) -> EventAdded:
+    row = await appended(tx, row, event)
     sequence = row.record.sequence
     if awaits(row, event):
-        row = await resumed(rows, row, event.at)
-    rows.put_process(row)
+        row = await resumed(tx, row, event.at)
+    tx.change(PutProcess(row))
     if event.type == events.SUBSCRIPTION_RETARGETED:
-        await retargeted(rows, row)
-    woken = await follow(rows, row, event.at) if row.status in RETIRED else ()
+        await retargeted(tx, row)
+    woken = await follow(tx, row, event.at) if row.status in RETIRED else ()
     return EventAdded(row, sequence, woken=woken)
 
 
-async def cancel(rows: Transaction, write: Cancel[ProcessRow]) -> CancelReceipt[ProcessRow]:
-    row = known(await rows.process(write.target.id), write.target.id)
+async def cancel(tx: Transaction, write: Cancel[ProcessRow]) -> CancelReceipt[ProcessRow]:
+    row = known(await tx.read(ProcessById(write.target.id)), write.target.id)
     if row.status in RETIRED:
         return CancelReceipt("completion_won", row=row)
     if row.record.cancel is not None:
         return CancelReceipt("already_requested", row=row)
-    row, woken = await asked_to_stop(rows, row, write.request, write.at)
+    row, woken = await asked_to_stop(tx, row, write.request, write.at)
     return CancelReceipt("requested", row=row, woken=woken)
 
 
-async def complete(rows: Transaction, write: Complete) -> Ending:
-    row = known(await rows.process(write.process_id), write.process_id)
+async def complete(tx: Transaction, write: Complete) -> Ending:
+    row = known(await tx.read(ProcessById(write.process_id)), write.process_id)
     check_authority(row, write.authority, write.outcome)
     if row.status in TERMINAL:
         return Ending("already_applied" if same(row.record.outcome, write.outcome) else "superseded", row)
@@ -460,45 +496,45 @@ async def complete(rows: Transaction, write: Complete) -> Ending:
             f"process {row.id!r} is owned by worker {row.owner!r}, which says how it ends: cancel it instead"
         )
     payload = {"outcome": write.outcome, "authority": write.authority}
-    row, woken = await end(rows, row, write.outcome, write.at, payload)
+    row, woken = await end(tx, row, write.outcome, write.at, payload)
     return Ending("committed", row, woken)
 
 
-async def resume(rows: Transaction, write: Resume[ProcessRow]) -> ProcessRow | None:
-    row = known(await rows.process(write.target.id), write.target.id)
+async def resume(tx: Transaction, write: Resume[ProcessRow]) -> ProcessRow | None:
+    row = known(await tx.read(ProcessById(write.target.id)), write.target.id)
     if row.stuck is None:
         return None
-    await takeovers.resumed(rows, -row.pid, row.takeovers)
-    row = await appended(rows, replace(row, stuck=None), Event(events.REVIVED, None, write.at))
-    rows.put_process(row)
+    await takeovers.resumed(tx, -row.pid, row.takeovers)
+    row = await appended(tx, replace(row, stuck=None), Event(events.REVIVED, None, write.at))
+    tx.change(PutProcess(row))
     return row
 
 
 # ---------------------------------------------------------------------- one more event, and what follows from an end
 
 
-async def appended(rows: Transaction, row: ProcessRow, event: Event) -> ProcessRow:
+async def appended(tx: Transaction, row: ProcessRow, event: Event) -> ProcessRow:
     """One more event: in the log, in the record, and for the session that it wakes. The row is put by the caller."""
     record = fold(row.record, event)
-    place = await rows.next_place()
-    rows.add_event(row.pid, record.sequence, event, place)
+    place = await tx.number(NextPlace())
+    tx.change(LogEvent(row.pid, record.sequence, event, place))
     row = replace(row, record=record)
     wake = news(row, event)
     if wake is not None:
         # Its event's place is its number: it grows, and no other event will ever have it.
-        rows.add_wake(replace(wake, number=place))
+        tx.change(AddWake(replace(wake, number=place)))
     return row
 
 
-async def resumed(rows: Transaction, row: ProcessRow, at: int) -> ProcessRow:
+async def resumed(tx: Transaction, row: ProcessRow, at: int) -> ProcessRow:
     """A parked process has something to do again. The row is put by the caller."""
-    drop_awaits(rows, row)
-    return await appended(rows, row, Event(events.RESUMED, None, at))
+    drop_awaits(tx, row)
+    return await appended(tx, row, Event(events.RESUMED, None, at))
 
 
-def drop_awaits(rows: Transaction, row: ProcessRow) -> None:
+def drop_awaits(tx: Transaction, row: ProcessRow) -> None:
     if awaited(row.record.waits):
-        rows.drop_awaits(row.pid)
+        tx.change(DropAwaits(row.pid))
 
 
 def awaited(waits: tuple[WaitOn, ...]) -> tuple[str, ...]:
@@ -507,26 +543,24 @@ def awaited(waits: tuple[WaitOn, ...]) -> tuple[str, ...]:
 
 
 async def end(
-    rows: Transaction, row: ProcessRow, outcome: ProcessOutcome, at: int, payload: Any = None
+    tx: Transaction, row: ProcessRow, outcome: ProcessOutcome, at: int, payload: Any = None
 ) -> tuple[ProcessRow, Woken]:
     """The end of a process, and what follows from it for others: who waited goes on, children are asked to stop."""
-    row = await _ended(rows, row, outcome, at, payload)
-    return row, await follow(rows, row, at)
+    row = await _ended(tx, row, outcome, at, payload)
+    return row, await follow(tx, row, at)
 
 
-async def _ended(
-    rows: Transaction, row: ProcessRow, outcome: ProcessOutcome, at: int, payload: Any = None
-) -> ProcessRow:
-    drop_awaits(rows, row)
-    row = await appended(rows, row, Event(ending(outcome), outcome if payload is None else payload, at))
+async def _ended(tx: Transaction, row: ProcessRow, outcome: ProcessOutcome, at: int, payload: Any = None) -> ProcessRow:
+    drop_awaits(tx, row)
+    row = await appended(tx, row, Event(ending(outcome), outcome if payload is None else payload, at))
     if row.takeovers:
-        await takeovers.goes_on(rows, -row.pid, row.takeovers)
+        await takeovers.goes_on(tx, -row.pid, row.takeovers)
     row = replace(row, owner=None, takeovers=0, stuck=None)
-    rows.put_process(row)
+    tx.change(PutProcess(row))
     return row
 
 
-async def follow(rows: Transaction, row: ProcessRow, at: int) -> Woken:
+async def follow(tx: Transaction, row: ProcessRow, at: int) -> Woken:
     """What follows from the end of a process: those that have something to do because of it, or have ended with it.
 
     A loop, because a child that ends at once may have children of its own.
@@ -535,34 +569,34 @@ async def follow(rows: Transaction, row: ProcessRow, at: int) -> Woken:
     over = [row]
     while over:
         row = over.pop()
-        woken |= {waiting.pid: waiting for waiting in await _resume_waiting(rows, row.id, at)}
-        for child in await _stopped_with(rows, row.id, at):
+        woken |= {waiting.pid: waiting for waiting in await _resume_waiting(tx, row.id, at)}
+        for child in await _stopped_with(tx, row.id, at):
             woken[child.pid] = child
             if child.status in TERMINAL:
                 over.append(child)
     return tuple(woken.values())
 
 
-async def turn_ended(rows: Transaction, turn: str, at: int) -> Woken:
+async def turn_ended(tx: Transaction, turn: str, at: int) -> Woken:
     """What follows from the end of a turn for the processes that it started."""
     woken: dict[int, ProcessRow] = {}
-    for child in await _stopped_with(rows, turn, at):
-        found = await follow(rows, child, at) if child.status in TERMINAL else ()
+    for child in await _stopped_with(tx, turn, at):
+        found = await follow(tx, child, at) if child.status in TERMINAL else ()
         woken |= {row.pid: row for row in (child, *found)}
     return tuple(woken.values())
 
 
-async def _stopped_with(rows: Transaction, parent: str, at: int) -> list[ProcessRow]:
+async def _stopped_with(tx: Transaction, parent: str, at: int) -> list[ProcessRow]:
     """The children that end with their parent, each asked to."""
     request = _farewell(parent)
-    children = await rows.children(parent, False)
+    children = await tx.read(ChildrenOf(parent, False))
     mortal = [child for child in children if child.registration.parent_end == "cancel"]
-    return [await _requested(rows, child, request, at) for child in mortal if child.record.cancel is None]
+    return [await _requested(tx, child, request, at) for child in mortal if child.record.cancel is None]
 
 
-async def asked_by(rows: Transaction, parent: str) -> Woken:
+async def asked_by(tx: Transaction, parent: str) -> Woken:
     """The children that were asked to end because their parent had, also those that have."""
-    children = await rows.children(parent, True)
+    children = await tx.read(ChildrenOf(parent, True))
     return tuple([child for child in children if child.record.cancel == _farewell(parent)])
 
 
@@ -570,111 +604,113 @@ def _farewell(parent: str) -> CancelRequest:
     return CancelRequest(f"parent {parent}", "its parent has ended")
 
 
-async def turn_goes_on(rows: Transaction, turn: str, at: int) -> None:
+async def turn_goes_on(tx: Transaction, turn: str, at: int) -> None:
     """A parked turn is open again: processes that were parked with it have something to do."""
-    await _resume_waiting(rows, f"#{turn}", at)
+    await _resume_waiting(tx, f"#{turn}", at)
 
 
-async def _resume_waiting(rows: Transaction, target: str, at: int) -> list[ProcessRow]:
+async def _resume_waiting(tx: Transaction, target: str, at: int) -> list[ProcessRow]:
     woken = []
-    for pid in await rows.awaiting(target):
-        waiting = await rows.process_by_pid(pid)
+    for pid in await tx.read(ProcessesAwaiting(target)):
+        waiting = await tx.read(ProcessByPid(pid))
         if waiting is not None and waiting.status == "waiting":
-            waiting = await resumed(rows, waiting, at)
-            rows.put_process(waiting)
+            waiting = await resumed(tx, waiting, at)
+            tx.change(PutProcess(waiting))
             woken.append(waiting)
     return woken
 
 
-async def asked_to_stop(
-    rows: Transaction, row: ProcessRow, request: CancelRequest, at: int
-) -> tuple[ProcessRow, Woken]:
+async def asked_to_stop(tx: Transaction, row: ProcessRow, request: CancelRequest, at: int) -> tuple[ProcessRow, Woken]:
     """A cancel request. What nobody has begun, or nobody can go on with, ends at once."""
-    row = await _requested(rows, row, request, at)
-    return row, await follow(rows, row, at) if row.status in TERMINAL else (row,)
+    row = await _requested(tx, row, request, at)
+    return row, await follow(tx, row, at) if row.status in TERMINAL else (row,)
 
 
-async def _requested(rows: Transaction, row: ProcessRow, request: CancelRequest, at: int) -> ProcessRow:
-    row = await appended(rows, row, Event(events.CANCEL_REQUESTED, request, at))
+async def _requested(tx: Transaction, row: ProcessRow, request: CancelRequest, at: int) -> ProcessRow:
+    row = await appended(tx, row, Event(events.CANCEL_REQUESTED, request, at))
     idle = row.owner is None and row.registration.contract.may_begin
     begun = row.record.first_started is not None
     if idle and (not begun or row.stuck is not None):
-        return await _ended(rows, row, Cancelled(request.by, request.reason, unknown=begun), at)
+        return await _ended(tx, row, Cancelled(request.by, request.reason, unknown=begun), at)
     if row.status == "waiting":
-        row = await resumed(rows, row, at)
-    rows.put_process(row)
+        row = await resumed(tx, row, at)
+    tx.change(PutProcess(row))
     return row
 
 
 # ---------------------------------------------------------------------- who may see a process
 
 
-async def share(rows: Transaction, write: Share) -> int:
-    session = None if write.remove else await rows.session(write.session_id)
+async def share(tx: Transaction, write: Share) -> int:
+    session = None if write.remove else await tx.read(SessionById(write.session_id))
     if session is not None and session.deleted:
         raise SessionDeleted(session.id)
-    found = [known(await rows.process(process_id), process_id) for process_id in dict.fromkeys(write.process_ids)]
-    chosen = [row for row in found if await rows.granted(write.session_id, row.pid) == write.remove]
+    found = [
+        known(await tx.read(ProcessById(process_id)), process_id) for process_id in dict.fromkeys(write.process_ids)
+    ]
+    chosen = [row for row in found if await tx.read(IsGranted(write.session_id, row.pid)) == write.remove]
     for row in chosen:
         if write.remove:
-            row = await _unseen_by(rows, row, write.session_id, write.at)
+            row = await _unseen_by(tx, row, write.session_id, write.at)
         else:
-            row = await _seen_by(rows, row, write.session_id, write.at)
-        rows.put_process(row)
+            row = await _seen_by(tx, row, write.session_id, write.at)
+        tx.change(PutProcess(row))
     return len(chosen)
 
 
-async def _seen_by(rows: Transaction, row: ProcessRow, session_id: str, at: int) -> ProcessRow:
+async def _seen_by(tx: Transaction, row: ProcessRow, session_id: str, at: int) -> ProcessRow:
     """The process, visible to a session. The row is put by the caller."""
-    rows.put_grant(session_id, row.pid)
-    return await appended(rows, row, Event(events.OBSERVER_ADDED, {"session_id": session_id}, at))
+    tx.change(PutGrant(session_id, row.pid))
+    return await appended(tx, row, Event(events.OBSERVER_ADDED, {"session_id": session_id}, at))
 
 
-async def _unseen_by(rows: Transaction, row: ProcessRow, session_id: str, at: int) -> ProcessRow:
-    rows.drop_grant(session_id, row.pid)
-    return await appended(rows, row, Event(events.OBSERVER_REMOVED, {"session_id": session_id}, at))
+async def _unseen_by(tx: Transaction, row: ProcessRow, session_id: str, at: int) -> ProcessRow:
+    tx.change(DropGrant(session_id, row.pid))
+    return await appended(tx, row, Event(events.OBSERVER_REMOVED, {"session_id": session_id}, at))
 
 
-async def transfer(rows: Transaction, write: Transfer) -> int:
+async def transfer(tx: Transaction, write: Transfer) -> int:
     source, target = write.source, write.target
-    session = await rows.session(target)
+    session = await tx.read(SessionById(target))
     if session is not None and session.deleted:
         raise SessionDeleted(target)
-    found = [known(await rows.process(process_id), process_id) for process_id in dict.fromkeys(write.process_ids)]
+    found = [
+        known(await tx.read(ProcessById(process_id)), process_id) for process_id in dict.fromkeys(write.process_ids)
+    ]
     if source == target:
         return 0
-    ours = [row for row in found if await rows.granted(source, row.pid)]
+    ours = [row for row in found if await tx.read(IsGranted(source, row.pid))]
     for row in found:
         # Visible to the target alone, it was handed on by a first sending of this write, whose reply was lost.
-        if not await rows.granted(source, row.pid) and not await rows.granted(target, row.pid):
+        if not await tx.read(IsGranted(source, row.pid)) and not await tx.read(IsGranted(target, row.pid)):
             raise ProcessNotVisible(row.id, source)
     names = [row.registration.name for row in ours if row.live and row.task is not None and row.holder == source]
     for name in names:
-        await check_name(rows, target, name)
+        await check_name(tx, target, name)
         if names.count(name) > 1:
             raise Conflict(f"two of these are tasks {name!r}: session {target!r} may have one live task of a name")
     for row in ours:
-        rows.put_process(await _handed_on(rows, row, write, "" if session is None else session.agent))
+        tx.change(PutProcess(await _handed_on(tx, row, write, "" if session is None else session.agent)))
     return len(found)
 
 
-async def _handed_on(rows: Transaction, row: ProcessRow, write: Transfer, agent: str) -> ProcessRow:
+async def _handed_on(tx: Transaction, row: ProcessRow, write: Transfer, agent: str) -> ProcessRow:
     source, target, to = write.source, write.target, heard_by(row)
-    if not await rows.granted(target, row.pid):
-        row = await _seen_by(rows, row, target, write.at)
-    row = await _unseen_by(rows, row, source, write.at)
+    if not await tx.read(IsGranted(target, row.pid)):
+        row = await _seen_by(tx, row, target, write.at)
+    row = await _unseen_by(tx, row, source, write.at)
     if row.live and row.holder == source:
-        row = await appended(rows, row, Event(events.TRANSFERRED, {"from": source, "session_id": target}, write.at))
+        row = await appended(tx, row, Event(events.TRANSFERRED, {"from": source, "session_id": target}, write.at))
     if row.live and to is not None and to.session_id == source:
         news = WakeTarget(target, agent or to.agent, to.policy)
-        row = await appended(rows, row, Event(events.SUBSCRIPTION_RETARGETED, news, write.at))
-        await retargeted(rows, row)
+        row = await appended(tx, row, Event(events.SUBSCRIPTION_RETARGETED, news, write.at))
+        await retargeted(tx, row)
     return row
 
 
-async def check_name(rows: Transaction, session_id: str, name: str) -> None:
+async def check_name(tx: Transaction, session_id: str, name: str) -> None:
     """Refuse a second live task of a name. Both writes that bring one look here, inside their transactions."""
-    live = await rows.live_named(session_id, name)
+    live = await tx.read(LiveProcessesNamed(session_id, name))
     if any(row.task is not None and row.holder == session_id for row in live):
         raise Conflict(f"session {session_id!r} has a live task {name!r} of its own: cancel that, or use another id")
 
@@ -682,34 +718,34 @@ async def check_name(rows: Transaction, session_id: str, name: str) -> None:
 # ---------------------------------------------------------------------- wakes
 
 
-async def dismiss(rows: Transaction, write: Dismiss) -> tuple[WakeRow, ...]:
+async def dismiss(tx: Transaction, write: Dismiss) -> tuple[WakeRow, ...]:
     before: WakeState = "discarded" if write.reason is None else "pending"
     after: WakeState = "pending" if write.reason is None else "discarded"
     changed = []
     for number in dict.fromkeys(write.numbers):
-        wake = await rows.wake(number)
+        wake = await tx.read(WakeByNumber(number))
         if wake is not None and wake.state == before:
             # Brought back, it has all its time again to be delivered in.
             at = write.at if write.reason is None else wake.at
             changed.append(replace(wake, state=after, reason=write.reason, at=at))
-            rows.put_wake(changed[-1])
+            tx.change(PutWake(changed[-1]))
     return tuple(changed)
 
 
-async def retargeted(rows: Transaction, row: ProcessRow) -> None:
+async def retargeted(tx: Transaction, row: ProcessRow) -> None:
     """What the session before has not heard of yet, the new one hears."""
     to = row.record.wake
-    for wake in await rows.pending_wakes(row.pid):
+    for wake in await tx.read(PendingWakesOf(row.pid)):
         if to is None or to.policy == "none":
-            rows.put_wake(replace(wake, state="discarded", reason="nobody is told of this process any more"))
+            tx.change(PutWake(replace(wake, state="discarded", reason="nobody is told of this process any more")))
         else:
-            rows.put_wake(replace(wake, session_id=to.session_id, policy=to.policy))
+            tx.change(PutWake(replace(wake, session_id=to.session_id, policy=to.policy)))
 
 
 # ---------------------------------------------------------------------- retention
 
 
-async def prune(rows: Transaction, write: Prune) -> tuple[str, ...]:
+async def prune(tx: Transaction, write: Prune) -> tuple[str, ...]:
     statuses = write.statuses or tuple(sorted(RETIRED))
     if not RETIRED.issuperset(statuses):
         raise InvalidInput(f"only what is over can be pruned, and {sorted(set(statuses) - RETIRED)} is not")
@@ -717,16 +753,16 @@ async def prune(rows: Transaction, write: Prune) -> tuple[str, ...]:
     after: tuple[int, int] = (-(2**62), 0)
     page: list[ProcessRow] | None = None
     while page != [] and len(chosen) < write.limit:
-        page = await rows.prunable(write.before, after, PAGE)
+        page = await tx.read(PrunableProcesses(write.before, after, PAGE))
         for row in page:
             after = row.record.updated, row.pid
-            projected = write.watermark is None or await rows.last_event(row.pid) <= write.watermark
+            projected = write.watermark is None or await tx.read(LastEvent(row.pid)) <= write.watermark
             # One that a session has not heard of yet stays until it has.
-            if row.status in statuses and projected and not await rows.pending_wakes(row.pid):
+            if row.status in statuses and projected and not await tx.read(PendingWakesOf(row.pid)):
                 chosen.append(row)
                 if len(chosen) >= write.limit:
                     break
     for row in chosen:
         tombstone = Tombstone(row.id, row.pid, row.status, write.at, asking_digest(row.registration))
-        rows.entomb(tombstone, await rows.next_place())
+        tx.change(Entomb(tombstone, await tx.number(NextPlace())))
     return tuple(row.id for row in chosen)

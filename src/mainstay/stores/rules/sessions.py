@@ -56,7 +56,43 @@ from mainstay.model.write import (
 )
 from mainstay.stores.rules import takeovers
 from mainstay.stores.rules.processes import asked_by, turn_ended, turn_goes_on
-from mainstay.stores.rules.rows import Transaction, check_blobs, waits_of
+from mainstay.stores.rules.rows import (
+    AddNode,
+    AddSession,
+    DeathsOfSession,
+    DropGrants,
+    DropMail,
+    DropSessionData,
+    DropWaits,
+    ForksOf,
+    HasLiveProcesses,
+    HasMail,
+    InputByKey,
+    IsGranted,
+    MailAt,
+    NextSid,
+    NodeAt,
+    OwnedTurn,
+    PendingWakesFor,
+    ProcessById,
+    PutDeaths,
+    PutGrant,
+    PutKey,
+    PutMail,
+    PutNode,
+    PutSession,
+    PutSettings,
+    PutWait,
+    PutWake,
+    ReferToBlobs,
+    SessionById,
+    SessionBySid,
+    Transaction,
+    WaitById,
+    WakeByNumber,
+    check_blobs,
+    waits_of,
+)
 
 READ_BACK = 256
 """How many of a session's newest inputs are searched for an acceptance whose reply was lost."""
@@ -65,11 +101,11 @@ READ_BACK = 256
 # ---------------------------------------------------------------------- inputs
 
 
-async def accept(rows: Transaction, write: Accept) -> Accepted:
-    row = await rows.session(write.session_id)
+async def accept(tx: Transaction, write: Accept) -> Accepted:
+    row = await tx.read(SessionById(write.session_id))
     if row is not None:
         _check_usable(row, write.agent)
-        if write.key is not None and (known := await rows.key(row.id, write.key)) is not None:
+        if write.key is not None and (known := await tx.read(InputByKey(row.id, write.key))) is not None:
             turn, digest = known
             if digest != write.digest:
                 raise KeyConflict(row.id, write.key, turn_id(row.id, turn))
@@ -77,66 +113,60 @@ async def accept(rows: Transaction, write: Accept) -> Accepted:
         if row.next > MAX_TURN:
             raise SessionFull(row.id, MAX_TURN)
     if write.blobs:
-        await check_blobs(rows, write.blobs)
+        await check_blobs(tx, write.blobs)
     opens = write.kind != "note" and (row is None or row.turn is None)
+    created = row is None
     if row is None:
-        turn = 1
-        number = await rows.next_sid()
-        row = SessionRow(number, write.session_id, write.agent, next=2, created=write.at, updated=write.at)
-        row = _opened(row, turn, write) if opens else row
-        rows.add_session(row)
+        row = SessionRow(await tx.number(NextSid()), write.session_id, write.agent, created=write.at)
+    turn, owner = row.next, write.worker if write.stuck is None else None
+    if opens:
+        row = replace(
+            row,
+            next=turn + 1,
+            turn=turn,
+            state="open" if write.stuck is None else "stuck",
+            owner=owner,
+            generation=row.generation + (owner is not None),
+            takeovers=0,
+            cancel=None,
+            reason=write.stuck,
+            updated=write.at,
+        )
     else:
-        turn = row.next
         row = replace(row, next=turn + 1, updated=write.at)
-        row = _opened(row, turn, write) if opens else row
-        rows.put_session(row)
+    tx.change(AddSession(row) if created else PutSession(row))
     if not opens:
-        rows.put_mail(InboxRow(row.sid, turn, write.kind))
+        tx.change(PutMail(InboxRow(row.sid, turn, write.kind)))
     if write.key is not None:
-        rows.put_key(row.sid, write.key, turn, write.digest)
-    rows.add_node(row.sid, turn, 0, write.body)
+        tx.change(PutKey(row.sid, write.key, turn, write.digest))
+    tx.change(AddNode(row.sid, turn, 0, write.body))
     if write.blobs:
-        rows.add_blobs(row.sid, write.blobs)
+        tx.change(ReferToBlobs(row.sid, write.blobs))
     return Accepted(turn, row, opens)
 
 
-def _opened(row: SessionRow, turn: int, write: Accept) -> SessionRow:
-    owner = write.worker if write.stuck is None else None
-    return replace(
-        row,
-        turn=turn,
-        state="open" if write.stuck is None else "stuck",
-        owner=owner,
-        generation=row.generation + (owner is not None),
-        takeovers=0,
-        cancel=None,
-        reason=write.stuck,
-        updated=write.at,
-    )
-
-
-async def accept_applied(rows: Transaction, write: Accept) -> Accepted | None:
-    row = await rows.session(write.session_id)
+async def accept_applied(tx: Transaction, write: Accept) -> Accepted | None:
+    row = await tx.read(SessionById(write.session_id))
     if row is None:
         return None
     for turn in range(row.next - 1, max(0, row.next - 1 - READ_BACK), -1):
-        body = await rows.node(row.sid, turn, 0)
+        body = await tx.read(NodeAt(row.sid, turn, 0))
         if body is not None and body == write.body:
             return Accepted(turn, row, opened=row.turn == turn)
     return None
 
 
-async def deliver(rows: Transaction, write: Deliver) -> Accepted | None:
-    session = await rows.session(write.session_id)
+async def deliver(tx: Transaction, write: Deliver) -> Accepted | None:
+    session = await tx.read(SessionById(write.session_id))
     if session is not None and session.deleted:
         raise SessionDeleted(write.session_id)
     if session is None and not write.agent:
         raise UnknownSession(write.session_id)
-    found = [await rows.wake(number) for number in write.numbers]
+    found = [await tx.read(WakeByNumber(number)) for number in write.numbers]
     wakes = [wake for wake in found if wake is not None and wake.session_id == write.session_id]
     if not wakes or len(wakes) < len(found):
         return None
-    if session is not None and (landed := await _delivered(rows, session, wakes, write.body)) is not None:
+    if session is not None and (landed := await _delivered(tx, session, wakes, write.body)) is not None:
         return landed
     if any(wake.state != "pending" for wake in wakes):
         return None  # `body` tells of all of them, and some are told of already, or not to be
@@ -145,7 +175,7 @@ async def deliver(rows: Transaction, write: Deliver) -> Accepted | None:
     agent = write.agent if session is None else session.agent
     kind: InputKind = "queue" if write.turn else "note"
     accepted = await accept(
-        rows,
+        tx,
         Accept(
             write.session_id,
             agent,
@@ -159,15 +189,15 @@ async def deliver(rows: Transaction, write: Deliver) -> Accepted | None:
         ),
     )
     for wake in wakes:
-        rows.put_wake(replace(wake, state="enqueued", turn=accepted.turn))
+        tx.change(PutWake(replace(wake, state="enqueued", turn=accepted.turn)))
     return accepted
 
 
-async def _delivered(rows: Transaction, session: SessionRow, wakes: list[WakeRow], body: bytes) -> Accepted | None:
+async def _delivered(tx: Transaction, session: SessionRow, wakes: list[WakeRow], body: bytes) -> Accepted | None:
     """The receipt of a delivery that landed before its reply was lost."""
     turns = {wake.turn for wake in wakes}
     turn = turns.pop()
-    if turn is None or turns or await rows.node(session.sid, turn, 0) != body:
+    if turn is None or turns or await tx.read(NodeAt(session.sid, turn, 0)) != body:
         return None
     return Accepted(turn, session, opened=session.turn == turn)
 
@@ -175,30 +205,30 @@ async def _delivered(rows: Transaction, session: SessionRow, wakes: list[WakeRow
 # ---------------------------------------------------------------------- an owned turn
 
 
-async def claim(rows: Transaction, write: Claim[SessionRow]) -> Claimed[SessionRow]:
-    row = await rows.session(write.target.id)
+async def claim(tx: Transaction, write: Claim[SessionRow]) -> Claimed[SessionRow]:
+    row = await tx.read(SessionById(write.target.id))
     if row is None or row.deleted or row.turn is None or row.state == "stuck":
         return Claimed(row, won=False)
     if row.owner == write.worker and row.generation == write.generation + 1:
-        mark = await rows.session_deaths(row.id) if row.takeovers else None
+        mark = await tx.read(DeathsOfSession(row.id)) if row.takeovers else None
         return Claimed(row, won=True, suspect=mark is not None and suspects.is_suspect(mark))
     if row.generation != write.generation or row.owner == write.worker:
         return Claimed(row, won=False)
-    mark = await rows.session_deaths(row.id) if row.takeovers else None
-    ruling = await takeovers.rule_on(rows, row.sid, row.owner, mark, (write.worker, write.death))
+    mark = await tx.read(DeathsOfSession(row.id)) if row.takeovers else None
+    ruling = await takeovers.rule_on(tx, row.sid, row.owner, mark, (write.worker, write.death))
     if ruling.fate == "held":
         return Claimed(row, won=False, suspect=True)
-    await _unparked(rows, row, write.at)
+    await _unparked(tx, row, write.at)
     # Counted on when a person resumes the turn: a takeover is a model call that may have been asked for nothing.
     taken_over = row.takeovers + (row.owner is not None)
     if ruling.fate == "stuck" and ruling.deaths is not None:
         why = suspects.REASON.format("this turn")
         row = replace(row, state="stuck", owner=None, generation=row.generation + 1, takeovers=taken_over, reason=why)
         row = replace(row, updated=write.at)
-        rows.put_session(row)
-        rows.put_deaths(ruling.deaths)
+        tx.change(PutSession(row))
+        tx.change(PutDeaths(ruling.deaths))
         return Claimed(row, won=False)
-    await takeovers.taken(rows, ruling, write.worker, write.lived)
+    await takeovers.taken(tx, ruling, write.worker, write.lived)
     row = replace(
         row,
         owner=write.worker,
@@ -208,91 +238,99 @@ async def claim(rows: Transaction, write: Claim[SessionRow]) -> Claimed[SessionR
         reason=None,
         updated=write.at,
     )
-    rows.put_session(row)
+    tx.change(PutSession(row))
     return Claimed(row, won=True, suspect=ruling.suspect)
 
 
-async def append(rows: Transaction, write: Append) -> Appended:
+async def append(tx: Transaction, write: Append) -> Appended:
     scope = write.scope
-    found = await rows.session_by_sid(scope.sid)
-    parked = _let_go(found, scope) if write.park else None
-    if parked is not None and parked.state == "parked" and await _are_there(rows, scope, write.nodes):
-        return Appended(parked.cancel, await rows.has_mail(scope.sid, ()), parked=True)
-    row = _owned(found, scope)
+    found = await tx.read(OwnedTurn(scope.sid, scope.turn, write.take))
+    parked = _let_go(found.row, scope) if write.park else None
+    if parked is not None and parked.state == "parked" and await _are_there(tx, scope, write.nodes):
+        since = await tx.read(OwnedTurn(scope.sid, scope.turn, ()))
+        return Appended(parked.cancel, since.mail, parked=True)
+    row = _owned(found.row, scope)
     if write.blobs:
-        await check_blobs(rows, write.blobs)
+        await check_blobs(tx, write.blobs)
     if write.waits:
-        await check_blobs(rows, _spilled([wait.body for wait in write.waits]))
+        await check_blobs(tx, _spilled([wait.body for wait in write.waits]))
     # Everything is read before anything is changed: a store over a network asks once.
-    mail = await rows.has_mail(scope.sid, write.take)
-    new = await _is_new(rows, scope, write.nodes)
-    waits = await _waits(rows, write, new) if write.waits or write.park else {}
+    new = _is_new(scope, write.nodes, found.records)
+    if not new and not await _are_there(tx, scope, write.nodes):
+        first = write.nodes[0].ordinal
+        raise InternalError(f"record {first} of {scope.session_id}.{scope.turn} exists with other content")
+    waits = await _waits(tx, write, new) if write.waits or write.park else {}
     park = bool(write.park) and row.cancel is None and all(_is_open(waits.get(wait_id)) for wait_id in write.park)
     if new:
-        _add_nodes(rows, scope, write.nodes)
-        _take(rows, scope, write.take)
+        for node in write.nodes:
+            tx.change(AddNode(scope.sid, scope.turn, node.ordinal, node.body))
+        if write.take:
+            _take(tx, scope, write.take)
         for wait in write.waits:
             if waits[wait.id] is wait:
-                rows.put_wait(wait)
-                rows.add_blobs(waits_of(scope.sid), _spilled([wait.body]))
+                tx.change(PutWait(wait))
+                tx.change(ReferToBlobs(waits_of(scope.sid), _spilled([wait.body])))
         if write.blobs:
-            rows.add_blobs(scope.sid, write.blobs)
+            tx.change(ReferToBlobs(scope.sid, write.blobs))
     if park:
-        await takeovers.goes_on(rows, row.sid, row.takeovers)
-        rows.put_session(replace(row, state="parked", owner=None, takeovers=0, updated=write.at))
+        await takeovers.goes_on(tx, row.sid, row.takeovers)
+        tx.change(PutSession(replace(row, state="parked", owner=None, takeovers=0, updated=write.at)))
     elif row.takeovers and write.nodes and not write.repeats:
-        await takeovers.goes_on(rows, row.sid, row.takeovers)
-        rows.put_session(replace(row, takeovers=0))
-    return Appended(row.cancel, mail, park)
+        await takeovers.goes_on(tx, row.sid, row.takeovers)
+        tx.change(PutSession(replace(row, takeovers=0)))
+    return Appended(row.cancel, found.mail, park)
 
 
-async def commit(rows: Transaction, write: Commit) -> Committed | CancelWon:
+async def commit(tx: Transaction, write: Commit) -> Committed | CancelWon:
     scope = write.scope
-    row = await rows.session_by_sid(scope.sid)
-    if row is not None and row.head >= scope.turn and await _same_last(rows, write):
-        asked = await asked_by(rows, turn_id(row.id, scope.turn)) if write.children else ()
-        return Committed(row, asked)
-    row = _owned(row, scope)
+    found = await tx.read(OwnedTurn(scope.sid, scope.turn, write.take))
+    if found.row is not None and found.row.head >= scope.turn and await _are_there(tx, scope, write.nodes[-1:]):
+        asked = await asked_by(tx, turn_id(found.row.id, scope.turn)) if write.children else ()
+        return Committed(found.row, asked)
+    row = _owned(found.row, scope)
     if row.head != write.head:
         raise HeadMoved(row.id, write.head, row.head)
     if row.cancel is not None and not write.cancelled:
         return CancelWon(row.cancel)
     if write.blobs:
-        await check_blobs(rows, write.blobs)
-    mail = await rows.first_mail(scope.sid, write.take)
-    if not write.over and not await _is_new(rows, scope, write.nodes):
+        await check_blobs(tx, write.blobs)
+    if not write.over and not _is_new(scope, write.nodes, found.records):
         raise InternalError(f"records of {scope.session_id}.{scope.turn} were written before its commit")
-    _add_last(rows, write)
+    for node in write.nodes:
+        kind = PutNode if write.over else AddNode
+        tx.change(kind(scope.sid, scope.turn, node.ordinal, node.body))
     if write.take:
-        _take(rows, scope, write.take)
+        _take(tx, scope, write.take)
     if write.blobs:
-        rows.add_blobs(scope.sid, write.blobs)
+        tx.change(ReferToBlobs(scope.sid, write.blobs))
     if row.takeovers:
-        await takeovers.goes_on(rows, row.sid, row.takeovers)
-    rows.drop_waits(scope.sid)  # what became of them is in the records
+        await takeovers.goes_on(tx, row.sid, row.takeovers)
+    if found.waits:
+        tx.change(DropWaits(scope.sid))  # what became of them is in the records
+    mail = found.following
     if mail is None:
         row = replace(
             row, head=scope.turn, turn=None, state="idle", owner=None, takeovers=0, cancel=None, updated=write.at
         )
     else:
-        rows.drop_mail(scope.sid, mail.input)
+        tx.change(DropMail(scope.sid, mail.input))
         row = replace(row, head=scope.turn, turn=mail.input, takeovers=0, cancel=mail.cancel, updated=write.at)
     if write.tools or row.settings:
-        row = _configured(rows, row, settings_after_commit(row.settings, write.tools, write.recorded))
-    rows.put_session(row)
-    return Committed(row, await turn_ended(rows, turn_id(row.id, scope.turn), write.at) if write.children else ())
+        row = _configured(tx, row, settings_after_commit(row.settings, write.tools, write.recorded))
+    tx.change(PutSession(row))
+    return Committed(row, await turn_ended(tx, turn_id(row.id, scope.turn), write.at) if write.children else ())
 
 
-async def release(rows: Transaction, scope: TurnScope, at: int, stuck: str | None) -> Released[SessionRow]:
-    found = await rows.session_by_sid(scope.sid)
+async def release(tx: Transaction, scope: TurnScope, at: int, stuck: str | None) -> Released[SessionRow]:
+    found = await tx.read(SessionBySid(scope.sid))
     free = _let_go(found, scope)
     if free is not None and (stuck is None or free.state == "stuck"):
         return Released(free)
     row = _owned(found, scope)
-    await takeovers.let_go(rows, row.sid, row.takeovers)
+    await takeovers.let_go(tx, row.sid, row.takeovers)
     state = "stuck" if stuck is not None else row.state
     row = replace(row, owner=None, state=state, reason=stuck, updated=at)
-    rows.put_session(row)
+    tx.change(PutSession(row))
     return Released(row)
 
 
@@ -315,56 +353,31 @@ def _spilled(bodies: list[bytes]) -> tuple[str, ...]:
     return tuple([digest for body in bodies if (digest := spilled(body)) is not None])
 
 
-async def _are_there(rows: Transaction, scope: TurnScope, nodes: tuple[Node, ...]) -> bool:
+async def _are_there(tx: Transaction, scope: TurnScope, nodes: tuple[Node, ...]) -> bool:
     for node in nodes:
-        if await rows.node(scope.sid, scope.turn, node.ordinal) != node.body:
+        if await tx.read(NodeAt(scope.sid, scope.turn, node.ordinal)) != node.body:
             return False
     return True
 
 
-async def _is_new(rows: Transaction, scope: TurnScope, nodes: tuple[Node, ...]) -> bool:
+def _is_new(scope: TurnScope, nodes: tuple[Node, ...], records: int) -> bool:
     """Whether records are to be written; False when they are there already, from a first sending of the same write."""
-    if not nodes:
-        return True
-    if nodes[-1].ordinal > MAX_ORDINAL:
+    if nodes and nodes[-1].ordinal > MAX_ORDINAL:
         raise TurnFull(turn_id(scope.session_id, scope.turn), MAX_ORDINAL)
-    first = nodes[0].ordinal
-    if first >= await rows.records(scope.sid, scope.turn):
-        return True
-    if not await _are_there(rows, scope, nodes):
-        raise InternalError(f"record {first} of {scope.session_id}.{scope.turn} exists with other content")
-    return False
+    return not nodes or nodes[0].ordinal >= records
 
 
-def _add_nodes(rows: Transaction, scope: TurnScope, nodes: tuple[Node, ...]) -> None:
-    for node in nodes:
-        rows.add_node(scope.sid, scope.turn, node.ordinal, node.body)
-
-
-def _add_last(rows: Transaction, write: Commit) -> None:
-    scope = write.scope
-    if write.over:
-        rows.put_node(scope.sid, scope.turn, write.nodes[0].ordinal, write.nodes[0].body)
-    else:
-        _add_nodes(rows, scope, write.nodes)
-
-
-async def _same_last(rows: Transaction, write: Commit) -> bool:
-    last = write.nodes[-1]
-    return await rows.node(write.scope.sid, write.scope.turn, last.ordinal) == last.body
-
-
-def _take(rows: Transaction, scope: TurnScope, numbers: tuple[int, ...]) -> None:
+def _take(tx: Transaction, scope: TurnScope, numbers: tuple[int, ...]) -> None:
     """Settle inputs that were delivered into the turn: each gets a record that says so."""
     for number in numbers:
-        rows.drop_mail(scope.sid, number)
-        rows.add_node(scope.sid, number, 1, encode(Joined(scope.turn)))
+        tx.change(DropMail(scope.sid, number))
+        tx.change(AddNode(scope.sid, number, 1, encode(Joined(scope.turn))))
 
 
-async def _waits(rows: Transaction, write: Append, new: bool) -> dict[str, WaitRow | None]:
+async def _waits(tx: Transaction, write: Append, new: bool) -> dict[str, WaitRow | None]:
     """The waits that a write names, as they are after it: an answer that came before it stands."""
     named = (*(wait.id for wait in write.waits), *write.park)
-    waits = {wait_id: await rows.wait(wait_id) for wait_id in named}
+    waits = {wait_id: await tx.read(WaitById(wait_id)) for wait_id in named}
     for wait in write.waits if new else ():
         known = waits[wait.id]
         if known is None or (known.state == "open" and known != wait):
@@ -380,50 +393,50 @@ def _is_open(wait: WaitRow | None) -> bool:
 # ---------------------------------------------------------------------- from outside
 
 
-async def cancel(rows: Transaction, write: Cancel[SessionRow]) -> CancelReceipt[SessionRow]:
-    row = await rows.session(write.target.id)
+async def cancel(tx: Transaction, write: Cancel[SessionRow]) -> CancelReceipt[SessionRow]:
+    row = await tx.read(SessionById(write.target.id))
     if row is None or row.deleted:
         return CancelReceipt("unknown")
     turn = write.turn if write.turn is not None else row.turn
     if turn is None:
         return CancelReceipt("completion_won", row.head or None, row)
     if turn != row.turn:
-        return await _cancel_queued(rows, row, turn, write.request)
+        return await _cancel_queued(tx, row, turn, write.request)
     if row.cancel is not None:
         return CancelReceipt("already_requested", turn, row)
-    row = await _wake(rows, replace(row, cancel=encode(write.request), updated=write.at), write.worker)
-    rows.put_session(row)
+    row = await _wake(tx, replace(row, cancel=encode(write.request), updated=write.at), write.worker)
+    tx.change(PutSession(row))
     return CancelReceipt("requested", turn, row)
 
 
 async def _cancel_queued(
-    rows: Transaction, row: SessionRow, turn: int, request: CancelRequest
+    tx: Transaction, row: SessionRow, turn: int, request: CancelRequest
 ) -> CancelReceipt[SessionRow]:
-    mail = await rows.mail(row.sid, turn)
+    mail = await tx.read(MailAt(row.sid, turn))
     if mail is None or mail.kind == "note":
         # A note opens no turn, so there is none to stop; opened as a cancelled one it could move the head back.
         return CancelReceipt("completion_won" if 0 < turn < row.next else "unknown", turn, row)
     if mail.cancel is not None:
         return CancelReceipt("already_requested", turn, row)
-    rows.put_mail(replace(mail, kind="queue", cancel=encode(request)))
+    tx.change(PutMail(replace(mail, kind="queue", cancel=encode(request))))
     return CancelReceipt("requested", turn, row)
 
 
-async def resume(rows: Transaction, write: Resume[SessionRow]) -> SessionRow | None:
-    row = await rows.session(write.target.id)
+async def resume(tx: Transaction, write: Resume[SessionRow]) -> SessionRow | None:
+    row = await tx.read(SessionById(write.target.id))
     if row is None or row.deleted or row.state != "stuck":
         return None
-    row = await _wake(rows, replace(row, updated=write.at), write.worker)
-    rows.put_session(row)
+    row = await _wake(tx, replace(row, updated=write.at), write.worker)
+    tx.change(PutSession(row))
     if write.worker is None:
-        await takeovers.resumed(rows, row.sid, row.takeovers)
+        await takeovers.resumed(tx, row.sid, row.takeovers)
     else:
-        await takeovers.resumed_by(rows, row.sid, row.takeovers, write.worker, write.lived)
+        await takeovers.resumed_by(tx, row.sid, row.takeovers, write.worker, write.lived)
     return row
 
 
-async def configure(rows: Transaction, write: Configure) -> SessionRow:
-    row = await rows.session(write.session_id)
+async def configure(tx: Transaction, write: Configure) -> SessionRow:
+    row = await tx.read(SessionById(write.session_id))
     if row is not None:
         _check_usable(row, write.agent)
         if row.settings == write.settings:
@@ -432,28 +445,28 @@ async def configure(rows: Transaction, write: Configure) -> SessionRow:
         raise StaleSettings(write.session_id)
     if write.next is not None and write.next != (1 if row is None else row.next):
         raise StaleSettings(write.session_id)
-    await check_blobs(rows, write.blobs)
+    await check_blobs(tx, write.blobs)
     if row is None:
-        number = await rows.next_sid()
+        number = await tx.number(NextSid())
         row = SessionRow(number, write.session_id, write.agent, created=write.at, updated=write.at)
-        rows.add_session(row)
-    rows.add_blobs(row.sid, write.blobs)
-    row = replace(_configured(rows, row, write.settings), updated=write.at)
-    rows.put_session(row)
+        tx.change(AddSession(row))
+    tx.change(ReferToBlobs(row.sid, write.blobs))
+    row = replace(_configured(tx, row, write.settings), updated=write.at)
+    tx.change(PutSession(row))
     return row
 
 
-def _configured(rows: Transaction, row: SessionRow, settings: bytes) -> SessionRow:
+def _configured(tx: Transaction, row: SessionRow, settings: bytes) -> SessionRow:
     if settings != row.settings:
-        rows.put_settings(row.sid, settings)
+        tx.change(PutSettings(row.sid, settings))
     return replace(row, settings=settings)
 
 
-async def resolve(rows: Transaction, write: Resolve) -> Resolved:
-    wait = await rows.wait(write.wait_id)
+async def resolve(tx: Transaction, write: Resolve) -> Resolved:
+    wait = await tx.read(WaitById(write.wait_id))
     if wait is None or wait.state == "revoked":
         return Resolved("unknown", wait)
-    row = await rows.session_by_sid(wait.sid)
+    row = await tx.read(SessionBySid(wait.sid))
     if row is None or row.deleted:
         return Resolved("unknown", wait)
     if wait.state != "open":
@@ -465,68 +478,68 @@ async def resolve(rows: Transaction, write: Resolve) -> Resolved:
         wait = replace(wait, state="expired")
     else:
         body = encode(write.answer)
-        await check_blobs(rows, _spilled([body]))
+        await check_blobs(tx, _spilled([body]))
         wait = replace(wait, state="resolved", answer=body)
-        rows.add_blobs(waits_of(wait.sid), _spilled([body]))
-    rows.put_wait(wait)
+        tx.change(ReferToBlobs(waits_of(wait.sid), _spilled([body])))
+    tx.change(PutWait(wait))
     if row.turn == wait.turn and row.owner is None:
-        row = await _wake(rows, replace(row, updated=write.at), write.worker if row.agent in write.agents else None)
-        rows.put_session(row)
+        row = await _wake(tx, replace(row, updated=write.at), write.worker if row.agent in write.agents else None)
+        tx.change(PutSession(row))
     return Resolved("accepted", wait, row)
 
 
-async def _wake(rows: Transaction, row: SessionRow, worker: str | None) -> SessionRow:
+async def _wake(tx: Transaction, row: SessionRow, worker: str | None) -> SessionRow:
     """A turn that nobody works on has something to do again: `worker` takes it, or whoever comes first."""
     if row.owner is not None:
         return row
-    await _unparked(rows, row, row.updated)
+    await _unparked(tx, row, row.updated)
     if worker is None:
         return replace(row, state="open", reason=None)
     return replace(row, state="open", owner=worker, generation=row.generation + 1, reason=None)
 
 
-async def _unparked(rows: Transaction, row: SessionRow, at: int) -> None:
+async def _unparked(tx: Transaction, row: SessionRow, at: int) -> None:
     """Every way out of being parked passes here: processes may wait with the turn."""
     if row.state == "parked" and row.turn is not None:
-        await turn_goes_on(rows, turn_id(row.id, row.turn), at)
+        await turn_goes_on(tx, turn_id(row.id, row.turn), at)
 
 
-async def branch(rows: Transaction, write: Branch) -> SessionRow:
-    source = await rows.session(write.source)
+async def branch(tx: Transaction, write: Branch) -> SessionRow:
+    source = await tx.read(SessionById(write.source))
     if source is None:
         raise UnknownSession(write.source)
     if source.deleted:
         raise SessionDeleted(source.id)
     fork = Fork(source.sid, write.turn, write.ordinal)
-    existing = await rows.session(write.session_id)
+    existing = await tx.read(SessionById(write.session_id))
     if existing is not None:
         if existing.fork == fork and existing.agent == write.agent and not existing.deleted:
             return existing
         raise InvalidSessionId(write.session_id, "it is taken, and ids are used once per store: choose another")
-    number = await rows.next_sid()
+    number = await tx.number(NextSid())
     row = SessionRow(number, write.session_id, write.agent, fork=fork, created=write.at, updated=write.at)
-    rows.add_session(row)
+    tx.change(AddSession(row))
     if source.settings:
-        row = _configured(rows, row, settings_of_fork(source.settings, write.whole and source.head == write.turn))
-        rows.put_session(row)
+        row = _configured(tx, row, settings_of_fork(source.settings, write.whole and source.head == write.turn))
+        tx.change(PutSession(row))
     for process_id in write.grants:
-        process = await rows.process(process_id)
-        if process is not None and await rows.granted(source.id, process.pid):
-            rows.put_grant(row.id, process.pid)
+        process = await tx.read(ProcessById(process_id))
+        if process is not None and await tx.read(IsGranted(source.id, process.pid)):
+            tx.change(PutGrant(row.id, process.pid))
     return row
 
 
-async def delete(rows: Transaction, write: Delete) -> bool:
-    row = await rows.session(write.session_id)
+async def delete(tx: Transaction, write: Delete) -> bool:
+    row = await tx.read(SessionById(write.session_id))
     if row is None or row.deleted:
         return False
-    if write.unused_since is not None and not await _is_unused(rows, row, write.unused_since):
+    if write.unused_since is not None and not await _is_unused(tx, row, write.unused_since):
         return False
-    rows.drop_waits(row.sid)
-    await takeovers.goes_on(rows, row.sid, row.takeovers)
+    tx.change(DropWaits(row.sid))
+    await takeovers.goes_on(tx, row.sid, row.takeovers)
     if row.turn is not None:
-        await turn_ended(rows, turn_id(row.id, row.turn), write.at)
-        await _unparked(rows, row, write.at)
+        await turn_ended(tx, turn_id(row.id, row.turn), write.at)
+        await _unparked(tx, row, write.at)
     row = replace(
         row,
         deleted=True,
@@ -538,31 +551,32 @@ async def delete(rows: Transaction, write: Delete) -> bool:
         reason=None,
         updated=write.at,
     )
-    row = _configured(rows, row, b"")
-    rows.put_session(row)
-    rows.drop_grants(row.id)
-    for wake in await rows.pending_wakes_for(row.id):
-        rows.put_wake(replace(wake, state="discarded", reason="its session was deleted"))
-    await _collect(rows, row)
+    row = _configured(tx, row, b"")
+    tx.change(PutSession(row))
+    tx.change(DropGrants(row.id))
+    for wake in await tx.read(PendingWakesFor(row.id)):
+        tx.change(PutWake(replace(wake, state="discarded", reason="its session was deleted")))
+    await _collect(tx, row)
     return True
 
 
-async def _is_unused(rows: Transaction, row: SessionRow, since: int) -> bool:
+async def _is_unused(tx: Transaction, row: SessionRow, since: int) -> bool:
     """Whether a session has been idle since then, and nothing that exists can change that."""
     if row.turn is not None or row.state != "idle" or row.updated >= since:
         return False
-    if await rows.some_mail(row.sid) or await rows.forks_of(row.sid) or await rows.pending_wakes_for(row.id):
+    if await tx.read(HasMail(row.sid)) or await tx.read(HasLiveProcesses(row.id)):
         return False
-    return not await rows.has_live_processes(row.id)
+    forks, wakes = await tx.read(ForksOf(row.sid)), await tx.read(PendingWakesFor(row.id))
+    return not forks and not wakes
 
 
-async def _collect(rows: Transaction, row: SessionRow | None) -> None:
+async def _collect(tx: Transaction, row: SessionRow | None) -> None:
     """Drop the nodes of deleted sessions that no fork reaches, up the line."""
-    while row is not None and row.deleted and not await rows.forks_of(row.sid):
-        rows.drop_session_data(row.sid)
+    while row is not None and row.deleted and not await tx.read(ForksOf(row.sid)):
+        tx.change(DropSessionData(row.sid))
         source = row.fork
-        rows.put_session(replace(row, fork=None))
-        row = await rows.session_by_sid(source.sid) if source is not None else None
+        tx.change(PutSession(replace(row, fork=None)))
+        row = await tx.read(SessionBySid(source.sid)) if source is not None else None
 
 
 # ---------------------------------------------------------------------- parts

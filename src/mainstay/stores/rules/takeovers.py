@@ -14,7 +14,15 @@ from msgspec.structs import replace
 from mainstay.lifecycle import suspects
 from mainstay.model.session import Death, Deaths, WorkerRow
 from mainstay.model.write import Outlived
-from mainstay.stores.rules.rows import Transaction
+from mainstay.stores.rules.rows import (
+    AllWorkers,
+    DeathsOf,
+    DropDeaths,
+    PutDeaths,
+    PutWorker,
+    Transaction,
+    WorkerById,
+)
 
 Fate: TypeAlias = Literal["runs", "held", "stuck"]
 
@@ -34,7 +42,7 @@ NOTHING_KNOWN = Ruling()
 
 
 async def rule_on(
-    rows: Transaction, scope: int, owner: str | None, mark: Deaths | None, claim: tuple[str, Death | None]
+    tx: Transaction, scope: int, owner: str | None, mark: Deaths | None, claim: tuple[str, Death | None]
 ) -> Ruling:
     """Decide about a claim of a scope. `mark` is what is known of its deaths, `claim` the worker that claims it and
     what that one knows of the owner's death."""
@@ -45,82 +53,82 @@ async def rule_on(
         return NOTHING_KNOWN
     if suspects.is_stuck(mark):
         return Ruling("stuck", mark)
-    if suspects.is_suspect(mark) and await _runs_another(rows, worker, scope):
+    if suspects.is_suspect(mark) and await _runs_another(tx, worker, scope):
         return Ruling("held", mark)
     return Ruling("runs", mark)
 
 
-async def _runs_another(rows: Transaction, worker: str, scope: int) -> bool:
+async def _runs_another(tx: Transaction, worker: str, scope: int) -> bool:
     """Whether the worker's OS process runs another suspect. Several Runtimes may live in one."""
-    me = await rows.worker(worker)
+    me = await tx.read(WorkerById(worker))
     if me is None:
         return False
-    everybody = await rows.workers() if me.process else [me]
+    everybody = await tx.read(AllWorkers()) if me.process else [me]
     for row in everybody:
-        if row.process == me.process and await running(rows, row) not in (None, scope):
+        if row.process == me.process and await running(tx, row) not in (None, scope):
             return True
     return False
 
 
-async def running(rows: Transaction, row: WorkerRow) -> int | None:
+async def running(tx: Transaction, row: WorkerRow) -> int | None:
     """The suspect that a worker runs. One that another worker has claimed since is not its any more."""
-    mark = None if row.suspect is None else await rows.deaths(row.suspect)
+    mark = None if row.suspect is None else await tx.read(DeathsOf(row.suspect))
     return mark.scope if mark is not None and mark.worker == row.id else None
 
 
-async def taken(rows: Transaction, ruling: Ruling, worker: str, lived: int) -> None:
+async def taken(tx: Transaction, ruling: Ruling, worker: str, lived: int) -> None:
     """The claim is won: the scope runs from now on, as its worker's suspect if it is one."""
     if ruling.deaths is None:
         return
-    rows.put_deaths(replace(ruling.deaths, worker=worker, since=lived))
-    row = await rows.worker(worker) if ruling.suspect else None
+    tx.change(PutDeaths(replace(ruling.deaths, worker=worker, since=lived)))
+    row = await tx.read(WorkerById(worker)) if ruling.suspect else None
     if row is not None:
-        rows.put_worker(replace(row, suspect=ruling.deaths.scope))
+        tx.change(PutWorker(replace(row, suspect=ruling.deaths.scope)))
 
 
-async def goes_on(rows: Transaction, scope: int, takeovers: int) -> None:
+async def goes_on(tx: Transaction, scope: int, takeovers: int) -> None:
     """The scope has a new record, is parked or has ended: what it was suspected of is over."""
-    mark = await rows.deaths(scope) if takeovers else None
+    mark = await tx.read(DeathsOf(scope)) if takeovers else None
     if mark is not None:
-        rows.drop_deaths(scope)
-        await _rests(rows, mark)
+        tx.change(DropDeaths(scope))
+        await _rests(tx, mark)
 
 
-async def let_go(rows: Transaction, scope: int, takeovers: int) -> None:
+async def let_go(tx: Transaction, scope: int, takeovers: int) -> None:
     """Its owner gave it up: it is suspected still, and runs no more."""
-    mark = await rows.deaths(scope) if takeovers else None
+    mark = await tx.read(DeathsOf(scope)) if takeovers else None
     if mark is not None:
-        await _rests(rows, mark)
+        await _rests(tx, mark)
 
 
-async def _rests(rows: Transaction, mark: Deaths) -> None:
-    row = await rows.worker(mark.worker) if suspects.is_suspect(mark) else None
+async def _rests(tx: Transaction, mark: Deaths) -> None:
+    row = await tx.read(WorkerById(mark.worker)) if suspects.is_suspect(mark) else None
     if row is not None and row.suspect == mark.scope:
-        rows.put_worker(replace(row, suspect=None))
+        tx.change(PutWorker(replace(row, suspect=None)))
 
 
-async def resumed(rows: Transaction, scope: int, takeovers: int) -> Ruling:
+async def resumed(tx: Transaction, scope: int, takeovers: int) -> Ruling:
     """A person had a look: the deaths as the only suspect are counted anew. It is a suspect still."""
-    mark = await rows.deaths(scope) if takeovers else None
+    mark = await tx.read(DeathsOf(scope)) if takeovers else None
     if mark is None:
         return NOTHING_KNOWN
     mark = replace(mark, alone=0)
-    rows.put_deaths(mark)
+    tx.change(PutDeaths(mark))
     return Ruling("runs", mark)
 
 
-async def resumed_by(rows: Transaction, scope: int, takeovers: int, worker: str, lived: int) -> None:
+async def resumed_by(tx: Transaction, scope: int, takeovers: int, worker: str, lived: int) -> None:
     """The same, and a worker takes it: as its suspect, unless its OS process runs another."""
-    ruling = await resumed(rows, scope, takeovers)
-    if not ruling.suspect or not await _runs_another(rows, worker, scope):
-        await taken(rows, ruling, worker, lived)
+    ruling = await resumed(tx, scope, takeovers)
+    if not ruling.suspect or not await _runs_another(tx, worker, scope):
+        await taken(tx, ruling, worker, lived)
 
 
-async def outlived(rows: Transaction, write: Outlived) -> bool:
-    mark = await rows.deaths(write.scope)
+async def outlived(tx: Transaction, write: Outlived) -> bool:
+    mark = await tx.read(DeathsOf(write.scope))
     if mark is None or mark.worker != write.worker:
         return False
     if suspects.is_suspect(mark):
-        await _rests(rows, mark)
-        rows.put_deaths(suspects.excused(mark))
+        await _rests(tx, mark)
+        tx.change(PutDeaths(suspects.excused(mark)))
     return True

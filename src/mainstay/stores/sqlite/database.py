@@ -391,8 +391,7 @@ class WriterFile:
         if self._connection.lock is None:  # it was closed by a rollback
             self._connection = connect(self._path)
             self._rows = SqlRows(self._connection, self._has_blob)
-            self._transaction = Transaction(self._rows)
-        self._transaction.begin()
+        self._transaction = Transaction(self._rows)
         self._connection.execute("BEGIN IMMEDIATE")
         if self._rows.begin():
             self._read_marks(self._connection)  # it may have been restored meanwhile
@@ -403,7 +402,9 @@ class WriterFile:
         if isinstance(write, Sweep):
             return self._sweep(write)
         receipt = run(rules.apply(self._transaction, write, self.held is not None))
-        self._rows.make(self._transaction.take_changes())
+        # At once, not at the end of the batch: what cannot be stored is then the fault of this write.
+        self._rows.make(self._transaction.changes)
+        self._transaction.changes.clear()
         return receipt
 
     def applied(self, write: Write[Any]) -> Any | None:

@@ -15,7 +15,8 @@ from mainstay.model.ids import MAX_ORDINAL
 from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import ProcessFilter
-from mainstay.stores.rules.rows import Change, waits_of
+from mainstay.stores.rules import rows
+from mainstay.stores.rules.rows import ALL_CHANGES, ALL_READS, Change, TurnRows, methods, waits_of
 from mainstay.stores.sqlite.records import (
     ACTIVE,
     ADD_EVENT,
@@ -116,6 +117,7 @@ class SqlRows:
         self._numbers: dict[str, int] = {}
         self._version = -1
         self._has_blob = has_blob
+        self.readers = READERS
         # Identity of the last record written in this transaction; (0, 0) when records were deleted since. `rewrote`: a
         # record that was there before this transaction is gone, or is another one now.
         self.last: tuple[int, int] | None = None
@@ -139,12 +141,12 @@ class SqlRows:
         self._alone.clear()
         self._numbers.clear()
 
-    def make(self, changes: Sequence[Change]) -> None:
-        for name, args in changes:
-            getattr(self, name)(*args)
-
     async def flush(self, changes: Sequence[Change]) -> None:
         self.make(changes)
+
+    def make(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            CHANGERS[type(change)](self, change)
 
     def _next(self, name: str, query: str) -> int:
         number = self._numbers.get(name)
@@ -165,140 +167,148 @@ class SqlRows:
 
     # ------------------------------------------------------------------ sessions
 
-    async def session(self, session_id: str) -> SessionRow | None:
-        found = self._do(SESSION_BY_ID, (session_id,)).fetchone()
+    async def session_by_id(self, read: rows.SessionById) -> SessionRow | None:
+        found = self._do(SESSION_BY_ID, (read.session_id,)).fetchone()
         return None if found is None else session_row(found)
 
-    async def session_by_sid(self, sid: int) -> SessionRow | None:
-        known = self._known.get(sid)
+    async def session_by_sid(self, read: rows.SessionBySid) -> SessionRow | None:
+        known = self._known.get(read.sid)
         if known is not None:
             return known.row
-        found = self._do(SESSION_BY_SID, (sid,)).fetchone()
+        found = self._do(SESSION_BY_SID, (read.sid,)).fetchone()
         if found is None:
             return None
         row = session_row(found)
         self._remember(row)
         return row
 
-    async def next_sid(self) -> int:
+    async def owned_turn(self, read: rows.OwnedTurn) -> TurnRows:
+        sid, turn, besides = read.sid, read.turn, read.besides
+        known = self._known.get(sid)
+        row = known.row if known is not None else await self.session_by_sid(rows.SessionBySid(sid))
+        if row is None:
+            return TurnRows(None)
+        known = self._known.get(sid) or Known(row)  # one that nobody owns is not remembered
+        if known.turn == turn:
+            records = known.records
+        else:
+            span = (node_place(sid, turn, 0), node_place(sid, turn, MAX_ORDINAL))
+            last = self._do("SELECT max(place) FROM nodes WHERE place BETWEEN ? AND ?", span).fetchone()[0]
+            records = 0 if last is None else (int(last) & MAX_ORDINAL) + 1
+        if not known.mail:
+            return TurnRows(row, records, waits=known.waits)
+        some, for_the_turn = self._one(SOME_MAIL.format(_but_for(besides)), sid, sid, *besides)
+        known.mail = bool(some)
+        following = self._one(FIRST_MAIL.format(_but_for(besides)), sid, *besides) if some else None
+        return TurnRows(
+            row, records, bool(for_the_turn), None if following is None else mail_row(following), known.waits
+        )
+
+    async def next_sid(self, _: rows.NextSid) -> int:
         return self._next("sid", NEXT_SID)
 
-    def add_session(self, row: SessionRow) -> None:
+    def add_session(self, change: rows.AddSession) -> None:
+        row = change.row
         values = session_values(row)
         self._do(ADD_SESSION, (row.sid, *values, row_checksum(values)))
         self._numbers["sid"] = row.sid + 1
         self._remember(row, new=True)
 
-    def put_session(self, row: SessionRow) -> None:
+    def put_session(self, change: rows.PutSession) -> None:
+        row = change.row
         self._remember(row)
         values = session_values(row)
         # Neither the id nor the agent nor the birth of a session ever changes.
         self._do(PUT_SESSION, (*values[2:14], *values[15:], row_checksum(values), row.sid))
 
-    def put_settings(self, sid: int, settings: bytes) -> None:
-        self._do("INSERT OR REPLACE INTO settings (sid, body) VALUES (?, ?)", (sid, with_checksum(sid, settings)))
+    def put_settings(self, change: rows.PutSettings) -> None:
+        self._do(
+            "INSERT OR REPLACE INTO settings (sid, body) VALUES (?, ?)",
+            (change.sid, with_checksum(change.sid, change.settings)),
+        )
 
-    async def owned_by(self, worker_id: str) -> list[SessionRow]:
-        return [session_row(r) for r in self._do(f"{OPEN_SESSIONS} AND owner = ?", (worker_id,))]
+    async def sessions_owned_by(self, read: rows.SessionsOwnedBy) -> list[SessionRow]:
+        return [session_row(r) for r in self._do(f"{OPEN_SESSIONS} AND owner = ?", (read.worker_id,))]
 
-    async def forks_of(self, sid: int) -> int:
-        return int(self._one("SELECT count(*) FROM sessions WHERE fork_sid = ?", sid)[0])
+    async def forks_of(self, read: rows.ForksOf) -> int:
+        return int(self._one("SELECT count(*) FROM sessions WHERE fork_sid = ?", read.sid)[0])
 
     # ------------------------------------------------------------------ keys, nodes, blobs
 
-    async def key(self, session_id: str, key: str) -> tuple[int, bytes] | None:
-        found = self._one(KEY, session_id, key)
+    async def input_by_key(self, read: rows.InputByKey) -> tuple[int, bytes] | None:
+        found = self._one(KEY, read.session_id, read.key)
         if found is None:
             return None
         _, _, turn, digest = checked("keys", found)
         return turn, digest
 
-    def put_key(self, sid: int, key: str, turn: int, digest: bytes) -> None:
-        values = (sid, key, turn, digest)
+    def put_key(self, change: rows.PutKey) -> None:
+        values = (change.sid, change.key, change.turn, change.digest)
         self._do(
             "INSERT INTO keys (sid, key, turn, digest, crc) VALUES (?, ?, ?, ?, ?)", (*values, row_checksum(values))
         )
 
-    async def node(self, sid: int, turn: int, ordinal: int) -> bytes | None:
-        found = self._one("SELECT body FROM nodes WHERE place = ?", node_place(sid, turn, ordinal))
+    async def node_at(self, read: rows.NodeAt) -> bytes | None:
+        found = self._one("SELECT body FROM nodes WHERE place = ?", node_place(read.sid, read.turn, read.ordinal))
         return None if found is None else found[0]
 
-    async def records(self, sid: int, turn: int) -> int:
-        known = self._known.get(sid)
-        if known is not None and known.turn == turn:
-            return known.records
-        span = (node_place(sid, turn, 0), node_place(sid, turn, MAX_ORDINAL))
-        last = self._do("SELECT max(place) FROM nodes WHERE place BETWEEN ? AND ?", span).fetchone()[0]
-        return 0 if last is None else (int(last) & MAX_ORDINAL) + 1
-
-    def add_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> None:
-        where = node_place(sid, turn, ordinal)
-        crc = node_crc(where, body)
-        if self._do(ADD_NODE, (where, crc, body)).rowcount == 1:
+    def add_node(self, change: rows.AddNode) -> None:
+        turn = change.turn
+        where = node_place(change.sid, turn, change.ordinal)
+        crc = node_crc(where, change.body)
+        if self._do(ADD_NODE, (where, crc, change.body)).rowcount == 1:
             self.last = (where, crc)
-            known = self._known.get(sid)
+            known = self._known.get(change.sid)
             if known is not None and known.row.turn == turn:
-                known.turn, known.records = turn, ordinal + 1
+                known.turn, known.records = turn, change.ordinal + 1
 
-    def put_node(self, sid: int, turn: int, ordinal: int, body: bytes) -> None:
-        where = node_place(sid, turn, ordinal)
-        crc = node_crc(where, body)
-        self._do("UPDATE nodes SET crc = ?, body = ? WHERE place = ?", (crc, body, where))
+    def put_node(self, change: rows.PutNode) -> None:
+        where = node_place(change.sid, change.turn, change.ordinal)
+        crc = node_crc(where, change.body)
+        self._do("UPDATE nodes SET crc = ?, body = ? WHERE place = ?", (crc, change.body, where))
         self.last, self.rewrote = (where, crc), True
 
-    def drop_session_data(self, sid: int) -> None:
+    def drop_session_data(self, change: rows.DropSessionData) -> None:
+        sid = change.sid
         self.last, self.rewrote = (0, 0), True
         self._do("DELETE FROM nodes WHERE place BETWEEN ? AND ?", (sid << 36, ((sid + 1) << 36) - 1))
         for table in ("inbox", "keys", "blobs", "settings"):
             self._do(f"DELETE FROM {table} WHERE sid = ?", (sid,))
 
-    def add_blobs(self, sid: int, digests: tuple[str, ...]) -> None:
-        for digest in digests:
-            self._do("INSERT OR IGNORE INTO blobs (digest, sid) VALUES (?, ?)", (digest, sid))
+    def refer_to_blobs(self, change: rows.ReferToBlobs) -> None:
+        for digest in change.digests:
+            self._do("INSERT OR IGNORE INTO blobs (digest, sid) VALUES (?, ?)", (digest, change.sid))
 
-    async def has_blob(self, digest: str) -> bool:
-        return self._has_blob(digest)
+    async def has_blob(self, read: rows.HasBlob) -> bool:
+        return self._has_blob(read.digest)
 
     # ------------------------------------------------------------------ inbox
 
-    async def first_mail(self, sid: int, besides: tuple[int, ...]) -> InboxRow | None:
-        if (known := self._known.get(sid)) is not None and not known.mail:
-            return None
-        found = self._one(FIRST_MAIL.format(_but_for(besides)), sid, *besides)
+    async def has_mail(self, read: rows.HasMail) -> bool:
+        return self._one("SELECT 1 FROM inbox WHERE sid = ? LIMIT 1", read.sid) is not None
+
+    async def mail_at(self, read: rows.MailAt) -> InboxRow | None:
+        found = self._one(f"SELECT {MAIL} FROM inbox WHERE sid = ? AND input = ?", read.sid, read.number)
         return None if found is None else mail_row(found)
 
-    async def has_mail(self, sid: int, besides: tuple[int, ...]) -> bool:
-        known = self._known.get(sid)
-        if known is not None and not known.mail:
-            return False
-        some, for_the_turn = self._one(SOME_MAIL.format(_but_for(besides)), sid, sid, *besides)
-        if known is not None:
-            known.mail = bool(some)
-        return bool(for_the_turn)
-
-    async def some_mail(self, sid: int) -> bool:
-        return self._one("SELECT 1 FROM inbox WHERE sid = ? LIMIT 1", sid) is not None
-
-    async def mail(self, sid: int, number: int) -> InboxRow | None:
-        found = self._one(f"SELECT {MAIL} FROM inbox WHERE sid = ? AND input = ?", sid, number)
-        return None if found is None else mail_row(found)
-
-    def put_mail(self, row: InboxRow) -> None:
+    def put_mail(self, change: rows.PutMail) -> None:
+        row = change.row
         if (known := self._known.get(row.sid)) is not None:
             known.mail = True
         values = (row.sid, row.input, row.kind, row.cancel)
         self._do(f"INSERT OR REPLACE INTO inbox ({MAIL}) VALUES (?, ?, ?, ?, ?)", (*values, row_checksum(values)))
 
-    def drop_mail(self, sid: int, number: int) -> None:
-        self._do("DELETE FROM inbox WHERE sid = ? AND input = ?", (sid, number))
+    def drop_mail(self, change: rows.DropMail) -> None:
+        self._do("DELETE FROM inbox WHERE sid = ? AND input = ?", (change.sid, change.number))
 
     # ------------------------------------------------------------------ waits
 
-    async def wait(self, wait_id: str) -> WaitRow | None:
-        found = self._one(f"SELECT {WAIT} FROM waits WHERE id = ?", wait_id)
+    async def wait_by_id(self, read: rows.WaitById) -> WaitRow | None:
+        found = self._one(f"SELECT {WAIT} FROM waits WHERE id = ?", read.wait_id)
         return None if found is None else wait_row(found)
 
-    def put_wait(self, row: WaitRow) -> None:
+    def put_wait(self, change: rows.PutWait) -> None:
+        row = change.row
         if (known := self._known.get(row.sid)) is not None:
             known.waits = True
         values = (row.id, row.sid, row.turn, row.call, row.kind, row.state, row.due, row.body, row.answer)
@@ -307,7 +317,8 @@ class SqlRows:
             (*values, row_checksum(values)),
         )
 
-    def drop_waits(self, sid: int) -> None:
+    def drop_waits(self, change: rows.DropWaits) -> None:
+        sid = change.sid
         known = self._known.get(sid)
         if (known is None or known.waits) and self._do("DELETE FROM waits WHERE sid = ?", (sid,)).rowcount:
             self._do("DELETE FROM blobs WHERE sid = ?", (waits_of(sid),))
@@ -316,11 +327,12 @@ class SqlRows:
 
     # ------------------------------------------------------------------ workers
 
-    async def worker(self, worker_id: str) -> WorkerRow | None:
-        found = self._one(f"SELECT {WORKER} FROM workers WHERE id = ?", worker_id)
+    async def worker_by_id(self, read: rows.WorkerById) -> WorkerRow | None:
+        found = self._one(f"SELECT {WORKER} FROM workers WHERE id = ?", read.worker_id)
         return None if found is None else worker_row(found)
 
-    def put_worker(self, row: WorkerRow) -> None:
+    def put_worker(self, change: rows.PutWorker) -> None:
+        row = change.row
         self._do(
             f"INSERT OR REPLACE INTO workers ({WORKER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -329,34 +341,35 @@ class SqlRows:
             ),
         )  # fmt: skip
 
-    async def workers(self) -> list[WorkerRow]:
+    async def all_workers(self, _: rows.AllWorkers) -> list[WorkerRow]:
         return [worker_row(r) for r in self._do(f"SELECT {WORKER} FROM workers ORDER BY id")]
 
-    async def deaths(self, scope: int) -> Deaths | None:
-        found = self._one(f"SELECT {DEATHS} FROM deaths WHERE scope = ?", scope)
+    async def deaths_of(self, read: rows.DeathsOf) -> Deaths | None:
+        found = self._one(f"SELECT {DEATHS} FROM deaths WHERE scope = ?", read.scope)
         return None if found is None else deaths_row(found)
 
-    async def session_deaths(self, session_id: str) -> Deaths | None:
+    async def deaths_of_session(self, read: rows.DeathsOfSession) -> Deaths | None:
         query = f"SELECT {DEATHS} FROM deaths WHERE scope = (SELECT sid FROM sessions WHERE id = ?)"
-        found = self._one(query, session_id)
+        found = self._one(query, read.session_id)
         return None if found is None else deaths_row(found)
 
-    async def process_deaths(self, process_id: str) -> Deaths | None:
+    async def deaths_of_process(self, read: rows.DeathsOfProcess) -> Deaths | None:
         query = f"SELECT {DEATHS} FROM deaths WHERE scope = (SELECT -pid FROM processes WHERE id = ?)"
-        found = self._one(query, process_id)
+        found = self._one(query, read.process_id)
         return None if found is None else deaths_row(found)
 
-    def put_deaths(self, row: Deaths) -> None:
+    def put_deaths(self, change: rows.PutDeaths) -> None:
+        row = change.row
         values = (row.scope, row.counted, row.alone, row.life, row.worker, row.since)
         self._do(
             f"INSERT OR REPLACE INTO deaths ({DEATHS}) VALUES (?, ?, ?, ?, ?, ?, ?)", (*values, row_checksum(values))
         )
 
-    def drop_deaths(self, scope: int) -> None:
-        self._do("DELETE FROM deaths WHERE scope = ?", (scope,))
+    def drop_deaths(self, change: rows.DropDeaths) -> None:
+        self._do("DELETE FROM deaths WHERE scope = ?", (change.scope,))
 
-    def drop_worker(self, worker_id: str) -> None:
-        self._do("DELETE FROM workers WHERE id = ?", (worker_id,))
+    def drop_worker(self, change: rows.DropWorker) -> None:
+        self._do("DELETE FROM workers WHERE id = ?", (change.worker_id,))
 
     # ------------------------------------------------------------------ processes
 
@@ -367,25 +380,26 @@ class SqlRows:
         self._processes.pop(row.pid, None)
         self._last_steps.pop(row.pid, None)
 
-    async def process(self, process_id: str) -> ProcessRow | None:
-        found = self._do(PROCESS_BY_ID, (process_id,)).fetchone()
+    async def process_by_id(self, read: rows.ProcessById) -> ProcessRow | None:
+        found = self._do(PROCESS_BY_ID, (read.process_id,)).fetchone()
         return None if found is None else process_or_tombstone(found)
 
-    async def tombstone(self, process_id: str) -> Tombstone | None:
-        found = self._do(TOMBSTONE_BY_ID, (process_id,)).fetchone()
+    async def tombstone_of(self, read: rows.TombstoneOf) -> Tombstone | None:
+        found = self._do(TOMBSTONE_BY_ID, (read.process_id,)).fetchone()
         return None if found is None else tombstone_row(found)
 
-    async def process_by_pid(self, pid: int) -> ProcessRow | None:
-        known = self._processes.get(pid)
+    async def process_by_pid(self, read: rows.ProcessByPid) -> ProcessRow | None:
+        known = self._processes.get(read.pid)
         if known is not None:
             return known
-        found = self._do(PROCESS_BY_PID, (pid,)).fetchone()
+        found = self._do(PROCESS_BY_PID, (read.pid,)).fetchone()
         return None if found is None else process_row(found)
 
-    async def next_pid(self) -> int:
+    async def next_pid(self, _: rows.NextPid) -> int:
         return self._next("pid", NEXT_PID)
 
-    def add_process(self, row: ProcessRow) -> None:
+    def add_process(self, change: rows.AddProcess) -> None:
+        row = change.row
         values, record = process_values(row), encode(row.record)
         self._do(ADD_PROCESS, (row.pid, *values, row_crc(values, record), record))
         registration = with_checksum(row.pid, encode(row.registration))
@@ -399,7 +413,8 @@ class SqlRows:
         if row.owner is not None:
             self._last_steps[row.pid] = -1
 
-    def put_process(self, row: ProcessRow) -> None:
+    def put_process(self, change: rows.PutProcess) -> None:
+        row = change.row
         before = self._processes.get(row.pid)
         self._remember_process(row)
         values, record = process_values(row), encode(row.record)
@@ -410,7 +425,9 @@ class SqlRows:
         else:
             self._do(PUT_PROCESS, (*values[1:4], *changing))
 
-    def entomb(self, tombstone: Tombstone, place: int) -> None:
+    def entomb(self, change: rows.Entomb) -> None:
+        tombstone = change.tombstone
+        place = change.place
         pid = tombstone.pid
         self._numbers["place"] = place + 1
         spent = max(self._do(SPENT).fetchone()[0] or 0, pid)
@@ -425,49 +442,60 @@ class SqlRows:
         for table in ("processes", "registrations", "awaits", "grants", "wakes"):
             self._do(f"DELETE FROM {table} WHERE pid = ?", (pid,))
         self._do("DELETE FROM blobs WHERE sid = ?", (-pid,))
-        self.drop_steps(pid, MAX_STEPS)
+        self.drop_steps(rows.DropSteps(pid, MAX_STEPS))
 
-    async def children(self, parent: str, over: bool) -> list[ProcessRow]:
-        query = ALL_CHILDREN if over else CHILDREN
-        return [] if parent in self._alone else [process_row(r) for r in self._do(query, (parent,))]
+    async def children_of(self, read: rows.ChildrenOf) -> list[ProcessRow]:
+        query = ALL_CHILDREN if read.over else CHILDREN
+        return [] if read.parent in self._alone else [process_row(r) for r in self._do(query, (read.parent,))]
 
-    async def processes_of(self, worker_id: str) -> list[ProcessRow]:
-        return [process_row(r) for r in self._do(f"{ACTIVE} AND owner = ? ORDER BY pid", (worker_id,))]
+    async def processes_owned_by(self, read: rows.ProcessesOwnedBy) -> list[ProcessRow]:
+        return [process_row(r) for r in self._do(f"{ACTIVE} AND owner = ? ORDER BY pid", (read.worker_id,))]
 
-    async def has_live_processes(self, session_id: str) -> bool:
+    async def has_live_processes(self, read: rows.HasLiveProcesses) -> bool:
         query = "SELECT 1 FROM grants JOIN processes USING (pid) WHERE session_id = ? AND live = 1 LIMIT 1"
-        return self._do(query, (session_id,)).fetchone() is not None
+        return self._do(query, (read.session_id,)).fetchone() is not None
 
-    async def prunable(self, before: int, after: tuple[int, int], limit: int) -> list[ProcessRow]:
-        return [process_row(r) for r in self._do(PRUNABLE, (before, *after, limit))]
+    async def prunable_processes(self, read: rows.PrunableProcesses) -> list[ProcessRow]:
+        return [process_row(r) for r in self._do(PRUNABLE, (read.before, *read.after, read.limit))]
 
     # ------------------------------------------------------------------ events and journals
 
-    async def next_place(self) -> int:
+    async def next_place(self, _: rows.NextPlace) -> int:
         return self._next("place", NEXT_PLACE)
 
-    def add_event(self, pid: int, sequence: int, event: Event, place: int) -> None:
-        body = encode(event)
-        self._do(ADD_EVENT, (place, pid, sequence, event.key, body_crc(body, pid, sequence), body))
-        self._numbers["place"] = place + 1
+    def log_event(self, change: rows.LogEvent) -> None:
+        body = encode(change.event)
+        self._do(
+            ADD_EVENT,
+            (
+                change.place,
+                change.pid,
+                change.sequence,
+                change.event.key,
+                body_crc(body, change.pid, change.sequence),
+                body,
+            ),
+        )
+        self._numbers["place"] = change.place + 1
 
-    async def event_by_key(self, pid: int, key: str) -> tuple[int, Event] | None:
-        found = self._do(f"SELECT {EVENT} FROM events WHERE pid = ? AND key = ?", (pid, key)).fetchone()
+    async def event_by_key(self, read: rows.EventByKey) -> tuple[int, Event] | None:
+        found = self._do(f"SELECT {EVENT} FROM events WHERE pid = ? AND key = ?", (read.pid, read.key)).fetchone()
         return None if found is None else event_row(found)[2:]
 
-    async def events_after(self, pid: int, sequence: int) -> list[Event]:
-        found = self._do(f"SELECT {EVENT} FROM events WHERE pid = ? AND sequence > ?", (pid, sequence))
+    async def events_after(self, read: rows.EventsAfter) -> list[Event]:
+        found = self._do(f"SELECT {EVENT} FROM events WHERE pid = ? AND sequence > ?", (read.pid, read.sequence))
         return [event_row(r)[3] for r in found]
 
-    async def last_event(self, pid: int) -> int:
+    async def last_event(self, read: rows.LastEvent) -> int:
         query = "SELECT place FROM events WHERE pid = ? ORDER BY sequence DESC LIMIT 1"
-        return int(self._do(query, (pid,)).fetchone()[0])
+        return int(self._do(query, (read.pid,)).fetchone()[0])
 
-    async def step(self, pid: int, ordinal: int) -> bytes | None:
-        found = self._do("SELECT body FROM steps WHERE place = ?", (step_place(pid, ordinal),)).fetchone()
+    async def step_at(self, read: rows.StepAt) -> bytes | None:
+        found = self._do("SELECT body FROM steps WHERE place = ?", (step_place(read.pid, read.ordinal),)).fetchone()
         return None if found is None else found[0]
 
-    async def last_step(self, pid: int) -> int:
+    async def last_step(self, read: rows.LastStep) -> int:
+        pid = read.pid
         known = self._last_steps.get(pid)
         if known is not None:
             return known
@@ -475,55 +503,60 @@ class SqlRows:
         found = self._do("SELECT max(place) FROM steps WHERE place BETWEEN ? AND ?", span).fetchone()[0]
         return -1 if found is None else int(found) & MAX_STEPS
 
-    def add_step(self, pid: int, ordinal: int, body: bytes) -> None:
-        where = step_place(pid, ordinal)
-        self._do(ADD_STEP, (where, body_crc(body, where), body))
-        self._last_steps[pid] = ordinal
+    def add_step(self, change: rows.AddStep) -> None:
+        where = step_place(change.pid, change.ordinal)
+        self._do(ADD_STEP, (where, body_crc(change.body, where), change.body))
+        self._last_steps[change.pid] = change.ordinal
 
-    def drop_steps(self, pid: int, before: int) -> None:
-        self._do("DELETE FROM steps WHERE place >= ? AND place < ?", (step_place(pid, 0), step_place(pid, before)))
+    def drop_steps(self, change: rows.DropSteps) -> None:
+        self._do(
+            "DELETE FROM steps WHERE place >= ? AND place < ?",
+            (step_place(change.pid, 0), step_place(change.pid, change.before)),
+        )
 
     # ------------------------------------------------------------------ who waits, who sees, who is told
 
-    async def awaiting(self, target: str) -> list[int]:
-        if target in self._alone:
+    async def processes_awaiting(self, read: rows.ProcessesAwaiting) -> list[int]:
+        if read.target in self._alone:
             return []
-        return [r[0] for r in self._do("SELECT pid FROM awaits WHERE target = ? ORDER BY pid", (target,))]
+        return [r[0] for r in self._do("SELECT pid FROM awaits WHERE target = ? ORDER BY pid", (read.target,))]
 
-    def put_awaits(self, pid: int, targets: tuple[str, ...]) -> None:
-        self._alone.difference_update(targets)
-        for target in targets:
-            self._do("INSERT OR IGNORE INTO awaits (target, pid) VALUES (?, ?)", (target, pid))
+    def put_awaits(self, change: rows.PutAwaits) -> None:
+        self._alone.difference_update(change.targets)
+        for target in change.targets:
+            self._do("INSERT OR IGNORE INTO awaits (target, pid) VALUES (?, ?)", (target, change.pid))
 
-    def drop_awaits(self, pid: int) -> None:
-        self._do("DELETE FROM awaits WHERE pid = ?", (pid,))
+    def drop_awaits(self, change: rows.DropAwaits) -> None:
+        self._do("DELETE FROM awaits WHERE pid = ?", (change.pid,))
 
-    async def granted(self, session_id: str, pid: int) -> bool:
+    async def is_granted(self, read: rows.IsGranted) -> bool:
         query = "SELECT 1 FROM grants WHERE session_id = ? AND pid = ?"
-        return self._do(query, (session_id, pid)).fetchone() is not None
+        return self._do(query, (read.session_id, read.pid)).fetchone() is not None
 
-    def put_grant(self, session_id: str, pid: int) -> None:
-        self._do("INSERT OR IGNORE INTO grants (session_id, pid) VALUES (?, ?)", (session_id, pid))
+    def put_grant(self, change: rows.PutGrant) -> None:
+        self._do("INSERT OR IGNORE INTO grants (session_id, pid) VALUES (?, ?)", (change.session_id, change.pid))
 
-    def drop_grant(self, session_id: str, pid: int) -> None:
-        self._do("DELETE FROM grants WHERE session_id = ? AND pid = ?", (session_id, pid))
+    def drop_grant(self, change: rows.DropGrant) -> None:
+        self._do("DELETE FROM grants WHERE session_id = ? AND pid = ?", (change.session_id, change.pid))
 
-    def drop_grants(self, session_id: str) -> None:
-        self._do("DELETE FROM grants WHERE session_id = ?", (session_id,))
+    def drop_grants(self, change: rows.DropGrants) -> None:
+        self._do("DELETE FROM grants WHERE session_id = ?", (change.session_id,))
 
-    async def live_named(self, session_id: str, name: str) -> list[ProcessRow]:
-        query, args = process_filter(ProcessFilter(name=name, session_id=session_id, live=True, limit=2**31))
+    async def live_processes_named(self, read: rows.LiveProcessesNamed) -> list[ProcessRow]:
+        query, args = process_filter(ProcessFilter(name=read.name, session_id=read.session_id, live=True, limit=2**31))
         return [process_row(found) for found in self._do(f"SELECT {PROCESS_ROW} FROM {query}", args)]
 
-    def add_wake(self, row: WakeRow) -> None:
+    def add_wake(self, change: rows.AddWake) -> None:
+        row = change.row
         values = msgspec.structs.astuple(row)
         self._do(f"INSERT INTO wakes ({WAKE}) VALUES (?{', ?' * 10})", (*values, row_checksum(values)))
 
-    async def wake(self, number: int) -> WakeRow | None:
-        found = self._do(f"SELECT {WAKE} FROM wakes WHERE number = ?", (number,)).fetchone()
+    async def wake_by_number(self, read: rows.WakeByNumber) -> WakeRow | None:
+        found = self._do(f"SELECT {WAKE} FROM wakes WHERE number = ?", (read.number,)).fetchone()
         return None if found is None else wake_row(found)
 
-    def put_wake(self, row: WakeRow) -> None:
+    def put_wake(self, change: rows.PutWake) -> None:
+        row = change.row
         self._do(
             "UPDATE wakes SET session_id = ?, policy = ?, at = ?, state = ?, turn = ?, reason = ?, crc = ? "
             "WHERE number = ?",
@@ -533,10 +566,13 @@ class SqlRows:
             ),
         )  # fmt: skip
 
-    async def pending_wakes(self, pid: int) -> list[WakeRow]:
+    async def pending_wakes_of(self, read: rows.PendingWakesOf) -> list[WakeRow]:
         query = f"SELECT {WAKE} FROM wakes WHERE pid = ? AND state = 'pending' ORDER BY number"
-        return [wake_row(r) for r in self._do(query, (pid,))]
+        return [wake_row(r) for r in self._do(query, (read.pid,))]
 
-    async def pending_wakes_for(self, session_id: str) -> list[WakeRow]:
+    async def pending_wakes_for(self, read: rows.PendingWakesFor) -> list[WakeRow]:
         query = f"SELECT {WAKE} FROM wakes WHERE session_id = ? AND state = 'pending' ORDER BY number"
-        return [wake_row(r) for r in self._do(query, (session_id,))]
+        return [wake_row(r) for r in self._do(query, (read.session_id,))]
+
+
+READERS, CHANGERS = methods(SqlRows, ALL_READS), methods(SqlRows, ALL_CHANGES)
