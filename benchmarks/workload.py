@@ -216,7 +216,7 @@ def per_turn(done: int, wall: float, cpu: float, made: int, calls: int) -> dict[
 async def measure_together(session: Callable[[int], Awaitable[object]], count: int) -> dict[str, float]:
     """`count` sessions at once, one turn each. What `session(i)` returns is what a host would keep of it.
 
-    What an idle session takes is measured on as many again: the memory that the first ones needed at once stays with the
+    What an idle session takes is measured on as many again: the memory that the first ones needed stays with the
     process, and the next ones use it.
     """
     for i in range(3):
