@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from mainstay import Process, ProcessContext, Retry, Runtime, process
+from mainstay import Process, ProcessContext, Retry, Runtime, process, tool
 from mainstay.engine.lease import LeaseTerms
 from mainstay.engine.runner import Stage
 from mainstay.errors import InvalidDefinition, ProcessStuck, RuntimeClosed
-from mainstay.model.process import Success
+from mainstay.model.process import Cancelled, Success
 from mainstay.model.record import Done
 from mainstay.ports.process import EngineRun
 from mainstay.testing import VirtualClock
-from tests.kit import SOON, Place, crash, until
+from tests.kit import SOON, Place, agent_calling, crash, until
 from tests.plugins.test_engines import Echo
 from tests.processes.functions import journal_of
 
@@ -37,6 +37,9 @@ class Hall:
         await self.open.wait()
         self.inside -= 1
         self.done[n] += 1
+        return n
+
+    async def pass_by(self, n: int) -> int:
         return n
 
     async def fail_then_visit(self, n: int) -> int:
@@ -96,6 +99,38 @@ async def test_what_only_waits_has_given_up_its_place(place: Place) -> None:
 
 
 @process
+async def parenting(ctx: ProcessContext) -> Any:
+    return await (await ctx.start(calling)).result()
+
+
+@tool(approval="ask")
+async def pay() -> str:
+    """Pay."""
+    return "paid"
+
+
+@pytest.mark.parametrize(
+    ("what", "args"),
+    [
+        pytest.param(calling, {}, id="a signal"),
+        pytest.param(sleeping, {"seconds": 0.9}, id="a short sleep, in memory"),
+        pytest.param(sleeping, {"seconds": 3600}, id="a long sleep"),
+        pytest.param(parenting, {}, id="a child"),
+        pytest.param("payer", {"input": "pay"}, id="an approval"),
+    ],
+)
+async def test_64_processes_that_wait_leave_room_for_the_next(place: Place, what: Any, args: dict[str, Any]) -> None:
+    hall, payer = Hall(), agent_calling("pay", name="payer", tools=[pay])
+    hall.open.set()
+    functions = [calling, sleeping, parenting, visiting]
+    async with place.runtime(payer, processes=functions, deps=hall, clock=VirtualClock(), grace=0) as runtime:
+        for _ in range(64):
+            await runtime.start(what, args)
+
+        assert await (await runtime.start(visiting, {"n": 65})).result(SOON) == 65
+
+
+@process
 async def napping(ctx: ProcessContext[Hall], n: int) -> int:
     await ctx.sleep(0.3)
     return await ctx.step(ctx.deps.visit, n)
@@ -111,6 +146,46 @@ async def test_a_process_that_goes_on_after_a_nap_waits_for_a_place(place: Place
 
     assert results == list(range(20))
     assert hall.most == 3
+
+
+@process
+async def napping_twice(ctx: ProcessContext[Hall]) -> list[int]:
+    return await ctx.gather(nap_and_visit(ctx, 1), nap_and_visit(ctx, 2))
+
+
+async def nap_and_visit(ctx: ProcessContext[Hall], n: int) -> int:
+    await ctx.sleep(0.2)
+    return await ctx.step(ctx.deps.pass_by, n)
+
+
+async def test_branches_that_go_on_after_a_nap_wait_for_one_place_of_their_process(place: Place) -> None:
+    """Both wake while another process has the only place. It is enough for both."""
+    hall, clock = Hall(), VirtualClock()
+    options = {"processes": [napping_twice, visiting], "deps": hall, "concurrency": 1, "clock": clock}
+    async with place.runtime(**options) as runtime:
+        napping_pair = await runtime.start(napping_twice)
+        await clock.wait_sleeping(1)
+        visitor = await runtime.start(visiting, {"n": 0})
+        await until(lambda: hall.inside == 1)
+        clock.advance(0.3)
+        await until(lambda: runtime._work.admission.waiting())
+        hall.open.set()
+
+        assert await visitor.result(SOON) == 0
+        assert await napping_pair.result(SOON) == [1, 2]
+
+
+async def test_a_cancel_reaches_a_process_that_waits_for_a_place(place: Place) -> None:
+    hall = Hall()
+    async with place.runtime(processes=[napping, visiting], deps=hall, concurrency=1) as runtime:
+        waiting = await runtime.start(napping, {"n": 1})
+        visitor = await runtime.start(visiting, {"n": 0})
+        await until(lambda: hall.inside == 1 and runtime._work.admission.waiting())
+        await waiting.cancel("enough", by="me")
+
+        assert await waiting.outcome(SOON) == Cancelled("me", "enough")
+        hall.open.set()
+        assert await visitor.result(SOON) == 0
 
 
 async def test_leaving_does_not_wait_for_places(place: Place) -> None:
