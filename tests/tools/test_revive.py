@@ -295,7 +295,7 @@ def test_an_annotation_may_name_what_is_written_below_or_in_a_function() -> None
     assert inside.from_json([{"n": 1}]) == [Local(1)]
 
 
-@pytest.mark.parametrize("fn", [print, len, lambda: 1, dict.get], ids=str)
+@pytest.mark.parametrize("fn", [print, len, lambda: 1, dict.get], ids=["print", "len", "lambda", "dict.get"])
 def test_what_has_no_annotation_is_json(fn: Any) -> None:
     assert returns_codec(fn, "step it") is None
 

@@ -100,7 +100,9 @@ class Run:
         self.found = len(records)
         self.resumed = self.noted = len(records) > 1
         self.children = False
-        self._began = clock.monotonic() - machine.state.elapsed_ms / 1000
+        # When the turn would have begun without breaks; only a budget of time asks for it.
+        timed = agent.budget.seconds is not None
+        self._began = clock.monotonic() - machine.state.elapsed_ms / 1000 if timed else 0.0
         self.hooks: TurnHooks | None = None if hooks is None else hooks(self)
 
     def record(self, record: Replied | Started | Faltered | Ended, blobs: tuple[str, ...] = ()) -> None:
@@ -160,6 +162,7 @@ class Run:
 
     @property
     def elapsed_ms(self) -> int:
+        """How long the turn has been worked on, where its budget sets a time."""
         return int((self.clock.monotonic() - self._began) * 1000)
 
     async def sleep_until(self, due: int) -> None:

@@ -142,10 +142,11 @@ class Journal(Generic[A]):
 class TurnJournal(Journal[Appended]):
     """The unwritten tail of a turn's records, and the scope under which they are written.
 
-    Every append brings news back: `cancel` is a cancel request that somebody left, `mail` says that inputs wait.
+    Every append brings news back: `cancel` is a cancel request that was written meanwhile, `mail` says that inputs
+    wait. `store_id` is what the record of a call's start names: its idempotency key is made from it.
     """
 
-    __slots__ = ("_blobs", "_pending", "_staged", "cancel", "mail", "scope")
+    __slots__ = ("_blobs", "_pending", "_staged", "cancel", "mail", "scope", "store_id")
 
     def __init__(
         self,
@@ -154,19 +155,15 @@ class TurnJournal(Journal[Appended]):
         ordinal: int,
         clock: Clock,
         on_stall: Callable[[StoreError], None] | None = None,
+        mail: bool = False,
     ) -> None:
         super().__init__(store, clock, f"turn {scope.session_id}.{scope.turn}", ordinal, on_stall)
-        self.scope = scope
+        self.scope, self.store_id = scope, store.identity
         self._pending: list[Record] = []
         self._blobs: list[str] = []
         self._staged: dict[str, bytes] = {}
         self.cancel: bytes | None = None
-        self.mail = False
-
-    @property
-    def store_id(self) -> str:
-        """What the record of a call's start names: its idempotency key is made from it."""
-        return self._store.identity()
+        self.mail = mail
 
     def has_mail(self) -> None:
         """Inputs wait: the turn looks at its next boundary."""
@@ -208,7 +205,8 @@ class TurnJournal(Journal[Appended]):
                 waits = tuple([await self._small(wait) for wait in waits])
                 needed = (*blobs, *[digest for wait in waits if (digest := spilled(wait.body)) is not None])
             nodes = tuple([Node(self._ordinal + i, body) for i, body in enumerate(bodies)])
-            append = Append(self.scope, nodes, self._clock.now(), taken(pending), waits, park, blobs, _repeats(pending))
+            repeats = bool(pending) and type(pending[0]) is Started and _repeats(pending)
+            append = Append(self.scope, nodes, self._clock.now(), taken(pending), waits, park, blobs, repeats)
             self._in_doubt = append, needed
             # Only now: others may have recorded more while blobs were written.
             del self._pending[: len(pending)], self._blobs[:referred]
@@ -277,10 +275,7 @@ class TurnJournal(Journal[Appended]):
 
 def _repeats(records: Sequence[Record]) -> bool:
     """Whether all that happened is that calls are attempted again which took their worker's life, perhaps."""
-    for each in records:
-        if type(each) is not Started or not each.repeated:
-            return False
-    return bool(records)
+    return all(type(each) is Started and each.repeated > 0 for each in records)
 
 
 def taken(records: Iterable[Record]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from decimal import Decimal
 from typing import Any, get_args
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.engine.control import Escaped, OutOfTime, TurnAborted, TurnCancelled
@@ -54,20 +55,18 @@ YIELD_EVERY = 256
 """A provider that never waits must not keep other sessions from their turn."""
 
 
-class ModelAttempt:
-    """One attempt of a model call: the model to ask, and its limit's ticket once it may be asked.
+class ModelAttempt(Struct):
+    """One attempt of a model call: the model that is asked, one of `models`.
 
     `begun`: the provider has taken the request, or a part of the answer has come. What it takes in is paid for, so from
     then on the cost is unknown and not zero until the answer is recorded.
     """
 
-    __slots__ = ("begun", "effect", "model", "models", "run")
-
-    def __init__(self, run: Run, effect: CallModel) -> None:
-        self.run, self.effect, self.begun = run, effect, False
-        self.models: tuple[Provider, ...] = run.agent.models
-        # A turn that was begun with more models than there are now goes on with the last.
-        self.model = self.models[min(effect.candidate, len(self.models) - 1)]
+    run: Run
+    effect: CallModel
+    models: tuple[Provider, ...]
+    model: Provider
+    begun: bool = False
 
     def name(self) -> str:
         return clean_text(str(self.model.name))
@@ -90,16 +89,17 @@ class ModelCaller:
 
     async def call(self, run: Run, effect: CallModel) -> None:
         await run.journal.flush()
-        if effect.due and not await _waited(run, self._policy.due(effect.due, run.clock.now())):
-            run.machine.receive(TimeIsUp())
+        if effect.attempt > 1 and not await self._may_repeat(run, effect):
             return
-        if effect.attempt > 1 and not await self._shrunk(run, effect):
-            return
-        request, attempt = await self._request(run, effect), ModelAttempt(run, effect)
+        request, models = await self._request(run, effect), run.agent.models
+        # A turn that was begun with more models than there are now goes on with the last.
+        attempt = ModelAttempt(run, effect, models, models[min(effect.candidate, len(models) - 1)])
         if run.control.stopping:
             run.control.check()
-        ticket = await self._admitted(attempt, request)
-        if ticket is None:
+        if len(attempt.models) > 1 and self._passed_over(attempt):
+            return
+        ticket = self._limits.join(attempt.model, request)
+        if not ticket.going and not await self._waited_for(ticket, attempt):
             return
         try:  # from here on it is asked, and its cost unknown until the answer is recorded
             response = await self._answer(attempt, request, ticket)
@@ -135,11 +135,18 @@ class ModelCaller:
                 response = await self._responded(attempt, run.hooks, response)
             self._answered(attempt, response)
 
-    async def _shrunk(self, run: Run, effect: CallModel) -> bool:
-        """Make the conversation shorter where the attempt before found it too long; False when that ended the turn.
+    async def _may_repeat(self, run: Run, effect: CallModel) -> bool:
+        """Wait until another attempt is due, and make the conversation shorter where the one before found it too long;
+        False when that ended the turn.
 
         What is recorded decides: after a crash the same is done from here, with the summaries that were recorded.
         """
+        if effect.due:
+            due, left = self._policy.due(effect.due, run.clock.now()), _time_left(run)
+            if left is not None and due - run.clock.now() > left * 1000:
+                run.machine.receive(TimeIsUp())  # at once: the turn's time is up before
+                return False
+            await run.sleep_until(due)
         found = next((r for r in reversed(run.records) if type(r) is Framed or _overflow(r)), None)
         if type(found) is not Faltered:
             return True
@@ -150,20 +157,22 @@ class ModelCaller:
         run.machine.receive(GaveUp(found.code, why, effect.attempt - 1, False, found.model))
         return False
 
-    async def _admitted(self, attempt: ModelAttempt, request: ModelRequest) -> Ticket | None:
-        """Wait for the rate limits of the model; None when it is not to be asked now, which the machine knows then.
+    def _passed_over(self, attempt: ModelAttempt) -> bool:
+        """Whether the model is not to be asked now because its provider wants no calls, and there is another one."""
+        effect = attempt.effect
+        others = {*range(effect.candidate + 1, len(attempt.models))} - {*effect.failed}
+        if not others or not (held := self._limits.held(attempt.model)):
+            return False
+        why = f"{attempt.model.name} wants no calls for {held:.0f} s, and there is another model"
+        self._failed(attempt, ProviderError(why, retryable=True, after=held, code="rate_limited"))
+        return True
+
+    async def _waited_for(self, ticket: Ticket, attempt: ModelAttempt) -> bool:
+        """Wait for the rate limits of the model; False when it is not to be asked now, which the machine knows then.
 
         Nothing has been asked meanwhile: whatever ends the wait costs nothing. The time of the turn goes on.
         """
-        run, effect, model = attempt.run, attempt.effect, attempt.model
-        others = {*range(effect.candidate + 1, len(attempt.models))} - {*effect.failed}
-        if others and (held := self._limits.held(model)):
-            why = f"{model.name} wants no calls for {held:.0f} s, and there is another model"
-            self._failed(attempt, ProviderError(why, retryable=True, after=held, code="rate_limited"))
-            return None
-        ticket = self._limits.join(model, request)
-        if ticket.going:
-            return ticket
+        run, effect = attempt.run, attempt.effect
         wait = self._limits.why(ticket)
         told = {"limit": clean_text(wait.limit), "reason": wait.reason, "seconds": wait.seconds}
         run.events.emit(RateLimitWait, step=effect.step, model=attempt.name(), **told)
@@ -172,14 +181,14 @@ class ModelCaller:
         except OutOfTime:
             self._limits.leave(ticket)
             run.machine.receive(TimeIsUp())
-            return None
+            return False
         except ProviderError as error:
             self._failed(attempt, error)
-            return None
+            return False
         except BaseException:  # also a cancellation: a ticket that is not given back would hold up the others
             self._limits.leave(ticket)
             raise
-        return ticket
+        return True
 
     async def _answer(self, attempt: ModelAttempt, request: ModelRequest, ticket: Ticket) -> ModelResponse:
         """One attempt. Its place is free before hooks are called, which may ask a model themselves."""
@@ -321,7 +330,8 @@ class ModelCaller:
             parts = with_unique_ids(parts, run.turn_id, effect.step)
             if not dropped and not effect.last and response.stop not in CUT_OFF and run.machine.may_call(count):
                 started = self._admit(run, effect.step, parts)
-        self._budget.answered()
+        if not self._budget.is_full:
+            self._budget.answered()
         run.record(
             Replied(
                 effect.step,
@@ -334,7 +344,7 @@ class ModelCaller:
                 run.interrupted,
                 run.clock.now(),
                 run.slot(),
-                run.journal.store_id if started else "",
+                run.journal.store_id() if started else "",
                 dropped,
             )
         )
@@ -433,15 +443,6 @@ async def _close(deltas: AsyncIterator[Delta]) -> None:
     close = getattr(deltas, "aclose", None)
     if close is not None:
         await close()
-
-
-async def _waited(run: Run, due: int) -> bool:
-    """Wait until an attempt is due; False, at once, when the turn's time is up before."""
-    left = _time_left(run)
-    if left is not None and due - run.clock.now() > left * 1000:
-        return False
-    await run.sleep_until(due)
-    return True
 
 
 def _time_left(run: Run) -> float | None:

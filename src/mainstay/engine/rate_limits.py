@@ -65,16 +65,18 @@ class Wait(Struct, frozen=True):
     seconds: float | None = None
 
 
-class Ticket:
+class Ticket(Struct, eq=False):
     """A call that wants to go, or has gone. `tokens` is what it counts for; `estimate` what it was first taken for."""
 
-    __slots__ = ("at", "estimate", "expires", "going", "lane", "left", "number", "tokens", "wake")
-
-    def __init__(self, number: int, lane: Lane, estimate: int, expires: float | None, going: bool = False) -> None:
-        self.number, self.lane, self.estimate, self.expires = number, lane, estimate, expires
-        self.tokens, self.at = estimate, 0.0
-        self.going, self.left = going, False
-        self.wake: asyncio.Future[None] | None = None
+    number: int
+    lane: Lane
+    estimate: int
+    expires: float | None
+    tokens: int
+    going: bool = False
+    left: bool = False
+    at: float = 0.0
+    wake: asyncio.Future[None] | None = None
 
 
 class Lane:
@@ -237,7 +239,7 @@ class Limiter:
     def join(self, lane: Lane, estimate: int, now: float) -> Ticket:
         """A call that wants to go: it is `going` at once where no other call waits and there is room."""
         waits = [each.rule.wait for each in lane.limits if each.rule.wait is not None]
-        ticket = Ticket(next(self.numbers), lane, estimate, now + min(waits) if waits else None)
+        ticket = Ticket(next(self.numbers), lane, estimate, now + min(waits) if waits else None, estimate)
         if not self.waiting and not lane.lacking(ticket, now):
             return self._started(ticket, now)
         lane.waiting.append(ticket)
@@ -341,7 +343,7 @@ class RateLimits:
         """Queue a call. It may go at once when `going` is set; otherwise `wait` for it. In the end, `leave`."""
         lane = self._lane(provider)
         if not lane.limits[0].restricted and len(lane.limits) == 1:
-            ticket = Ticket(next(self._limiter.numbers), lane, 0, None, going=True)
+            ticket = Ticket(next(self._limiter.numbers), lane, 0, None, 0, going=True)
             lane.limits[0].active.add(ticket)
             return ticket
         now = self._clock.monotonic()

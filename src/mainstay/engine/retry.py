@@ -37,15 +37,19 @@ class RetryBudget:
 
     def __init__(self, capacity: int = 200, earned: float = 0.1) -> None:
         self._left, self._capacity, self._earned = float(capacity), float(capacity), earned
+        self.is_full = True
 
     def take(self) -> bool:
         if self._left < 1:
             return False
         self._left -= 1
+        self.is_full = False
         return True
 
     def answered(self) -> None:
+        """An answer came; says nothing new while the budget `is_full`."""
         self._left = min(self._left + self._earned, self._capacity)
+        self.is_full = self._left == self._capacity
 
 
 MODEL_RETRIES = RetryPolicy()

@@ -1,7 +1,7 @@
 """Working on scopes. A scope is what one worker owns at a time: the open turn of a session, or a process.
 
     write       send a write that may make a scope ours: it may land although its caller is cancelled
-    run         one task works on a scope until it ends, parks or is given back
+    run         work on a scope, in a task of the supervisor, until it ends, parks or is given back
     reconcile   compare what is in memory of a scope with its row in the store
     adopt       launch what is ours on disk and has no task
 
@@ -49,10 +49,8 @@ R = TypeVar("R")
 class ScopeTask(Protocol):
     """One scope that this worker works on."""
 
-    @property
-    def name(self) -> str:
-        """What it is called in logs."""
-        ...
+    name: str
+    """What it is called in logs."""
 
     async def work(self) -> None:
         """Take it to its end, or to where it parks. Raises Leaving where it is to be given back."""
@@ -120,11 +118,8 @@ class ScopeRunner(Generic[Row]):
         if row is not None:
             self._kind.reconcile(row)
 
-    def run(self, task: ScopeTask) -> asyncio.Task[None]:
-        """Begin to work on a scope. `stopped` is called in any case, also when the task is cancelled."""
-        return self._supervisor.spawn(self._run(task), task.name)
-
-    async def _run(self, task: ScopeTask) -> None:
+    async def run(self, task: ScopeTask) -> None:
+        """Work on a scope. `stopped` is called in any case, also when this is cancelled."""
         ended: Exception | None = None
         try:
             try:
@@ -215,25 +210,19 @@ class Stage(IntEnum):
 class Mode:
     """The stage of one Runtime, and whether a caller may use it: made on the event loop that the Runtime lives on.
 
-    `pid` gives the id of this OS process, which is another one in a forked child.
+    `draining` and `leaving`: it has come at least so far. `pid` gives the id of this OS process, which is another one
+    in a forked child.
     """
 
-    __slots__ = ("_home", "_loop", "_pid", "_stage")
+    __slots__ = ("_home", "_loop", "_pid", "_stage", "draining", "leaving")
 
     def __init__(self, pid: Callable[[], int]) -> None:
-        self._stage = Stage.RUNNING
+        self._stage, self.draining, self.leaving = Stage.RUNNING, False, False
         self._loop, self._pid, self._home = asyncio.get_running_loop(), pid, pid()
 
     def advance(self, stage: Stage) -> None:
         self._stage = max(self._stage, stage)
-
-    @property
-    def draining(self) -> bool:
-        return self._stage >= Stage.DRAINING
-
-    @property
-    def leaving(self) -> bool:
-        return self._stage >= Stage.LEAVING
+        self.draining, self.leaving = self._stage >= Stage.DRAINING, self._stage >= Stage.LEAVING
 
     def check(self) -> None:
         """Refuse a call of the host after the Runtime was left, from another loop, or in a forked child."""

@@ -162,7 +162,7 @@ class Waiters(Generic[P, V]):
         """A future for what happens. Give it back with `withdraw`, whatever came of it."""
         future: asyncio.Future[V] = asyncio.get_running_loop().create_future()
         self._futures.setdefault(name, {}).setdefault(part, []).append(future)
-        if in_hand():
+        if _work.get() is not None:
             self._needed[future] = name, part
             future.add_done_callback(self._not_needed)
         return future
@@ -179,13 +179,18 @@ class Waiters(Generic[P, V]):
         if future in futures:
             futures.remove(future)
             if not futures:
-                self._drop(name, part)
+                del self._futures[name][part]
+                if not self._futures[name]:
+                    del self._futures[name]
 
     def resolve(self, name: str, part: P, result: V | BaseException) -> list[asyncio.Future[V]]:
         """Give a result, or why there is none, to every task that waits for it: the futures, which are forgotten."""
-        futures = self.of(name, part)
-        if futures:
-            self._drop(name, part)
+        parts = self._futures.get(name)
+        futures = None if parts is None else parts.pop(part, None)
+        if parts is None or futures is None:
+            return []
+        if not parts:
+            del self._futures[name]
         for future in futures:
             if future.done():
                 continue
@@ -194,12 +199,6 @@ class Waiters(Generic[P, V]):
             else:
                 future.set_result(result)
         return futures
-
-    def _drop(self, name: str, part: P) -> None:
-        parts = self._futures[name]
-        del parts[part]
-        if not parts:
-            del self._futures[name]
 
     # ------------------------------------------------------------------ what is waited for
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.graph.view import without_text
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message
-from mainstay.model.outcome import Outcome
+from mainstay.model.outcome import Finished, Incomplete, Outcome
 from mainstay.model.record import Asking, Closed, Completed, Record, Replied, Slot
 from mainstay.model.session import Node
 from mainstay.model.tool import Cancelled
@@ -76,7 +75,10 @@ def completions(records: Iterable[Record]) -> Iterator[tuple[str, str, Usage]]:
 
 def close(end: End, reply: Replied | None, at: int) -> Closed:
     """The turn's last record. A reply that was not recorded yet rides in it."""
-    return Closed(without_text(end.outcome), end.usage, reply, at, end.slot, end.ledger, end.prelude)
+    outcome = end.outcome
+    if isinstance(outcome, Finished | Incomplete):
+        outcome = replace(outcome, text="")  # it is in the reply beside it: `view.with_text` gives it back
+    return Closed(outcome, end.usage, reply, at, end.slot, end.ledger, end.prelude)
 
 
 def plan(scope: TurnScope, head: int, tail: Tail, closed: Closed, end: End | None = None) -> Commit:

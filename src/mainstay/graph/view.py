@@ -57,11 +57,12 @@ class View(Struct):
         self._note(records, begin)
         self.head = number
 
-    def add(self, number: int, messages: Iterable[Message], records: Iterable[Record] = ()) -> None:
+    def add(self, number: int, messages: Iterable[Message], records: Sequence[Record] = ()) -> None:
         """Take in a turn that was just committed here; `records` where plugins took part in it."""
         begin = len(self.messages)
         self.messages.extend(messages)
-        self._note(records, begin)
+        if records:
+            self._note(records, begin)
         self.head = number
 
     def _note(self, records: Iterable[Record], begin: int) -> None:
@@ -154,11 +155,6 @@ def with_text(outcome: Outcome, messages: list[Message]) -> Outcome:
         last = next((m for m in reversed(messages) if m.role == "assistant"), None)
         return replace(outcome, text=last.text if last else "")
     return outcome
-
-
-def without_text(outcome: Outcome) -> Outcome:
-    """An outcome as it is stored: its text is in the reply beside it."""
-    return replace(outcome, text="") if isinstance(outcome, Finished | Incomplete) else outcome
 
 
 def _asked(turn_id: str, reply: Replied) -> dict[str, ToolRecord]:

@@ -46,27 +46,20 @@ class Transcript(Struct):
                 self.add(record.reply)
             if self.calls and not isinstance(record.outcome, Waiting):
                 self.pair(record.outcome)
-        slot = getattr(record, "slot", None)
+        slot: Slot | None = getattr(record, "slot", None)
         if slot is not None:
-            self._gathered(slot)
+            self.messages.extend([d.message for d in slot.delivered])
+            self.messages.extend(slot.messages)
         if type(record) is Replied:
-            self._replied(record)
+            parts = [part for part in record.parts if type(part) is not Text or part.text]
+            if any(type(part) is not Text or not part.text.isspace() for part in parts):
+                # An answer that says nothing is no message: models refuse a conversation that has one.
+                self.messages.append(Message("assistant", tuple(parts)))
+            self.calls, self.ended = calls_of(record.parts, record.step), {}
         elif type(record) is Ended:
             self.ended[record.call] = Ok(record.withheld) if record.withheld else record.outcome
             if len(self.ended) == len(self.calls):
                 self.pair(None)
-
-    def _gathered(self, slot: Slot) -> None:
-        self.messages.extend([d.message for d in slot.delivered])
-        self.messages.extend(slot.messages)
-
-    def _replied(self, reply: Replied) -> None:
-        parts = [part for part in reply.parts if type(part) is not Text or part.text]
-        if any(type(part) is not Text or not part.text.isspace() for part in parts):
-            # An answer that says nothing is no message: models refuse a conversation that has one.
-            self.messages.append(Message("assistant", tuple(parts)))
-        self.calls = calls_of(reply.parts, reply.step)
-        self.ended = {}
 
     def pair(self, end: Outcome | None) -> None:
         """Give every call its result: a history with an unanswered call could not be continued."""
@@ -85,8 +78,8 @@ def calls_of(parts: Sequence[Part], step: int) -> dict[str, ToolCall]:
 
 def result_message(call: ToolCall, outcome: ToolOutcome) -> Message:
     """What the model is told of a call that ended."""
-    files = outcome.files if isinstance(outcome, Ok) else ()
-    return Message("tool", (ToolResult(call.id, call.name, told(outcome), STATUS[type(outcome)], files),))
+    content, files = (outcome.value, outcome.files) if isinstance(outcome, Ok) else (told(outcome), ())
+    return Message("tool", (ToolResult(call.id, call.name, content, STATUS[type(outcome)], files),))
 
 
 def told(outcome: ToolOutcome) -> object:

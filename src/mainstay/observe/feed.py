@@ -158,6 +158,7 @@ class Feed:
         # Channels without events, for as long as a reader holds one: what is published later must reach it.
         self._quiet: WeakValueDictionary[str, Channel] = WeakValueDictionary()
         self._hushed = False  # whether there may be any: asked for every event, and cheaper than counting them
+        self.unread = True  # no session has a channel, nor had one since the last `trim`: nothing needs to be looked up
         # Where new channels begin: beyond all that were dropped, so that a cursor of one of those is a gap.
         self._start = 0
         self.closed = False
@@ -173,6 +174,7 @@ class Feed:
         channel = self.listening(session_id)
         if channel is None:
             channel = self._channels[session_id] = Channel(self, session_id, self._start)
+            self.unread = False
         return channel
 
     def listening(self, session_id: str) -> Channel | None:
@@ -229,6 +231,7 @@ class Feed:
             if not channel.busy:
                 self._quiet[session_id], self._hushed = self._channels.pop(session_id), True
                 self._start = max(self._start, channel.next + 1)
+        self.unread = not self._channels and not self._hushed
 
 
 class TurnEvents:
@@ -248,7 +251,7 @@ class TurnEvents:
     def emit(self, kind: type[LiveEvent], /, **fields: Any) -> None:
         if self._parts:
             self.flush()
-        channel = self._feed.listening(self._session_id)
+        channel = None if self._feed.unread else self._feed.listening(self._session_id)
         if channel is not None:
             if kind is TurnCommitted:
                 channel.head = split(self._turn_id, 1)[1][0]
@@ -256,8 +259,9 @@ class TurnEvents:
 
     def text(self, step: int, text: str) -> None:
         if not self._parts or step != self._step:
-            self.flush()
-            channel = self._feed.listening(self._session_id)
+            if self._parts:
+                self.flush()
+            channel = None if self._feed.unread else self._feed.listening(self._session_id)
             if channel is None:
                 return
             if not channel.unread:

@@ -264,7 +264,8 @@ class ProcessWorker:
         if not placed:
             self.admission.take_beyond(self.place_needs)
         run = self.runs[row.id] = ProcessRun(row, self, self.id)
-        _ = self.runner.run(ProcessTask(self, run))
+        task = ProcessTask(self, run)
+        _ = self._supervisor.spawn(self.runner.run(task), task.name)
         if self.mode.leaving:
             run.leave()  # it became ours too late; its engine releases it, so that nothing of it is abandoned unseen
 

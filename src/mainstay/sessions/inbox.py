@@ -72,7 +72,7 @@ class Inbox:
         digest = hashlib.blake2b(encode((kind == "note", message)), digest_size=16).digest() if key is not None else b""
         worker = self._turns.worker_for(agent)
         accept = Accept(session_id, agent, body, op, now, kind, checked, digest, worker, (*blobs, *files))
-        write = functools.partial(self._turns.write, session_id, accept)
+        write = functools.partial(self._turns.runner.write, session_id, accept)
 
         async def put_again() -> None:
             await save_files(self._store.blobs, given_message)
@@ -173,7 +173,7 @@ class TurnRequests:
         _, blobs = await spill(self._store, data)
         given = Spilled(blobs[0], len(data)) if blobs else answer
         resolve = Resolve(wait_id, given, self._clock.now(), self._worker.id if agents else None, agents)
-        write = functools.partial(self._turns.write, named(wait_id)[0], resolve)
+        write = functools.partial(self._turns.runner.write, named(wait_id)[0], resolve)
         put_again = functools.partial(spill, self._store, data)
         resolved: Resolved = await (write_referring(write, put_again) if blobs else write())
         if resolved.status == "accepted" and resolved.row is not None:
@@ -197,7 +197,7 @@ class TurnRequests:
     async def cancel(self, session_id: str, agent: str, request: CancelRequest, turn: int | None) -> CancelStatus:
         """Ask a turn to stop: the running one, or the given one. The request is on disk when this returns."""
         write = Cancel(SessionRef(session_id), request, self._clock.now(), turn, self._turns.worker_for(agent))
-        receipt: CancelReceipt[SessionRow] = await self._turns.write(session_id, write)
+        receipt: CancelReceipt[SessionRow] = await self._turns.runner.write(session_id, write)
         if receipt.status == "requested" and receipt.row is not None:
             self._turns.cancelled(receipt.row, request, receipt.turn)
         return receipt.status
@@ -205,7 +205,7 @@ class TurnRequests:
     async def resume(self, session_id: str, agent: str) -> bool:
         """Work again on a turn that is stuck. False when none is."""
         resume = Resume(SessionRef(session_id), self._clock.now(), self._turns.worker_for(agent), self._worker.lived)
-        row = await self._turns.write(session_id, resume)
+        row = await self._turns.runner.write(session_id, resume)
         if row is not None:
             self._turns.go_on(row)
         return row is not None

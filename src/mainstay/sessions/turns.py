@@ -10,6 +10,7 @@ What is in memory of a session (`CachedSession`) is a cache of what is on disk, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -38,7 +39,7 @@ from mainstay.model.process import ProcessRow
 from mainstay.model.record import Asking, Closed, Delivered, Framed, Record, Said
 from mainstay.model.session import CancelRequest, InboxRow, SessionRow, choice_for, load_settings
 from mainstay.model.transcript import Transcript
-from mainstay.model.write import CancelWon, Claim, Committed, Release, SessionRef, TurnScope, Write
+from mainstay.model.write import CancelWon, Claim, Committed, Release, SessionRef, TurnScope
 from mainstay.observe.feed import Feed, TurnEvents
 from mainstay.plugins.registry import Kept, PluginSession
 from mainstay.plugins.turn import TurnPlugins, plugins_of
@@ -99,11 +100,11 @@ class Turns:
         ports: TurnPorts,
         traces: TraceSink | None,
     ) -> None:
-        self._worker, self._mode, self._activity, self._feed = worker, mode, activity, feed
+        self._worker, self.mode, self._activity, self._feed = worker, mode, activity, feed
         self._supervisor, self._dispatcher, self._definitions = supervisor, dispatcher, definitions
-        self._models, self.cache, self._archive, self._outcomes = models, cache, archive, outcomes
+        self.models, self.cache, self._archive, self._outcomes = models, cache, archive, outcomes
         self._ports, self._traces = ports, traces
-        self._store, self._clock = dispatcher.store, dispatcher.clock
+        self.store, self.clock = dispatcher.store, dispatcher.clock
         caller = ModelCaller(dispatcher.admit, dispatcher.random, dispatcher.store.blobs, limits)
         self._handlers: dict[type[Effect], Handler] = {
             CallModel: caller.call,
@@ -111,26 +112,22 @@ class Turns:
             Checkpoint: self._checkpoint,
         }
         self._lean: dict[str, Setup] = {}
-        self.runner: ScopeRunner[SessionRow] = ScopeRunner(self, self._store, worker, supervisor, log.name)
+        self.runner: ScopeRunner[SessionRow] = ScopeRunner(self, self.store, worker, supervisor, log.name)
 
     @property
     def agents(self) -> tuple[str, ...]:
         """The agents whose turns may be begun here now: none while the Runtime drains, or in a copy of a store."""
-        return () if self._mode.draining or self._store.held() is not None else tuple(self._definitions)
+        return () if self.mode.draining or self.store.held() is not None else tuple(self._definitions)
 
     def worker_for(self, agent: str) -> str | None:
         """This worker, if it may begin turns of that agent now."""
-        may = agent in self._definitions and not self._mode.draining and self._store.held() is None
+        may = agent in self._definitions and not self.mode.draining and self.store.held() is None
         return self._worker.id if may else None
 
     # ------------------------------------------------------------------ what others wrote
 
-    async def write(self, session_id: str, write: Write[R]) -> R:
-        """Send a write that may give a session something to do. It may land although its caller is cancelled."""
-        return await self.runner.write(session_id, write)
-
     async def read(self, key: str) -> SessionRow | None:
-        return await self._store.session(key)
+        return await self.store.session(key)
 
     def is_unattended(self, row: SessionRow) -> bool:
         return row.owner == self._worker.id and row.state == "open" and self.cache.of(row.id).task is None
@@ -163,7 +160,8 @@ class Turns:
             # The turn before is committed, and its task has not heard of it yet or has still to tell plugins so.
             resident.following = row
             return
-        resident.task = self.runner.run(SessionTask(self, self._worker.id, resident, row, opening))
+        task = SessionTask(self, self._worker.id, resident, row, opening)
+        resident.task = self._supervisor.spawn(self.runner.run(task), task.name)
 
     def go_on(self, row: SessionRow) -> None:
         """Something was written about an open turn: wake its task, or launch one if the turn is ours."""
@@ -196,11 +194,11 @@ class Turns:
 
     async def claim(self, row: SessionRow) -> bool:
         """Take over an open turn and work on it."""
-        if row.agent not in self._definitions or not self.may_begin(row) or self._store.held() is not None:
+        if row.agent not in self._definitions or not self.may_begin(row) or self.store.held() is not None:
             return False
-        worker, now = self._worker, self._clock.now()
+        worker, now = self._worker, self.clock.now()
         death, lived = worker.death_of(row.owner), worker.lived
-        claimed = await self._store.write(Claim(SessionRef(row.id), worker.id, row.generation, now, None, death, lived))
+        claimed = await self.store.write(Claim(SessionRef(row.id), worker.id, row.generation, now, None, death, lived))
         if not claimed.won or claimed.row is None:
             if claimed.row is not None and claimed.row.state == "stuck" and row.turn is not None:
                 stuck = TurnFailed(turn_id(row.id, row.turn), "stuck", {"reason": claimed.row.reason})
@@ -215,20 +213,13 @@ class Turns:
 
     def may_begin(self, row: SessionRow) -> bool:
         """While draining, only what work in hand waits for is begun, and what stands before that in its session."""
-        if not self._mode.draining:
+        if not self.mode.draining:
             return True
-        return not self._mode.leaving and row.turn is not None and row.turn <= self.cache.needed.get(row.id, 0)
+        return not self.mode.leaving and row.turn is not None and row.turn <= self.cache.needed.get(row.id, 0)
 
-    def rests(self, resident: CachedSession, turn: int) -> None:
-        """The task of a session is over: its last turn has ended, is parked, or is not ours any more."""
-        session_id = resident.session_id
-        resident.task = resident.run = resident.turn = None
-        following, resident.following = resident.following, None
-        if following is not None and following.turn is not None and following.turn > turn:
-            self.launch(following)
-        elif self.cache.hosts(session_id):
-            _ = self._supervisor.spawn(self._outcomes.tell_queued(session_id), f"queued in {session_id}")
-        self.cache.rest(session_id)
+    def tell_queued(self, session_id: str) -> None:
+        """Let those that wait for a turn of this session know that it is only queued."""
+        _ = self._supervisor.spawn(self._outcomes.tell_queued(session_id), f"queued in {session_id}")
 
     async def turn(
         self, resident: CachedSession, row: SessionRow, scope: TurnScope, opening: Said | None
@@ -245,13 +236,11 @@ class Turns:
         definition = setup.definition
         if said.choice is not None or row.settings:
             kept = choice_for(load_settings(row.settings), row.turn or row.next) if row.settings else None
-            definition = await self._models.applied(definition, said.choice, kept)
-        run = resident.run = self._begin(setup, definition, row, scope, view, records)
+            definition = await self.models.applied(definition, said.choice, kept)
+        mail, resident.mail = opening is None or scope.turn > 1 or resident.mail, False
+        run = resident.run = self._begin(setup, definition, row, scope, view, records, mail)
         if opening is None:
             self._feed.channel(row.id)  # a reader from before a restart may come back with an old cursor
-        if opening is None or scope.turn > 1 or resident.mail:
-            run.journal.has_mail()
-        resident.mail = False
         if row.cancel is not None:
             run.control.cancel(decode_cancel(row.cancel))
         elif resident.cancel is not None and resident.cancel[0] == scope.turn:
@@ -286,12 +275,12 @@ class Turns:
         """The records of a turn that is ours as far as `row` tells. Raises Fenced where it is over meanwhile."""
         records = await self._archive.records(row, scope.turn)
         if type(records[-1]) is Closed:
-            now = await self._store.session_by_sid(scope.sid)
+            now = await self.store.session_by_sid(scope.sid)
             if now is None or now.turn != scope.turn or now.generation != scope.generation:
                 raise Fenced(turn_id(scope.session_id, scope.turn), scope.generation)
         return records
 
-    def _begin(  # what a turn is made of
+    def _begin(  # noqa: PLR0913  # what a turn is made of
         self,
         setup: Setup,
         definition: Definition,
@@ -299,6 +288,7 @@ class Turns:
         scope: TurnScope,
         view: View,
         records: list[Record],
+        mail: bool,
     ) -> Run:
         """A turn as far as its records tell, ready to be driven on."""
         said, name = records[0], turn_id(scope.session_id, scope.turn)
@@ -314,14 +304,14 @@ class Turns:
             framed = next((r for r in reversed(records) if type(r) is Framed), None)
             history = view.prompt() if framed is None else list(framed.summary)
         stalled = functools.partial(self.cache.tell, scope.session_id, scope.turn)
-        journal = TurnJournal(self._store, scope, len(records), self._clock, stalled)
+        journal = TurnJournal(self.store, scope, len(records), self.clock, stalled, mail)
         events = TurnEvents(self._feed, scope.session_id, name, asyncio.get_running_loop())
         # With a direct completion in flight the turn's own question was not asked; what was lost is told there.
         interrupted = 0 if type(records[-1]) is Asking else row.takeovers
         hooks, session, kept = None, setup.plugins, setup.kept
         if session is not None and kept is not None and (session.acts or setup.issues):
             hooks = functools.partial(self._hooks, session, kept, setup.take_issues())
-        return Run(scope, machine, journal, events, self._clock, definition, records, history, interrupted, hooks)
+        return Run(scope, machine, journal, events, self.clock, definition, records, history, interrupted, hooks)
 
     def _hooks(self, session: PluginSession, kept: Kept, issues: list[Issue], run: Run) -> TurnPlugins:
         return TurnPlugins(run, session, kept, self._ports.services(run), issues)
@@ -340,7 +330,7 @@ class Turns:
             return before, None
         probe = probe_of(self._traces, row.id, None if row.turn is None else turn_id(row.id, row.turn))
         try:
-            made = await equip(definition, row, view, records, self._store.blobs, resident.overlay, probe)
+            made = await equip(definition, row, view, records, self.store.blobs, resident.overlay, probe)
         except TurnAborted as refused:
             return Setup(definition), refused
         if before is not None:
@@ -358,7 +348,7 @@ class Turns:
         records = await self._archive.records(row, row.turn) if row.turn is not None else []
         definition = self._definitions[row.agent]
         probe = probe_of(self._traces, row.id)
-        made = await equip(definition, row, view, records, self._store.blobs, resident.overlay, probe)
+        made = await equip(definition, row, view, records, self.store.blobs, resident.overlay, probe)
         kept = resident.setup
         if kept is not None and (resident.run is not None or kept.fits(row, resident.overlay)):
             return kept  # somebody was faster: all use one, or what one changes the other would undo
@@ -419,24 +409,6 @@ class Turns:
                 self.cache.tell(scope.session_id, number, result)
         return None if isinstance(ended, Parked) else ended.row
 
-    async def give_back(self, scope: TurnScope) -> None:
-        try:
-            await self._store.write(Release(scope, self._clock.now()))
-        except (Fenced, SessionDeleted):
-            return
-
-    async def set_aside(self, scope: TurnScope, error: Exception) -> None:
-        """Park this one turn with the reason, and answer those who wait for it."""
-        reason = f"{type(error).__name__}: {error}"
-        told = error
-        if isinstance(error, MemoryError):  # as whoever asks later is told
-            told = TurnFailed(turn_id(scope.session_id, scope.turn), "stuck", {"reason": reason})
-        self.cache.tell(scope.session_id, scope.turn, told)
-        try:
-            await self._store.write(Release(scope, self._clock.now(), stuck=reason))
-        except Exception as second:  # the turn stays ours, and is found without a task
-            log.error("turn %s.%s could not be parked: %s", scope.session_id, scope.turn, second)
-
     # ------------------------------------------------------------------ parts of a turn
 
     async def _checkpoint(self, run: Run, effect: Checkpoint) -> None:
@@ -444,7 +416,7 @@ class Turns:
         inputs: tuple[Delivered, ...] = ()
         if run.journal.mail and run.machine.may_ask():  # else it would not be answered here: the next turn does
             run.journal.take_mail()
-            found = await self._store.inbox(run.scope.sid)
+            found = await self.store.inbox(run.scope.sid)
             inputs = await self._read(run, found) if found else ()
         plugins = None if run.hooks is None else plugins_of(run)
         messages = () if plugins is None or not plugins.at_boundaries else await plugins.at(effect.at)
@@ -458,7 +430,7 @@ class Turns:
         for row in rows:
             if row.kind == "queue" or row.input in held:
                 continue
-            records = await load(self._store, run.scope.sid, row.input, row.input)
+            records = await load(self.store, run.scope.sid, row.input, row.input)
             said = records[0][1] if records else None
             if isinstance(said, Said):
                 found.append(Delivered(row.input, said.message))
@@ -474,20 +446,18 @@ class SessionTask:
     ) -> None:
         self._turns, self._worker, self._session, self._row, self._opening = turns, worker, session, row, opening
         self._scope: TurnScope | None = None
-
-    @property
-    def name(self) -> str:
-        return f"turn {self._row.id}.{self._row.turn}"
+        self.name = f"turn {row.id}.{row.turn}"
 
     async def work(self) -> None:
+        turns = self._turns
         while (row := self._row).turn is not None and row.owner == self._worker:
             scope = self._scope = TurnScope(row.id, row.sid, row.turn, self._worker, row.generation)
-            if not self._turns.may_begin(row):
+            if turns.mode.draining and not turns.may_begin(row):
                 raise Leaving
             self._session.turn = row.turn
             work = CurrentWork(self._worker, (row.id, row.turn)).begin()
             try:
-                after = await self._turns.turn(self._session, row, scope, self._opening)
+                after = await turns.turn(self._session, row, scope, self._opening)
             finally:
                 work.end()
             if after is None:
@@ -496,16 +466,35 @@ class SessionTask:
 
     async def give_back(self) -> None:
         if self._scope is not None:
-            await self._turns.give_back(self._scope)
+            with contextlib.suppress(Fenced, SessionDeleted):
+                await self._turns.store.write(Release(self._scope, self._turns.clock.now()))
 
     async def set_aside(self, error: Exception) -> None:
-        if self._scope is not None:
-            await self._turns.set_aside(self._scope, error)
+        """Park this one turn with the reason, and answer those who wait for it."""
+        scope, turns = self._scope, self._turns
+        if scope is None:
+            return
+        reason, told = f"{type(error).__name__}: {error}", error
+        if isinstance(error, MemoryError):  # as whoever asks later is told
+            told = TurnFailed(turn_id(scope.session_id, scope.turn), "stuck", {"reason": reason})
+        turns.cache.tell(scope.session_id, scope.turn, told)
+        try:
+            await turns.store.write(Release(scope, turns.clock.now(), stuck=reason))
+        except Exception as second:  # the turn stays ours, and is found without a task
+            log.error("turn %s.%s could not be parked: %s", scope.session_id, scope.turn, second)
 
     def stopped(self, error: Exception | None) -> None:
-        session, row, cache = self._session, self._row, self._turns.cache
+        """The last turn has ended, is parked, or is not ours any more."""
+        session, row, turns = self._session, self._row, self._turns
         if error is not None and not isinstance(error, Leaving):
             session.view = None  # it may be ahead of what another worker committed
         if isinstance(error, SessionDeleted | StoreUnavailable):
-            cache.tell(row.id, row.turn or 0, error)
-        self._turns.rests(session, 0 if self._scope is None else self._scope.turn)
+            turns.cache.tell(row.id, row.turn or 0, error)
+        session.task = session.run = session.turn = None
+        following, session.following = session.following, None
+        last = 0 if self._scope is None else self._scope.turn
+        if following is not None and following.turn is not None and following.turn > last:
+            turns.launch(following)
+        elif turns.cache.hosts(row.id):
+            turns.tell_queued(row.id)
+        turns.cache.rest(row.id)

@@ -48,6 +48,7 @@ from mainstay.tools.artifacts import SessionArtifacts
 from mainstay.tools.attempt import (
     BEGIN,
     NOT_SEEN,
+    RUN_BODY,
     TOOL_RETRIES,
     Again,
     Ask,
@@ -203,7 +204,6 @@ def body_is_over(wait: WaitRow) -> bool:
     return wait.state != "open" or decode_pending(wait.body).reason != RESERVED
 
 
-_HERE = Circumstances(here=True)
 _NOT_STARTED = Failed("processes_unavailable", "nothing can be started in the background here")
 
 WITHHELD = "what it said is withheld: plugins have not seen it"
@@ -350,7 +350,7 @@ class ActiveCall(CallHost):
         held = run.held.get(call.call) if call.started else None
         if held is not None:
             self.ready = held
-            return next_need(call, held.entry.spec, _HERE)
+            return RUN_BODY  # this run recorded its start, and has not begun its body
         found = self.checked()
         if isinstance(found, Ready):
             self.ready = found
@@ -461,7 +461,7 @@ class ActiveCall(CallHost):
         now = shared.clock.now()
         if call.due > now:
             await shared.clock.sleep((TOOL_RETRIES.due(call.due, now) - now) / 1000)
-        store = call.store or ("" if call.attempts else run.journal.store_id)
+        store = call.store or ("" if call.attempts else run.journal.store_id())
         if ready.entry.provider is not None:
             context = self.open_context(ready, call.attempts + 1, store)
             context.close()  # preparation has no effects
@@ -638,7 +638,8 @@ class ActiveCall(CallHost):
                 self._hand_over(seconds)
             case AttemptResult(end, blobs, withheld):
                 stop = stop_of(control) if control.stopping else None
-                verdict = settle(end, call, self.spec, stop, self.run.room >= 2)
+                spec = self.spec if self.ready is None else self.ready.entry.spec
+                verdict = settle(end, call, spec, stop, self.run.room >= 2)
                 if isinstance(verdict, EndCall):
                     self.end(verdict.outcome, blobs, withheld)
                 elif isinstance(verdict, TryAgain):
@@ -702,7 +703,8 @@ class ActiveCall(CallHost):
             self.waits.opened.append(self.waits.revoked(call, "deferred"))
             answer = Answered("revoked")
         self.answer = None
-        at, slot, blobs = shared.clock.now(), self._slot(), (*blobs, *[artifact.digest for artifact in artifacts])
+        slot = self._slot() if self.decisions or self.said else run.slot()
+        at, blobs = shared.clock.now(), (*blobs, *[artifact.digest for artifact in artifacts])
         attempts, repeated = call.attempts, call.repeated
         run.record(Ended(call.call, outcome, attempts, repeated, spent, at, slot, artifacts, answer, withheld), blobs)
         run.events.emit(ToolFinished, call_id=self.id, tool=call.name, outcome=outcome)
@@ -881,12 +883,9 @@ class ActiveCall(CallHost):
 
     def _slot(self) -> Slot | None:
         """What a record of this call carries: what the turn has gathered, and what plugins decided about the call."""
-        slot = self.run.slot()
-        decisions, said = self.decisions, self.said
-        if not decisions and not said:
-            return slot
+        slot, decisions, said = self.run.slot(), self.decisions, self.said
         self.decisions, self.said = (), ()
-        return replace(slot or Slot(), decisions=decisions, queued=said)
+        return replace(slot or Slot(), decisions=decisions, queued=said) if decisions or said else slot
 
 
 def _approval_needed(name: str) -> Failed:

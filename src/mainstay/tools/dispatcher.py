@@ -106,8 +106,8 @@ class Dispatcher:
                     await calls.waits.flush()
                     if control.nudged and waiting:
                         await calls.read_answers()
-                    elif not calls.has_ended():
-                        await control.pause()
+                    elif not any(each.late or each.task is None or each.task.done() for each in running):
+                        await control.pause()  # only now: what ended during the write has woken nothing
         finally:
             # Whatever ended the round, no body of it goes on: a fenced owner must not act any more.
             for active in calls.active.values():
@@ -154,19 +154,12 @@ class Round:
         for active, need in todo:
             active.start(need)
 
-    def collect(self) -> bool:
-        """Record what has ended since the last look, in the order in which the model asked; whether any call runs."""
-        running = False
+    def collect(self) -> list[ActiveCall]:
+        """Record what has ended since the last look, in the order in which the model asked; the calls that run on."""
         for active in self.active.values():
-            task = active.task
-            if task is not None and (active.late or task.done()):
+            if active.task is not None and (active.late or active.task.done()):
                 active.collect()
-            running = running or active.task is not None
-        return running
-
-    def has_ended(self) -> bool:
-        """Whether a call has ended that is not collected."""
-        return any(each.late or each.task.done() for each in self.active.values() if each.task is not None)
+        return [active for active in self.active.values() if active.task is not None]
 
     async def park(self) -> Parked | None:
         """Leave the turn to the disk; None when an answer came in between."""

@@ -110,7 +110,9 @@ def is_json(kind: Any) -> bool:
 
 def shown(kind: Any) -> str:
     """A type as its author wrote it."""
-    return kind.__qualname__.rpartition("<locals>.")[2] if isinstance(kind, type) and not get_args(kind) else str(kind)
+    return (
+        kind.__qualname__.rpartition("<locals>.")[2] if isinstance(kind, type) and not get_args(kind) else quoted(kind)
+    )
 
 
 def _type_variable(kind: Any) -> Any:

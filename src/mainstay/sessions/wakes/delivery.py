@@ -211,7 +211,7 @@ class Wakes:
         numbers = tuple(row.number for row, _ in known)
         worker = self._turns.worker_for(agent)
         deliver = Deliver(session_id, agent, numbers, body, op, now, turn, worker, blobs, stuck)
-        write = functools.partial(self._turns.write, session_id, deliver)
+        write = functools.partial(self._turns.runner.write, session_id, deliver)
         put_again = functools.partial(spill, self._store, whole)
         accepted = await (write_referring(write, put_again) if blobs else write())
         if accepted is not None and not accepted.opened:
