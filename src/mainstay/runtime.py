@@ -303,7 +303,7 @@ class Runtime:
         await self._supervisor.finish(2.0)
 
     def _close(self, parts: SessionParts) -> None:
-        """The store cannot be used any more: fail every waiter with the error."""
+        """The Runtime is closed: fail every waiter with RuntimeClosed."""
         parts.mode.advance(Stage.CLOSED)
         for session in parts.cache.all():
             for turn in parts.cache.awaited(session.session_id):
