@@ -47,7 +47,7 @@ class Place:
 
 async def crash(runtime: Runtime) -> None:
     """End a Runtime as SIGKILL would, as far as one process can: nothing more is recorded, its lock is free."""
-    runtime._worker.abandon()
+    await runtime._worker.abandon()
     for tasks in (runtime._background, runtime._supervisor):
         await tasks.stop()
     runtime._pulse.stop()

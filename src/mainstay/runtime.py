@@ -407,7 +407,7 @@ class Runtime:
     async def resolve(self, key: str, value: Any = None, *, error: str | None = None) -> None:
         """Complete a deferred tool call by its signed key: with a value, or as failed with `error`."""
         parts = self._open()
-        wait = verify(self._store.secret(), key)
+        wait = verify(await self._store.secret(), key)
         plain = clean(value)
         answer = Answer("value", plain) if error is None else Answer("error", plain, clean_text(error))
         encode_checked(answer, "the completion")

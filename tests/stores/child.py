@@ -44,7 +44,7 @@ async def openings(path: str, count: str) -> None:
     sys.stdin.readline()
     stores = [SqliteStore(path) for _ in range(int(count))]
     await asyncio.gather(*[store.open() for store in stores])
-    print_line(stores[0].secret().hex())
+    print_line((await stores[0].secret()).hex())
     for store in stores:
         await store.close()
 
@@ -126,7 +126,7 @@ async def forked(path: str) -> None:
     store = SqliteStore(path)
     await store.open()
     lease = store.lease("w1")
-    lease.hold()
+    await lease.hold()
     await turn(store, "mine", b"mine", 1)
     child = os.fork()
     if child == 0:
@@ -141,7 +141,7 @@ async def forked(path: str) -> None:
             store.close().send(None)
         except StopIteration:
             answers.append(None)
-        lease.drop()
+        await lease.drop()
         for answer in answers:
             print_line(type(answer).__name__)
         os._exit(0)

@@ -69,7 +69,7 @@ async def fill_process(store: Store, number: int) -> None:
 async def served(store: Store) -> list[object]:
     """Everything that was acknowledged, as a reader gets it."""
     found: list[object] = [await store.sessions(SessionFilter(limit=1000)), await store.open_sessions()]
-    found += [await store.workers(), await store.waits(), store.secret()]
+    found += [await store.workers(), await store.waits(), await store.secret()]
     for number in range(SESSIONS):
         row = await store.session(f"session-{number}")
         if row is None:

@@ -32,10 +32,10 @@ async def used(store: SqliteStore) -> dict[str, int]:
     """The modes of a store that has every file that a store can have."""
     await turn(store, "s", b"said", 1)
     lease = store.lease("w1")
-    lease.hold()
+    await lease.hold()
     await store.blobs.put(b"a blob")
     found = modes(store.path.parent)
-    lease.drop()
+    await lease.drop()
     # The folder that a blob was written in before it had its name: of any name, and as private as the others.
     spare = [name for name in found if name.startswith("agent.db-blobs/") and f"/{BLOB[:2]}" not in name]
     assert {found.pop(name) for name in spare} <= {found["agent.db-blobs"]}

@@ -70,7 +70,7 @@ async def test_a_file_from_before_there_were_processes_is_brought_forward(tmp_pa
         connection.execute("PRAGMA user_version = 2")
 
     async with opened(path) as store:
-        assert store.secret() == secret
+        assert await store.secret() == secret
         assert await store.processes(ProcessFilter()) == []
         await begun(store)
         await store.write(Accept("s", "clerk", b"said", "op", 1))

@@ -138,7 +138,7 @@ async def test_locks_of_workers_are_not_made_or_removed_through_a_linked_folder(
 
     async with opened(received) as store:
         with pytest.raises(StoreUnavailable, match="it is a link"):
-            store.lease("mine").hold()
+            await store.lease("mine").hold()
         (row,) = await store.workers()
         assert not await store.proven_dead(row)
 
@@ -152,7 +152,7 @@ async def test_a_link_in_place_of_a_workers_lock_proves_nothing(received: Path, 
     async with opened(received) as store:
         assert not await store.proven_dead(WorkerRow("w-1", "", "", 1, 1))
         with pytest.raises(StoreUnavailable, match="it is a link"):
-            store.lease("w-1").hold()
+            await store.lease("w-1").hold()
 
     assert victim.read_bytes() == VICTIM
 

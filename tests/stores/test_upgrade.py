@@ -77,7 +77,7 @@ async def test_an_upgrade_killed_at_any_statement_leaves_a_file_that_opens(tmp_p
         store = SqliteStore(tmp_path / f"killed-{number}.db")
         await store.open()
         try:
-            assert store.secret() == SECRET
+            assert await store.secret() == SECRET
             assert (len(store.identity()), store.held()) == (13, None)
             assert await store.processes(ProcessFilter()) == []
             assert (await store.facts(deep=True)).checks == ("ok",)

@@ -92,7 +92,7 @@ class Worker:
         return round((self._clock.monotonic() - self._born) * 1000)
 
     async def start(self) -> None:
-        self._lease.hold()
+        await self._lease.hold()
         self._renewed = self._clock.monotonic()
         await self._store.write(Beat(self._row))
 
@@ -103,11 +103,11 @@ class Worker:
             # The freed lock says the same to whoever looks.
             log.warning("worker %s leaves without a word: %s", self.id, error)
         finally:
-            self._lease.drop()
+            await self._lease.drop()
 
-    def abandon(self) -> None:
+    async def abandon(self) -> None:
         """Let go of the lock without a word, as a crash would."""
-        self._lease.drop()
+        await self._lease.drop()
 
     def renew(self) -> None:
         """Send one beat, from any thread."""

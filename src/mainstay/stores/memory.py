@@ -520,7 +520,7 @@ class MemoryStore:
     def held(self) -> str | None:
         return self.rows.held
 
-    def secret(self) -> bytes:
+    async def secret(self) -> bytes:
         return self.rows.secret
 
     def lease(self, worker_id: str) -> MemoryLease:
@@ -536,10 +536,10 @@ class MemoryLease:
     def __init__(self, rows: MemoryRows, worker_id: str) -> None:
         self._rows, self._id, self.process = rows, worker_id, os_process.name()
 
-    def hold(self) -> None:
+    async def hold(self) -> None:
         self._rows.alive.add(self._id)
 
-    def drop(self) -> None:
+    async def drop(self) -> None:
         self._rows.alive.discard(self._id)
 
 

@@ -260,7 +260,7 @@ class Both:
     async def open(self) -> None:
         await self.store.open()
         # What a store has for good: its id and its secret. Another life of it must find the same.
-        found = (self.store.identity(), self.store.secret(), self.store.held())
+        found = (self.store.identity(), await self.store.secret(), self.store.held())
         known, self._known = self._known or found, found
         agree(known, found, "the id and the secret of the store after it was opened again")
 

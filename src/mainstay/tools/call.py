@@ -463,6 +463,7 @@ class ActiveCall(CallHost):
             await shared.clock.sleep((TOOL_RETRIES.due(call.due, now) - now) / 1000)
         store = call.store or ("" if call.attempts else run.journal.store_id())
         if ready.entry.provider is not None:
+            await self._sign(ready)
             context = self.open_context(ready, call.attempts + 1, store)
             context.close()  # preparation has no effects
             found = await prepared(ready, context)
@@ -504,6 +505,8 @@ class ActiveCall(CallHost):
         spec, tool, call = ready.entry.spec, ready.entry.tool, run.machine.state.calls[self.key]
         needs = () if spec.limit is None and spec.resource is None else needs_of(spec)
         try:
+            if spec.deferred:
+                await self._sign(ready)
             if not shared.worker.sure():
                 await self._confirm_owner()
         except BaseException:  # also a cancellation
@@ -740,6 +743,11 @@ class ActiveCall(CallHost):
 
     # ------------------------------------------------------------------ its context
 
+    async def _sign(self, ready: Ready) -> None:
+        """Make the key by which a deferred call is completed from outside."""
+        if ready.entry.spec.deferred and self._key is None:
+            self._key = sign(await self.shared.store.secret(), completion_of(self.run, self.key))
+
     def open_context(self, ready: Ready, attempt: int, store: str) -> ToolContext[Any]:
         """What one attempt is given, of a call whose first attempt started in `store`. The running task works for the
         call from here on."""
@@ -748,8 +756,6 @@ class ActiveCall(CallHost):
         if self._work is not None:
             self._work.end()  # that of its preparation
         self._work = CurrentWork(shared.worker.id, (scope.session_id, scope.turn), depth=depth()).begin()
-        if ready.entry.spec.deferred:
-            self._key = sign(shared.store.secret(), completion_of(run, self.key))
         return ToolContext(
             session_id=scope.session_id,
             turn_id=run.turn_id,

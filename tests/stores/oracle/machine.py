@@ -44,7 +44,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.compared = False
         self.seen = Seen()
         self.store = self.opened()
-        self.secret = self.store.secret()
+        self.secret = self.run(self.store.secret())
 
     def opened(self) -> Store:
         store = self.place.store()
@@ -230,7 +230,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert by_key(found, "id") == sorted(model.waits.values(), key=lambda w: w["id"])
         assert by_key(await store.workers(), "id") == sorted(model.workers.values(), key=lambda w: w["id"])
         assert by_key(await store.deaths(), "scope") == sorted(model.deaths.values(), key=lambda d: d["scope"])
-        assert store.secret() == self.secret, "the secret of a store never changes"
+        assert await store.secret() == self.secret, "the secret of a store never changes"
 
 
 def by_key(rows: Sequence[Any], key: str) -> list[Plain]:

@@ -198,9 +198,9 @@ class OutsideRules(StoreMachine):
     @rule(worker=workers)
     def a_worker_whose_lease_is_held_is_never_proven_dead(self, worker: str) -> None:
         lease = self.store.lease(worker)
-        lease.hold()
+        self.run(lease.hold())
         assert not self.run(self.store.proven_dead(WorkerRow(worker, "here", "boot", 7, 0)))
-        lease.drop()
+        self.run(lease.drop())
 
     # ------------------------------------------------------------------ branch and delete
 

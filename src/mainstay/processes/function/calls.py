@@ -157,11 +157,15 @@ class Calls:
 
     `interrupted` counts the workers that died since the newest record: what was in flight then may have been attempted
     before. `stopped_unknown`: a cancel request stopped a step that had begun. `segment` is the last checkpoint.
+    `secret` is the store's, which seeds the randomness of branches.
     """
 
-    def __init__(self, run: EngineRun, row: ProcessRow, replay: Replay, scheduler: Scheduler, host: Host) -> None:
+    def __init__(
+        self, run: EngineRun, row: ProcessRow, replay: Replay, scheduler: Scheduler, host: Host, secret: bytes
+    ) -> None:
         self.run, self.row, self.journal = run, row, run.journal
         self.replay, self.scheduler, self.host, self.clock = replay, scheduler, host, host.clock
+        self.secret = secret
         self.segment: Segment = replay.segment
         self.interrupted = row.takeovers
         self.stopped_unknown = False

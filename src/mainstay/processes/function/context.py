@@ -471,7 +471,7 @@ class ProcessContext(Generic[Deps]):
             # A restored copy has the secret of its original, and must not draw the same for what begins in it.
             store = calls.host.store.identity() if first is None else first.store
             place = f"{store and store + '#'}{self.process_id}#{calls.segment.number}#{branch.key}".encode()
-            seed = hmac.new(calls.host.store.secret(), place, hashlib.sha256).digest()
+            seed = hmac.new(calls.secret, place, hashlib.sha256).digest()
             found = self._randoms[branch.key] = SeededRandom(int.from_bytes(seed, "big"))
         return found
 

@@ -244,7 +244,7 @@ class FunctionEngine:
         function = self._named(run.registration.definition)
         assert function is not None, "a worker takes what its engine knows"
         replay = Replay(run.row.id, await run.journal.load() if run.resumed else ())
-        row = run.row
+        row, secret = run.row, await self._host.store.secret()
         if not row.registration.events and row.registration.open_signals:
             # Started by its name alone, where what the function declares was not known.
             declares = replace(row.registration, events=function.events, open_signals=function.open_signals)
@@ -252,7 +252,7 @@ class FunctionEngine:
         while True:
             scheduler = Scheduler(run, replay, self._host.skew.seconds_until)
             await run.listen(scheduler, replay.segment.floor)
-            calls = Calls(run, row, replay, scheduler, self._host)
+            calls = Calls(run, row, replay, scheduler, self._host, secret)
             context: ProcessContext[Any] = ProcessContext(calls, function.bind)
             try:
                 return await self._run_code(function, context, calls, run)

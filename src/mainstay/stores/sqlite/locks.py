@@ -382,7 +382,7 @@ class FileLease:
         self._folder = Path(f"{database}-workers")
         self._descriptor: int | None = None
 
-    def hold(self) -> None:
+    async def hold(self) -> None:
         if not _is_ours(self._id):
             raise InternalError(f"worker id {self._id!r} is no name for a file")
         access = access_of(self._database)
@@ -391,10 +391,10 @@ class FileLease:
             self._descriptor = open_lock(self._folder / self._id, access)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         except OSError as error:
-            self.drop()
+            await self.drop()
             raise StoreUnavailable(f"cannot lock a file in {self._folder}: {error.strerror}") from None
 
-    def drop(self) -> None:
+    async def drop(self) -> None:
         """Free the lock, which proves that this worker is gone; whether or not the file can be removed."""
         if self._descriptor is not None and close_lock(self._descriptor):
             with contextlib.suppress(OSError):

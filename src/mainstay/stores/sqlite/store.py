@@ -347,7 +347,7 @@ class SqliteStore:
     def held(self) -> str | None:
         return self._file.held if self._file is not None else None
 
-    def secret(self) -> bytes:
+    async def secret(self) -> bytes:
         return self._secret
 
     def lease(self, worker_id: str) -> FileLease:

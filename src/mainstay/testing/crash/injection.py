@@ -68,6 +68,7 @@ from mainstay.ports.store import SWEEP_GRACE, BlobStore, Store, WorkerLease
 from mainstay.ports.tool import CallContext, ToolProvider
 from mainstay.providers.fallback import Fallback
 from mainstay.sessions.definition import Defined, Definition
+from mainstay.stores.rules.rows import run
 from mainstay.tools.catalog import Catalog, Entry
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool
@@ -492,16 +493,16 @@ class InstrumentedStore:
     def held(self) -> str | None:
         return self.inner.held()
 
-    def secret(self) -> bytes:
-        return self.inner.secret()
+    async def secret(self) -> bytes:
+        return await self._faults.uncounted(self.inner.secret())
 
     async def proven_dead(self, worker: WorkerRow) -> bool:
         return await self.inner.proven_dead(worker)
 
     def lease(self, worker_id: str) -> WorkerLease:
         lease = self.inner.lease(worker_id)
-        # As the kernel does for a killed process: its lock is released.
-        self._faults.on_death.append(lease.drop)
+        # As the kernel does for a killed process: its lock is released. Stores that are killed here free it at once.
+        self._faults.on_death.append(lambda: run(lease.drop()))
         return InstrumentedLease(lease, self._faults)
 
 
@@ -531,13 +532,13 @@ class InstrumentedLease:
     def __init__(self, inner: WorkerLease, faults: FaultInjector) -> None:
         self._inner, self._faults = inner, faults
 
-    def hold(self) -> None:
+    async def hold(self) -> None:
         if not self._faults.dead:
-            self._inner.hold()
+            await self._inner.hold()
 
-    def drop(self) -> None:
+    async def drop(self) -> None:
         if not self._faults.dead:
-            self._inner.drop()
+            await self._inner.drop()
 
     @property
     def process(self) -> str:
