@@ -60,9 +60,8 @@ def _is_quick(item: pytest.Item) -> bool:
         return False
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     modes = [params.get("mode"), getattr(params.get("crash"), "mode", None)]
-    return "sqlite" not in (params.get("place"), params.get("store")) and not {"lost", "hang", "late", "unheard"} & {
-        mode for mode in modes if isinstance(mode, str)
-    }
+    on_file = any(str(params.get(name)).startswith("sqlite") for name in ("place", "store"))
+    return not on_file and not {"lost", "hang", "late", "unheard"} & {mode for mode in modes if isinstance(mode, str)}
 
 
 @pytest.fixture

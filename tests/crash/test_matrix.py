@@ -20,6 +20,8 @@ DEATHS = [
     for mode, fate in ruling.fates().items()
 ]
 WRITES = [r.point for r in RULINGS if r.late or r.point.split()[0] in ("accept", "resolve", "sweep", "beat", "retire")]
+SAMPLE = 5
+"""Of the deaths while a thread commits, one in so many: it is killed elsewhere, but what it wrote is the same."""
 KILLS = [death for death in DEATHS if str(death.id).split()[0] in ("before", "lost")]
 
 
@@ -74,6 +76,11 @@ def test_kill_in_process_has_its_ruled_fate(crash: Crash, fate: Fate, store: Sto
     check(play(scenario, [crash], store=store, timeout=60), fate)
 
 
+@pytest.mark.parametrize(("crash", "fate"), DEATHS[::SAMPLE])
+def test_kill_in_process_has_its_ruled_fate_when_a_thread_commits(crash: Crash, fate: Fate) -> None:
+    check(play(scenario, [crash], store="sqlite-thread", timeout=60), fate)
+
+
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("point", WRITES)
 def test_lost_reply_costs_nothing_while_the_process_lives(point: str, store: StoreKind) -> None:
@@ -86,6 +93,12 @@ def test_lost_reply_costs_nothing_while_the_process_lives(point: str, store: Sto
 @pytest.fixture(scope="module")
 def forks() -> Generator[ForkServer, None, None]:
     with ForkServer(scenario, timeout=60) as ready:
+        yield ready
+
+
+@pytest.fixture(scope="module")
+def forks_with_thread() -> Generator[ForkServer, None, None]:
+    with ForkServer(scenario, timeout=60, store="sqlite-thread") as ready:
         yield ready
 
 
@@ -103,6 +116,14 @@ def test_real_kill_has_its_ruled_fate(forks: ForkServer, crash: Crash, fate: Fat
     check(forks.play([crash]), fate)
 
 
+@pytest.mark.kill
+@pytest.mark.parametrize(("crash", "fate"), KILLS[::SAMPLE])
+def test_real_kill_has_its_ruled_fate_when_a_thread_commits(
+    forks_with_thread: ForkServer, crash: Crash, fate: Fate
+) -> None:
+    check(forks_with_thread.play([crash]), fate)
+
+
 def ruled(statement: Statement) -> Fate:
     """Killed before its COMMIT was executed, a write has not happened, whatever statements of it had."""
     mode: Mode = "hang" if statement.slow else "before"
@@ -111,23 +132,26 @@ def ruled(statement: Statement) -> Fate:
 
 @pytest.mark.kill
 @pytest.mark.slow
-@pytest.mark.parametrize("slow", [False, True], ids=["at once", "after a slow disk"])
+@pytest.mark.parametrize("variant", ["on the loop", "on a thread", "on a thread, after a slow disk"])
 def test_kill_inside_any_transaction_leaves_nothing_of_it(
-    forks: ForkServer, slow: bool, record_property: Callable[[str, object], None]
+    forks: ForkServer, forks_with_thread: ForkServer, variant: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """At each statement that writes; with a slow disk at each COMMIT, while the rest of the process goes on."""
-    assert forks.play().problems == []
-    statements = [s for s in forks.statements if s.text == "COMMIT" or not slow]
-    for seen in statements:
+    """At each statement that writes; of those on a thread a sample; with a slow disk at each COMMIT, while the rest of
+    the process goes on."""
+    server, slow = forks if variant == "on the loop" else forks_with_thread, variant.endswith("disk")
+    assert server.play().problems == []
+    commits = sum(s.text == "COMMIT" for s in server.statements)
+    statements = [s for s in server.statements if s.text == "COMMIT" or not slow]
+    for seen in statements[:: SAMPLE if variant == "on a thread" else 1]:
         statement = Statement(seen.number, seen.text, seen.within, slow)
         try:
-            check(forks.play([statement]), ruled(statement))
+            check(server.play([statement]), ruled(statement))
         except AssertionError as error:
             error.add_note(f"killed at statement {seen.number}, {seen.text!r}, of {seen.within!r}")
             raise
 
-    assert sum(s.text == "COMMIT" for s in statements) == 1 + len(WRITES), "one transaction a write, one for the schema"
-    record_property("mainstay", f"crash: {len(statements)} real kills inside transactions{', slow disk' * slow}")
+    assert commits == 1 + len(WRITES), "one transaction a write, one for the schema"
+    record_property("mainstay", f"crash: {len(statements)} real kills inside transactions {variant}")
 
 
 # ---------------------------------------------------------------------- coverage
@@ -140,7 +164,7 @@ def test_every_row_of_the_failure_model_is_covered_or_owed(record_property: Call
 
     assert covered <= rows
     assert rows - covered <= owed
-    cases = len(STORES) * (len(DEATHS) + len(WRITES)) + len(KILLS)
+    cases = len(STORES) * (len(DEATHS) + len(WRITES)) + len(KILLS) + len(DEATHS[::SAMPLE]) + len(KILLS[::SAMPLE])
     record_property(
         "mainstay", f"crash matrix: {len(RULINGS)} points, {cases} cases, {len(covered)} of 22 rows covered"
     )

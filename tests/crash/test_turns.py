@@ -50,9 +50,10 @@ async def only_enter(lab: Lab) -> None:
 
 
 @pytest.mark.kill
-def test_nothing_is_acknowledged_before_it_is_on_disk() -> None:
+@pytest.mark.parametrize("store", ["sqlite", "sqlite-thread"])
+def test_nothing_is_acknowledged_before_it_is_on_disk(store: StoreKind) -> None:
     """The process dies in a COMMIT, a while after it came to it: of the schema, the worker, the input, the turn."""
-    with ForkServer(say_once, only_enter, timeout=60) as forks:
+    with ForkServer(say_once, only_enter, timeout=60, store=store) as forks:
         forks.play()
         commits = [Statement(s.number, slow=True) for s in forks.statements if s.text == "COMMIT"][:4]
         played = [forks.play([commit]) for commit in commits]

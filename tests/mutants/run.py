@@ -29,7 +29,7 @@ TESTS = {
     "swallow-lost-reply": ["tests/crash/test_matrix.py", "-k", "in_process and memory and lost and accept"],
     "run-before-start": ["tests/crash/test_windows.py", "-k", "in_process and approved and once and after and effect"],
     "acknowledge-before-commit": ["tests/crash/test_turns.py", "-k", "acknowledged"],
-    "split-commit": ["tests/crash/test_matrix.py", "-k", "inside_any_transaction and once"],
+    "split-commit": ["tests/crash/test_matrix.py", "-k", "inside_any_transaction and loop"],
     "forget-cancel": ["tests/crash/test_halted.py", "-k", "has_its_ruled_fate and memory and lost and cancel"],
     "act-after-relief": ["tests/runtime/test_relieved.py"],
     "upgrade-in-pieces": ["tests/stores/test_upgrade.py"],

@@ -1,5 +1,6 @@
 """Where the stores under test keep their rows."""
 
+import math
 import shutil
 import tempfile
 from pathlib import Path
@@ -29,6 +30,9 @@ class InOneFile:
     The next store opens a copy of them, without the shared-memory file, so that it has to recover the WAL.
     """
 
+    loop_sync = math.inf
+    """The event loop commits whatever it can."""
+
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="mainstay-store-"))
         self._lives = 0
@@ -38,7 +42,7 @@ class InOneFile:
         return self._folder / str(self._lives) / "agent.db"
 
     def store(self) -> SqliteStore:
-        return SqliteStore(self.path)
+        return SqliteStore(self.path, self.loop_sync)
 
     async def crash(self, store: Store) -> None:
         before = self.path
@@ -54,3 +58,9 @@ class InOneFile:
 
     def clear(self) -> None:
         shutil.rmtree(self._folder)
+
+
+class InOneFileOnAThread(InOneFile):
+    """The writer thread commits everything."""
+
+    loop_sync = 0.0

@@ -16,13 +16,14 @@ from mainstay.testing.store_contract import Author, StoreContract, answer, store
 from tests.stores.network import OverNetwork
 from tests.stores.oracle.lives import lives_of
 from tests.stores.oracle.model import StoreModel
-from tests.stores.places import InMemory, InOneFile
+from tests.stores.places import InMemory, InOneFile, InOneFileOnAThread
 
 TestMemoryLives = pytest.mark.fuzz(lives_of(InMemory))
 TestSqliteLives = pytest.mark.fuzz(lives_of(InOneFile))
 TestNetworkLives = pytest.mark.fuzz(lives_of(OverNetwork))
 
 TestSqliteStore = pytest.mark.fuzz(store_contract(InOneFile))
+TestSqliteStoreOnAThread = pytest.mark.fuzz(store_contract(InOneFileOnAThread))
 TestNetworkStore = pytest.mark.fuzz(store_contract(OverNetwork))
 
 

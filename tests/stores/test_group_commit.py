@@ -69,12 +69,17 @@ class Notebook:
         self.break_on: dict[str, int] = {}
         self.at_commit: list[str] = []
         self.rollback_fails = 0
-        self.is_tired = False
+        self.is_tired = self.locked = False
+        self.threads: dict[str, str] = {}
         self.on_apply: Callable[[str], None] = lambda name: None
         self._open: list[str] = []
 
     def begin(self) -> None:
         self._open = []
+
+    def begin_nowait(self) -> bool:
+        self._open = []
+        return not self.locked
 
     def apply(self, write: Write[Any]) -> Any:
         self.on_apply(name(write))
@@ -84,6 +89,7 @@ class Notebook:
             self.break_on[name(write)] -= 1
             raise OSError("the disk coughs")
         self._open.append(name(write))
+        self.threads[name(write)] = threading.current_thread().name
         return f"receipt of {name(write)}"
 
     def commit(self) -> None:

@@ -44,6 +44,8 @@ from mainstay.stores.sqlite.rows import SqlRows
 log = logging.getLogger("mainstay.store")
 
 PAGE_SIZE = 1024
+BUSY_TIMEOUT = 10
+"""Seconds for which a connection waits for the transaction of another program."""
 
 OURS = ("tip", "nodes")
 """Tables that every store of ours has had from its first transaction on."""
@@ -116,7 +118,12 @@ def connect(path: Path) -> Connection:
     with reading(path):
         check_beside(path)
         connection = sqlite3.connect(
-            path, timeout=10, isolation_level=None, check_same_thread=False, cached_statements=256, factory=Connection
+            path,
+            timeout=BUSY_TIMEOUT,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+            factory=Connection,
         )
         _open_connections.add(connection)
         try:
@@ -289,7 +296,7 @@ class Sweep(Write[int], frozen=True):
 
 
 class WriterFile:
-    """The writing connection and the lock file. Born on a thread, then used by the writer's only."""
+    """The writing connection and the lock file. Used by one thread at a time (`GroupWriter`)."""
 
     def __init__(self, path: Path, blobs: FileBlobs) -> None:
         self._path, self._blobs = path, blobs
@@ -314,6 +321,7 @@ class WriterFile:
         self._places = [(name, identity(name)) for name in (str(path), self._wal, f"{path}-shm")]
         self._lock.free()
         self._folded = self._freed = False
+        self._busy_timeout: float = BUSY_TIMEOUT
         self._doomed: dict[str, int] = {}
         self._rows = SqlRows(self._connection, self._has_blob)
         self._transaction = Transaction(self._rows)
@@ -387,14 +395,41 @@ class WriterFile:
         if (gone := self._displaced()) is not None:
             self._fold(gone)
             raise self._refusal(gone)
-        self._doomed.clear()
         if self._connection.lock is None:  # it was closed by a rollback
             self._connection = connect(self._path)
+            self._busy_timeout = BUSY_TIMEOUT
             self._rows = SqlRows(self._connection, self._has_blob)
+        self._begin(BUSY_TIMEOUT)
+
+    def begin_nowait(self) -> bool:
+        """Begin unless another process writes or there is something to put right, which may take long: then `begin`
+        does it, and says what is wrong."""
+        if self._connection.lock is None:
+            return False
+        try:
+            if not self._lock.hold_nowait():
+                return False
+            if self._displaced() is None:
+                self._begin(0)
+                return True
+        except Exception as error:
+            log.debug("a transaction on %s could not begin at once: %s", self._path, error)
+        self.rollback()
+        return False
+
+    def _begin(self, busy_timeout: float) -> None:
+        """`busy_timeout`: seconds for which another program's transaction is waited for."""
+        self._wait_for_others(busy_timeout)
+        self._doomed.clear()
         self._transaction = Transaction(self._rows)
         self._connection.execute("BEGIN IMMEDIATE")
         if self._rows.begin():
             self._read_marks(self._connection)  # it may have been restored meanwhile
+
+    def _wait_for_others(self, seconds: float) -> None:
+        if seconds != self._busy_timeout:
+            self._connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
+            self._busy_timeout = seconds
 
     def apply(self, write: Write[Any]) -> Any:
         self._unfolded += 1
@@ -447,6 +482,7 @@ class WriterFile:
         if gone != self._wal or self._folded:
             return False
         try:
+            self._wait_for_others(BUSY_TIMEOUT)
             self._folded = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
         except sqlite3.Error as error:
             log.error("%s is not under its name any more, and cannot be folded into %s: %s", gone, self._path, error)
@@ -490,6 +526,7 @@ class WriterFile:
 
     def rest(self) -> None:
         """Nothing waits: give back pages that are free, or fold the WAL, which has grown, back into the file."""
+        self._wait_for_others(BUSY_TIMEOUT)
         if self._freed:
             self._freed = self._give_back()
         if not self._freed:

@@ -1,14 +1,21 @@
-"""Group commit: one thread writes for everybody, and everything that waits shares one fsync.
+"""Group commit: everything that waits shares one transaction and one fsync.
+
+There are two ways to write. The light writes of one pass of the store's event loop are collected and committed at its
+end, on the loop's own thread: handing them to another thread and back costs more than all that is done with them there.
+The loop waits for nothing but the sync, and for that only while syncs are fast. Everything else goes to the writer
+thread: large writes and batches, writes that refer to blobs or change many rows, writes from other threads (renewals
+among them, which a blocked loop must not hold up), and whatever finds a lock taken. It also folds the WAL.
 
 The rules, each with a test:
 
-- Writes are taken in the order they were submitted, so order within a scope is kept.
+- Writes are taken in the order they were submitted, on both ways together: the loop writes only what overtakes nothing.
 - A refused write (a typed error, raised before it changed anything) fails alone, and with it the later writes of the
   same scope in that batch, with the same error: they were made in the belief that it would land. Scopes are owned
   turns and processes; every write from outside is a scope of its own.
 - A batch that cannot even begin, because the file is not to be had, fails as a whole.
 - A batch that fails as a whole, in a statement or at COMMIT, is rolled back; then each of its writes is read back, in
-  case the commit had landed after all, and otherwise sent again in a transaction of its own.
+  case the commit had landed after all, and otherwise sent again in a transaction of its own. This is the thread's work,
+  also for a batch that failed on the loop.
 - A process that is out of memory or threads is told so by `StoreUnavailable`; the thread lives on.
 - A cancelled `await` cancels nothing here: the write lands, only nobody hears of it.
 - A write's size is capped before it gets here, so one session cannot hold up the rest.
@@ -19,17 +26,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import queue
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from mainstay.errors import MainstayError, StoreUnavailable
-from mainstay.model.write import OwnedScope, Write
+from mainstay.errors import MainstayError, StoreInherited, StoreUnavailable
+from mainstay.model.write import Accept, Advance, Append, Claim, Commit, OwnedScope, Register, Release, Write
+from mainstay.stores import os_process
 from mainstay.stores.os_process import NO_THREAD, OUT_OF_MEMORY
 
 log = logging.getLogger("mainstay.store")
@@ -38,6 +47,17 @@ MAX_BATCH = 512
 PATIENCE = 256
 """A tired backend rests when nothing waits; where something always waits, after so many batches."""
 
+LOOP_SYNC = 0.002
+"""Seconds that a commit may take on average for the event loop to wait for it."""
+RECENT_SYNCS = 8
+"""Commits that the average is about. One that takes so many times the limit exceeds it alone."""
+STALLS_APART = 100
+"""After a slow commit, the loop leaves writing to the thread for so many times as long as it took."""
+LOOP_BATCH = 128
+"""Writes that the loop commits at once: a few milliseconds, for which its other tasks wait."""
+LIGHT_BYTES = 16 * 1024
+"""Bytes of one record in a light write."""
+
 SHORT_OF_MEMORY = 0.01
 """Seconds to wait for others to give memory back."""
 
@@ -45,9 +65,13 @@ Done = Callable[[Any, BaseException | None], None]
 
 
 class Backend(Protocol):
-    """The store's side of the writer; called from the writer's thread only."""
+    """The store's side of the writer; called by one thread at a time."""
 
     def begin(self) -> None: ...
+
+    def begin_nowait(self) -> bool:
+        """Begin unless anything is to be waited for or put right first. False has changed nothing."""
+        ...
 
     def apply(self, write: Write[Any]) -> Any: ...
 
@@ -65,7 +89,7 @@ class Backend(Protocol):
 
 
 class Item:
-    """A write, and who hears of its end. Born on any thread, ended on the writer's."""
+    """A write, and who hears of its end. Born on any thread, ended on the one that writes it."""
 
     __slots__ = ("done", "error", "future", "loop", "receipt", "write")
 
@@ -81,20 +105,57 @@ class Item:
         self.error: BaseException | None = None
 
 
-class GroupWriter:
-    """The writer thread and its queue. `None` in the queue ends it."""
+class SyncPace:
+    """Whether syncs are fast enough for an event loop to wait for them. Used on the loop's thread only.
 
-    def __init__(self, backend: Backend, name: str) -> None:
+    A sync that stalls sends the following writes to the writer thread at once, and for a hundred times as long as it
+    took; then one batch tries again. So a slow disk costs the loop one stall, and about a hundredth of its time.
+    """
+
+    def __init__(self, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._clock = limit, clock
+        self._average: float | None = None
+        self._not_before = 0.0 if limit > 0 else math.inf
+
+    def is_fast(self) -> bool:
+        return self._clock() >= self._not_before
+
+    def note(self, took: float) -> None:
+        average = took if self._average is None else self._average + (took - self._average) / RECENT_SYNCS
+        self._average = average
+        if average > self._limit:
+            self._average, self._not_before = None, self._clock() + STALLS_APART * took
+
+
+class GroupWriter:
+    """Both ways to write, in one order.
+
+    `_queue` holds what the thread is to write, `None` to end it, and `_doubtful` a batch that failed on the loop: its
+    commit may have landed. Both are filled from any thread, and emptied under `_in_use`, which is held as long as the
+    backend is used. So a loop that gets `_in_use` and finds both empty overtakes nothing. `_collected` belongs to the
+    loop.
+    """
+
+    def __init__(self, backend: Backend, name: str, loop_sync: float = LOOP_SYNC) -> None:
         self._backend = backend
-        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._queue: deque[Item | None] = deque()
+        self._doubtful: Sequence[Item] = ()
+        self._in_use = threading.Lock()
+        # A token says that the queue may hold something. One is enough, whatever it holds.
+        self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._wakeup: Wakeup | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._collected: list[Item] = []
+        self._pace = SyncPace(loop_sync)
+        self._pid = os_process.pid()
         # Made beforehand: when it is needed there is no memory to make one.
         self._exhausted = StoreUnavailable(OUT_OF_MEMORY)
         self.batches = 0
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """`loop` is where most writes come from: it is told of their end by the cheapest way there is."""
+        """`loop` is where most writes come from: it commits the light ones itself, and is told of the end of others by
+        the cheapest way there is."""
         if loop is not None:
             self._wakeup = wakeup_of(loop, _resolve)
         try:
@@ -103,48 +164,126 @@ class GroupWriter:
             if self._wakeup is not None:
                 self._wakeup.close()
             raise StoreUnavailable(NO_THREAD.format(error)) from None
+        self._loop = loop
+
+    def leave_loop(self) -> None:
+        """Hand over what is collected, and collect no more. On the loop, before `stop`."""
+        self._loop = None
+        self._hand_over(self._take_collected())
 
     def stop(self) -> None:
         """End after what is queued; waits for it."""
-        self._queue.put(None)
+        self._queue.append(None)
+        self._tokens.put(None)
         self._thread.join()
 
     def write(self, write: Write[Any]) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._queue.put(Item(write, loop, future))
+        item = Item(write, loop, future)
+        if loop is not self._loop:
+            self._hand_over([item])
+        elif is_light(write) and self._pace.is_fast():
+            if not self._collected:
+                loop.call_soon(self._flush)
+            self._collected.append(item)
+        else:
+            self._hand_over([*self._take_collected(), item])
         return future
 
     def submit(self, write: Write[Any], done: Done) -> None:
         """The same from any thread; `done` is called on the writer's, even while the event loop is blocked."""
-        self._queue.put(Item(write, done=done))
+        self._hand_over([Item(write, done=done)])
+
+    def _hand_over(self, items: list[Item]) -> None:
+        self._queue.extend(items)
+        if self._tokens.empty():  # one that is there is taken after this, and finds the items
+            self._tokens.put(None)
+
+    # ------------------------------------------------------------------ the event loop
+
+    def _take_collected(self) -> list[Item]:
+        taken, self._collected = self._collected, []
+        return taken
+
+    def _flush(self) -> None:
+        """Commit what one pass of the loop has collected, or hand it over where anything but the sync is to be waited
+        for."""
+        batch = self._take_collected()
+        if not batch:
+            return  # handed over meanwhile, to keep the order
+        if os_process.pid() != self._pid:  # in a forked child: its parent has a flush of its own
+            for item in batch:
+                item.error = StoreInherited(self._pid, os_process.pid())
+            _resolve(batch)
+        elif len(batch) > LOOP_BATCH or not self._in_use.acquire(blocking=False):
+            self._hand_over(batch)
+        else:
+            try:
+                written = self._commit_on_loop(batch)
+            finally:
+                self._in_use.release()
+            if written:
+                _resolve(batch)
+
+    def _commit_on_loop(self, batch: list[Item]) -> bool:
+        """False where the thread has it now: to write it, or to find out which of its writes landed."""
+        backend = self._backend
+        try:
+            if self._queue or self._doubtful or not backend.begin_nowait():
+                self._hand_over(batch)
+                return False
+            self.batches += 1
+            self._apply_all(batch)
+            began = time.perf_counter()
+            backend.commit()
+            self._pace.note(time.perf_counter() - began)
+        except BaseException as error:  # also what a signal handler of the host raises: no write may be forgotten
+            self._doubtful = batch
+            with contextlib.suppress(Exception):  # the thread does it again
+                backend.rollback()
+            self._tokens.put(None)
+            if not isinstance(error, Exception):
+                raise
+            return False
+        if backend.tired():
+            self._tokens.put(None)  # only the thread folds the WAL
+        return True
 
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        take, going = self._queue.get, True
+        going = True
         while going:
-            batch, going = self._gather(take())
-            if batch:
-                self._serve(batch)
+            self._tokens.get()
+            with self._in_use:
+                doubtful, self._doubtful = self._doubtful, ()
+                batch, going = self._gather()
+                self._serve(self._write_singly, doubtful)
+                self._serve(self._write_batch, batch)
+                if self._backend.tired() and (not self._queue or self.batches % PATIENCE == 0):
+                    self._rest()
+            # Without the lock: the loop, once woken, finds it free. And before anything else: whatever ran here now
+            # would keep the loop from the GIL.
+            _insist(self._announce, doubtful)
+            _insist(self._announce, batch)
+            while self._backend.tired() and not self._queue:
+                with self._in_use:
+                    if not self._rest():
+                        break  # and otherwise in small steps, each of which may find that something waits
         if self._wakeup is not None:
             self._wakeup.close()
 
-    def _serve(self, batch: list[Item]) -> None:
-        """Write a batch and tell how it ended. Nothing ends the thread: whoever writes next would wait for ever."""
+    def _serve(self, work: Callable[[Sequence[Item]], None], batch: Sequence[Item]) -> None:
+        """Write a batch. Nothing ends the thread: whoever writes next would wait for ever."""
+        if not batch:
+            return
         self.batches += 1
         try:
-            self._write_batch(batch)
+            work(batch)
         except Exception:  # out of memory in what handles errors: each write may have landed or not
             for item in batch:
                 item.receipt, item.error = None, self._exhausted
-        backend, waiting = self._backend, self._queue
-        if backend.tired() and (waiting.empty() or self.batches % PATIENCE == 0):
-            self._rest()
-        # Before anything else, and then back to waiting: whatever ran here now would keep the loop from the GIL.
-        _insist(self._announce, batch)
-        while backend.tired() and waiting.empty() and self._rest():
-            pass  # in small steps, each of which may find that something waits
 
     def _rest(self) -> bool:
         try:
@@ -154,17 +293,20 @@ class GroupWriter:
             return False
         return True
 
-    def _gather(self, item: Item | None) -> tuple[list[Item], bool]:
+    def _gather(self) -> tuple[list[Item], bool]:
         """Everything that waits, up to a batch; and whether to go on after it."""
         batch: list[Item] = []
-        while item is not None:
+        while self._queue and len(batch) < MAX_BATCH:
+            item = self._queue[0]
+            if item is None:
+                return batch, False
             _insist(batch.append, item)
-            if len(batch) >= MAX_BATCH or self._queue.empty():
-                return batch, True
-            item = self._queue.get()  # at once: nobody else takes from it
-        return batch, False
+            self._queue.popleft()
+        if self._queue:
+            self._tokens.put(None)
+        return batch, True
 
-    def _write_batch(self, batch: list[Item]) -> None:
+    def _write_batch(self, batch: Sequence[Item]) -> None:
         try:
             self._backend.begin()
         except Exception as error:  # whatever it was, everybody waits for an answer and the thread must live
@@ -176,7 +318,7 @@ class GroupWriter:
         except Exception:  # whoever caused it, the others of the batch must not suffer: each is tried alone
             self._write_singly(batch)
 
-    def _give_up(self, batch: list[Item], error: Exception) -> None:
+    def _give_up(self, batch: Sequence[Item], error: Exception) -> None:
         """The file is not to be had: told at once to all, who would otherwise wait for it one after the other."""
         with contextlib.suppress(Exception):
             self._backend.rollback()
@@ -184,7 +326,7 @@ class GroupWriter:
         for item in batch:
             item.error = refusal
 
-    def _apply_all(self, batch: list[Item]) -> None:
+    def _apply_all(self, batch: Sequence[Item]) -> None:
         failed: dict[object, BaseException] = {}
         for item in batch:
             if _follows(item, failed):
@@ -195,7 +337,7 @@ class GroupWriter:
                 item.error = refusal
                 failed[scope_of(item.write)] = refusal
 
-    def _write_singly(self, batch: list[Item]) -> None:
+    def _write_singly(self, batch: Sequence[Item]) -> None:
         failed: dict[object, BaseException] = {}
         try:
             self._backend.rollback()
@@ -224,7 +366,7 @@ class GroupWriter:
             item.error = self._backend.mapped(error)
             self._backend.rollback()
 
-    def _announce(self, batch: list[Item]) -> None:
+    def _announce(self, batch: Sequence[Item]) -> None:
         """Tell everybody, with one wake-up per event loop."""
         if len(batch) == 1 and batch[0].loop is not None:
             self._wake(batch[0].loop, batch)
@@ -242,7 +384,7 @@ class GroupWriter:
         for loop, items in by_loop.items():
             self._wake(loop, items)
 
-    def _wake(self, loop: asyncio.AbstractEventLoop, items: list[Item]) -> None:
+    def _wake(self, loop: asyncio.AbstractEventLoop, items: Sequence[Item]) -> None:
         if self._wakeup is not None and self._wakeup.loop is loop:
             self._wakeup.send(items)
             return
@@ -267,6 +409,18 @@ def scope_of(write: Write[Any]) -> object:
     return scope if isinstance(scope, OwnedScope) else None
 
 
+def is_light(write: Write[Any]) -> bool:
+    """Whether a write changes few rows and no large ones, and needs no look at a blob."""
+    if isinstance(write, Accept):
+        return not write.blobs and len(write.body) <= LIGHT_BYTES
+    if not isinstance(write, (Append, Commit, Advance)):
+        return isinstance(write, (Claim, Release)) or (isinstance(write, Register) and not write.blobs)
+    for node in write.records if isinstance(write, Advance) else write.nodes:
+        if len(node.body) > LIGHT_BYTES:
+            return False
+    return not write.blobs
+
+
 def _follows(item: Item, failed: dict[object, BaseException]) -> bool:
     """Whether a write was made in the belief that one would land which did not: then it fails too, for the same reason.
 
@@ -280,7 +434,7 @@ def _follows(item: Item, failed: dict[object, BaseException]) -> bool:
     return True
 
 
-def _resolve(items: list[Item]) -> None:
+def _resolve(items: Sequence[Item]) -> None:
     for item in items:
         future = item.future
         if future is None or future.done():

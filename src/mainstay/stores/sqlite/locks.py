@@ -126,7 +126,7 @@ class Noted(Struct, frozen=True):
 
 
 class LockFile:
-    """One per store and process. Used by the writer's thread; `noted` may be read from any."""
+    """One per store and process. Used by the thread that writes; `noted` may be read from any."""
 
     def __init__(self, path: Path, access: Access = PRIVATE, patience: float = PATIENCE) -> None:
         self.path, self._patience = path, patience
@@ -145,7 +145,7 @@ class LockFile:
     def hold(self) -> None:
         """Wait for it, but not for ever: a process that was stopped in a transaction must not stop all in silence."""
         until = time.monotonic() + self._patience
-        while not self._try():
+        while not self.hold_nowait():
             if time.monotonic() > until:
                 raise StoreUnavailable(
                     f"another process has held {self.path} for {self._patience:g} s: it was stopped in a transaction, "
@@ -153,7 +153,8 @@ class LockFile:
                 )
             time.sleep(0.001)
 
-    def _try(self) -> bool:
+    def hold_nowait(self) -> bool:
+        """Take it unless another process has it."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The SQLite store: one file, one writer thread, readers beside it.
+"""The SQLite store: one file, one writing connection, readers beside it.
 
     agent.db            the database, in WAL mode with synchronous=FULL: what is acknowledged has been synced
     agent.db-lock       held by whoever writes or checkpoints; it says what was last acknowledged
@@ -32,7 +32,7 @@ from mainstay.stores.files import access_of, shared
 from mainstay.stores.os_process import NO_THREAD, in_thread
 from mainstay.stores.sqlite import maintenance, records, schema
 from mainstay.stores.sqlite.database import Sweep, WriterFile, connect, fold, is_referred_to, read_nodes, reading
-from mainstay.stores.sqlite.group_commit import Done, GroupWriter
+from mainstay.stores.sqlite.group_commit import LOOP_SYNC, Done, GroupWriter
 from mainstay.stores.sqlite.locks import FileLease, LockFile, is_freed
 from mainstay.stores.sqlite.maintenance import on_thread
 from mainstay.stores.sqlite.records import (
@@ -61,13 +61,18 @@ SWEEP_AT_ONCE = 256
 
 
 class SqliteStore:
-    """A store in one file, which several processes may have open."""
+    """A store in one file, which several processes may have open.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    `loop_sync`: seconds that recent commits may take on average for the event loop to commit light writes itself,
+    rather than leave them to the writer thread. 0 leaves all to the thread.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], loop_sync: float = LOOP_SYNC) -> None:
         # Whole, and without links: a host may change its folder, and a file has one lock whatever it is called.
         self.path = Path(os.path.realpath(path))
         self.blobs = FileBlobs(Path(f"{self.path}-blobs"), self.path)
         self._pid = os_process.pid()
+        self._loop_sync = loop_sync
         self._file: WriterFile | None = None
         self._writer: GroupWriter | None = None
         self._reader: sqlite3.Connection | None = None
@@ -84,7 +89,7 @@ class SqliteStore:
             with reading(self.path):
                 self._reader = connect(self.path)
                 self._reader.execute("PRAGMA query_only = 1")
-            writer = GroupWriter(self._file, f"mainstay-writer {self.path.name}")
+            writer = GroupWriter(self._file, f"mainstay-writer {self.path.name}", self._loop_sync)
             writer.start(asyncio.get_running_loop())
         except BaseException:  # also when the opening is cancelled: the lock must not stay behind
             if self._reader is not None:
@@ -98,6 +103,7 @@ class SqliteStore:
     async def close(self) -> None:
         if self._writer is None or self._file is None or self._reader is None or self._pid != os_process.pid():
             return  # a forked child leaves its parent's connections alone
+        self._writer.leave_loop()
         parts, self._writer = (self._writer.stop, self._reader.close, self._file.close), None
         self._reader = self._file = None
         # On a thread, and shielded: a cancelled caller stops it neither half-way nor before it has begun.

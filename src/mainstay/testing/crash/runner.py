@@ -16,6 +16,7 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import math
 import os
 import signal
 import sqlite3
@@ -50,7 +51,8 @@ from mainstay.testing.crash.scenario import (
     without_logging,
 )
 
-StoreKind: TypeAlias = Literal["memory", "sqlite"]
+StoreKind: TypeAlias = Literal["memory", "sqlite", "sqlite-thread"]
+"""`sqlite` commits on the event loop whatever it can, `sqlite-thread` nothing. In use, the disk decides."""
 
 USUAL: tuple[Mode, ...] = ("before", "lost", "hang")
 REAL: tuple[Mode, ...] = ("before", "lost")
@@ -85,6 +87,7 @@ class Job(Struct, frozen=True):
     crash: Crash | None = None
     statement: Statement | None = None
     timeout: float = 30.0
+    store: StoreKind = "sqlite"
 
 
 class RunResult(Struct, frozen=True):
@@ -110,9 +113,15 @@ class ForkServer:
     """The server process, and the scenario it runs unless `play` is given another. Use it with `with`."""
 
     def __init__(
-        self, scenario: Callable[[Lab], Any], resume: Callable[[Lab], Any] | None = None, timeout: float = 30.0
+        self,
+        scenario: Callable[[Lab], Any],
+        resume: Callable[[Lab], Any] | None = None,
+        timeout: float = 30.0,
+        store: StoreKind = "sqlite",
     ) -> None:
-        self._scenario, self._resume, self._timeout = scenario, resume, timeout
+        if store == "memory":
+            raise InvalidDefinition("rows in memory end with their OS process: use one of the SQLite stores")
+        self._scenario, self._resume, self._timeout, self._store = scenario, resume, timeout, store
         refer_to(scenario)
         self._server: subprocess.Popen[bytes] | None = None
         self.statements: list[Statement] = []
@@ -178,6 +187,7 @@ class ForkServer:
             crash if isinstance(crash, Crash) else None,
             crash if isinstance(crash, Statement) else None,
             self._timeout,
+            self._store,
         )
         self._server.stdin.write(msgspec.json.encode(job) + b"\n")
         self._server.stdin.flush()
@@ -284,7 +294,7 @@ async def _live(job: Job, scenario: Callable[[Lab], Any]) -> RunResult:
     statements = _Statements(faults, job.statement)
     path = Path(job.folder, "crash.db")
     try:
-        await scenario(Lab(SqliteStore(path), faults, Ledger(Path(job.folder, "ledger"))))
+        await scenario(Lab(_sqlite(path, job.store), faults, Ledger(Path(job.folder, "ledger"))))
     except Exception as error:  # a scenario may raise anything: the process that judges it wants to know
         return RunResult(faults.trace, statements.seen, None, "".join(traceback.format_exception(error)))
     statements.enough = True
@@ -294,6 +304,10 @@ async def _live(job: Job, scenario: Callable[[Lab], Any]) -> RunResult:
         return RunResult(faults.trace, statements.seen, await capture(store))
     finally:
         await store.close()
+
+
+def _sqlite(path: Path, kind: StoreKind) -> SqliteStore:
+    return SqliteStore(path, loop_sync=0 if kind == "sqlite-thread" else math.inf)
 
 
 class _Statements:
@@ -397,12 +411,12 @@ class _Durable:
     """What outlives an incarnation: the rows or the file, and the ledger."""
 
     def __init__(self, kind: StoreKind, folder: Path) -> None:
-        self._rows = MemoryRows() if kind == "memory" else None
+        self._rows, self._kind = MemoryRows() if kind == "memory" else None, kind
         self._path = folder / "crash.db"
         self.ledger = Ledger()
 
     def store(self) -> Store:
-        return MemoryStore(self._rows) if self._rows is not None else SqliteStore(self._path)
+        return MemoryStore(self._rows) if self._rows is not None else _sqlite(self._path, self._kind)
 
     def capture(self) -> Ending:
         async def read() -> Ending:
