@@ -321,13 +321,13 @@ class ModelCaller:
         except (Exception, SystemExit) as error:  # what the provider gave may raise anything when it is looked at
             self._failed(attempt, ProviderError(error_text(error), code="provider_nonsense"))
             return
-        count, dropped = sum([type(part) is ToolCall for part in parts]), 0
-        started: tuple[int, ...] = ()
-        if count:
+        ids, dropped, started = [part.id for part in parts if type(part) is ToolCall], 0, tuple[int, ...]()
+        if count := len(ids):
             most = run.agent.budget.calls_per_reply
             if (most is not None and count > most) or PER_CALL * count >= run.room:
                 dropped, parts = count, tuple([part for part in parts if type(part) is not ToolCall])
-            parts = with_unique_ids(parts, run.turn_id, effect.step)
+            elif "" in ids or len(set(ids)) < count:
+                parts = with_unique_ids(parts, run.turn_id, effect.step)
             if not dropped and not effect.last and response.stop not in CUT_OFF and run.machine.may_call(count):
                 started = self._admit(run, effect.step, parts)
         if not self._budget.is_full:

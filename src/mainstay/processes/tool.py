@@ -76,7 +76,7 @@ from mainstay.tools.attempt import (
     settle,
 )
 from mainstay.tools.call import WITHHELD
-from mainstay.tools.catalog import Entry
+from mainstay.tools.catalog import ToolEntry
 from mainstay.tools.context import CallHost, ToolContext
 from mainstay.tools.define import Tool
 from mainstay.tools.dispatcher import Dispatcher
@@ -123,7 +123,7 @@ class Tools(Protocol):
 
     def offers(self, agent: str, name: str, session_id: str | None) -> bool: ...
 
-    async def find(self, agent: str, name: str, session_id: str | None, env: str | None) -> Entry | None:
+    async def find(self, agent: str, name: str, session_id: str | None, env: str | None) -> ToolEntry | None:
         """The tool, as the environment that was captured knows it."""
         ...
 

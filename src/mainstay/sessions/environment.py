@@ -30,7 +30,7 @@ from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.setup import contexts_of
 from mainstay.sessions.wakes.late_results import LateResults
-from mainstay.tools.catalog import Catalog, Entry, Membership
+from mainstay.tools.catalog import Catalog, Membership, ToolEntry
 from mainstay.tools.define import Tool
 from mainstay.tools.dispatcher import Dispatcher
 from mainstay.tools.output import Look
@@ -83,7 +83,7 @@ class Environments:
         plugins = definition.plugins
         return any(overrides(each, "tools") and each not in plugins.shared_tools for each in plugins.plugins)
 
-    async def find(self, agent: str, name: str, session_id: str | None, env: str | None) -> Entry | None:
+    async def find(self, agent: str, name: str, session_id: str | None, env: str | None) -> ToolEntry | None:
         definition = self._parts.definitions.get(agent)
         if definition is None:
             return None
@@ -92,7 +92,7 @@ class Environments:
             entry = _made_for(definition, name, session_id, await self._load(env))
         return entry
 
-    def _at_hand(self, definition: Definition, name: str, session_id: str | None) -> Entry | None:
+    def _at_hand(self, definition: Definition, name: str, session_id: str | None) -> ToolEntry | None:
         """What the session at work has goes before what its agent has: its plugins, and what its host laid over it."""
         found = None
         if session_id is not None:
@@ -135,7 +135,7 @@ class Environments:
         return Visible(self._service, self._home, asker)
 
 
-def _made_for(definition: Definition, name: str, session_id: str, env: Environment) -> Entry | None:
+def _made_for(definition: Definition, name: str, session_id: str, env: Environment) -> ToolEntry | None:
     """A tool that a plugin makes for single sessions, made for this one as it was."""
     settings = Settings(options=env.options, hidden=env.hidden)
     try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from mainstay.engine.journal import spill, write_referring
+from mainstay.engine.journal import SPILL_BYTES, spill, write_referring
 from mainstay.engine.lease import Worker
 from mainstay.engine.waiters import depth
 from mainstay.engine.waits import named, whole
@@ -68,7 +68,7 @@ class Inbox:
         op = f"{self._random.bits(64):016x}"
         record = Said(message, now, op, kind, checked, depth=depth(), choice=choice)
         whole = encode_checked(record, "the input")
-        body, blobs = await spill(self._store, whole)
+        body, blobs = (whole, ()) if len(whole) <= SPILL_BYTES else await spill(self._store, whole)
         digest = hashlib.blake2b(encode((kind == "note", message)), digest_size=16).digest() if key is not None else b""
         worker = self._turns.worker_for(agent)
         accept = Accept(session_id, agent, body, op, now, kind, checked, digest, worker, (*blobs, *files))

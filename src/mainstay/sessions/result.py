@@ -48,7 +48,9 @@ class TurnResult(Generic[T]):
         revive: Callable[[Any], Any] | None = None,
         late: Sequence[Issue] = (),
     ) -> None:
-        self.turn_id, self.session_id, self.outcome, self.usage = turn_id, session_id, own(outcome), usage
+        self.turn_id, self.session_id, self.usage = turn_id, session_id, usage
+        # JSON in it is the reader's own; an answer in words has none.
+        self.outcome = outcome if type(outcome) is Finished and outcome.value is None else own(outcome)
         self.records, self._history, self._past, self._revive = records, history, len(history), revive
         self._view: TurnView | None = None
         self._late = late

@@ -414,10 +414,11 @@ class Turns:
     async def _checkpoint(self, run: Run, effect: Checkpoint) -> None:
         """Deliver what was said to the running turn since the last boundary, from outside and by plugins."""
         inputs: tuple[Delivered, ...] = ()
-        if run.journal.mail and run.machine.may_ask():  # else it would not be answered here: the next turn does
+        if run.journal.mail:
             run.journal.take_mail()
             found = await self.store.inbox(run.scope.sid)
-            inputs = await self._read(run, found) if found else ()
+            if found and run.machine.may_ask():  # else it would not be answered here: the next turn does
+                inputs = await self._read(run, found)
         plugins = None if run.hooks is None else plugins_of(run)
         messages = () if plugins is None or not plugins.at_boundaries else await plugins.at(effect.at)
         run.machine.receive(Delivery(inputs, messages))

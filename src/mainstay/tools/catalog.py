@@ -30,7 +30,7 @@ from mainstay.tools.define import Tool, as_tool
 log = logging.getLogger("mainstay.tools")
 
 
-class Entry(Struct, frozen=True):
+class ToolEntry(Struct, frozen=True):
     """One callable tool: a function of ours, or a member of a provider's set.
 
     `fault` is why its input schema is no contract that arguments could be held to. It is then shown to no model.
@@ -61,14 +61,14 @@ class Catalog:
     """What can be called. Providers are asked again for every turn, so their sets may change."""
 
     def __init__(self, tools: Iterable[Any] = ()) -> None:
-        self._fixed: dict[str, Entry] = {}
+        self._fixed: dict[str, ToolEntry] = {}
         self._providers: list[ToolProvider] = []
         for item in tools:
             if isinstance(item, ToolProvider) and not isinstance(item, Tool):
                 self._providers.append(item)
             else:
                 tool = as_tool(item)
-                self._add(self._fixed, Entry(tool.spec, tool=tool))
+                self._add(self._fixed, ToolEntry(tool.spec, tool=tool))
         self._entries = self._fixed
         self._specs: tuple[ToolSpec, ...] = tuple(e.spec for e in self._fixed.values())
         self._json: bytes | None = None
@@ -76,7 +76,7 @@ class Catalog:
         self.refresh()
 
     @classmethod
-    def of(cls, entries: dict[str, Entry]) -> Catalog:
+    def of(cls, entries: dict[str, ToolEntry]) -> Catalog:
         """A catalogue of exactly these."""
         made = cls()
         made._fixed = made._entries = entries
@@ -97,7 +97,7 @@ class Catalog:
         return made
 
     @property
-    def entries(self) -> Mapping[str, Entry]:
+    def entries(self) -> Mapping[str, ToolEntry]:
         return self._entries
 
     def refresh(self) -> None:
@@ -116,14 +116,14 @@ class Catalog:
             self._specs = tuple(e.spec for e in entries.values() if e.fault is None)
             self.generation += 1
 
-    def _ask(self) -> dict[str, Entry]:
+    def _ask(self) -> dict[str, ToolEntry]:
         entries = dict(self._fixed)
         for provider in self._providers:
             for spec in _offered(provider):
                 self._add(entries, self._member(provider, spec))
         return entries
 
-    def _member(self, provider: ToolProvider, spec: object) -> Entry:
+    def _member(self, provider: ToolProvider, spec: object) -> ToolEntry:
         if not isinstance(spec, ToolSpec):
             raise InvalidDefinition(f"a set of tools offers a {type(spec).__name__}: its `specs()` are ToolSpecs")
         known = self._entries.get(spec.name)
@@ -132,15 +132,15 @@ class Catalog:
         fault = contract_fault(spec.input_schema)
         if fault is not None:
             log.warning("tool %s cannot be called: %s", spec.name, fault)
-        return Entry(spec, provider=provider, fault=fault)
+        return ToolEntry(spec, provider=provider, fault=fault)
 
     @staticmethod
-    def _add(entries: dict[str, Entry], entry: Entry) -> None:
+    def _add(entries: dict[str, ToolEntry], entry: ToolEntry) -> None:
         if entry.spec.name in entries:
             raise InvalidDefinition(f"two tools are named {entry.spec.name!r}: rename one with @tool(name=…)")
         entries[entry.spec.name] = entry
 
-    def get(self, name: str) -> Entry | None:
+    def get(self, name: str) -> ToolEntry | None:
         return self._entries.get(name)
 
     def specs(self) -> Sequence[ToolSpec]:
@@ -217,7 +217,7 @@ class Membership:
                 self._cache.popitem(last=False)
         return found
 
-    def get(self, name: str) -> Entry | None:
+    def get(self, name: str) -> ToolEntry | None:
         return self.current().get(name)
 
     def specs(self) -> Sequence[ToolSpec]:
@@ -265,7 +265,7 @@ class Membership:
 
     # ------------------------------------------------------------------ composing
 
-    def _all(self) -> dict[str, Entry]:
+    def _all(self) -> dict[str, ToolEntry]:
         entries = dict(self._base.entries) if self._with_base else {}
         if self._overlay is not None:
             entries.update(self._overlay.entries)

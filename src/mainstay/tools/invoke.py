@@ -36,7 +36,7 @@ from mainstay.model.own import own
 from mainstay.model.tool import Failed, PreparedCall, ToolOutcome
 from mainstay.ports.tool import CallContext
 from mainstay.tools.attempt import cut_off, failure, raised
-from mainstay.tools.catalog import Catalog, Entry
+from mainstay.tools.catalog import Catalog, ToolEntry
 from mainstay.tools.check import check
 from mainstay.tools.context import ToolContext
 from mainstay.tools.output import AttemptResult, OutputRules, returned
@@ -52,7 +52,7 @@ MAX_ARGS = 1024 * 1024
 class Ready(Struct, frozen=True, gc=False):
     """A call that may run. `kwargs` are a function's own arguments, converted to its types."""
 
-    entry: Entry
+    entry: ToolEntry
     call: PreparedCall
     kwargs: dict[str, Any] | None = None
 

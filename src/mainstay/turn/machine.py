@@ -373,7 +373,8 @@ class Machine:
 
     def _tool_ended(self, record: Ended) -> None:
         state = self.state
-        del state.calls[self._call(record.call).call]
+        if state.calls.pop(record.call, None) is None:
+            raise InternalError(f"turn {state.turn_id} does not wait for call {record.call}")
         self._keep(record)
         state.progress = state.progress or type(record.outcome) is Ok
         if not state.calls:

@@ -69,7 +69,7 @@ from mainstay.ports.tool import CallContext, ToolProvider
 from mainstay.providers.fallback import Fallback
 from mainstay.sessions.definition import Defined, Definition
 from mainstay.stores.rules.rows import run
-from mainstay.tools.catalog import Catalog, Entry
+from mainstay.tools.catalog import Catalog, ToolEntry
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool
 
@@ -652,22 +652,22 @@ class InstrumentedCatalog(Catalog):
         return InstrumentedCatalog(self._inner.extended(tools), self._faults, self._ledger)
 
     @property
-    def entries(self) -> Mapping[str, Entry]:
+    def entries(self) -> Mapping[str, ToolEntry]:
         return {name: self._wrap(entry) for name, entry in self._inner.entries.items()}
 
     @property
     def generation(self) -> int:  # type: ignore[override]
         return self._inner.generation
 
-    def get(self, name: str) -> Entry | None:
+    def get(self, name: str) -> ToolEntry | None:
         entry = self._inner.get(name)
         return None if entry is None else self._wrap(entry)
 
-    def _wrap(self, entry: Entry) -> Entry:
+    def _wrap(self, entry: ToolEntry) -> ToolEntry:
         if entry.tool is not None:
-            return Entry(entry.spec, tool=InstrumentedTool(entry.tool, self._faults, self._ledger))
+            return ToolEntry(entry.spec, tool=InstrumentedTool(entry.tool, self._faults, self._ledger))
         assert entry.provider is not None
-        return Entry(
+        return ToolEntry(
             entry.spec, provider=InstrumentedToolProvider(entry.provider, self._faults, self._ledger), fault=entry.fault
         )
 
