@@ -83,7 +83,8 @@ class Guarded(Generic[R]):
         try:
             step = work.send(None)
             while True:
-                self.own += cancelling() - before
+                if (after := cancelling()) != before:
+                    self.own += after - before
                 try:
                     thrown = None
                     yield step

@@ -32,11 +32,11 @@ _DELTAS = frozenset((TextDelta, ReasoningDelta, ToolCallDelta))
 class Reader:
     """One reader of a channel: registered there once, from its first wait to its last, and not for each event."""
 
-    __slots__ = ("_channel", "_waiter")
+    __slots__ = ("_channel", "waiter")
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._waiter: asyncio.Future[None] | None = None
+        self.waiter: asyncio.Future[None] | None = None
 
     def __enter__(self) -> Reader:
         self._channel.readers.add(self)
@@ -46,16 +46,16 @@ class Reader:
         self._channel.readers.discard(self)
 
     def wake(self, _: object = None) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
     async def wait(self) -> None:
         """Until something is published, or the channel ends. Nothing may be awaited between a look and this."""
-        self._waiter = asyncio.get_running_loop().create_future()
+        self.waiter = asyncio.get_running_loop().create_future()
         try:
-            await self._waiter
+            await self.waiter
         finally:
-            self._waiter = None
+            self.waiter = None
 
 
 class Channel:
@@ -69,6 +69,8 @@ class Channel:
         "__weakref__",
         "_events",
         "_feed",
+        "_prefix",
+        "_suffix",
         "_times",
         "first",
         "head",
@@ -81,6 +83,8 @@ class Channel:
 
     def __init__(self, feed: Feed, session_id: str, start: int) -> None:
         self._feed, self.session_id = feed, session_id
+        # Of its cursors, which are made for every piece of text.
+        self._prefix, self._suffix = f"{feed.incarnation}:", f":{session_id}"
         self.first = self.next = start
         self.head: int | None = None
         self.over, self.unread = False, True
@@ -89,14 +93,15 @@ class Channel:
         self.readers: set[Reader] = set()
 
     def publish(self, kind: type[LiveEvent], turn_id: str, fields: dict[str, Any]) -> None:
-        self.next += 1
-        self._events.append(kind(self.session_id, turn_id, self._feed.cursor(self.session_id, self.next), **fields))
+        self.next = position = self.next + 1
+        self._events.append(kind(self.session_id, turn_id, f"{self._prefix}{position}{self._suffix}", **fields))
         self._times.append(self._feed.monotonic())
         if len(self._events) > REPLAY_EVENTS:
             self._drop()
         self.unread = True
         for reader in self.readers:
-            reader.wake()
+            if reader.waiter is not None and not reader.waiter.done():
+                reader.waiter.set_result(None)
 
     def wake(self) -> None:
         for reader in self.readers:

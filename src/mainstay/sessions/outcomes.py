@@ -130,9 +130,9 @@ class Listener:
                     taken = self._channel.take(self._position)
                     if taken is not None:
                         event, self._position = taken
-                        if event.turn_id == turn_id or isinstance(event, Gap):
+                        if event.turn_id == turn_id or type(event) is Gap:
                             yield event
-                            if isinstance(event, TurnCommitted | WaitingFor):
+                            if type(event) is TurnCommitted or type(event) is WaitingFor:
                                 return
                     elif over.done():
                         return  # it ended in another process, whose events are not seen here
