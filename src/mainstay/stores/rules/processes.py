@@ -161,10 +161,12 @@ async def register(tx: Transaction, write: Register) -> Registered:
         if not same_asking(row.registration, registration):
             raise ProcessConflict(row.id)
         return Registered(row, known=True)
-    late = registration.parent is not None and await _is_over(tx, registration.parent, registration.id)
+    parent = registration.parent
+    late = parent is not None and await _is_over(tx, parent, registration.id)
     if is_task(registration) and isinstance(registration.origin, SessionOrigin):
         await check_name(tx, registration.origin.session_id, registration.name)
-    await check_blobs(tx, write.blobs)
+    if write.blobs:
+        await check_blobs(tx, write.blobs)
     created = Event(events.CREATED, at=write.at)
     owner = write.worker if registration.contract.may_begin else None
     claimed = int(owner is not None)
@@ -174,11 +176,11 @@ async def register(tx: Transaction, write: Register) -> Registered:
     tx.change(LogEvent(row.pid, 1, created, place))
     for session_id in write.grants:
         tx.change(PutGrant(session_id, row.pid))
-    tx.change(ReferToBlobs(-row.pid, write.blobs))
-    if late and registration.parent_end == "cancel":
+    if write.blobs:
+        tx.change(ReferToBlobs(-row.pid, write.blobs))
+    if late and parent is not None and registration.parent_end == "cancel":
         # It comes too late to be asked with the others.
-        request = CancelRequest(f"parent {registration.parent}", "its parent has ended")
-        row, _ = await asked_to_stop(tx, row, request, write.at)
+        row, _ = await asked_to_stop(tx, row, _request_of(parent), write.at)
     return Registered(row)
 
 
@@ -268,13 +270,15 @@ async def _taken(tx: Transaction, row: ProcessRow, write: Claim[ProcessRow]) -> 
 async def advance(tx: Transaction, write: Advance) -> Advanced:
     scope = write.scope
     row = await tx.read(ProcessByPid(scope.pid))
-    again = await _again(tx, row, write)
-    if again is not None:
-        return again
+    if row is not None and row.owner is None and row.generation == scope.generation:
+        again = await _again(tx, row, write)
+        if again is not None:
+            return again
     row = before = _owned(row, scope)
     if write.drop is not None and (not write.records or write.records[-1].ordinal < write.drop):
         raise InternalError(f"process {scope.id} would drop its whole journal: something must stay to begin from")
-    await check_blobs(tx, write.blobs)
+    if write.blobs:
+        await check_blobs(tx, write.blobs)
     ahead = bool(write.park) and before.record.sequence <= write.seen and await _all_ahead(tx, write)
     if not await _is_known(tx, row, write):
         row = await _told(tx, row, write)
@@ -296,13 +300,11 @@ async def advance(tx: Transaction, write: Advance) -> Advanced:
     return Advanced(row)
 
 
-async def _again(tx: Transaction, row: ProcessRow | None, write: Advance) -> Advanced | None:
-    """The receipt of an owner's last write, which may come again because its reply was lost.
+async def _again(tx: Transaction, row: ProcessRow, write: Advance) -> Advanced | None:
+    """The receipt of the write by which an owner parked or ended a process, sent again because its reply was lost.
 
-    Whoever woke because of it is not named a second time.
+    Processes that it woke are not named a second time.
     """
-    if row is None or row.owner is not None or row.generation != write.scope.generation:
-        return None
     if write.outcome is not None:
         return Advanced(row) if same(row.record.outcome, write.outcome) else None
     if not write.park or not row.live or row.stuck is not None:
@@ -320,26 +322,20 @@ async def _is_known(tx: Transaction, row: ProcessRow, write: Advance) -> bool:
     Without records it is the events that tell: an owner has looked at all up to `seen`.
     """
     if write.records:
-        if write.records[-1].ordinal > await tx.read(LastStep(row.pid)):
-            await _check_keys(tx, row, write.events)
-            return False
-        for node in write.records:
-            if (body := await tx.read(StepAt(row.pid, node.ordinal))) not in (None, node.body):
-                raise InternalError(f"record {node.ordinal} of process {row.id} exists with other content ({body!r})")
-        return True
-    if not write.events:
-        return False
-    there = await tx.read(EventsAfter(row.pid, write.seen))
-    if all(any(same(event, each) for each in there) for event in write.events):
-        return True
-    await _check_keys(tx, row, write.events)
-    return False
-
-
-async def _check_keys(tx: Transaction, row: ProcessRow, told: tuple[Event, ...]) -> None:
-    for event in told:
+        if write.records[-1].ordinal <= await tx.read(LastStep(row.pid)):
+            for node in write.records:
+                if (body := await tx.read(StepAt(row.pid, node.ordinal))) not in (None, node.body):
+                    found = f"record {node.ordinal} of process {row.id}"
+                    raise InternalError(f"{found} exists with other content ({body!r})")
+            return True
+    elif write.events:
+        there = await tx.read(EventsAfter(row.pid, write.seen))
+        if all(any(same(event, each) for each in there) for event in write.events):
+            return True
+    for event in write.events:
         if event.key is not None and await tx.read(EventByKey(row.pid, event.key)) is not None:
             raise Conflict(f"key {event.key!r} of process {row.id!r} was used for another event: use a new one")
+    return False
 
 
 async def _told(tx: Transaction, row: ProcessRow, write: Advance) -> ProcessRow:
@@ -350,7 +346,8 @@ async def _told(tx: Transaction, row: ProcessRow, write: Advance) -> ProcessRow:
     for node in write.records:
         if node.ordinal >= first:
             tx.change(AddStep(row.pid, node.ordinal, node.body))
-    tx.change(ReferToBlobs(-row.pid, write.blobs))
+    if write.blobs:
+        tx.change(ReferToBlobs(-row.pid, write.blobs))
     if write.first and row.record.first_started is None:
         start = FirstStart(write.scope.owner, row.generation, row.attempts, write.at, write.store)
         row = await appended(tx, row, Event(events.FIRST_STARTED, start, write.at))
@@ -528,13 +525,9 @@ async def appended(tx: Transaction, row: ProcessRow, event: Event) -> ProcessRow
 
 async def resumed(tx: Transaction, row: ProcessRow, at: int) -> ProcessRow:
     """A parked process has something to do again. The row is put by the caller."""
-    drop_awaits(tx, row)
-    return await appended(tx, row, Event(events.RESUMED, None, at))
-
-
-def drop_awaits(tx: Transaction, row: ProcessRow) -> None:
-    if awaited(row.record.waits):
+    if row.record.waits and awaited(row.record.waits):
         tx.change(DropAwaits(row.pid))
+    return await appended(tx, row, Event(events.RESUMED, None, at))
 
 
 def awaited(waits: tuple[WaitOn, ...]) -> tuple[str, ...]:
@@ -551,7 +544,8 @@ async def end(
 
 
 async def _ended(tx: Transaction, row: ProcessRow, outcome: ProcessOutcome, at: int, payload: Any = None) -> ProcessRow:
-    drop_awaits(tx, row)
+    if row.record.waits and awaited(row.record.waits):
+        tx.change(DropAwaits(row.pid))
     row = await appended(tx, row, Event(ending(outcome), outcome if payload is None else payload, at))
     if row.takeovers:
         await takeovers.goes_on(tx, -row.pid, row.takeovers)
@@ -588,19 +582,19 @@ async def turn_ended(tx: Transaction, turn: str, at: int) -> Woken:
 
 async def _stopped_with(tx: Transaction, parent: str, at: int) -> list[ProcessRow]:
     """The children that end with their parent, each asked to."""
-    request = _farewell(parent)
     children = await tx.read(ChildrenOf(parent, False))
-    mortal = [child for child in children if child.registration.parent_end == "cancel"]
-    return [await _requested(tx, child, request, at) for child in mortal if child.record.cancel is None]
+    asked = [each for each in children if each.registration.parent_end == "cancel" and each.record.cancel is None]
+    return [await _requested(tx, child, _request_of(parent), at) for child in asked]
 
 
 async def asked_by(tx: Transaction, parent: str) -> Woken:
     """The children that were asked to end because their parent had, also those that have."""
     children = await tx.read(ChildrenOf(parent, True))
-    return tuple([child for child in children if child.record.cancel == _farewell(parent)])
+    return tuple([child for child in children if child.record.cancel == _request_of(parent)])
 
 
-def _farewell(parent: str) -> CancelRequest:
+def _request_of(parent: str) -> CancelRequest:
+    """How children are asked to stop whose parent has ended."""
     return CancelRequest(f"parent {parent}", "its parent has ended")
 
 

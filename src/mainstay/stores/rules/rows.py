@@ -512,15 +512,16 @@ class Transaction:
     async def number(self, of: Read[int]) -> int:
         """The next number of a kind of rows, which is taken with this."""
         number = self.numbers.get(of)
-        if number is None:
-            number = await self.read(of)
+        if number is None:  # no collected change has taken one, so nothing is flushed first
+            number = self._known.get(of) or await self._rows.readers[type(of)](self._rows, of)
         self.numbers[of] = number + 1
         return number
 
     async def flush(self) -> None:
         """Let the store make the changes, in the order in which they were collected."""
         if self.changes:
-            self._note()
+            if self._known:
+                self._note()
             changes = self.changes.copy()
             self.changes.clear()
             self._noted, self.flushes = 0, self.flushes + 1
@@ -544,7 +545,7 @@ class Transaction:
     def _note(self) -> None:
         """Bring what is known up to date with the changes since the last time."""
         known = self._known
-        for change in self.changes[self._noted :] if known else ():
+        for change in self.changes[self._noted :]:
             stale, row = OUTDATED[type(change)], getattr(change, "row", None)
             number = _number(row if row is not None else getattr(change, "tombstone", change))
             for read in [r for r in known if type(r) in stale and (type(r) not in PARTED or _number(r) == number)]:
