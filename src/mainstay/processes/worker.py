@@ -187,7 +187,7 @@ class ProcessWorker:
         try:
             register = Register(registration, self.clock.now(), self.id if placed else None, grants, blobs)
             registered = await self.runner.write(registration.id, register)
-        except BaseException:
+        except BaseException:  # also a cancellation: a place that is not given back would block another process
             if placed:
                 self.admission.release(self.place_needs)
             raise
@@ -225,7 +225,7 @@ class ProcessWorker:
             death, lived = self._worker.death_of(row.owner), self._worker.lived
             take = Claim(ProcessRef(row.id), self.id, row.generation, at, proof, death, lived)
             taken = await self.runner.write(row.id, take)
-        except BaseException:
+        except BaseException:  # also a cancellation: a place that is not given back would block another process
             self.admission.release(self.place_needs)
             raise
         if taken.row is not None and not taken.row.live:

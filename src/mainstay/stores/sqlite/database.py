@@ -412,7 +412,7 @@ class WriterFile:
             if self._displaced() is None:
                 self._begin(0)
                 return True
-        except Exception as error:
+        except Exception as error:  # of any kind: the writer thread tries again, and reports it
             log.debug("a transaction on %s could not begin at once: %s", self._path, error)
         self.rollback()
         return False
