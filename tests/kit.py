@@ -145,7 +145,7 @@ def agent_calling(tool: str, args: dict[str, Any] | None = None, answer: str = "
     return Agent(FunctionModel(model), **options)
 
 
-async def until_waits_for(handle: ProcessHandle, *names: str) -> None:
+async def until_waits_for(handle: ProcessHandle[Any], *names: str) -> None:
     """Wait until a process is on disk and waits for exactly these."""
 
     async def there() -> bool:

@@ -44,6 +44,7 @@ PUBLIC = [
     "TurnFailed",
     "TurnResult",
     "Usage",
+    "call",
     "process",
     "tool",
 ]

@@ -13,6 +13,7 @@ from mainstay.model.message import Audio, Document, FileRef, Image, Message, Too
 from mainstay.model.tool import ProviderTool
 from mainstay.plugins.hooks import Plugin
 from mainstay.ports.tool import ToolProvider
+from mainstay.processes.function.calls import call
 from mainstay.processes.function.context import ProcessContext
 from mainstay.processes.function.engine import Process, process
 from mainstay.processes.handle import ProcessHandle
@@ -57,6 +58,7 @@ __all__ = [
     "TurnFailed",
     "TurnResult",
     "Usage",
+    "call",
     "process",
     "tool",
 ]

@@ -44,6 +44,7 @@
     │   └── OutcomeUnknown      its end was not seen
     ├── TimedOut              a wait ended because its caller had set a limit
     ├── Diverged              a durable function asks for something else than its journal tells
+    ├── NotRevived            what is recorded does not fit the type that the code declares for it today
     ├── ForeignTask           a durable context was used from a task that is no branch of it
     ├── Fenced                this owner was relieved; reload and stop writing
     ├── StoreError
@@ -537,6 +538,20 @@ class Diverged(MainstayError):
         super().__init__(
             f"process {process_id!r} at {key}: its journal says {recorded}, its code asks for {asked}: run the code "
             "that began it (register that version beside the new one), then resume it"
+        )
+
+
+class NotRevived(MainstayError):
+    """What is recorded does not fit the type that the code declares for it today. Nothing is lost: a process that meets
+    such a record is stuck until the code can read it."""
+
+    code = "not_revived"
+
+    def __init__(self, where: str, what: str, why: str) -> None:
+        self.where, self.what, self.why = where, what, why
+        super().__init__(
+            f"{where}: its record does not bring back {what} ({why}): run code whose annotation takes what is "
+            "recorded, such as a union with the old type"
         )
 
 

@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, NoReturn
+from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeVar, overload
 
 from mainstay.engine.host import SystemClock, SystemRandom
 from mainstay.engine.lease import LeaseTerms, Pulse, Worker
@@ -39,7 +39,7 @@ from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import OnDisk, Store
 from mainstay.processes.function.engine import FunctionEngine, Process, by_definition
-from mainstay.processes.handle import CancelPolicy, ProcessHandle
+from mainstay.processes.handle import CancelPolicy, ProcessCall, ProcessHandle, Startable
 from mainstay.processes.local import ExternalEngine, LocalEngine
 from mainstay.processes.service import ProcessService, Start
 from mainstay.processes.tool import ToolEngine
@@ -66,6 +66,8 @@ from mainstay.sessions.watch import SWEEP_SECONDS, TurnWatch, could_work, see_to
 from mainstay.stores import os_process
 from mainstay.stores.factory import open_store
 from mainstay.tools.dispatcher import CallPorts, Dispatcher
+
+R = TypeVar("R")
 
 log = logging.getLogger("mainstay.runtime")
 
@@ -418,18 +420,44 @@ class Runtime:
             assert resolved.wait is not None
             raise AlreadyAnswered("this completion", ending(resolved.wait))
 
+    @overload
+    async def start(self, what: ProcessCall[R], *, id: str | None = None, label: str = "") -> ProcessHandle[R]: ...
+    @overload
+    async def start(
+        self,
+        what: Startable[R],
+        args: Mapping[str, Any] | None = None,
+        *,
+        id: str | None = None,
+        label: str = "",
+    ) -> ProcessHandle[R]: ...
+    @overload
+    async def start(
+        self,
+        what: Any,
+        args: Mapping[str, Any] | None = None,
+        *,
+        id: str | None = None,
+        label: str = "",
+    ) -> ProcessHandle[Any]: ...
     async def start(
         self, what: Any, args: Mapping[str, Any] | None = None, *, id: str | None = None, label: str = ""
-    ) -> ProcessHandle:
+    ) -> ProcessHandle[Any]:
         """Begin a process: a durable function, a tool or an agent. On disk when this returns; it never waits for it.
 
-        The same `id` with the same content is the same process, started once.
+        `nightly.call(day="Sunday")` is a function with arguments that a type checker sees. The handle's `result` is of
+        the type that the function returns. The same `id` with the same content is the same process, started once.
         """
         return await self._open().processes.start(what, args, Start(id, label))
 
-    def handle(self, process: Any) -> ProcessHandle:
-        """The handle of a process, from its JSON or its id."""
-        return self._open().processes.handle(process)
+    @overload
+    def handle(self, process: Any, function: Startable[R]) -> ProcessHandle[R]: ...
+    @overload
+    def handle(self, process: Any, function: None = None) -> ProcessHandle[Any]: ...
+    def handle(self, process: Any, function: Startable[Any] | None = None) -> ProcessHandle[Any]:
+        """The handle of a process, from its JSON or its id. With the durable `function` that it runs, its result is of
+        the type which that returns; otherwise it is JSON."""
+        return self._open().processes.handle(process, function)
 
     @property
     def processes(self) -> ProcessService:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 from mainstay import Agent, ModelRequest, Session, ToolCall, ToolContext, tool
 from mainstay.builtin import Subagents
@@ -104,7 +105,7 @@ async def _heard(store: Store, session_id: str, inputs: int = 2) -> bool:
     return session is not None and session.next > inputs
 
 
-async def _tell(handle: ProcessHandle) -> None:
+async def _tell(handle: ProcessHandle[Any]) -> None:
     with contextlib.suppress(ProcessEnded):  # it was told in a life before this one, and has answered since
         await handle.signal("message", "the red one", key="told")
 

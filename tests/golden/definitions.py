@@ -277,7 +277,7 @@ async def branching(ctx: Function) -> list[Any]:
         await ctx.sleep(1800)
         return await ctx.step(ctx.deps.act, "sleepy", ctx.process_id)
 
-    return await ctx.gather(quick(), slow(), patient(), sleepy())
+    return [*await ctx.gather(quick(), slow(), patient(), sleepy())]
 
 
 @process

@@ -71,7 +71,7 @@ async def dying(place: Place, *functions: Process[..., Any], **options: Any) -> 
         await crash(runtime)
 
 
-async def parked(handle: ProcessHandle) -> ProcessRow:
+async def parked(handle: ProcessHandle[Any]) -> ProcessRow:
     """Wait until it is on disk, and in nobody's memory."""
 
     async def is_parked() -> bool:
@@ -81,7 +81,7 @@ async def parked(handle: ProcessHandle) -> ProcessRow:
     return await handle.record()
 
 
-async def stuck(handle: ProcessHandle) -> str:
+async def stuck(handle: ProcessHandle[Any]) -> str:
     async def is_stuck() -> bool:
         return (await handle.record()).stuck is not None
 
@@ -89,12 +89,12 @@ async def stuck(handle: ProcessHandle) -> str:
     return str((await handle.record()).stuck)
 
 
-async def journal_of(runtime: Runtime, handle: ProcessHandle) -> list[StepRecord]:
+async def journal_of(runtime: Runtime, handle: ProcessHandle[Any]) -> list[StepRecord]:
     row = await handle.record()
     return (await load_steps(runtime.store, row.pid, row.id))[0]
 
 
-async def result(handle: ProcessHandle) -> Any:
+async def result(handle: ProcessHandle[Any]) -> Any:
     return await handle.result(SOON)
 
 

@@ -69,7 +69,7 @@ async def branching(ctx: Ctx) -> list[Any]:
     async def branch(name: str) -> list[str]:
         return [await paid(ctx, f"{name}1"), await noted(ctx, f"{name}2"), await paid(ctx, f"{name}3")]
 
-    return await ctx.gather(branch("a"), branch("b"))
+    return [*await ctx.gather(branch("a"), branch("b"))]
 
 
 @process(events=["told"])

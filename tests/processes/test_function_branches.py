@@ -370,7 +370,7 @@ async def two_of_them(ctx: Ctx) -> list[Any]:
                 found.append(None)
         return found
 
-    return await ctx.gather(branch("a"), branch("b"))
+    return [*await ctx.gather(branch("a"), branch("b"))]
 
 
 @pytest.mark.parametrize("shut", ["a1", "a2", "b1", "b2"])

@@ -28,7 +28,7 @@ def sort_in_place(rows: list[int]) -> int:
 async def sorting(ctx: Ctx) -> list[Any]:
     rows = [3, 1, 2]
     smallest = await ctx.step(sort_in_place, rows)
-    written: list[int] = await ctx.step(list, rows)  # diverges on replay if the first run had it sorted
+    written = await ctx.step(list[int], rows)  # diverges on replay if the first run had it sorted
     await ctx.wait_signal("go")
     return [smallest, written, rows]
 

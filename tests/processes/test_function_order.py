@@ -271,7 +271,7 @@ async def test_a_result_that_was_not_handed_out_when_the_runtime_is_left_is_not_
                 await asyncio.sleep(0)
             return await ctx.step(ctx.deps.act, "after a", recovery="rerun")
 
-        return await ctx.gather(works(), ctx.step(ctx.deps.ask, "b"))
+        return [*await ctx.gather(works(), ctx.step(ctx.deps.ask, "b"))]
 
     async with living(place, two, deps=stage, grace=0) as runtime:
         await runtime.start(two, id="p")

@@ -160,7 +160,7 @@ async def test_what_another_branch_has_done_is_kept_when_one_diverges(place: Pla
 
     @process(name="changing")
     async def before(ctx: Ctx) -> list[Any]:
-        return await ctx.gather(ctx.wait_signal("go"), then(ctx))
+        return [*await ctx.gather(ctx.wait_signal("go"), then(ctx))]
 
     async def then(ctx: Ctx) -> Any:
         await ctx.wait_signal("on")
@@ -172,7 +172,7 @@ async def test_what_another_branch_has_done_is_kept_when_one_diverges(place: Pla
             await asyncio.wait_for(until_done(), SOON)
             await ctx.wait_signal("other")
 
-        return await ctx.gather(late(), then(ctx))
+        return [*await ctx.gather(late(), then(ctx))]
 
     async def until_done() -> None:
         await until(lambda: world.done == ["done"])

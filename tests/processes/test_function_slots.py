@@ -110,7 +110,7 @@ async def test_branches_of_one_function_wait_for_each_other(place: Place) -> Non
 
     @process
     async def several(ctx: ProcessContext[Any]) -> list[Any]:
-        return await ctx.gather(*[ctx.step(print_it, who) for who in "abcd"])
+        return [*await ctx.gather(*[ctx.step(print_it, who) for who in "abcd"])]
 
     async with living(place, several) as runtime:
         handle = await runtime.start(several)
@@ -256,7 +256,7 @@ async def test_other_branches_go_on_while_one_waits_for_a_slot(place: Place) -> 
             heard.append(await ctx.wait_signal("go"))
             return heard[-1]
 
-        return await ctx.gather(ctx.step(print_it, "b"), sleeper(), listener())
+        return [*await ctx.gather(ctx.step(print_it, "b"), sleeper(), listener())]
 
     one = one_step(print_it)
     async with living(place, one, several) as runtime:

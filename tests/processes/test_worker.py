@@ -150,7 +150,7 @@ async def test_a_process_that_goes_on_after_a_nap_waits_for_a_place(place: Place
 
 @process
 async def napping_twice(ctx: ProcessContext[Hall]) -> list[int]:
-    return await ctx.gather(nap_and_visit(ctx, 1), nap_and_visit(ctx, 2))
+    return [*await ctx.gather(nap_and_visit(ctx, 1), nap_and_visit(ctx, 2))]
 
 
 async def nap_and_visit(ctx: ProcessContext[Hall], n: int) -> int:

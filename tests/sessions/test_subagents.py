@@ -39,15 +39,15 @@ def paying(request: ModelRequest) -> str | list[ToolCall]:
     return f"{found[0].content}, {request.messages[-1].text}".strip(", ")
 
 
-async def waits(handle: ProcessHandle) -> None:
+async def waits(handle: ProcessHandle[Any]) -> None:
     await until(lambda: _is(handle, "waiting"))
 
 
-async def _is(handle: ProcessHandle, status: str) -> bool:
+async def _is(handle: ProcessHandle[Any], status: str) -> bool:
     return await handle.status() == status
 
 
-async def events(handle: ProcessHandle) -> list[str]:
+async def events(handle: ProcessHandle[Any]) -> list[str]:
     return [event.type async for event in handle.events()]
 
 
@@ -217,7 +217,7 @@ async def test_a_durable_function_starts_agents_at_once_and_joins_them(place: Pl
     @process
     async def panel(ctx: ProcessContext[None], topics: list[str]) -> list[str]:
         children = [await ctx.start(worker, {"input": topic}) for topic in topics]
-        return await ctx.gather(*(child.result() for child in children))
+        return [*await ctx.gather(*(child.result() for child in children))]
 
     async with place.runtime(worker, processes=[panel]) as runtime, asyncio.timeout(SOON):
         value = await (await runtime.start(panel, {"topics": ["tea", "milk"]}, id="p")).result()

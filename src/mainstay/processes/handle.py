@@ -10,16 +10,19 @@ a model may cancel what its session sees (`cancel_process`), and plugins and too
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Literal, Protocol, Self, TypeAlias
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, cast, runtime_checkable
 
 import msgspec
 from msgspec import Struct
 
-from mainstay.errors import ProcessAbandoned, ProcessCancelled, ProcessFailed, ProcessPruned
+from mainstay.errors import InvalidProcess, ProcessAbandoned, ProcessCancelled, ProcessFailed, ProcessPruned, quoted
 from mainstay.lifecycle.process import check_process_id
 from mainstay.model.process import AwaitOutput, ProcessEvent, ProcessRow, ProcessState
+from mainstay.tools.revive import ValueCodec, revived
 from mainstay.wire import handle_json, parse_handle
+
+R_co = TypeVar("R_co", covariant=True)
 
 CancelSource: TypeAlias = Literal["tool", "process", "host_api"]
 
@@ -97,13 +100,50 @@ class Processes(Protocol):
     def events(self, process_id: str, after: int = 0, *, follow: bool = False) -> AsyncIterator[ProcessEvent]: ...
 
 
-class ProcessHandle:
-    """A process seen from outside. It holds nothing: any number of them may exist, in any process, at any time."""
+@runtime_checkable
+class Startable(Protocol[R_co]):
+    """A durable function, as whoever starts it sees it."""
 
-    __slots__ = ("_processes", "id")
+    @property
+    def name(self) -> str: ...
 
-    def __init__(self, processes: Processes, process_id: str) -> None:
-        self._processes, self.id = processes, process_id
+    def returns(self) -> ValueCodec | None: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, R_co]: ...
+
+
+class ProcessCall(Generic[R_co]):
+    """A durable function with its arguments as JSON, ready to be started."""
+
+    __slots__ = ("args", "function")
+
+    def __init__(self, function: Startable[R_co], args: Mapping[str, Any]) -> None:
+        self.function, self.args = function, args
+
+    def __repr__(self) -> str:
+        return f"<call of {self.function!r} with {quoted(dict(self.args))}>"
+
+
+def read_start(what: Any, args: Mapping[str, Any] | None) -> tuple[Any, Mapping[str, Any] | None, ValueCodec | None]:
+    """What is to be started, with which arguments, and how its result is brought back."""
+    if isinstance(what, ProcessCall):
+        if args:
+            raise InvalidProcess(f"{what!r} has its arguments: give them to `.call(…)`")
+        what, args = what.function, what.args
+    return what, args, what.returns() if isinstance(what, Startable) else None
+
+
+class ProcessHandle(Generic[R_co]):
+    """A process seen from outside. It holds nothing: any number of them may exist, in any process, at any time.
+
+    One that was made from a durable function knows what that returns (`codec`): `result` gives a value of that type.
+    Otherwise it gives JSON.
+    """
+
+    __slots__ = ("_processes", "codec", "id")
+
+    def __init__(self, processes: Processes, process_id: str, codec: ValueCodec | None = None) -> None:
+        self._processes, self.id, self.codec = processes, process_id, codec
 
     def __repr__(self) -> str:
         return f"<ProcessHandle {self.id}>"
@@ -118,9 +158,13 @@ class ProcessHandle:
         """The handle as JSON: whoever has it may ask for the process with `runtime.handle(…)`."""
         return handle_json(self.id)
 
-    async def result(self, timeout: float | None = None) -> Any:
-        """Its value, once it has ended; `ProcessFailed` when it has none. `TimedOut` ends the wait, not the process."""
-        return value_of(self.id, msgspec.to_builtins(await self.outcome(timeout)))
+    async def result(self, timeout: float | None = None) -> R_co:
+        """Its value, once it has ended; `ProcessFailed` when it has none. `TimedOut` ends the wait, not the process.
+
+        `NotRevived` when the value is not of the type that its function returns today; `outcome` has it as JSON.
+        """
+        value = value_of(self.id, msgspec.to_builtins(await self.outcome(timeout)))
+        return cast(R_co, revived(self.codec, value, f"process {self.id!r}", "its result"))
 
     async def outcome(self, timeout: float | None = None) -> AwaitOutput:
         """How it ended, whatever that was."""
@@ -140,6 +184,10 @@ class ProcessHandle:
     async def status(self) -> ProcessState:
         """How it is: queued, running, waiting, stuck, completed, failed, cancelled, abandoned or caller_departed."""
         return (await self._processes.get(self.id)).state
+
+    async def progress(self) -> Any:
+        """What it last said of how far it is, with `ctx.progress(…)`; None before that."""
+        return (await self._processes.get(self.id)).record.progress
 
     async def record(self) -> ProcessRow:
         """Everything that is kept of it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args, overload
 
 import msgspec
 from msgspec import Struct
@@ -72,9 +72,19 @@ from mainstay.model.write import (
 )
 from mainstay.ports.process import ChildOptions
 from mainstay.ports.store import Store
-from mainstay.processes.handle import CancelAsk, CancelPolicy, ProcessHandle, SignalReceipt, handle_id
+from mainstay.processes.handle import (
+    CancelAsk,
+    CancelPolicy,
+    ProcessHandle,
+    SignalReceipt,
+    Startable,
+    handle_id,
+    read_start,
+)
 from mainstay.processes.worker import ProcessWorker
 from mainstay.tools.check import check
+
+R = TypeVar("R")
 
 FOLLOW_SECONDS = 0.25
 LIVE = ("queued", "running", "waiting", "stuck")
@@ -113,9 +123,10 @@ class ProcessService:
 
     async def start(
         self, what: Any, args: Mapping[str, Any] | None = None, start: Start | None = None
-    ) -> ProcessHandle:
+    ) -> ProcessHandle[Any]:
         """Begin a process; on disk when this returns. The same id with the same content is the same process."""
         start = start or Start()
+        what, args, codec = read_start(what, args)
         draft = await self._worker.draft(what, clean(check_args(args)))
         process_id = check_process_id(start.id) if start.id is not None else self._mint()
         registration = msgspec.structs.replace(
@@ -134,7 +145,7 @@ class ProcessService:
         blobs = () if start.env is None else (start.env,)
         self._worker.mode.check_work()
         await self._worker.register(registration, start.grants, blobs)
-        return ProcessHandle(self, process_id)
+        return ProcessHandle(self, process_id, codec)
 
     def _mint(self) -> str:
         return mint("p", self._clock.now(), self._worker.random.bits(40))
@@ -170,7 +181,7 @@ class ProcessService:
         events: Iterable[EventType] = (),
         wake: WakeTarget | None = None,
         grants: Iterable[str] = (),
-    ) -> ProcessHandle:
+    ) -> ProcessHandle[Any]:
         """Register work that somebody else does and will `complete`. Only signals and events named here are taken.
 
         `signals` may give a JSON schema for each payload.
@@ -203,9 +214,16 @@ class ProcessService:
 
     # ------------------------------------------------------------------ looking
 
-    def handle(self, process: Any) -> ProcessHandle:
-        """A handle from its JSON or its id. Nothing is looked up: any process that knows the id may ask for it."""
-        return ProcessHandle(self, handle_id(process))
+    @overload
+    def handle(self, process: Any, function: Startable[R]) -> ProcessHandle[R]: ...
+    @overload
+    def handle(self, process: Any, function: None = None) -> ProcessHandle[Any]: ...
+    def handle(self, process: Any, function: Startable[Any] | None = None) -> ProcessHandle[Any]:
+        """A handle from its JSON or its id. Nothing is looked up: any process that knows the id may ask for it.
+
+        With the `function` that it runs, the result is of the type which that returns; otherwise it is JSON.
+        """
+        return ProcessHandle(self, handle_id(process), None if function is None else function.returns())
 
     async def get(self, process_id: str) -> ProcessRow:
         await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working

@@ -111,7 +111,7 @@ class Visible:
         start = self._start(asker.call_id, StartOptions(label=label, wake="turn"))
         return (await self._patiently(functools.partial(self._started, what, {}), start)).to_json()
 
-    async def start(self, what: Any, args: Mapping[str, Any], options: StartOptions) -> ProcessHandle:
+    async def start(self, what: Any, args: Mapping[str, Any], options: StartOptions) -> ProcessHandle[Any]:
         """Start a process besides the call: the same one when the call is made again."""
         self._starts += options.key is None
         name = self._starts if options.key is None else validate.name(options.key, "key")
@@ -123,7 +123,7 @@ class Visible:
             self._asker.run.start_children()
         start = self._start(process_id, options)
         handle = await self._patiently(functools.partial(self._started, what, args), start)
-        return handle if self._asker.process is None else RestingHandle(self._service, handle.id, self._rest)
+        return handle if self._asker.process is None else RestingHandle(self._service, handle, self._rest)
 
     def _start(self, process_id: str, options: StartOptions) -> Start:
         asker = self._asker
@@ -144,7 +144,7 @@ class Visible:
             (asker.session_id,) if options.grant and asker.session_id else (),
         )
 
-    async def _started(self, what: Any, args: Mapping[str, Any], start: Start) -> ProcessHandle:
+    async def _started(self, what: Any, args: Mapping[str, Any], start: Start) -> ProcessHandle[Any]:
         env = self._asker.env
         if env is None or isinstance(env, str):
             return await self._service.start(what, args, replace(start, env=env))
@@ -307,13 +307,13 @@ class Visible:
                 return
 
 
-class RestingHandle(ProcessHandle):
+class RestingHandle(ProcessHandle[Any]):
     """A handle in the hands of a background tool."""
 
     __slots__ = ("_resting",)
 
-    def __init__(self, service: ProcessService, process_id: str, rest: Callable[[int], None]) -> None:
-        super().__init__(service, process_id)
+    def __init__(self, service: ProcessService, handle: ProcessHandle[Any], rest: Callable[[int], None]) -> None:
+        super().__init__(service, handle.id, handle.codec)
         self._resting = rest
 
     async def outcome(self, timeout: float | None = None) -> AwaitOutput:

@@ -40,7 +40,7 @@ class SessionProcesses:
         start: Start | None = None,
         *,
         listed: bool = True,
-    ) -> ProcessHandle:
+    ) -> ProcessHandle[Any]:
         """Begin a process for the session, which may see it if it is `listed`; `start` says the rest."""
         if wake not in get_args(WakePolicy):
             raise InvalidInput(f"a session is woken by 'turn', 'notify' or 'none', not {quoted(wake):.80}")

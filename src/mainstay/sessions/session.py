@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, TypeVar, overload
 
 import msgspec
 
@@ -43,7 +43,7 @@ from mainstay.model.transcript import calls_of
 from mainstay.model.write import Accepted, Branch, CancelStatus, Resolved
 from mainstay.plugins.operations import OperationOutcome
 from mainstay.ports.provider import Provider
-from mainstay.processes.handle import ProcessHandle
+from mainstay.processes.handle import ProcessCall, ProcessHandle, Startable
 from mainstay.processes.service import Start
 from mainstay.sessions.archive import spent
 from mainstay.sessions.definition import SettingsEdit, edit_settings, with_choice, with_options
@@ -56,6 +56,8 @@ from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.setup import Overlay, shown
 from mainstay.sessions.wakes.late_results import LateResults
 from mainstay.tools.catalog import Membership
+
+R = TypeVar("R")
 
 
 class Receipt:
@@ -313,6 +315,21 @@ class Session:
 
     # ------------------------------------------------------------------ processes
 
+    @overload
+    async def start(
+        self, what: ProcessCall[R], *, wake: WakePolicy = "turn", id: str | None = None, label: str = ""
+    ) -> ProcessHandle[R]: ...
+    @overload
+    async def start(
+        self,
+        what: Startable[R],
+        args: Mapping[str, Any] | None = None,
+        *,
+        wake: WakePolicy = "turn",
+        id: str | None = None,
+        label: str = "",
+    ) -> ProcessHandle[R]: ...
+    @overload
     async def start(
         self,
         what: Any,
@@ -321,7 +338,16 @@ class Session:
         wake: WakePolicy = "turn",
         id: str | None = None,
         label: str = "",
-    ) -> ProcessHandle:
+    ) -> ProcessHandle[Any]: ...
+    async def start(
+        self,
+        what: Any,
+        args: Mapping[str, Any] | None = None,
+        *,
+        wake: WakePolicy = "turn",
+        id: str | None = None,
+        label: str = "",
+    ) -> ProcessHandle[Any]:
         """Begin a process for this session: a durable function, a tool or an agent. On disk when this returns.
 
         `wake` says how the session hears of its end: "turn" runs one when the session is idle, "notify" tells it with

@@ -491,7 +491,7 @@ async def follow_up(ctx: ToolContext[Any], handle: Any, text: str, *, background
         raise ToolError(model_text(error), code=error.code) from error
 
 
-async def answer(handle: ProcessHandle) -> Any:
+async def answer(handle: ProcessHandle[Any]) -> Any:
     """The value of a subagent, once it has ended; ToolError tells the model why there is none."""
     try:
         outcome = await handle.outcome()
@@ -511,7 +511,7 @@ async def answer(handle: ProcessHandle) -> Any:
     raise ToolError(why, code=code, data={"handle": handle.to_json(), "outcome": msgspec.to_builtins(outcome)})
 
 
-async def _start(ctx: ToolContext[Any], agent: str, asked: Asked, label: str, background: bool) -> ProcessHandle:
+async def _start(ctx: ToolContext[Any], agent: str, asked: Asked, label: str, background: bool) -> ProcessHandle[Any]:
     services = _services(ctx)
     at = services.scope
     if asked.session_id is None:

@@ -25,7 +25,7 @@ import msgspec
 from mainstay.errors import InvalidDefinition, InvalidInput, quoted
 from mainstay.model.codec import clean
 from mainstay.tools.check import check, resolved, schema_fault
-from mainstay.tools.revive import ValueCodec
+from mainstay.tools.revive import ValueCodec, to_json
 from mainstay.tools.schema import Schema
 
 
@@ -54,7 +54,7 @@ def output_codec(kind: Any) -> OutputCodec:
         """The answer, text or JSON, as a value; ValueError tells the model what to mend."""
         return _read_text(answer, codec.convert, is_text) if isinstance(answer, str) else codec.convert(answer)
 
-    return OutputCodec(codec.schema, validate, codec.to_json, codec.from_json)
+    return OutputCodec(codec.schema, validate, to_json, codec.from_json)
 
 
 def schema_codec(schema: Any) -> OutputCodec:

@@ -56,6 +56,7 @@ if sys.version_info >= (3, 14):
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 FOR_EVER = 1e12
@@ -78,7 +79,7 @@ class ToolOptions(Struct, frozen=True):
     output_budget: OutputBudget | None = None
 
 
-class Tool(Generic[P, R]):
+class Tool(Generic[P, R_co]):
     """A function that a model may call, and that you may call too, as if it were not decorated.
 
     `spec` is what the model is shown. `bind` turns the model's arguments into keyword arguments, `invoke` calls the
@@ -86,14 +87,14 @@ class Tool(Generic[P, R]):
     """
 
     __name__: str
-    fn: Callable[P, R]
+    fn: Callable[P, R_co]
     spec: ToolSpec
     is_async: bool
     background: bool
     context_parameter: str | None
     needs_instance: bool
 
-    def __init__(self, fn: Callable[P, R], options: ToolOptions | None = None) -> None:
+    def __init__(self, fn: Callable[P, R_co], options: ToolOptions | None = None) -> None:
         options = options or ToolOptions()
         if isinstance(fn, staticmethod):
             fn = fn.__func__
@@ -132,17 +133,17 @@ class Tool(Generic[P, R]):
             background=options.background,
         )
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         return self.fn(*args, **kwargs)
 
     @overload
-    def __get__(self, instance: None, owner: type | None = None) -> Tool[P, R]: ...
+    def __get__(self, instance: None, owner: type | None = None) -> Tool[P, R_co]: ...
     @overload
-    def __get__(self, instance: object, owner: type | None = None) -> Tool[..., R]: ...
-    def __get__(self, instance: object, owner: type | None = None) -> Tool[P, R] | Tool[..., R]:
+    def __get__(self, instance: object, owner: type | None = None) -> Tool[..., R_co]: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Tool[P, R_co] | Tool[..., R_co]:
         if instance is None or not self.needs_instance:
             return self
-        bound: Tool[..., R] = object.__new__(type(self))
+        bound: Tool[..., R_co] = object.__new__(type(self))
         method = MethodType(self.fn, instance)
         bound.__dict__.update(self.__dict__, fn=method, __wrapped__=method, needs_instance=False)
         return bound

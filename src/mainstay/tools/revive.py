@@ -18,7 +18,7 @@ from typing import Any, Never, NoReturn, TypeVar, get_args
 import msgspec
 from msgspec import convert, to_builtins
 
-from mainstay.errors import InvalidDefinition, InvalidInput, quoted
+from mainstay.errors import InvalidDefinition, InvalidInput, NotRevived, quoted
 from mainstay.model.codec import clean
 from mainstay.tools.schema import ADVICE, Schema, decode_foreign, describe, encode_foreign, explain, plain_type, tidy
 
@@ -44,13 +44,6 @@ class ValueCodec:
         # In a field of a struct, whose decoder msgspec keeps: it would make that of a bare type anew for each value.
         self._holder = msgspec.defstruct("Holder", [("value", plain)])
 
-    def to_json(self, value: Any) -> Any:
-        """Raises InvalidInput for what has no JSON form."""
-        try:
-            return clean(to_builtins(value, str_keys=True, enc_hook=encode_foreign))
-        except (TypeError, ValueError, RecursionError) as error:  # also from code of its own, which shows itself
-            raise InvalidInput(f"a {type(value).__name__} is not JSON: return plain data ({error})") from None
-
     def from_json(self, value: Any) -> Any:
         """The value that `to_json` gave. ValueError says what does not fit."""
         try:
@@ -69,13 +62,13 @@ class ValueCodec:
     def store(self, value: Any) -> Any:
         """The JSON of a value that comes back as it is. ValueError says why it does not: it is not of this type, or
         members of a union look alike as JSON."""
-        plain = self.to_json(value)
+        plain = to_json(value)
         try:
             back = self._read(plain)
         except msgspec.ValidationError:
             # NaN and long integers are texts as JSON: only a second look tells them from texts that do not belong.
             back = self.convert(plain)
-            if self.to_json(back) != plain:
+            if to_json(back) != plain:
                 raise ValueError(f"expected {shown(self.kind)}, got {quoted(value)}") from None
         if self._foreign and type(value) not in JSON_TYPES and back != value:
             raise ValueError(
@@ -88,6 +81,25 @@ class ValueCodec:
         hook = decode_foreign if self._foreign else None
         found: Any = convert({"value": value}, self._holder, str_keys=True, dec_hook=hook)
         return found.value
+
+
+def to_json(value: Any) -> Any:
+    """A value as JSON that every store holds alike. Raises InvalidInput for what has no JSON form."""
+    try:
+        return clean(to_builtins(value, str_keys=True, enc_hook=encode_foreign))
+    except (TypeError, ValueError, RecursionError) as error:  # also from code of its own, which shows itself
+        raise InvalidInput(f"a {type(value).__name__} is not JSON: give plain data ({error})") from None
+
+
+def revived(codec: ValueCodec | None, value: Any, where: str, what: str) -> Any:
+    """JSON of a record as a value of the type that the program declares for it today; without one, the JSON itself.
+    Raises NotRevived when it does not fit."""
+    if codec is None:
+        return value
+    try:
+        return codec.from_json(value)
+    except ValueError as error:
+        raise NotRevived(where, f"{what} as {shown(codec.kind)}", str(error)) from None
 
 
 @functools.lru_cache(512)

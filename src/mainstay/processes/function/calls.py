@@ -26,9 +26,9 @@ import math
 import traceback
 import uuid
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 from msgspec import Struct
@@ -41,9 +41,11 @@ from mainstay.errors import (
     Diverged,
     Fenced,
     InternalError,
+    InvalidDefinition,
     InvalidInput,
     MainstayError,
     MisplacedCheckpoint,
+    NotRevived,
     Retry,
     StepFailed,
     StoreError,
@@ -77,8 +79,10 @@ from mainstay.tools.attempt import (
     settle,
 )
 from mainstay.tools.context import CallHost, ToolContext
-from mainstay.tools.define import Tool
+from mainstay.tools.define import Tool, returns_codec
 from mainstay.tools.invoke import Threads, on_thread
+from mainstay.tools.revive import ValueCodec, revived
+from mainstay.tools.revive import shown as shown_type
 
 log = logging.getLogger("mainstay.processes")
 
@@ -89,7 +93,7 @@ NO_TIME_LIMIT = (
     "cannot be kept to: on replay it would not have happened. The call was not made: use its own `timeout=`, or "
     "`ctx.any(work(), ctx.sleep(seconds))`"
 )
-BROKEN = (Fenced, StoreError, Diverged, InternalError)
+BROKEN = (Fenced, StoreError, Diverged, NotRevived, InternalError)
 """Errors that no function can handle, and that no replay would repeat: they unload the process."""
 STEP_RETRIES = RetryPolicy()
 """How long the pauses between attempts are; how many there are is the step's to say."""
@@ -118,9 +122,10 @@ class HasCalls(Protocol):
 C = TypeVar("C", bound=HasCalls)
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
-def call(
+def recorded(
     method: Callable[Concatenate[C, Branch, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[C, P], Coroutine[Any, Any, R]]:
     """Make a call of the context of a method that takes the branch which makes it, as its first argument.
@@ -271,6 +276,29 @@ def answered(done: Done) -> Any:
     raise StepFailed(what, fault.code, fault.message, fault.data, fault.traceback)
 
 
+class Call(Generic[R_co]):
+    """A function with its arguments, which a type checker has seen: `ctx.step(call(fetch, day), retries=3)`."""
+
+    __slots__ = ("args", "fn", "kwargs")
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.fn, self.args, self.kwargs = fn, args, kwargs
+
+    def __repr__(self) -> str:
+        return f"<call {getattr(self.fn, '__name__', self.fn)}({shape(self.args, self.kwargs)})>"
+
+
+@overload
+def call(fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> Call[R]: ...
+@overload
+def call(fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Call[R]: ...
+def call(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Call[Any]:
+    """A function with its arguments, to be made as a step with options: `ctx.step(call(fetch, day), retries=3)`."""
+    if not callable(fn):
+        raise InvalidInput(f"a step is a function and its arguments, not {fn!r}")
+    return Call(fn, args, kwargs)
+
+
 class StepOptions(Struct, frozen=True):
     """What a call says of its step. What is None is taken from its tool, or has its default."""
 
@@ -282,7 +310,8 @@ class StepOptions(Struct, frozen=True):
 
 class StepCall(Struct, frozen=True):
     """One step as it was asked for. `contract` is that of its tool with the options of the call; a plain function has
-    one, too. Its limits hold for steps as for calls in turns."""
+    one, too. Its limits hold for steps as for calls in turns. `codec` stores what it returns and brings it back, by the
+    annotation of its function; `refusal` says why there is none."""
 
     key: str
     name: str
@@ -292,6 +321,8 @@ class StepCall(Struct, frozen=True):
     kwargs: Mapping[str, Any]
     contract: ToolSpec
     needs: Needs = ()
+    codec: ValueCodec | None = None
+    refusal: InvalidDefinition | None = None
 
     @property
     def reruns(self) -> bool:
@@ -304,6 +335,14 @@ class StepCall(Struct, frozen=True):
 
     def done(self, **how: Any) -> Done:
         return Done(self.key, "step", self.name, self.asked, **how)
+
+    def returned(self, process_id: str, done: Done) -> Any:
+        """What the recorded step returns, or raises, at its line. Raises NotRevived when the annotation of its function
+        is another one than it was, and the record does not fit it."""
+        value = answered(done)
+        if self.refusal is not None:
+            raise NotRevived(f"process {process_id!r} at {self.key}", f"step {self.name}", str(self.refusal))
+        return revived(self.codec, value, f"process {process_id!r} at {self.key}", f"step {self.name}")
 
     def with_copies(self, deps: Any) -> StepCall:
         """The same step with arguments of its own. `deps` are live, whatever they are made of."""
@@ -403,11 +442,11 @@ class StepRun:
         on = WaitOn(step.key, "time", due=due, since=since)
         await self._calls.wait(self._branch, "step", step.asked, on, step.name)
 
-    async def _end(self, done: Done) -> Any:
+    async def _end(self, done: Done) -> Done:
         await self._calls.scheduler.deliver(self._branch, done)
         if done.cut:
             self._calls.raise_stopped(done)
-        return answered(done)
+        return done
 
     async def _place(self) -> None:
         """Wait for a place of the worker; a stop ends the wait."""
@@ -513,7 +552,8 @@ class StepRun:
         branch, contract = self._branch, self._step.contract
         branch.in_step = True
         try:
-            return BodyEnd(Ok(checked(await branch.control.guard(body.run(), contract.timeout), "the result")))
+            value = await branch.control.guard(body.run(), contract.timeout)
+            return BodyEnd(Ok(checked(value, "the result", self._step.codec)))
         except TurnCancelled:
             body.stop()
             unknown = OutcomeUnknown("it was cancelled while it ran")
@@ -652,14 +692,18 @@ def read_step(
     name = clean_text(
         options.name or (spec.name if spec is not None else str(getattr(fn, "__name__", type(fn).__name__)))
     )
-    asked = shape(args, kwargs)
+    asked, codec, refusal = shape(args, kwargs), None, None
+    try:
+        codec = returns_codec(fn, f"step {name}")
+    except InvalidDefinition as error:  # of one that is recorded already, another worker may know more
+        refusal = error
     if spec is None:
         kept: Recovery = "rerun" if recovery == "rerun" else "once"
         contract = ToolSpec(name, input_schema=_NO_SCHEMA, recovery=kept, retries=retries, timeout=timeout)
-        return StepCall(key, name, asked, fn, args, kwargs, contract)
+        return StepCall(key, name, asked, fn, args, kwargs, contract, (), codec, refusal)
     contract = msgspec.structs.replace(spec, recovery=recovery, retries=retries, timeout=timeout)
     # The limits are those of the tool, whatever the step is called.
-    return StepCall(key, name, asked, fn, args, kwargs, contract, needs_of(spec))
+    return StepCall(key, name, asked, fn, args, kwargs, contract, needs_of(spec), codec, refusal)
 
 
 def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:
@@ -707,12 +751,19 @@ def _copied_data(value: Any, memo: dict[int, Any]) -> Any:
         return value
 
 
-def checked(value: Any, what: str) -> Any:
-    """A result as JSON: on the first run too, so that no replay can differ."""
+def checked(value: Any, what: str, codec: ValueCodec | None) -> Any:
+    """A result as JSON, from which its annotation will bring it back: on the first run too, so that no replay differs.
+
+    A value that does not fit goes into the record of the failure.
+    """
     try:
-        plain = clean(value)
+        plain = clean(value) if codec is None else codec.store(value)
     except InvalidInput as error:
         raise ToolError(str(error), code="invalid_output") from None
+    except ValueError as error:
+        assert codec is not None
+        text = f"{what} does not fit its annotation {shown_type(codec.kind)}: {error}"
+        raise ToolError(text, code="invalid_output", data=value) from None
     if type(plain) in (dict, list, str):
         size = len(encode(plain))
         if size > MAX_VALUE:

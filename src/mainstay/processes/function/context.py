@@ -14,7 +14,7 @@ import hmac
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Generic, Literal, NoReturn, TypeVar, overload
+from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar, overload
 from uuid import UUID
 
 import msgspec
@@ -44,18 +44,39 @@ from mainstay.model.process import (
 from mainstay.model.record import Done, Segment, StepKind
 from mainstay.model.session import CancelRequest
 from mainstay.ports.process import ChildOptions
-from mainstay.processes.function.calls import FIRST, Calls, StepOptions, StepRun, answered, call, read_step
+from mainstay.processes.function.calls import (
+    FIRST,
+    Call,
+    Calls,
+    StepOptions,
+    StepRun,
+    answered,
+    read_step,
+    recorded,
+)
 from mainstay.processes.function.replay import shape
 from mainstay.processes.function.scheduler import CANCEL, Branch, Group, Works
-from mainstay.processes.handle import handle_id, value_of
-from mainstay.tools.answer import output_codec
+from mainstay.processes.handle import ProcessCall, ProcessHandle, Startable, handle_id, read_start, value_of
 from mainstay.tools.check import check
 from mainstay.tools.context import Deps
+from mainstay.tools.define import Tool
+from mainstay.tools.revive import ValueCodec, revived, value_codec
 
 T = TypeVar("T")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+E = TypeVar("E")
 
-_codec = functools.lru_cache(256)(output_codec)
+P = ParamSpec("P")
+
+Work: TypeAlias = Coroutine[Any, Any, T]
+"""A branch: what runs beside others."""
+Recovery: TypeAlias = Literal["once", "rerun"]
+"""What becomes of a step that a crash interrupted."""
 
 MAX_SLEEP = 100 * 366 * 86_400
 """Seconds: what is longer than a hundred years is a mistake."""
@@ -118,56 +139,72 @@ class ProcessContext(Generic[Deps]):
 
     # ------------------------------------------------------------------ doing
 
+    # With options, a checker sees the arguments of `call(…)` alone: a keyword of ours cannot stand between those of the
+    # function. The forms that take both leave them, and the result, unchecked. A tool may have its context anywhere
+    # among its parameters, so its arguments are not checked either.
     @overload
     async def step(
         self,
-        fn: Callable[..., Awaitable[R]],
+        what: Call[R],
         /,
-        *args: Any,
+        *,
         name: str | None = None,
-        recovery: Literal["once", "rerun"] | None = None,
+        recovery: Recovery | None = None,
         retries: int | None = None,
         timeout: float | None = None,
-        **kwargs: Any,
     ) -> R: ...
     @overload
-    async def step(
-        self,
-        fn: Callable[..., R],
-        /,
-        *args: Any,
-        name: str | None = None,
-        recovery: Literal["once", "rerun"] | None = None,
-        retries: int | None = None,
-        timeout: float | None = None,
-        **kwargs: Any,
-    ) -> R: ...
-    @call
+    async def step(self, tool: Tool[..., Coroutine[Any, Any, R]], /, *args: Any, **kwargs: Any) -> R: ...
+    @overload
+    async def step(self, tool: Tool[..., R], /, *args: Any, **kwargs: Any) -> R: ...
+    @overload
+    async def step(self, fn: Callable[..., Any], /, *args: Any, name: str | None, **kwargs: Any) -> Any: ...
+    @overload
+    async def step(self, fn: Callable[..., Any], /, *args: Any, recovery: Recovery | None, **kwargs: Any) -> Any: ...
+    @overload
+    async def step(self, fn: Callable[..., Any], /, *args: Any, retries: int | None, **kwargs: Any) -> Any: ...
+    @overload
+    async def step(self, fn: Callable[..., Any], /, *args: Any, timeout: float | None, **kwargs: Any) -> Any: ...
+    @overload
+    async def step(self, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def step(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @recorded
     async def step(
         self,
         branch: Branch,
-        fn: Callable[..., Any],
+        fn: Callable[..., Any] | Call[Any],
         /,
         *args: Any,
         name: str | None = None,
-        recovery: Literal["once", "rerun"] | None = None,
+        recovery: Recovery | None = None,
         retries: int | None = None,
         timeout: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Do something outside, once, and keep what it returned (as JSON). Sync functions run in a thread.
+        """Do something outside, once, and keep what it returned. Sync functions run in a thread.
+
+        What it returns is stored as JSON and brought back by the annotation of the function, on the first run too; a
+        type that cannot be is refused before anything runs, and without an annotation it is JSON.
 
         A step that a crash interrupted raises `OutcomeUnknown` here, unless `recovery="rerun"` says that doing it again
         is fine. `retries` more attempts are made when it raises. A tool brings its own recovery, retries and time
         limit.
         """
+        if isinstance(fn, Call):
+            what, fn = fn, fn.fn
+            if args or kwargs:
+                raise InvalidInput(f"{what!r} has its arguments: give them to `call(…)`, and options to the step")
+            args, kwargs = what.args, dict(what.kwargs)
         step = read_step(branch.next_key(), fn, args, kwargs, StepOptions(name, recovery, retries, timeout))
         done = await self._calls.answer(branch, step.key, "step", step.name, step.asked)
-        if done is not None:
-            return answered(done)
-        return await StepRun(self._calls, branch, step, self.progress).run()
+        if done is None:
+            if step.refusal is not None:
+                raise step.refusal
+            done = await StepRun(self._calls, branch, step, self.progress).run()
+        return step.returned(self.process_id, done)
 
-    @call
+    @recorded
     async def sleep(self, branch: Branch, seconds: float) -> None:
         """Wait. A long sleep costs nothing: the process is on disk, and comes back when it is over."""
         _check_seconds(seconds, "sleep for")
@@ -185,7 +222,7 @@ class ProcessContext(Generic[Deps]):
     async def wait_signal(self, name: str, kind: type[T], /, *, timeout: float | None = None) -> T: ...
     @overload
     async def wait_signal(self, name: str, /, *, timeout: float | None = None) -> Any: ...
-    @call
+    @recorded
     async def wait_signal(self, branch: Branch, name: str, kind: Any = None, /, *, timeout: float | None = None) -> Any:
         """The payload of the next signal of this name, also of one that came before. `kind` is what it becomes.
 
@@ -194,7 +231,7 @@ class ProcessContext(Generic[Deps]):
         check_signal(name)
         _check_timeout(timeout)
         declared(self._calls.row.registration, f"{SIGNAL}{name}")
-        read = None if kind is None else _codec(kind).from_json
+        read = None if kind is None else value_codec(kind).convert
         key, asked = branch.next_key(), _limit(timeout)
         done = await self._calls.answer(branch, key, "signal", name, asked)
         if done is None:
@@ -227,7 +264,7 @@ class ProcessContext(Generic[Deps]):
             await calls.check_stop(branch, key, "signal", name, asked)
         return done
 
-    @call
+    @recorded
     async def emit(self, branch: Branch, event: str, payload: Any = None) -> None:
         """Add an event, declared with `@process(events=[…])`, to the process's own log."""
         calls = self._calls
@@ -256,6 +293,21 @@ class ProcessContext(Generic[Deps]):
 
     # ------------------------------------------------------------------ other processes
 
+    @overload
+    async def start(
+        self, what: ProcessCall[R], *, parent_end: ParentEnd = "cancel", label: str = "", wake: WakePolicy = "none"
+    ) -> Child[R]: ...
+    @overload
+    async def start(
+        self,
+        what: Startable[R],
+        args: Mapping[str, Any] | None = None,
+        *,
+        parent_end: ParentEnd = "cancel",
+        label: str = "",
+        wake: WakePolicy = "none",
+    ) -> Child[R]: ...
+    @overload
     async def start(
         self,
         what: Any,
@@ -264,14 +316,24 @@ class ProcessContext(Generic[Deps]):
         parent_end: ParentEnd = "cancel",
         label: str = "",
         wake: WakePolicy = "none",
-    ) -> Child:
+    ) -> Child[Any]: ...
+    async def start(
+        self,
+        what: Any,
+        args: Mapping[str, Any] | None = None,
+        *,
+        parent_end: ParentEnd = "cancel",
+        label: str = "",
+        wake: WakePolicy = "none",
+    ) -> Child[Any]:
         """Start a process of its own: a durable function, a tool or an agent. Asked for twice, it is started once.
 
         `parent_end` says what becomes of it when this process ends first.
         """
-        return Child(self, await self._start(what, args, ChildOptions(parent_end, label, wake)))
+        what, args, codec = read_start(what, args)
+        return Child(self, await self._start(what, args, ChildOptions(parent_end, label, wake)), codec)
 
-    @call
+    @recorded
     async def _start(self, branch: Branch, what: Any, args: Mapping[str, Any] | None, options: ChildOptions) -> str:
         plain, calls = clean(check_args(args)), self._calls
         name = getattr(what, "name", None) or getattr(getattr(what, "spec", None), "name", None) or str(what)
@@ -282,8 +344,12 @@ class ProcessContext(Generic[Deps]):
 
         return str(await self._act(branch, key, "start", name, shape((plain,), {}), begin))
 
-    @call
-    async def result(self, branch: Branch, process: Any, *, timeout: float | None = None) -> Any:
+    @overload
+    async def result(self, process: Child[R] | ProcessHandle[R], /, *, timeout: float | None = None) -> R: ...
+    @overload
+    async def result(self, process: Any, /, *, timeout: float | None = None) -> Any: ...
+    @recorded
+    async def result(self, branch: Branch, process: Any, /, *, timeout: float | None = None) -> Any:
         """How another process ended, by its handle or id: its value, or `ProcessFailed`."""
         process_id = handle_id(process)
         if process_id == self.process_id:
@@ -296,7 +362,9 @@ class ProcessContext(Generic[Deps]):
             await self._calls.scheduler.deliver(branch, done)
         if done.late:
             raise TimedOut(f"process {process_id!r} did not end", timeout)
-        return value_of(process_id, answered(done))
+        value = value_of(process_id, answered(done))
+        codec = process.codec if isinstance(process, Child | ProcessHandle) else None
+        return revived(codec, value, f"process {self.process_id!r} at {key}", f"the result of process {process_id!r}")
 
     async def _end_of(self, branch: Branch, key: str, process_id: str, asked: str, timeout: float | None) -> Done:
         calls = self._calls
@@ -324,7 +392,7 @@ class ProcessContext(Generic[Deps]):
             outcome = replace(outcome, traceback="")  # it is in the other's record
         return msgspec.to_builtins(outcome)
 
-    @call
+    @recorded
     async def _signal(self, branch: Branch, process_id: str, name: str, payload: Any) -> None:
         plain, calls = clean(payload), self._calls
         key = branch.next_key()
@@ -339,7 +407,7 @@ class ProcessContext(Generic[Deps]):
 
         await self._act(branch, key, "tell", name, shape((process_id, plain), {}), send)
 
-    @call
+    @recorded
     async def _cancel(self, branch: Branch, process_id: str, reason: str) -> None:
         request = CancelRequest(f"process {self.process_id}", clean_text(reason))
 
@@ -367,16 +435,64 @@ class ProcessContext(Generic[Deps]):
 
     # ------------------------------------------------------------------ branches
 
-    async def gather(self, *branches: Coroutine[Any, Any, Any], return_exceptions: bool = False) -> list[Any]:
+    # Branches of different types keep them, up to five; a checker that sees more of them takes one type for all.
+    @overload
+    async def gather(self, a: Work[A], /) -> tuple[A]: ...
+    @overload
+    async def gather(self, a: Work[A], b: Work[B], /) -> tuple[A, B]: ...
+    @overload
+    async def gather(self, a: Work[A], b: Work[B], c: Work[C], /) -> tuple[A, B, C]: ...
+    @overload
+    async def gather(self, a: Work[A], b: Work[B], c: Work[C], d: Work[D], /) -> tuple[A, B, C, D]: ...
+    @overload
+    async def gather(self, a: Work[A], b: Work[B], c: Work[C], d: Work[D], e: Work[E], /) -> tuple[A, B, C, D, E]: ...
+    @overload
+    async def gather(self, *branches: Work[T]) -> tuple[T, ...]: ...
+    @overload
+    async def gather(self, a: Work[A], /, *, return_exceptions: Literal[True]) -> tuple[A | BaseException]: ...
+    @overload
+    async def gather(
+        self, a: Work[A], b: Work[B], /, *, return_exceptions: Literal[True]
+    ) -> tuple[A | BaseException, B | BaseException]: ...
+    @overload
+    async def gather(
+        self, a: Work[A], b: Work[B], c: Work[C], /, *, return_exceptions: Literal[True]
+    ) -> tuple[A | BaseException, B | BaseException, C | BaseException]: ...
+    @overload
+    async def gather(
+        self, a: Work[A], b: Work[B], c: Work[C], d: Work[D], /, *, return_exceptions: Literal[True]
+    ) -> tuple[A | BaseException, B | BaseException, C | BaseException, D | BaseException]: ...
+    @overload
+    async def gather(
+        self, a: Work[A], b: Work[B], c: Work[C], d: Work[D], e: Work[E], /, *, return_exceptions: Literal[True]
+    ) -> tuple[A | BaseException, B | BaseException, C | BaseException, D | BaseException, E | BaseException]: ...
+    @overload
+    async def gather(self, *branches: Work[T], return_exceptions: Literal[True]) -> tuple[T | BaseException, ...]: ...
+    async def gather(self, *branches: Work[Any], return_exceptions: bool = False) -> tuple[Any, ...]:
         """Run branches at once and wait for all of them: their results, in order. The first error is raised last."""
         group = await self._run_all("gather", branches)
         if return_exceptions:
-            return [value if error is None else error for value, error in zip(group.values, group.errors, strict=True)]
+            ends = zip(group.values, group.errors, strict=True)
+            return tuple([value if error is None else error for value, error in ends])
         if group.error is not None:
             raise group.error
-        return group.values
+        return tuple(group.values)
 
-    async def any(self, *branches: Coroutine[Any, Any, Any]) -> tuple[int, Any]:
+    @overload
+    async def any(self, a: Work[A], /) -> tuple[int, A]: ...
+    @overload
+    async def any(self, a: Work[A], b: Work[B], /) -> tuple[int, A | B]: ...
+    @overload
+    async def any(self, a: Work[A], b: Work[B], c: Work[C], /) -> tuple[int, A | B | C]: ...
+    @overload
+    async def any(self, a: Work[A], b: Work[B], c: Work[C], d: Work[D], /) -> tuple[int, A | B | C | D]: ...
+    @overload
+    async def any(
+        self, a: Work[A], b: Work[B], c: Work[C], d: Work[D], e: Work[E], /
+    ) -> tuple[int, A | B | C | D | E]: ...
+    @overload
+    async def any(self, *branches: Work[T]) -> tuple[int, T]: ...
+    async def any(self, *branches: Work[Any]) -> tuple[int, Any]:
         """Run branches at once: which one succeeded first, and its result. The others are dropped.
 
         A dropped branch is stopped at the call where it is, as by a cancel request. It may clean up; this waits for it.
@@ -389,13 +505,25 @@ class ProcessContext(Generic[Deps]):
             raise group.error
         return group.chosen, group.values[group.chosen]
 
-    async def all(self, *branches: Coroutine[Any, Any, Any]) -> list[Any]:
+    @overload
+    async def all(self, a: Work[A], /) -> tuple[A]: ...
+    @overload
+    async def all(self, a: Work[A], b: Work[B], /) -> tuple[A, B]: ...
+    @overload
+    async def all(self, a: Work[A], b: Work[B], c: Work[C], /) -> tuple[A, B, C]: ...
+    @overload
+    async def all(self, a: Work[A], b: Work[B], c: Work[C], d: Work[D], /) -> tuple[A, B, C, D]: ...
+    @overload
+    async def all(self, a: Work[A], b: Work[B], c: Work[C], d: Work[D], e: Work[E], /) -> tuple[A, B, C, D, E]: ...
+    @overload
+    async def all(self, *branches: Work[T]) -> tuple[T, ...]: ...
+    async def all(self, *branches: Work[Any]) -> tuple[Any, ...]:
         """Run branches at once: all results, in order. The first error drops the others, and is raised then."""
         group = await self._run_all("all", branches)
         error = None if group.chosen is None else group.errors[group.chosen]
         if error is not None:
             raise error
-        return group.values
+        return tuple(group.values)
 
     async def _run_all(self, kind: StepKind, works: Works) -> Group:
         try:
@@ -405,7 +533,7 @@ class ProcessContext(Generic[Deps]):
                 if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
                     work.close()
 
-    @call
+    @recorded
     async def _fork(self, branch: Branch, kind: StepKind, works: Works) -> Group:
         """Run branches to their ends. Which one was chosen is recorded before the others are asked to stop."""
         for work in works:
@@ -487,7 +615,7 @@ class ProcessContext(Generic[Deps]):
         self._calls.scheduler.current()
         return decode(encode(self._calls.segment.state))
 
-    @call
+    @recorded
     async def checkpoint(self, branch: Branch, state: Any, *, restart: bool = False) -> None:
         """Keep `state` and forget what was recorded so far: after a crash the function begins again with it.
 
@@ -504,7 +632,7 @@ class ProcessContext(Generic[Deps]):
         branch.calls = 0
         self._randoms.clear()
 
-    @call
+    @recorded
     async def continue_as_new(self, branch: Branch, args: Mapping[str, Any] | None = None) -> NoReturn:
         """Begin again, as the same process, with other arguments and nothing to replay."""
         plain = clean(check_args(args))
@@ -545,11 +673,12 @@ async def begin_anew(context: ProcessContext[Any], anew: BeginAnew) -> Segment:
     return context._calls.segment
 
 
-class Child:
-    """A process that a durable function has started: its calls are the function's own."""
+class Child(Generic[R_co]):
+    """A process that a durable function has started: its calls are the function's own. `codec` brings back what it
+    returns; without one that is JSON."""
 
-    def __init__(self, context: ProcessContext[Any], process_id: str) -> None:
-        self._context, self.id = context, process_id
+    def __init__(self, context: ProcessContext[Any], process_id: str, codec: ValueCodec | None) -> None:
+        self._context, self.id, self.codec = context, process_id, codec
 
     def __repr__(self) -> str:
         return f"<Child {self.id}>"
@@ -557,9 +686,9 @@ class Child:
     def to_json(self) -> dict[str, str]:
         return {"__handle__": "process", "id": self.id}
 
-    async def result(self, *, timeout: float | None = None) -> Any:
+    async def result(self, *, timeout: float | None = None) -> R_co:
         """Its value, or `ProcessFailed`."""
-        return await self._context.result(self.id, timeout=timeout)
+        return await self._context.result(self, timeout=timeout)
 
     async def signal(self, name: str, payload: Any = None) -> None:
         await self._context._signal(self.id, name, payload)

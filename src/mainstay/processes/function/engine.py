@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from msgspec.structs import replace
 
@@ -20,8 +20,10 @@ from mainstay.engine.journal import SPILL_BYTES
 from mainstay.errors import (
     Diverged,
     InvalidDefinition,
+    InvalidInput,
     InvalidProcess,
     MainstayError,
+    NotRevived,
     OutcomeUnknown,
     ProcessFailed,
     StepFailed,
@@ -29,7 +31,7 @@ from mainstay.errors import (
     quoted,
 )
 from mainstay.lifecycle.process import RESERVED, SIGNAL
-from mainstay.model.codec import clean_text, decode, encode, error_text
+from mainstay.model.codec import clean, clean_text, decode, encode, error_text
 from mainstay.model.process import (
     Cancelled,
     EventType,
@@ -45,12 +47,16 @@ from mainstay.processes.function.calls import MAX_TEXT, Calls, checked, describe
 from mainstay.processes.function.context import BeginAnew, ProcessContext, begin_anew
 from mainstay.processes.function.replay import Replay
 from mainstay.processes.function.scheduler import Scheduler
+from mainstay.processes.handle import ProcessCall
 from mainstay.processes.run import Host
 from mainstay.tools.answer import output_codec
-from mainstay.tools.define import Arguments, read_signature
+from mainstay.tools.define import Arguments, read_signature, returns_codec
+from mainstay.tools.revive import ValueCodec, to_json
 
 P = ParamSpec("P")
+Context: TypeAlias = ProcessContext[Any]
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,120}")
 
@@ -62,7 +68,7 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(clean_text(name)) is not None
 
 
-class Process(Generic[P, R]):
+class Process(Generic[P, R_co]):
     """A durable function. You may call it too, as if it were not decorated, with a context of your own.
 
     `definition` is what a started process is pinned to: name and version. `code` tells people whether the code is the
@@ -75,7 +81,7 @@ class Process(Generic[P, R]):
 
     def __init__(
         self,
-        fn: Callable[P, Coroutine[Any, Any, R]],
+        fn: Callable[P, Coroutine[Any, Any, R_co]],
         *,
         name: str | None = None,
         version: str = "1",
@@ -107,6 +113,7 @@ class Process(Generic[P, R]):
             )
         self._context = signature.context.name
         self._arguments = Arguments(owner, signature.parameters)
+        self._names = [each.name for each in signature.parameters]
         if signals is not None and not isinstance(signals, Mapping):
             raise InvalidDefinition(f"{owner}: signals={signals!r} is not usable: give their types by name, or None")
         self.open_signals = signals is None
@@ -115,13 +122,32 @@ class Process(Generic[P, R]):
         code = getattr(inspect.unwrap(fn), "__code__", None)
         self.code = "" if code is None else hashlib.sha256(code.co_code).hexdigest()[:12]
 
+    def returns(self) -> ValueCodec | None:
+        """How its result is stored and brought back; None where that is JSON. Raises InvalidDefinition."""
+        return returns_codec(self.fn, f"process {self.name!r}")
+
     @property
     def input_schema(self) -> dict[str, Any]:
         return self._arguments.schema
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        made: Coroutine[Any, Any, R] = self.fn(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, R_co]:
+        made: Coroutine[Any, Any, R_co] = self.fn(*args, **kwargs)
         return made
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> ProcessCall[R_co]:
+        """The function with its arguments, without the context: `runtime.start(nightly.call(day="Sunday"))`.
+
+        It is taken wherever a process is started. Arguments may be of the types that the function declares; they are
+        stored as JSON. Raises InvalidProcess for those that it would not take.
+        """
+        given = dict(zip(self._names, args, strict=False))
+        twice = [name for name in given if name in kwargs]
+        if len(args) > len(self._names) or twice:
+            problem = f"{twice[0]!r} is given twice" if twice else f"it takes {len(self._names)}, not {len(args)}"
+            raise InvalidProcess(f"invalid arguments for process {self.name}: {problem}")
+        plain: dict[str, Any] = to_json({**given, **kwargs})
+        _ = self.bind(plain)
+        return ProcessCall(self, plain)
 
     def __repr__(self) -> str:
         return f"<Process {self.definition}>"
@@ -152,8 +178,20 @@ def _event(owner: str, declared: EventType | str) -> EventType:
     return made
 
 
+class Decorator(Protocol):
+    """`process(…)` with options: what makes a durable function of an `async def`."""
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> Process[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[..., Coroutine[Any, Any, R]], /) -> Process[..., R]: ...
+
+
+# A checker sees the arguments of a function whose context comes first, as it should; one may stand elsewhere.
 @overload
-def process(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Process[P, R]: ...
+def process(fn: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> Process[P, R]: ...
+@overload
+def process(fn: Callable[..., Coroutine[Any, Any, R]], /) -> Process[..., R]: ...
 @overload
 def process(
     *,
@@ -162,7 +200,7 @@ def process(
     signals: Mapping[str, Any] | None = None,
     events: Iterable[EventType | str] = (),
     max_attempts: int | None = None,
-) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Process[P, R]]: ...
+) -> Decorator: ...
 def process(
     fn: Callable[..., Any] | None = None,
     /,
@@ -275,7 +313,7 @@ class FunctionEngine:
             finally:
                 if scheduler.root.own_cancels:
                     await scheduler.take_back_cancels()
-            outcome: ProcessOutcome = Success(checked(value, "the result"))
+            outcome: ProcessOutcome = Success(checked(value, "the result", function.returns()))
         except Unloaded:
             raise await self._why_unloaded(scheduler, run) from None
         except BeginAnew:
@@ -310,7 +348,7 @@ class FunctionEngine:
             return Unloaded()
         if task is not None and task.cancelling():
             return asyncio.CancelledError()
-        if isinstance(fault, Diverged | InvalidProcess):
+        if isinstance(fault, Diverged | NotRevived | InvalidProcess):
             await run.journal.flush()  # what other branches have done meanwhile has happened all the same
         return fault
 
@@ -324,13 +362,21 @@ def failure(error: BaseException) -> Failure:
             text = clean_text(f"step {error.step}: {error.message}")
             return Failure(clean_text(error.fault), text, _short(error.data), f"{step}{where}")
         case ToolError():
-            return Failure(clean_text(error.code), clean_text(error.message)[:MAX_TEXT], traceback=where)
+            return Failure(clean_text(error.code), clean_text(error.message)[:MAX_TEXT], _json(error.data), where)
         case ProcessFailed():
             return Failure(error.code, error_text(error)[:MAX_TEXT], _short(error.outcome), where)
         case MainstayError():
             return Failure(error.code, error_text(error), traceback=where)
         case _:
             return Failure("raised", described(error), traceback=where)
+
+
+def _json(data: Any) -> Any:
+    """The data of an error that a function of the host's made, as far as it can be stored."""
+    try:
+        return _short(clean(data))
+    except InvalidInput:
+        return None
 
 
 def _short(data: Any) -> Any:
@@ -347,5 +393,6 @@ def by_definition(functions: Iterable[Process[..., Any]]) -> dict[str, Process[.
             raise InvalidDefinition(
                 f"two processes are {function.definition!r}: give each a name or version of its own"
             )
+        _ = function.returns()  # refused here, not when its first process has done all its work
         found[function.definition] = function
     return found

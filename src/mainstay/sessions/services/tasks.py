@@ -87,7 +87,7 @@ class TaskServices:
         label: str = "",
         wake: WakePolicy = "none",
         parent_end: ParentEnd = "abandon",
-    ) -> ProcessHandle:
+    ) -> ProcessHandle[Any]:
         if parent_end not in get_args(ParentEnd):
             raise InvalidInput(f"a process ends with its parent by 'cancel' or 'abandon', not {parent_end!r:.80}")
         row, run = await self.scope.row_or_new(), self.scope.run
@@ -111,7 +111,7 @@ class TaskServices:
 
     # ------------------------------------------------------------------ hidden ones
 
-    async def spawn_hidden_task(self, label: str, work: Work, *, session_id: str | None = None) -> ProcessHandle:
+    async def spawn_hidden_task(self, label: str, work: Work, *, session_id: str | None = None) -> ProcessHandle[Any]:
         row, process_id = await self.scope.row_or_new(session_id), self.scope.parts.mint("t")
         what = LocalWork(HIDDEN, label, {}, self.scope.parts.mint("n"))
         self._keeper.hide(row.id, process_id)  # before it begins: it may have ended when its registration returns
@@ -139,14 +139,16 @@ class TaskServices:
 
     # ------------------------------------------------------------------ managed and registered ones
 
-    async def spawn_managed_task(self, task: TaskSpec, work: Work, *, session_id: str | None = None) -> ProcessHandle:
+    async def spawn_managed_task(
+        self, task: TaskSpec, work: Work, *, session_id: str | None = None
+    ) -> ProcessHandle[Any]:
         row = await self.scope.row_or_new(session_id)
         what = LocalWork(task.id, _label(task), _spec(task), self.scope.parts.mint("n"))
         return await self._named(row, task, functools.partial(self._spawn, row, what=what, work=work))
 
     async def register_background_task(
         self, task: TaskSpec, cancel: CancelHook | None = None, *, session_id: str | None = None
-    ) -> ProcessHandle:
+    ) -> ProcessHandle[Any]:
         row = await self.scope.row_or_new(session_id)
         spec = _spec(task) | ({"stopped_by": self.scope.parts.worker.id} if cancel is not None else {})
         what = LocalWork(task.id, _label(task), spec, self.scope.parts.mint("n"), outside=True)
@@ -154,7 +156,7 @@ class TaskServices:
 
     async def _register(
         self, row: SessionRow, process_id: str, what: LocalWork, hook: CancelHook | None
-    ) -> ProcessHandle:
+    ) -> ProcessHandle[Any]:
         hooks = self._keeper.hooks
         if hook is not None:
             hooks[what.token] = process_id, hook
@@ -165,8 +167,8 @@ class TaskServices:
             raise
 
     async def _named(
-        self, row: SessionRow, task: TaskSpec, begin: Callable[[str], Awaitable[ProcessHandle]]
-    ) -> ProcessHandle:
+        self, row: SessionRow, task: TaskSpec, begin: Callable[[str], Awaitable[ProcessHandle[Any]]]
+    ) -> ProcessHandle[Any]:
         """Begin a task under its name: the write refuses a second live one, whoever begins it at the same time."""
         while True:
             process_id = await self._free_id(row.id, task)
@@ -309,7 +311,7 @@ class TaskServices:
 
     async def _spawn(
         self, row: SessionRow, process_id: str, what: LocalWork, work: Work, listed: bool = True
-    ) -> ProcessHandle:
+    ) -> ProcessHandle[Any]:
         if not callable(work):
             raise InvalidInput(f"a task is a function without arguments, not {type(work).__name__}: it is called once")
         works = self._keeper.engine.works
@@ -378,7 +380,7 @@ class TaskServices:
         return row
 
 
-class TaskHandle(ProcessHandle):
+class TaskHandle(ProcessHandle[Any]):
     """A handle that a plugin or a tool got from its services: it cancels as they do."""
 
     __slots__ = ("_cancel",)
