@@ -209,7 +209,7 @@ class Agent(Generic[T]):
         if foreign:
             validate.unknown_keywords("run_sync", foreign, validate.RUN_KEYWORDS)
         if not _in_a_loop():  # not in an `except`: tracebacks of tools and models would begin with its error
-            return bridge().run(self.run(said, deps=deps, timeout=timeout))
+            return _bridge.runner().run(self.run(said, deps=deps, timeout=timeout))
         return _on_thread(lambda: asyncio.run(self.run(said, deps=deps, timeout=timeout)))
 
     if not TYPE_CHECKING:  # to a checker it has the attributes that it has
@@ -221,19 +221,22 @@ class Agent(Generic[T]):
         return f"Agent({self.spec.model!r}, name={self.name!r}, tools={list(self.spec.tools)})"
 
 
-_bridges = threading.local()
-
-
-def bridge() -> asyncio.Runner:
-    """The loop that sync code of this thread runs on: the same one every time, because a model of the host's may have
+class _Bridge(threading.local):
+    """The loop that sync code of a thread runs on: the same one every time, because a model of the host's may have
     connections that belong to it. It is closed with its thread, or with the program."""
-    runner = getattr(_bridges, "runner", None)
-    if runner is None or _bridges.pid != os.getpid():  # a forked child must not touch the loop of its parent
-        runner = _bridges.runner = asyncio.Runner()
-        _bridges.pid = os.getpid()
-        atexit.register(_close_bridge, runner, os.getpid())
-    found: asyncio.Runner = runner
-    return found
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+        self._pid = 0
+
+    def runner(self) -> asyncio.Runner:
+        if self._runner is None or self._pid != os.getpid():  # a forked child must not touch the loop of its parent
+            self._runner, self._pid = asyncio.Runner(), os.getpid()
+            atexit.register(_close_bridge, self._runner, self._pid)
+        return self._runner
+
+
+_bridge = _Bridge()
 
 
 def _close_bridge(runner: asyncio.Runner, pid: int) -> None:

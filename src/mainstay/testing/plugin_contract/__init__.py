@@ -338,8 +338,7 @@ def once(subject: Subject, crash: Crash | None = None) -> tuple[Played, bytes | 
     calls: list[Call] = []
 
     async def scenario(lab: Lab) -> None:
-        probe = HookProbe()
-        probe.incarnation, probe.calls = lab.incarnation, calls
+        probe = HookProbe(incarnation=lab.incarnation, calls=calls)
         async with lab.runtime(agents=[agent_for(subject, probe)]) as host:
             await run_turn(host, subject, 1)
             await run_turn(host, subject, 2)

@@ -85,14 +85,22 @@ class HookProbe:
 
     `hook` and `way` are the disturbance, until `calm` is called; `struck` says whether it happened. With
     `watch_state` the plugin's state is compared around every hook. `planted` is given to `restore` in place of what
-    was saved. `instances` are the plugins by session; "" is the shared one.
+    was saved. `instances` are the plugins by session; "" is the shared one. `calls` may be a list that outlives the
+    run: those of all incarnations.
     """
 
-    def __init__(self, hook: str = "", way: Way | None = None, *, watch_state: bool = False) -> None:
-        self.hook, self.way, self._watch_state = hook, way, watch_state
+    def __init__(
+        self,
+        hook: str = "",
+        way: Way | None = None,
+        *,
+        watch_state: bool = False,
+        incarnation: int = 1,
+        calls: list[Call] | None = None,
+    ) -> None:
+        self.hook, self.way, self._watch_state, self.incarnation = hook, way, watch_state, incarnation
         self.struck = False
-        self.incarnation = 1
-        self.calls: list[Call] = []
+        self.calls: list[Call] = [] if calls is None else calls
         self.found: list[Finding] = []
         self.instances: dict[str, Plugin] = {}
         self.planted: list[Any] = []
