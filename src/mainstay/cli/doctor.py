@@ -69,7 +69,7 @@ class ProcessHealth(Struct, frozen=True):
 
 
 async def examine_processes(store: Store, dead: dict[str, bool], now: int) -> ProcessHealth:
-    helped = not all(dead.values())
+    live_worker = not all(dead.values())
     states: dict[str, int] = {}
     stuck, asked, idle = list[ProcessRow](), list[ProcessRow](), dict[tuple[str, str], list[ProcessRow]]()
     async for row in listed(store, ProcessFilter(live=True)):
@@ -79,10 +79,10 @@ async def examine_processes(store: Store, dead: dict[str, bool], now: int) -> Pr
             stuck.append(row)
         elif row.record.abandon is not None and row.owner is None:
             asked.append(row)
-        elif (sort := _left_alone(row, state, helped, now)) is not None:
+        elif (sort := _overdue(row, state, live_worker, now)) is not None:
             idle.setdefault((_definition(row), sort), []).append(row)
     needs = [*_stuck(stuck), *_to_abandon(asked)]
-    needs += [_taken_up_by_nobody(name, sort, rows, helped, now) for (name, sort), rows in sorted(idle.items())]
+    needs += [_unclaimed(name, sort, rows, live_worker, now) for (name, sort), rows in sorted(idle.items())]
     pending, discarded = await store.wakes(None, "pending"), await store.wakes(None, "discarded")
     needs += await _wakes(store, pending, discarded, now)
     return ProcessHealth(dict(sorted(states.items())), {"pending": len(pending), "discarded": len(discarded)}, needs)
@@ -119,7 +119,7 @@ def _to_abandon(rows: list[ProcessRow]) -> list[Advice]:
     return needs
 
 
-def _left_alone(row: ProcessRow, state: str, helped: bool, now: int) -> str | None:
+def _overdue(row: ProcessRow, state: str, live_worker: bool, now: int) -> str | None:
     """The work on it that is overdue, if any."""
     if state in ("queued", "interrupted"):
         since, sort = row.record.updated, state
@@ -128,18 +128,18 @@ def _left_alone(row: ProcessRow, state: str, helped: bool, now: int) -> str | No
     else:
         return None
     # With a worker there it goes on by itself in a moment; without one it does not.
-    return sort if now - since > (UNCLAIMED_MS if helped else 0) else None
+    return sort if now - since > (UNCLAIMED_MS if live_worker else 0) else None
 
 
-def _taken_up_by_nobody(name: str, sort: str, rows: list[ProcessRow], helped: bool, now: int) -> Advice:
+def _unclaimed(name: str, sort: str, rows: list[ProcessRow], live_worker: bool, now: int) -> Advice:
     """One line for all processes of a definition: they want the same thing."""
     since = min(row.due or 0 if sort == "overdue" else row.record.updated for row in rows)
     ids = ", ".join(row.id for row in rows[:3])
     more = f" and {len(rows) - 3:,} more" if len(rows) > 3 else ""
-    why = "no worker took them up" if helped else "no live worker has this store open"
+    why = "no worker took them up" if live_worker else "no live worker has this store open"
     problem = f"{plural(len(rows), 'process', 'processes')} {sort} for {span(now - since)}, and {why}: {ids}{more}"
     kind = rows[0].registration.kind
-    if helped:
+    if live_worker:
         places = "; if one does, all its places are taken" if sort != "overdue" else ""
         return Advice(name, problem, f"does a live worker have {kind} {name!r}? start one that does{places}")
     return Advice(name, problem, f"start a Runtime with {kind} {name!r} on this store: they go on by themselves")
@@ -425,7 +425,7 @@ def _worker(row: WorkerRow, dead: bool, now: int) -> dict[str, Any]:
 
 
 async def _examine_turn(
-    store: Store, row: SessionRow, dead: dict[str, bool], helped: bool, now: int, health: Health
+    store: Store, row: SessionRow, dead: dict[str, bool], live_worker: bool, now: int, health: Health
 ) -> None:
     assert row.turn is not None
     name, state = turn_id(row.id, row.turn), await condition(store, row, dead)
@@ -450,10 +450,10 @@ async def _examine_turn(
         row.reason,
     )
     health.open.append(turn)
-    health.needs += _needs(turn, row, waits, helped)
+    health.needs += _needs(turn, row, waits, live_worker)
 
 
-def _needs(turn: OpenTurn, row: SessionRow, waits: list[PendingCall], helped: bool) -> list[Advice]:
+def _needs(turn: OpenTurn, row: SessionRow, waits: list[PendingCall], live_worker: bool) -> list[Advice]:
     """What a person should do about an open turn; nothing when it goes on by itself."""
     if turn.state == "stuck":
         advice = (
@@ -472,7 +472,7 @@ def _needs(turn: OpenTurn, row: SessionRow, waits: list[PendingCall], helped: bo
             if w.kind in answers
         ]
     waits_for_a_worker = turn.state in ("queued", "interrupted")
-    if waits_for_a_worker and not helped:
+    if waits_for_a_worker and not live_worker:
         advice = f"start a Runtime with agent {row.agent!r} on this store: it goes on by itself"
         return [Advice(turn.turn_id, f"{turn.state}, and no live worker has this store open", advice)]
     if waits_for_a_worker and turn.idle_ms > UNCLAIMED_MS:

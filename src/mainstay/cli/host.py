@@ -68,7 +68,7 @@ def perform(work: Callable[[], Coroutine[Any, Any, int]], json: bool = False) ->
         _say(str(error), error.code, json)
     except MainstayError as error:
         code = USAGE if isinstance(error, InvalidInput | NotFound) else FAILED
-        _say(_in_words_of_the_shell(error), error.code, json)
+        _say(_with_command(error), error.code, json)
     except (KeyboardInterrupt, asyncio.CancelledError):
         code = INTERRUPTED
     raise typer.Exit(code)
@@ -86,11 +86,11 @@ HINTS: dict[type[MainstayError], str] = {
     UnknownSession: ": `mainstay sessions` shows what is",
     UnknownProcess: "; `mainstay ps --all` shows what is",
 }
-"""The command that shows more, by the error's own advice."""
+"""What an error advises here, in place of its hint for Python code."""
 
 
-def _in_words_of_the_shell(error: MainstayError) -> str:
-    """The hints of errors speak of Python; here people have commands."""
+def _with_command(error: MainstayError) -> str:
+    """An error with a hint that names a command."""
     hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), error.hint)
     return f"{error.summary}{hint}"
 
@@ -127,7 +127,7 @@ def store_path(store: str | None) -> str:
 
 
 def existing(store: str | None) -> str:
-    """A store that is there. Looking must not make one: an empty answer from a mistyped path would be a lie."""
+    """A store that is there. Reading must not make one: a mistyped path would then look like an empty store."""
     where = store_path(store)
     if where in ("memory", ":memory:"):
         raise Refused("a store in memory ends with its process: there is nothing to look at from here")
@@ -151,10 +151,10 @@ def is_there(where: str) -> bool:
 
 @contextlib.asynccontextmanager
 async def reading(store: str | None) -> AsyncGenerator[Store, None]:
-    """An existing store, for looking."""
+    """An existing store, opened to be read."""
     where = existing(store)
     opened = open_store(where)
-    async with _patience(where):
+    async with _explained_wait(where):
         await opened.open()
     try:
         yield opened
@@ -166,13 +166,13 @@ async def reading(store: str | None) -> AsyncGenerator[Store, None]:
 async def deciding(store: str | None) -> AsyncGenerator[Runtime, None]:
     """A Runtime on an existing store that accepts and answers, and runs nothing."""
     async with contextlib.AsyncExitStack() as stack:
-        async with _patience(existing(store)):
+        async with _explained_wait(existing(store)):
             runtime = await stack.enter_async_context(Runtime(existing(store), agents=[], recover=False))
         yield runtime
 
 
 @contextlib.asynccontextmanager
-async def _patience(where: str) -> AsyncGenerator[None, None]:
+async def _explained_wait(where: str) -> AsyncGenerator[None, None]:
     """Say what is waited for when the store's lock is not free: its holder may be stopped."""
     loop = asyncio.get_running_loop()
     timer = loop.call_later(1.0, complain, f"waiting for another process to close {where} …")
@@ -241,7 +241,7 @@ async def finish(ending: Coroutine[Any, Any, bool], what: str) -> None:
         timer.cancel()
 
 
-async def is_helped(runtime: Runtime, owner: str | None) -> bool:
+async def has_live_worker(runtime: Runtime, owner: str | None) -> bool:
     """Whether a live worker could go on with the work: its owner, or any other Runtime on this store."""
     dead = await dead_workers(runtime.store)
     if owner is not None and not dead.get(owner, True):
@@ -249,9 +249,9 @@ async def is_helped(runtime: Runtime, owner: str | None) -> bool:
     return sum(1 for gone in dead.values() if not gone) > 1  # one of them is this command
 
 
-def say_when(what: str, helped: bool) -> None:
+def say_when(what: str, live_worker: bool) -> None:
     """Where no live worker can do it, say which one is needed."""
-    if not helped:
+    if not live_worker:
         text_line(console(), f"it goes on when a Runtime with {what} opens this store", "dim")
 
 

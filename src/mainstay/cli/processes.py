@@ -24,7 +24,7 @@ from mainstay.cli.host import (
     dead_workers,
     deciding,
     find_process,
-    is_helped,
+    has_live_worker,
     is_terminal,
     perform,
     process_id,
@@ -243,7 +243,7 @@ def signal(
         async with deciding(store) as runtime:
             sent = await runtime.processes.signal(target, name, said, key=key)
             row = await find_process(runtime.store, target)
-            helped = await is_helped(runtime, row.owner)
+            live_worker = await has_live_worker(runtime, row.owner)
         if json:
             known = {"awaited": sent.awaited, "waits_for": sent.waits_for}
             print_json({"process_id": target, "signal": name, "event": int(sent)} | known)
@@ -253,7 +253,7 @@ def signal(
             if note:
                 text_line(console(), note, "yellow")
             if row.active:
-                say_when(what_it_takes(row), helped)
+                say_when(what_it_takes(row), live_worker)
         return OK
 
     perform(work, json)
@@ -271,7 +271,7 @@ async def cancel_process(runtime: Runtime, target: str, reason: str, by: str, js
     """The part of `mainstay cancel` that is about processes."""
     status = await runtime.processes.cancel(target, reason, by=by)
     row = await find_process(runtime.store, target)
-    helped = await is_helped(runtime, row.owner)
+    live_worker = await has_live_worker(runtime, row.owner)
     if json:
         print_json({"process_id": target, "status": status, "process": row.state})
         return FAILED if status == "ended" else OK
@@ -284,7 +284,7 @@ async def cancel_process(runtime: Runtime, target: str, reason: str, by: str, js
     asked = {"requested": f"asked process {target} to stop"}
     text_line(console(), asked.get(status, f"process {target} was asked to stop before"))
     if row.active:
-        say_when(what_it_takes(row), helped)
+        say_when(what_it_takes(row), live_worker)
     return OK
 
 
@@ -299,13 +299,13 @@ def resume(process: ProcessArgument, store: StoreOption = None, json: JsonOption
         async with deciding(store) as runtime:
             resumed = await runtime.processes.resume(target)
             row = await find_process(runtime.store, target)
-            helped = await is_helped(runtime, row.owner)
+            live_worker = await has_live_worker(runtime, row.owner)
         if json:
             print_json({"process_id": target, "resumed": resumed, "status": row.state})
         elif resumed:
             text_line(console(), f"resumed {target}", "green")
             if row.active:
-                say_when(what_it_takes(row), helped)
+                say_when(what_it_takes(row), live_worker)
         else:
             text_line(console(), f"nothing to resume: process {target} is {row.state}, not stuck")
         return OK if resumed else FAILED

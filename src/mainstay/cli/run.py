@@ -31,7 +31,7 @@ from mainstay.cli.host import (
     existing,
     find,
     finish,
-    is_helped,
+    has_live_worker,
     is_terminal,
     is_there,
     on_signals,
@@ -403,12 +403,12 @@ def _say(session: str, store: str | None, json: bool, say: Callable[[Session], A
         async with deciding(store) as runtime:
             row = await find(runtime.store, session)
             receipt = await say(await runtime.session(session))
-            helped = await is_helped(runtime, row.owner)
+            live_worker = await has_live_worker(runtime, row.owner)
         if json:
             print_json({"session_id": session, "input_id": receipt.turn_id, "known": receipt.known})
         else:
             text_line(console(), f"{'known before' if receipt.known else 'accepted'}: {receipt.turn_id}", "green")
-            say_when(f"agent {row.agent!r}", helped)
+            say_when(f"agent {row.agent!r}", live_worker)
         return 0
 
     perform(work, json)

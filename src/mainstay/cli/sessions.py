@@ -23,7 +23,7 @@ from mainstay.cli.host import (
     dead_workers,
     deciding,
     find,
-    is_helped,
+    has_live_worker,
     is_terminal,
     perform,
     process_id,
@@ -573,13 +573,13 @@ def _answer(call: str, store: str | None, json: bool, word: str, answer: Callabl
             if row is None or row.deleted:
                 raise UnknownCall(call, f"there is no session {session_id!r} in this store")
             await answer(await runtime.session(session_id))
-            helped = await is_helped(runtime, row.owner)
+            live_worker = await has_live_worker(runtime, row.owner)
         if json:
             print_json({"call_id": call, "session_id": session_id, "answer": word})
         else:
             text_line(console(), f"{word} {call}", "green")
             if row.turn == turn:
-                say_when(f"agent {row.agent!r}", helped)
+                say_when(f"agent {row.agent!r}", live_worker)
             else:
                 text_line(console(), f"its turn is over: the model is told with the next one of {session_id}", "dim")
         return 0
@@ -641,7 +641,7 @@ async def _cancel_turn(runtime: Runtime, session: str, turn: str | None, reason:
     row = await find(runtime.store, session)
     asked = name or (None if row.turn is None else ids.turn_id(session, row.turn))
     status = await (await runtime.session(session)).cancel(reason, by=by, turn_id=name)
-    helped = await is_helped(runtime, row.owner)
+    live_worker = await has_live_worker(runtime, row.owner)
     if json:
         print_json({"session_id": session, "turn_id": asked, "status": status})
     else:
@@ -649,7 +649,7 @@ async def _cancel_turn(runtime: Runtime, session: str, turn: str | None, reason:
         words = f"nothing to stop: no turn of {session} is open" if ended else CANCELLED[status].format(turn=asked)
         text_line(console(), words)
         if status == "requested":
-            say_when(f"agent {row.agent!r}", helped)
+            say_when(f"agent {row.agent!r}", live_worker)
     return 0 if status in ("requested", "already_requested") else FAILED
 
 
