@@ -38,7 +38,7 @@ decode_cancel = msgspec.json.Decoder(CancelRequest).decode
 
 
 class Parked(Struct, frozen=True, gc=False):
-    """The turn waits on disk for these; nobody owns it any more."""
+    """The turn waits on disk for these; no worker owns it any more."""
 
     calls: tuple[PendingCall, ...]
 
@@ -179,7 +179,7 @@ ConcludeCalls = Callable[[Run], Awaitable[None]]
 
 
 async def drive(run: Run, handlers: Mapping[type[Effect], Handler], conclude: ConcludeCalls) -> Outcome | Parked:
-    """Take a turn to its end, or to where it parks. Raises Leaving or Fenced when it must be let go."""
+    """Take a turn to its end, or to where it parks. Raises Leaving or Fenced when this worker must stop."""
     machine = run.machine
     while True:
         effect = machine.next_effect()

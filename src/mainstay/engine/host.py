@@ -1,4 +1,4 @@
-"""The real clock, jumps of it, and real noise."""
+"""The real clock and its jumps, and random numbers of the system."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SystemClock:
 
 
 class SystemRandom:
-    """The system's noise, drawn in blocks: each draw is a system call that gives the interpreter away."""
+    """Random numbers of the system, drawn in blocks: each draw is a system call that releases the interpreter."""
 
     def __init__(self) -> None:
         self._words: list[int] = []

@@ -79,7 +79,7 @@ class Worker:
         self._seen: dict[str, tuple[int, float]] = {}
         self._living: tuple[WorkerRow, ...] = ()  # other workers, as of the last look at their rows
         self.known: set[str] = set()
-        self.alive: set[str] | None = None  # nobody has looked yet
+        self.alive: set[str] | None = None  # the rows of workers have not been read yet
         self._deaths: dict[str, Death] = {}
         # Copies of what is on disk: the suspect that this worker runs; whether it has anything that was taken over
         # from the dead and has no new record yet.
@@ -100,7 +100,7 @@ class Worker:
         try:
             await self._store.write(Retire(self.id, at=self._clock.now()))
         except StoreError as error:
-            # The freed lock says the same to whoever looks.
+            # The freed lock says the same to other workers.
             log.warning("worker %s leaves without a word: %s", self.id, error)
         finally:
             await self._lease.drop()
@@ -123,7 +123,7 @@ class Worker:
         self._store.submit(Beat(self._row), done)
 
     def sure(self) -> bool:
-        """Whether nobody can have relieved us yet: the last renewal that landed is younger than the term."""
+        """Whether no other worker can have relieved this one: the last renewal that landed is younger than the term."""
         return self._clock.monotonic() - self._renewed < self.terms.term
 
     async def speak(self) -> None:

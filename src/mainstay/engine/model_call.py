@@ -1,4 +1,12 @@
-"""Asking the model: one streamed request, its attempts, and what is recorded of them."""
+"""Asking the model: one streamed request, its attempts, and what is recorded of them.
+
+    call       write what is recorded, build the request, wait for the model's rate limits, ask, record what came back
+    _stream    pass what the provider streams on to live readers; its last item is the whole answer
+
+Attempts are recorded before the next one is made: a failed one with the time at which the next is due, an interrupted
+one because its cost is unknown and not zero. Where an agent has several models, a failed attempt is followed by one of
+the next model at once, and by a pause only after the last. The answer and the calls that start with it are one record.
+"""
 
 from __future__ import annotations
 
@@ -439,7 +447,7 @@ async def _finished(run: Run, effect: CallModel, reason: StreamEnd) -> None:
 
 
 async def _close(deltas: AsyncIterator[Delta]) -> None:
-    """Stop a stream that nobody wants the rest of."""
+    """Stop a stream whose rest is not wanted."""
     close = getattr(deltas, "aclose", None)
     if close is not None:
         await close()

@@ -1,6 +1,6 @@
 """Rate limits of models: how many calls are under way, and how many calls and tokens go out per window.
 
-    Limiter      decides, without I/O: who waits, who goes next, and when time alone lets somebody go
+    Limiter      decides, without I/O: which calls wait, which goes next, and when time alone lets one go
     RateLimits   acts: one per Runtime, shared by all of its turns and direct completions; wakes who may go
 
 A call passes every limit that its model has: the model's own, and that of its provider where the host set one. It takes
@@ -115,7 +115,7 @@ class Bucket:
         self.rate = missing / told.seconds if told.seconds > 0 else 0.0
 
     def due(self, now: float) -> float | None:
-        """When there is one more; None when there is one now, or nobody knows any more."""
+        """When there is one more; None when there is one now, or what the provider said is too old."""
         if now >= self.until or min(self.left + self.rate * (now - self.at), self.full) >= 1 - 1e-6:
             return None
         return self.until if not self.rate else min(self.at + (1 - self.left) / self.rate, self.until)
@@ -206,7 +206,7 @@ class Limit:
         self._trying.clear()
 
     def end(self, ticket: Ticket, spent: int | None) -> None:
-        """The call is over; `spent` is what it took in tokens, None where nobody knows."""
+        """The call is over; `spent` is what it took in tokens, None where that is not known."""
         self.active.discard(ticket)
         self._trying.discard(ticket)
         if spent is not None and self._log and ticket.at >= self._log[0].at:
@@ -426,7 +426,7 @@ class RateLimits:
             self._due = self._timer = None
 
     def _advance(self) -> None:
-        """Wake who may go, and see to it that somebody looks again when time lets the next one go."""
+        """Wake the calls that may go, and set a timer for when time lets the next one go."""
         now = self._clock.monotonic()
         moved, due = self._limiter.advance(now)
         for ticket in moved:

@@ -9,7 +9,7 @@ How a task ends decides what becomes of its scope:
 
     by itself            it has ended or is parked, and the row says so
     Leaving              the Runtime is left: it is given back, with what has happened written down
-    Fenced, deleted      another worker owns it, or nobody: this worker may write nothing more about it
+    Fenced, deleted      another worker owns it, or none: this worker may write nothing more about it
     StoreUnavailable     it rests: the row still names this worker, and `adopt` launches it again
     anything else        a fault of ours: this one scope is set aside with the reason, until a person resumes it
 
@@ -42,7 +42,7 @@ from mainstay.model.write import Write
 from mainstay.ports.process import Leaving
 from mainstay.ports.store import Store
 
-Row = TypeVar("Row", SessionRow, ProcessRow)
+ScopeRow = TypeVar("ScopeRow", SessionRow, ProcessRow)
 R = TypeVar("R")
 
 
@@ -69,30 +69,32 @@ class ScopeTask(Protocol):
         ...
 
 
-class ScopeKind(Protocol[Row]):
+class ScopeKind(Protocol[ScopeRow]):
     """What is particular to turns, or to processes. A row is found by its key: the id of its session or process."""
 
-    async def read(self, key: str) -> Row | None: ...
+    async def read(self, key: str) -> ScopeRow | None: ...
 
-    def reconcile(self, row: Row) -> None:
+    def reconcile(self, row: ScopeRow) -> None:
         """Pass on what the row says to the task that works on it; launch one if the row is ours and has none."""
         ...
 
-    def is_unattended(self, row: Row) -> bool:
+    def is_unattended(self, row: ScopeRow) -> bool:
         """Whether this worker owns it, and nothing here works on it."""
         ...
 
-    def launch(self, row: Row) -> None:
+    def launch(self, row: ScopeRow) -> None:
         """Work on what this worker owns."""
         ...
 
 
-class ScopeRunner(Generic[Row]):
+class ScopeRunner(Generic[ScopeRow]):
     """Runs the scopes of one kind in one Runtime. `_unattended` are keys of rows that were ours and had no task when
     the store was last looked at."""
 
-    def __init__(self, kind: ScopeKind[Row], store: Store, worker: Worker, supervisor: Supervisor, log: str) -> None:
-        self._kind: ScopeKind[Row] = kind
+    def __init__(
+        self, kind: ScopeKind[ScopeRow], store: Store, worker: Worker, supervisor: Supervisor, log: str
+    ) -> None:
+        self._kind: ScopeKind[ScopeRow] = kind
         self._store, self._worker, self._supervisor = store, worker, supervisor
         self._log = logging.getLogger(log)
         self._unattended: set[str] = set()
@@ -140,7 +142,7 @@ class ScopeRunner(Generic[Row]):
         finally:
             task.stopped(ended)
 
-    def adopt(self, rows: Iterable[Row]) -> None:
+    def adopt(self, rows: Iterable[ScopeRow]) -> None:
         """Launch what is ours and was without a task twice in a row.
 
         Once is normal: a write that made it ours may have been acknowledged just now. Twice means that it rested

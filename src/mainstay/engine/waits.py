@@ -1,4 +1,4 @@
-"""Durable one-shot waits: their ids and the signed keys that let somebody outside resolve them.
+"""Durable one-shot waits: their ids and the signed keys that let a program outside resolve them.
 
 A key is a bearer capability: the wait's id and a signature made with the store's secret. It works in any process on the
 same store, for as long as the wait is open, and the first resolution wins.
@@ -117,13 +117,13 @@ class _Memory:
             self.answer = answer if of_it == self._kind else self.answer
 
     def _after_start(self) -> str:
-        """What somebody may be asked about a call that has started."""
+        """What a person or a program may be asked about a call that has started."""
         return "deferred" if self._deferred else "recovery"
 
     @property
     def cancelled(self) -> bool:
-        """Whether the turn was stopped while somebody was asked, or might have been. After a crash nobody is: then the
-        outcome is unknown, and stays open to a settlement."""
+        """Whether the turn was stopped while the question was open, or might have been. After a crash none is: then
+        the outcome is unknown, and stays open to a settlement."""
         if self._kind == "approval":
             return self._stopped and self._asked and not self._started and self._outcome is None
         return self._stopped and self._kind == "deferred" and self._deferred

@@ -18,16 +18,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from mainstay.engine.lease import Worker
-from mainstay.engine.runner import Activity, Supervisor
+from mainstay.engine.runner import Activity, ScopeRow, Supervisor
 from mainstay.errors import StoreError
 from mainstay.lifecycle import suspects
-from mainstay.model.process import ProcessRow
-from mainstay.model.session import Death, Deaths, SessionRow
+from mainstay.model.session import Death, Deaths
 from mainstay.model.write import Retire
 from mainstay.ports.host import Clock
 from mainstay.ports.store import Store
@@ -40,37 +39,35 @@ SUSPECTS_AT_ONCE = 8
 CLAIMS_AT_ONCE = 256
 """Claims under way at the same time: a start after a crash must not starve the host."""
 
-Row = TypeVar("Row", SessionRow, ProcessRow)
 
-
-class WatchedKind(Protocol[Row]):
+class WatchedKind(Protocol[ScopeRow]):
     """What is particular to turns, or to processes."""
 
-    async def read_open(self) -> Sequence[Row]:
+    async def read_open(self) -> Sequence[ScopeRow]:
         """The rows that a worker owns or may claim."""
         ...
 
-    def number(self, row: Row) -> int:
+    def number(self, row: ScopeRow) -> int:
         """The number of its scope, unique among turns and processes (`Deaths.scope`)."""
         ...
 
-    def adopt(self, rows: Sequence[Row]) -> None:
+    def adopt(self, rows: Sequence[ScopeRow]) -> None:
         """Launch what this worker owns and has no task for."""
         ...
 
-    async def recover(self, row: Row, proof: str | None) -> None:
+    async def recover(self, row: ScopeRow, proof: str | None) -> None:
         """Claim what no living worker owns, or queue it for claiming. `proof` tells why its owner is dead."""
         ...
 
-    def may_be_suspect(self, row: Row, gone: Mapping[str, str | None]) -> bool:
+    def may_be_suspect(self, row: ScopeRow, gone: Mapping[str, str | None]) -> bool:
         """Whether it may have killed its owner: it is then claimed only while no other suspect runs."""
         ...
 
-    def may_claim(self, row: Row) -> bool:
+    def may_claim(self, row: ScopeRow) -> bool:
         """Whether this worker could work on it now."""
         ...
 
-    async def claim(self, row: Row, proof: str | None) -> bool:
+    async def claim(self, row: ScopeRow, proof: str | None) -> bool:
         """Claim it now; False if another worker was first, or it may not run here."""
         ...
 

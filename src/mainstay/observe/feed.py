@@ -1,11 +1,11 @@
 """Live events with cursors and bounded replay.
 
-A session that somebody reads has one channel: a bounded run of recent events that any number of readers walk at their
+A session with readers has one channel: a bounded run of recent events that any number of readers walk at their
 own pace. A writer never waits for a reader. A reader who falls behind, or comes with a cursor from before a restart,
 gets a `Gap` event and goes on from there; a committed turn is never lost that way, because history is on disk.
 
-A session that nobody has read has no channel and its events are not even made: a cursor can only come from an event
-that somebody saw.
+A session without readers so far has no channel and its events are not even made: a cursor can only come from an event
+that a reader has got.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Reader:
 class Channel:
     """Recent events of one session. `first` is the position of the oldest kept, `next` of the one to come.
 
-    `head` is the newest turn that readers know to be committed, if anybody has looked; `over`: the session is deleted;
+    `head` is the newest turn that readers know to be committed, if that was read; `over`: the session is deleted;
     `unread`: no reader has taken anything since the newest event.
     """
 
@@ -175,7 +175,7 @@ class Feed:
             channel.wake()
 
     def channel(self, session_id: str) -> Channel:
-        """The session's channel, from now on kept for whoever comes back with a cursor."""
+        """The session's channel, from now on kept for readers that come back with a cursor."""
         channel = self.listening(session_id)
         if channel is None:
             channel = self._channels[session_id] = Channel(self, session_id, self._start)
@@ -183,7 +183,7 @@ class Feed:
         return channel
 
     def listening(self, session_id: str) -> Channel | None:
-        """The session's channel, if anybody reads it or did not long ago."""
+        """The session's channel, if it has readers or had some not long ago."""
         channel = self._channels.get(session_id)
         if channel is None and self._hushed:
             channel = self._quiet.pop(session_id, None)
@@ -209,7 +209,7 @@ class Feed:
 
     @property
     def sessions(self) -> list[str]:
-        """The sessions that somebody reads, or did not long ago."""
+        """The sessions that have readers, or had some not long ago."""
         return [*self._channels, *self._quiet] if self._channels or self._quiet else []
 
     def cursor(self, session_id: str, position: int) -> str:

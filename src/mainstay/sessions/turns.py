@@ -1,9 +1,11 @@
 """The turn engine: from a claimed session to one commit, and on to the next input that waits.
 
-    launch(row)     somebody has to work on this session's open turn, and it is us
-      └ _work       turn after turn, while inputs wait and we own the session
-          └ _turn   load the history, build the machine, replay its records, drive it, commit
+    launch(row)     begin a task for this session's open turn, which this worker owns
+      └ work        turn after turn, while inputs wait and this worker owns the session (`SessionTask`)
+          └ turn    load the history, build the machine, replay its records, drive it, commit
 
+A turn is written about by its owner alone. Inputs and cancel requests that others write meanwhile reach it by the
+answers to its own writes, by this Runtime's verbs, and by the watch, which reads rows and reconciles them.
 What is in memory of a session (`CachedSession`) is a cache of what is on disk, and may be dropped whenever it is idle.
 """
 
@@ -202,7 +204,7 @@ class Turns:
         if not claimed.won or claimed.row is None:
             if claimed.row is not None and claimed.row.state == "stuck" and row.turn is not None:
                 stuck = TurnFailed(turn_id(row.id, row.turn), "stuck", {"reason": claimed.row.reason})
-                self.cache.tell(row.id, row.turn, stuck)  # nobody else will: this claim was the last one
+                self.cache.tell(row.id, row.turn, stuck)  # no later claim will: this one was the last
             return False
         if claimed.row.takeovers:
             worker.claimed(row.sid, claimed.suspect)
@@ -351,7 +353,7 @@ class Turns:
         made = await equip(definition, row, view, records, self.store.blobs, resident.overlay, probe)
         kept = resident.setup
         if kept is not None and (resident.run is not None or kept.fits(row, resident.overlay)):
-            return kept  # somebody was faster: all use one, or what one changes the other would undo
+            return kept  # another task was faster: all use one, or what one changes the other would undo
         if resident.run is None and made.plugins is not None and row.turn is None:
             resident.setup = made
         return made
@@ -476,7 +478,7 @@ class SessionTask:
         if scope is None:
             return
         reason, told = f"{type(error).__name__}: {error}", error
-        if isinstance(error, MemoryError):  # as whoever asks later is told
+        if isinstance(error, MemoryError):  # as a later reader is told
             told = TurnFailed(turn_id(scope.session_id, scope.turn), "stuck", {"reason": reason})
         turns.cache.tell(scope.session_id, scope.turn, told)
         try:

@@ -48,7 +48,6 @@ from mainstay.tools.artifacts import SessionArtifacts
 from mainstay.tools.attempt import (
     BEGIN,
     NOT_SEEN,
-    RUN_BODY,
     TOOL_RETRIES,
     Again,
     Ask,
@@ -204,6 +203,7 @@ def body_is_over(wait: WaitRow) -> bool:
     return wait.state != "open" or decode_pending(wait.body).reason != RESERVED
 
 
+_HERE = Circumstances(here=True)
 _NOT_STARTED = Failed("processes_unavailable", "nothing can be started in the background here")
 
 WITHHELD = "what it said is withheld: plugins have not seen it"
@@ -350,7 +350,7 @@ class ActiveCall(CallHost):
         held = run.held.get(call.call) if call.started else None
         if held is not None:
             self.ready = held
-            return RUN_BODY  # this run recorded its start, and has not begun its body
+            return next_need(call, held.entry.spec, _HERE)
         found = self.checked()
         if isinstance(found, Ready):
             self.ready = found

@@ -436,7 +436,7 @@ def resolve(annotation: Any, written: Any, where: str, context: type = ToolConte
 
     def carrier() -> None: ...
 
-    carrier.__annotations__ = {"it": annotation}
+    carrier.__annotations__ = {"it": annotation}  # `get_type_hints` reads them from nowhere else
     fault: Exception | None = None
     for scope in _scopes(written):
         try:

@@ -270,9 +270,9 @@ class Threads:
                 try:
                     loop.call_soon_threadsafe(_settle, future, result, error)
                 except MemoryError:
-                    time.sleep(SHORT_OF_MEMORY)  # whoever waits must hear of it, and others give memory back
+                    time.sleep(SHORT_OF_MEMORY)  # the waiting task must get it, and other threads give memory back
                 except RuntimeError:
-                    return  # the loop is closed; nobody waits any more
+                    return  # the loop is closed, and no task waits any more
                 else:
                     return
 
@@ -283,7 +283,7 @@ class Threads:
             else:
                 self._idle -= 1
         if spawn:
-            # Before the work is queued: if there can be no thread, nobody may find it later and run it after all.
+            # Before the work is queued: if there can be no thread, no other one may find it later and run it after all.
             threading.Thread(target=self._serve, name=f"{self._name}-{self._count}", daemon=True).start()
         self._queue.put(body)
         return future
@@ -321,7 +321,7 @@ def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | Non
     if error is None:
         future.set_result(result)
     elif isinstance(error, StopIteration | GeneratorExit):
-        # Inside a coroutine these would end whoever waits, not reach it.
+        # Raised inside a coroutine these would end the waiting task, not reach it.
         future.set_exception(RuntimeError(f"the function raised {error!r}"))
     else:
         future.set_exception(error)
