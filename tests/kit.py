@@ -91,8 +91,8 @@ def wait_for_thread(runtime: Runtime, contexts: Sequence[ToolContext[Any]]) -> N
 
 async def noticed(runtime: Runtime) -> None:
     """Wait until a Runtime has seen what another one said to the turn it works on: it looks four times a second."""
-    (resident,) = runtime._turns.cache.all()
-    await until(lambda: resident.run is not None and resident.run.journal.mail)
+    (task,) = runtime._turns.cache.tasks.values()
+    await until(lambda: task.run is not None and task.run.journal.mail)
 
 
 class TellingModel:

@@ -59,7 +59,7 @@ from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.session import Session
 from mainstay.sessions.setup import checked_options
 from mainstay.sessions.subagents import TurnEngine
-from mainstay.sessions.turns import TurnPorts, Turns
+from mainstay.sessions.turns import SessionTask, TurnPorts, Turns
 from mainstay.sessions.wakes.delivery import ProcessFeed, Wakes
 from mainstay.sessions.wakes.late_results import LateResults
 from mainstay.sessions.watch import SWEEP_SECONDS, TurnWatch, could_work, see_to_needs, sweep
@@ -197,7 +197,7 @@ class Runtime:
         )
         dispatcher = Dispatcher(store, worker, clock, random, self._deps, calls)
         archive = Archive(store, definitions)
-        cache = SessionCache(archive, self._cache_bytes)
+        cache: SessionCache[SessionTask] = SessionCache(archive, self._cache_bytes)
         outcomes = TurnOutcomes(store, worker, definitions, cache, archive, dispatcher.deadlocks, activity)
         ports = TurnPorts(
             services=calls.services,
@@ -298,19 +298,16 @@ class Runtime:
                 await self._supervisor.finish(grace)
 
     async def _cut_off(self, parts: SessionParts) -> None:
-        for session in parts.cache.all():
-            if session.run is not None:
-                session.run.control.leave()
+        for task in parts.cache.tasks.values():
+            if task.run is not None:
+                task.run.control.leave()
         self._work.leave()
         await self._supervisor.finish(2.0)
 
     def _close(self, parts: SessionParts) -> None:
         """The Runtime is closed: fail every waiter with RuntimeClosed."""
         parts.mode.advance(Stage.CLOSED)
-        for session in parts.cache.all():
-            for turn in parts.cache.awaited(session.session_id):
-                left = RuntimeClosed("the Runtime was left while the turn is open")
-                parts.cache.tell(session.session_id, turn, left)
+        parts.outcomes.waiters.close(lambda _: RuntimeClosed("the Runtime was left while the turn is open"))
         self._work.close()
         parts.feed.close()
 

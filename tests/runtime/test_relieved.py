@@ -136,7 +136,7 @@ async def test_a_turn_that_another_worker_has_ended_while_it_was_loaded_is_over(
     store = SlowStore(rows, functools.partial(end_by_another, other))
     agent = Agent(ScriptedModel([]), name="agent")
     async with Runtime(store, agents=[agent], clock=VirtualClock(), lease=TERMS) as runtime, asyncio.timeout(SOON):
-        await until(lambda: store.stopped and not runtime._turns.cache.of("chat").task)
+        await until(lambda: store.stopped and "chat" not in runtime._turns.cache.tasks)
         result = await (await runtime.session("chat")).result("chat.1")
 
     assert result.outcome == BudgetSpent("steps", 1), "as the other worker has ended it"

@@ -95,7 +95,7 @@ async def test_a_run_is_told_when_the_turn_ahead_parks_in_another_runtime(place:
         await (await owner.session("s")).send("sign")
         await model.next()
         waiting = asyncio.create_task((await other.session("s")).run("hello"))
-        await until(lambda: other._turns.cache.hosts("s"))
+        await until(lambda: other._turns.outcomes.awaited_by_hosts("s"))
         model.say([ToolCall("c", "sign")])
         result = await soon(waiting)
 
@@ -145,7 +145,7 @@ async def test_a_receipt_and_a_result_wait_behind_a_parked_turn(place: Place) ->
         session = await parked(runtime)
         receipt = await session.send("hello")
         both = asyncio.gather(receipt.result(), session.result("s.2"))
-        await until(lambda: len(runtime._turns.cache._waiters.of("s", 2)) == 2)
+        await until(lambda: len(runtime._turns.outcomes.waiters.of("s", 2)) == 2)
         await session.approve("s.1.1.0")
         first, second = await soon(both)
 

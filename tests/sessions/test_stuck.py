@@ -111,8 +111,8 @@ async def test_whoever_waits_already_hears_that_the_turn_before_his_got_stuck() 
         await session.send("first")
         await began.wait()
         second = asyncio.create_task(session.run("second"))
-        cache = runtime._open().cache
-        await until(lambda: 2 in cache.awaited("s"))
+        waiters = runtime._open().outcomes.waiters
+        await until(lambda: 2 in waiters.parts("s"))
         go_on.set()
         with pytest.raises(TurnFailed, match="a bug") as caught:
             await asyncio.wait_for(second, SOON)

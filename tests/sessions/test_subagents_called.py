@@ -201,7 +201,7 @@ async def test_an_approval_after_a_restart_lets_the_parent_go_on_at_once(place: 
     async with place.runtime(boss, clock=VirtualClock()) as runtime, asyncio.timeout(SOON):
         child = await runtime.session("s.1.1.0~worker")
         (call,) = await child.pending()
-        await until(lambda: runtime._turns.cache.of("s").run)
+        await until(lambda: runtime._turns.cache.run("s"))
         for _ in range(2):  # what was to be seen at the beginning is seen
             await looked(runtime)
         await child.approve(call.call_id)

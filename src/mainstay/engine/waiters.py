@@ -183,12 +183,12 @@ class Waiters(Generic[P, V]):
                 if not self._futures[name]:
                     del self._futures[name]
 
-    def resolve(self, name: str, part: P, result: V | BaseException) -> list[asyncio.Future[V]]:
-        """Give a result, or why there is none, to every task that waits for it: the futures, which are forgotten."""
+    def resolve(self, name: str, part: P, result: V | BaseException) -> None:
+        """Give a result, or why there is none, to every task that waits for it. The futures are forgotten."""
         parts = self._futures.get(name)
         futures = None if parts is None else parts.pop(part, None)
         if parts is None or futures is None:
-            return []
+            return
         if not parts:
             del self._futures[name]
         for future in futures:
@@ -198,12 +198,15 @@ class Waiters(Generic[P, V]):
                 future.set_exception(result)
             else:
                 future.set_result(result)
-        return futures
 
     # ------------------------------------------------------------------ what is waited for
 
     def of(self, name: str, part: P) -> list[asyncio.Future[V]]:
         return self._futures.get(name, {}).get(part, [])
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._futures)
 
     def parts(self, name: str) -> list[P]:
         return list(self._futures.get(name, ()))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
 from mainstay.engine.driver import Run
-from mainstay.engine.waiters import Waiters
-from mainstay.errors import SessionDeleted
 from mainstay.graph.view import View
 from mainstay.model.codec import encode
-from mainstay.model.message import Message, Text
-from mainstay.model.session import CancelRequest, SessionRow
+from mainstay.model.message import Text
+from mainstay.model.session import SessionRow
 from mainstay.sessions.archive import Archive
-from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Overlay, Setup
 
 KEEP = 4096
@@ -27,48 +24,42 @@ MESSAGE_BYTES = 500
 """What a message takes besides its text, about."""
 
 
-def weight(message: Message) -> int:
-    """What a message takes in memory, about."""
-    return MESSAGE_BYTES + sum(len(part.text) if type(part) is Text else len(encode(part)) for part in message.parts)
+class SessionWork(Protocol):
+    """The task that works on a session: its running turn, and the number of that until its end is announced."""
+
+    @property
+    def run(self) -> Run | None: ...
+
+    @property
+    def turn(self) -> int | None: ...
+
+
+TaskT = TypeVar("TaskT", bound=SessionWork)
 
 
 class CachedSession:
-    """What is kept of a session: its view, what it runs with, and the running turn.
+    """What is kept of a session: its view, what it runs with, and what a host laid over it.
 
-    `setup` is what plugins have in memory; it is as good as the view beside it. `weight` is of the first `weighed`
-    messages of the view: a history is weighed once, not with every turn.
+    `setup` is what plugins have in memory; it is as good as the view beside it, and that of the turn while one runs.
+    `weight` is of the first `weighed` messages of the view: a history is weighed once, not with every turn.
     """
 
-    __slots__ = (
-        "_saving",
-        "cancel",
-        "following",
-        "mail",
-        "overlay",
-        "run",
-        "session_id",
-        "setup",
-        "task",
-        "turn",
-        "view",
-        "weighed",
-        "weight",
-    )
+    __slots__ = ("_saving", "overlay", "session_id", "setup", "view", "weighed", "weight")
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         self.view: View | None = None
         self.setup: Setup | None = None
         self.overlay: Overlay | None = None
-        self.run: Run | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.turn: int | None = None  # what the task works on, until its end was told
-        self.following: SessionRow | None = None  # what the task finds open when it is done
-        # What came for the turn that is just being loaded: a cancel request, an input.
-        self.cancel: tuple[int, CancelRequest] | None = None
-        self.mail = False
         self.weight = self.weighed = 0
         self._saving: asyncio.Lock | None = None
+
+    def keep_setup(self, setup: Setup | None) -> None:
+        self.setup = setup
+
+    def drop_view(self) -> None:
+        """It may be ahead of what another worker has committed."""
+        self.view = None
 
     @property
     def saving(self) -> asyncio.Lock:
@@ -77,24 +68,28 @@ class CachedSession:
             self._saving = asyncio.Lock()
         return self._saving
 
+    @property
+    def is_saving(self) -> bool:
+        return self._saving is not None and self._saving.locked()
 
-class SessionCache:
+
+class SessionCache(Generic[TaskT]):
     """The sessions in memory, the one idle longest first.
 
-    `cached` is the weight of all of them together. `_waiters` wait for results of turns, `_hosts` are those that also
-    hear of a turn that is only queued.
+    `tasks` are those that work on a session, by its id: `Turns` puts them there. `cached` is the weight of all
+    histories together.
     """
 
     def __init__(self, archive: Archive, cache_bytes: int = CACHE_BYTES) -> None:
         self._archive, self._limit, self.cached = archive, cache_bytes, 0
+        self.tasks: dict[str, TaskT] = {}
         self._by_id: OrderedDict[str, CachedSession] = OrderedDict()
-        self._waiters: Waiters[int, TurnResult[Any]] = Waiters()
-        self._hosts: set[asyncio.Future[TurnResult[Any]]] = set()
 
     def of(self, session_id: str) -> CachedSession:
         found = self._by_id.get(session_id)
         if found is None:
-            self._evict()
+            if len(self._by_id) >= KEEP:
+                self._evict()
             found = self._by_id[session_id] = CachedSession(session_id)
         return found
 
@@ -105,6 +100,11 @@ class SessionCache:
     def all(self) -> list[CachedSession]:
         return list(self._by_id.values())
 
+    def run(self, session_id: str) -> Run | None:
+        """The running turn of a session."""
+        task = self.tasks.get(session_id)
+        return None if task is None else task.run
+
     async def view(self, row: SessionRow) -> View:
         """Committed history of a session, kept as long as it is in memory."""
         session = self.of(row.id)
@@ -112,21 +112,23 @@ class SessionCache:
         return view
 
     def rest(self, session_id: str) -> None:
-        """A session has become idle just now, or was read while it is."""
+        """A session has become idle just now, or was read while it is: take note of what its view has grown by."""
         resident = self._by_id.get(session_id)
-        if resident is not None:
-            self._by_id.move_to_end(session_id)
-            self._weigh(resident)
-            self._evict()
-
-    def _weigh(self, resident: CachedSession) -> None:
-        """Take note of what the view of a session has grown by."""
+        if resident is None:
+            return
+        self._by_id.move_to_end(session_id)
         messages = [] if resident.view is None else resident.view.messages
         if len(messages) < resident.weighed:  # another view
             self._unload(resident)
-        grown = sum(map(weight, messages[resident.weighed :]))
-        resident.weighed, resident.weight = len(messages), resident.weight + grown
-        self.cached += grown
+        for message in messages[resident.weighed :]:
+            grown = MESSAGE_BYTES
+            for part in message.parts:
+                grown += len(part.text) if type(part) is Text else len(encode(part))
+            resident.weight += grown
+            self.cached += grown
+        resident.weighed = len(messages)
+        if self.cached > self._limit or len(self._by_id) >= KEEP:
+            self._evict()
 
     def _unload(self, resident: CachedSession) -> None:
         self.cached -= resident.weight
@@ -145,11 +147,10 @@ class SessionCache:
             self._unload(self._by_id.pop(resident.session_id))
 
     def _is_idle(self, resident: CachedSession) -> bool:
-        saving = resident._saving is not None and resident._saving.locked()
-        return resident.task is None and resident.session_id not in self._waiters and not saving
+        return resident.session_id not in self.tasks and not resident.is_saving
 
     def forget(self, session_id: str) -> bool:
-        """Drop what is in memory of a session; False while somebody works on it."""
+        """Drop what is in memory of a session; False while a task works on it."""
         resident = self._by_id.get(session_id)
         if resident is None:
             return True
@@ -159,15 +160,12 @@ class SessionCache:
         return True
 
     def deleted(self, session_id: str) -> None:
-        """The session is gone: stop what runs of it, and tell who waits."""
-        found = self._by_id.get(session_id)
-        if found is None:
-            return
-        found.view = None
-        if found.run is not None:
-            found.run.control.leave()
-        for turn in self._waiters.parts(session_id):
-            self.tell(session_id, turn, SessionDeleted(session_id))
+        """The session is gone: stop what runs of it."""
+        found, run = self._by_id.get(session_id), self.run(session_id)
+        if found is not None:
+            found.view = None
+        if run is not None:
+            run.control.leave()
 
     def lay_over(self, session_id: str, overlay: Overlay) -> bool:
         """Lay tools and prompts over a session from its next turn on; False when that changes nothing."""
@@ -175,50 +173,6 @@ class SessionCache:
         if overlay.same(resident.overlay):
             return False
         resident.overlay = overlay
-        if resident.run is None:
+        if self.run(session_id) is None:
             resident.setup = None
         return True
-
-    # ------------------------------------------------------------------ who waits
-
-    def expect(self, session_id: str, turn: int, host: bool = False) -> asyncio.Future[TurnResult[Any]]:
-        """A future for how a turn ends or parks; of a `host`, also for that it is queued and cannot begin."""
-        self.of(session_id)  # the watch looks after the waiters of sessions in memory
-        future = self._waiters.expect(session_id, turn)
-        if host:
-            self._hosts.add(future)
-        return future
-
-    def awaited(self, session_id: str) -> list[int]:
-        """The turns of a session that are waited for here."""
-        return self._waiters.parts(session_id)
-
-    @property
-    def needed(self) -> dict[str, int]:
-        """Sessions with a turn that work in hand waits for: the last such turn of each."""
-        last: dict[str, int] = {}
-        for session_id, turn in self._waiters.needed:
-            last[session_id] = max(turn, last.get(session_id, 0))
-        return last
-
-    def withdraw(self, session_id: str, turn: int, future: asyncio.Future[TurnResult[Any]]) -> None:
-        """Its task waits no more."""
-        self._hosts.discard(future)
-        self._waiters.withdraw(session_id, turn, future)
-
-    def tell(self, session_id: str, turn: int, result: TurnResult[Any] | BaseException) -> None:
-        """Give a result, or why there is none, to every task that waits for it."""
-        self._hosts.difference_update(self._waiters.resolve(session_id, turn, result))
-
-    def hosts(self, session_id: str) -> list[int]:
-        """Turns of a session that a host waits for who wants to know when one is only queued."""
-        turns = self._waiters.parts(session_id)
-        return [turn for turn in turns if not self._hosts.isdisjoint(self._waiters.of(session_id, turn))]
-
-    def tell_queued(self, session_id: str, turn: int, result: TurnResult[Any]) -> None:
-        """Give hosts the news that their turn is queued; all others wait on."""
-        told = [future for future in self._waiters.of(session_id, turn) if future in self._hosts]
-        for future in told:
-            if not future.done():
-                future.set_result(result)
-            self.withdraw(session_id, turn, future)

@@ -96,9 +96,9 @@ class Environments:
         """What the session at work has goes before what its agent has: its plugins, and what its host laid over it."""
         found = None
         if session_id is not None:
-            resident = self._parts.cache.get(session_id)
-            if resident is not None and resident.run is not None:
-                found = resident.run.agent.catalog.get(name)
+            resident, running = self._parts.cache.get(session_id), self._parts.cache.run(session_id)
+            if running is not None:
+                found = running.agent.catalog.get(name)
             if found is None and resident is not None and resident.overlay is not None:
                 found = resident.overlay.catalog.get(name)
         return found or definition.catalog.get(name)

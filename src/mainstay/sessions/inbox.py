@@ -214,7 +214,7 @@ class TurnRequests:
         """Delete a session; with `unused_since` only if nothing has happened to it since then. False: it was not."""
         deleted = await self._store.write(Delete(session_id, self._clock.now(), unused_since))
         if deleted or unused_since is None:
-            self._turns.cache.deleted(session_id)
+            self._turns.outcomes.session_deleted(session_id)
             self._feed.end(session_id)
         if unused_since is None:
             self._on_deleted(session_id)

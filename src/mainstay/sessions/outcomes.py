@@ -8,7 +8,7 @@ from typing import Any
 
 from mainstay.engine.lease import Worker
 from mainstay.engine.runner import Activity
-from mainstay.engine.waiters import Deadlocks, in_hand
+from mainstay.engine.waiters import Deadlocks, Waiters, in_hand
 from mainstay.errors import SessionDeleted, TurnFailed, UnknownSession
 from mainstay.model.event import AnyEvent, Gap, Retracted, TextDelta, TurnCommitted, WaitingFor
 from mainstay.model.ids import split, turn_id
@@ -23,43 +23,69 @@ from mainstay.tools.answer import NOTHING, PartialOutput
 
 
 class TurnOutcomes:
+    """`waiters` wait for the end of a turn, by session and number; `_hosts` are those that are also answered when their
+    turn is only queued. Both live on the event loop."""
+
     def __init__(  # noqa: PLR0913  # each is another place where an outcome is found
         self,
         store: Store,
         worker: Worker,
         definitions: Mapping[str, Definition],
-        cache: SessionCache,
+        cache: SessionCache[Any],
         archive: Archive,
         deadlocks: Deadlocks,
         activity: Activity,
     ) -> None:
         self._store, self._worker, self._definitions = store, worker, definitions
         self._cache, self._archive, self._deadlocks, self._activity = cache, archive, deadlocks, activity
+        self.waiters: Waiters[int, TurnResult[Any]] = Waiters()
+        self._hosts: set[asyncio.Future[TurnResult[Any]]] = set()
 
     async def wait(self, session_id: str, turn: int, known: bool, host: bool = False) -> TurnResult[Any]:
         """How a turn ends or parks. `known`: it may have done so already. `host`: also that it is queued."""
-        cache = self._cache
         # Registered before the store is read: the turn may end in between, and its end is announced once.
-        future = cache.expect(session_id, turn, host)
-        session = cache.of(session_id)
+        future = self.waiters.expect(session_id, turn)
+        if host:
+            self._hosts.add(future)
+            future.add_done_callback(self._hosts.discard)
         try:
             # A task of this Runtime that works on the turn publishes its events first, then its end.
-            if session.turn != turn and (known or session.task is None):
+            task = self._cache.tasks.get(session_id)
+            if task is None or (known and task.turn != turn):
                 result = await self.on_disk(session_id, turn)
                 if result is None and host:
                     result = await self.queued(session_id, turn)
                 if result is not None:
-                    cache.withdraw(session_id, turn, future)
+                    self._withdraw(session_id, turn, future)
                     return result
             inside = self._deadlocks.check((session_id, turn))
         except BaseException:  # also a cancellation: the future would be kept for ever
-            cache.withdraw(session_id, turn, future)
+            self._withdraw(session_id, turn, future)
             raise
         if inside is None:
             return await future
         self._activity.changed.set()
         with self._deadlocks.waiting((session_id, turn)):
             return await future
+
+    def _withdraw(self, session_id: str, turn: int, future: asyncio.Future[TurnResult[Any]]) -> None:
+        """Its task waits no more."""
+        self._hosts.discard(future)
+        self.waiters.withdraw(session_id, turn, future)
+
+    def session_deleted(self, session_id: str) -> None:
+        """Stop what runs of it, and answer the tasks that wait for its turns."""
+        self._cache.deleted(session_id)
+        for turn in self.waiters.parts(session_id):
+            self.waiters.resolve(session_id, turn, SessionDeleted(session_id))
+
+    @property
+    def needed(self) -> dict[str, int]:
+        """Sessions with a turn that work in hand waits for: the last such turn of each."""
+        last: dict[str, int] = {}
+        for session_id, turn in self.waiters.needed:
+            last[session_id] = max(turn, last.get(session_id, 0))
+        return last
 
     async def on_disk(self, session_id: str, turn: int) -> TurnResult[Any] | None:
         """How a turn ended or parked as far as the store knows; None while it is under way."""
@@ -78,12 +104,21 @@ class TurnOutcomes:
             raise TurnFailed(turn_id(session_id, row.turn), "stuck", {"reason": row.reason})
         return result
 
-    async def tell_queued(self, session_id: str) -> None:
-        """Answer hosts that wait for a turn of a session which cannot begin now with the reason."""
-        for turn in self._cache.hosts(session_id):
+    def awaited_by_hosts(self, session_id: str) -> list[int]:
+        """Turns of a session whose waiters are to be answered when the turn is only queued."""
+        turns = self.waiters.parts(session_id)
+        return [turn for turn in turns if not self._hosts.isdisjoint(self.waiters.of(session_id, turn))]
+
+    async def answer_queued(self, session_id: str) -> None:
+        """Answer hosts that wait for a turn of a session which cannot begin now with the reason; others wait on."""
+        for turn in self.awaited_by_hosts(session_id):
             result = await self.queued(session_id, turn)
-            if result is not None:
-                self._cache.tell_queued(session_id, turn, result)
+            if result is None:
+                continue
+            for future in [each for each in self.waiters.of(session_id, turn) if each in self._hosts]:
+                if not future.done():
+                    future.set_result(result)
+                self._withdraw(session_id, turn, future)
 
     async def queued(self, session_id: str, turn: int) -> TurnResult[Any] | None:
         """That a turn is queued and nothing will begin it by itself; None while it runs, has ended or may begin."""

@@ -29,7 +29,7 @@ from mainstay.sessions.definition import Definition, Models
 from mainstay.sessions.inbox import Inbox, TurnRequests
 from mainstay.sessions.outcomes import TurnOutcomes
 from mainstay.sessions.processes import TaskTable
-from mainstay.sessions.turns import Turns
+from mainstay.sessions.turns import SessionTask, Turns
 
 
 class SessionParts(Struct, frozen=True):
@@ -44,7 +44,7 @@ class SessionParts(Struct, frozen=True):
     limits: RateLimits
     feed: Feed
     deadlocks: Deadlocks
-    cache: SessionCache
+    cache: SessionCache[SessionTask]
     archive: Archive
     outcomes: TurnOutcomes
     turns: Turns

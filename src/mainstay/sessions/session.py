@@ -652,7 +652,7 @@ class SessionTools:
     def refresh(self) -> None:
         """Ask the providers of tools, and the plugins that hide some, again: from the next turn on."""
         definition, resident = self._parts.definitions.get(self._agent), self._parts.cache.of(self._session_id)
-        if resident.run is not None or definition is None:
+        if self._parts.cache.run(self._session_id) is not None or definition is None:
             return  # every turn asks the providers when it begins
         catalogs = [definition.catalog, *([] if resident.setup is None else [resident.setup.definition.catalog])]
         for catalog in catalogs:

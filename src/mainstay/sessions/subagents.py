@@ -336,8 +336,8 @@ class TurnEngine:
 
     async def _wait(self, attention: Attention, child: Child) -> TurnResult[Any] | None:
         """How the turn that is due ended or parked; None when something else came first."""
-        residents, turn = self._parts.cache, child.turns[child.ended]
-        future = residents.expect(child.session_id, turn)  # before looking: it may end meanwhile, and is told only once
+        waiters, turn = self._parts.outcomes.waiters, child.turns[child.ended]
+        future = waiters.expect(child.session_id, turn)  # before the read: it may end meanwhile, and is announced once
         try:
             result = await self._parts.outcomes.on_disk(child.session_id, turn)
             if result is None:
@@ -346,7 +346,7 @@ class TurnEngine:
                     await asyncio.wait((future, attention.changed), return_when=asyncio.FIRST_COMPLETED)
                 result = _heard_of(future, turn_id(child.session_id, turn)) if future.done() else None
         finally:
-            residents.withdraw(child.session_id, turn, future)
+            waiters.withdraw(child.session_id, turn, future)
         return result
 
     async def _pass_on(self, attention: Attention, child: Child) -> None:

@@ -96,7 +96,7 @@ class Turns:
         definitions: Mapping[str, Definition],
         models: Models,
         limits: RateLimits,
-        cache: SessionCache,
+        cache: SessionCache[SessionTask],
         archive: Archive,
         outcomes: TurnOutcomes,
         ports: TurnPorts,
@@ -104,7 +104,7 @@ class Turns:
     ) -> None:
         self._worker, self.mode, self._activity, self._feed = worker, mode, activity, feed
         self._supervisor, self._dispatcher, self._definitions = supervisor, dispatcher, definitions
-        self.models, self.cache, self._archive, self._outcomes = models, cache, archive, outcomes
+        self.models, self.cache, self._archive, self.outcomes = models, cache, archive, outcomes
         self._ports, self._traces = ports, traces
         self.store, self.clock = dispatcher.store, dispatcher.clock
         caller = ModelCaller(dispatcher.admit, dispatcher.random, dispatcher.store.blobs, limits)
@@ -132,22 +132,22 @@ class Turns:
         return await self.store.session(key)
 
     def is_unattended(self, row: SessionRow) -> bool:
-        return row.owner == self._worker.id and row.state == "open" and self.cache.of(row.id).task is None
+        return row.owner == self._worker.id and row.state == "open" and row.id not in self.cache.tasks
 
     def reconcile(self, row: SessionRow) -> None:
         """Compare what is in memory of a session with a row read from the store: pass inputs and cancel requests on to
         the running turn; launch an open turn that this worker owns and has no task for."""
-        resident = self.cache.of(row.id)
-        run, request = resident.run, None if row.cancel is None else decode_cancel(row.cancel)
-        if run is not None:
+        task, request = self.cache.tasks.get(row.id), None if row.cancel is None else decode_cancel(row.cancel)
+        if task is not None and task.run is not None:
+            run = task.run
             run.journal.has_mail()
             if request is not None and row.turn == run.scope.turn:
                 run.control.cancel(request)
             run.control.nudge()
-        elif resident.task is not None:
-            resident.mail = True
+        elif task is not None:
+            task.mail = True
             if request is not None and row.turn is not None:
-                resident.cancel = (row.turn, request)
+                task.cancel = (row.turn, request)
         elif row.turn is not None and row.owner == self._worker.id:
             self.launch(row)
 
@@ -157,42 +157,43 @@ class Turns:
         """Work on the open turn of a session we own. `opening` spares reading an input that was just accepted."""
         if opening is None:
             self._ports.resumed()
-        resident = self.cache.of(row.id)
-        if resident.task is not None:
-            # The turn before is committed, and its task has not heard of it yet or has still to tell plugins so.
-            resident.following = row
+        task = self.cache.tasks.get(row.id)
+        if task is not None:
+            # The turn before is committed, and its task does not know that yet or has still to call plugins.
+            task.following = row
             return
-        task = SessionTask(self, self._worker.id, resident, row, opening)
-        resident.task = self._supervisor.spawn(self.runner.run(task), task.name)
+        task = self.cache.tasks[row.id] = SessionTask(self, self._worker.id, self.cache.of(row.id), row, opening)
+        _ = self._supervisor.spawn(self.runner.run(task), task.name)
 
     def go_on(self, row: SessionRow) -> None:
         """Something was written about an open turn: wake its task, or launch one if the turn is ours."""
         self._activity.changed.set()
         if row.owner != self._worker.id or row.turn is None:
             return
-        session = self.cache.of(row.id)
-        if session.run is not None:
-            session.run.control.nudge()
-        elif session.task is None:
+        task = self.cache.tasks.get(row.id)
+        if task is None:
             self.launch(row)
+        elif task.run is not None:
+            task.run.control.nudge()
 
     def cancelled(self, row: SessionRow, request: CancelRequest, turn: int | None) -> None:
         """A cancel request is on disk: pass it to the running turn, or work on the turn that it freed."""
-        session = self.cache.of(row.id)
-        if session.run is not None and session.run.scope.turn == turn:
-            session.run.control.cancel(request)
-        elif session.task is not None and turn is not None:
-            session.cancel = (turn, request)
+        task = self.cache.tasks.get(row.id)
+        if task is not None and task.run is not None and task.run.scope.turn == turn:
+            task.run.control.cancel(request)
+        elif task is not None and turn is not None:
+            task.cancel = (turn, request)
         else:
             self.go_on(row)
 
     def has_mail(self, session_id: str) -> None:
-        """An input waits that is no turn of its own: the running turn hears of it at its next boundary."""
-        resident = self.cache.of(session_id)
-        if resident.run is not None:
-            resident.run.journal.has_mail()
-        else:
-            resident.mail = True
+        """An input waits that is no turn of its own: the running turn reads it at its next boundary. A turn that begins
+        later reads its inbox in any case."""
+        task = self.cache.tasks.get(session_id)
+        if task is not None and task.run is not None:
+            task.run.journal.has_mail()
+        elif task is not None:
+            task.mail = True
 
     async def claim(self, row: SessionRow) -> bool:
         """Take over an open turn and work on it."""
@@ -204,12 +205,12 @@ class Turns:
         if not claimed.won or claimed.row is None:
             if claimed.row is not None and claimed.row.state == "stuck" and row.turn is not None:
                 stuck = TurnFailed(turn_id(row.id, row.turn), "stuck", {"reason": claimed.row.reason})
-                self.cache.tell(row.id, row.turn, stuck)  # no later claim will: this one was the last
+                self.outcomes.waiters.resolve(row.id, row.turn, stuck)  # no other task will: this claim was the last
             return False
         if claimed.row.takeovers:
             worker.claimed(row.sid, claimed.suspect)
         log.info("took over turn %s.%s from %s, generation %d", row.id, row.turn, row.owner, claimed.row.generation)
-        if self.cache.of(row.id).task is None:
+        if row.id not in self.cache.tasks:
             self.launch(claimed.row)
         return True
 
@@ -217,16 +218,15 @@ class Turns:
         """While draining, only what work in hand waits for is begun, and what stands before that in its session."""
         if not self.mode.draining:
             return True
-        return not self.mode.leaving and row.turn is not None and row.turn <= self.cache.needed.get(row.id, 0)
+        return not self.mode.leaving and row.turn is not None and row.turn <= self.outcomes.needed.get(row.id, 0)
 
-    def tell_queued(self, session_id: str) -> None:
-        """Let those that wait for a turn of this session know that it is only queued."""
-        _ = self._supervisor.spawn(self._outcomes.tell_queued(session_id), f"queued in {session_id}")
+    def answer_queued(self, session_id: str) -> None:
+        """Answer hosts that wait for a turn of this session, which cannot begin now."""
+        _ = self._supervisor.spawn(self.outcomes.answer_queued(session_id), f"queued in {session_id}")
 
-    async def turn(
-        self, resident: CachedSession, row: SessionRow, scope: TurnScope, opening: Said | None
-    ) -> SessionRow | None:
+    async def turn(self, task: SessionTask, row: SessionRow, scope: TurnScope) -> SessionRow | None:
         """One turn; the session's row after its commit, or None when it was parked or given back."""
+        opening, resident = task.opening, task.session
         records: list[Record] = [opening] if opening is not None else await self._load(row, scope)
         said = records[0]
         if not isinstance(said, Said):
@@ -239,15 +239,15 @@ class Turns:
         if said.choice is not None or row.settings:
             kept = choice_for(load_settings(row.settings), row.turn or row.next) if row.settings else None
             definition = await self.models.applied(definition, said.choice, kept)
-        mail, resident.mail = opening is None or scope.turn > 1 or resident.mail, False
-        run = resident.run = self._begin(setup, definition, row, scope, view, records, mail)
+        mail, task.mail = opening is None or scope.turn > 1 or task.mail, False
+        run = task.run = self._begin(setup, definition, row, scope, view, records, mail)
         if opening is None:
             self._feed.channel(row.id)  # a reader from before a restart may come back with an old cursor
         if row.cancel is not None:
             run.control.cancel(decode_cancel(row.cancel))
-        elif resident.cancel is not None and resident.cancel[0] == scope.turn:
-            run.control.cancel(resident.cancel[1])
-        resident.cancel = None
+        elif task.cancel is not None and task.cancel[0] == scope.turn:
+            run.control.cancel(task.cancel[1])
+        task.cancel = None
         run.events.emit(TurnStarted, resumed=opening is None and len(records) > 1)
         try:
             if refused is not None:
@@ -259,15 +259,16 @@ class Turns:
             await run.journal.flush()
             raise
         finally:
-            # What plugins have in memory is worth something again when the turn is committed.
-            resident.run = resident.setup = None
+            task.run = None
+            if resident.setup is not None:  # what plugins have in memory is worth something again after the commit
+                resident.keep_setup(None)
             if run.held:
                 self._dispatcher.release(run)
         late: list[Issue] = []
         if not isinstance(end, Parked) and setup.plugins is not None:
             if not setup.shared:
                 setup.move_on(end.row, end.end)
-                resident.setup = setup
+                resident.keep_setup(setup)
             plugins = None if run.hooks is None else plugins_of(run)
             late = [] if plugins is None or not plugins.after_commit else await plugins.persisted(end.end.outcome)
         after = self._ended(run, view, end, late)
@@ -305,7 +306,7 @@ class Turns:
             # In place of the past, the newest summary that this turn or an earlier one has begun with.
             framed = next((r for r in reversed(records) if type(r) is Framed), None)
             history = view.prompt() if framed is None else list(framed.summary)
-        stalled = functools.partial(self.cache.tell, scope.session_id, scope.turn)
+        stalled = functools.partial(self.outcomes.waiters.resolve, scope.session_id, scope.turn)
         journal = TurnJournal(self.store, scope, len(records), self.clock, stalled, mail)
         events = TurnEvents(self._feed, scope.session_id, name, asyncio.get_running_loop())
         # With a direct completion in flight the turn's own question was not asked; what was lost is told there.
@@ -337,25 +338,25 @@ class Turns:
             return Setup(definition), refused
         if before is not None:
             made.issues += await changed(before, made, probe)
-        resident.setup = made
+        resident.keep_setup(made)
         return made, None
 
     async def setup(self, row: SessionRow) -> Setup:
         """What a session runs with, for readers and operations: that of its running turn, or a fresh one."""
         resident = self.cache.of(row.id)
         kept = resident.setup
-        if kept is not None and (resident.run is not None or kept.fits(row, resident.overlay)):
+        if kept is not None and (self.cache.run(row.id) is not None or kept.fits(row, resident.overlay)):
             return kept
         view = await self.cache.view(row)
         records = await self._archive.records(row, row.turn) if row.turn is not None else []
         definition = self._definitions[row.agent]
         probe = probe_of(self._traces, row.id)
         made = await equip(definition, row, view, records, self.store.blobs, resident.overlay, probe)
-        kept = resident.setup
-        if kept is not None and (resident.run is not None or kept.fits(row, resident.overlay)):
+        kept, run = resident.setup, self.cache.run(row.id)
+        if kept is not None and (run is not None or kept.fits(row, resident.overlay)):
             return kept  # another task was faster: all use one, or what one changes the other would undo
-        if resident.run is None and made.plugins is not None and row.turn is None:
-            resident.setup = made
+        if run is None and made.plugins is not None and row.turn is None:
+            resident.keep_setup(made)
         return made
 
     async def _drive(self, run: Run, row: SessionRow) -> Parked | Landed:
@@ -405,10 +406,11 @@ class Turns:
                 machine.state.transcript.pair(end.outcome)
             view.add(scope.turn, machine.messages(), records if run.hooks is not None or run.resumed else ())
             run.events.emit(TurnCommitted, outcome=end.outcome)
-        self.cache.tell(scope.session_id, scope.turn, result)
-        if self.cache.awaited(scope.session_id):  # inputs that were delivered into this turn end with it
+        waiters = self.outcomes.waiters
+        waiters.resolve(scope.session_id, scope.turn, result)
+        if scope.session_id in waiters:  # inputs that were delivered into this turn end with it
             for number in taken(records):
-                self.cache.tell(scope.session_id, number, result)
+                waiters.resolve(scope.session_id, number, result)
         return None if isinstance(ended, Parked) else ended.row
 
     # ------------------------------------------------------------------ parts of a turn
@@ -442,14 +444,39 @@ class Turns:
 
 
 class SessionTask:
-    """Works on one session: turn after turn, while inputs wait and this worker owns it."""
+    """Works on one session: turn after turn, while inputs wait and this worker owns it.
+
+    `run` is the running turn, `turn` its number until its end is announced, and `opening` its input if that was
+    accepted just now. `following` is the row of a turn that was opened behind it. `cancel` and `mail` are a cancel
+    request and an input that came while the turn was being loaded.
+    """
+
+    __slots__ = (
+        "_row",
+        "_scope",
+        "_turns",
+        "_worker",
+        "cancel",
+        "following",
+        "mail",
+        "name",
+        "opening",
+        "run",
+        "session",
+        "turn",
+    )
 
     def __init__(
         self, turns: Turns, worker: str, session: CachedSession, row: SessionRow, opening: Said | None
     ) -> None:
-        self._turns, self._worker, self._session, self._row, self._opening = turns, worker, session, row, opening
+        self._turns, self._worker, self.session, self._row, self.opening = turns, worker, session, row, opening
         self._scope: TurnScope | None = None
         self.name = f"turn {row.id}.{row.turn}"
+        self.run: Run | None = None
+        self.turn: int | None = None
+        self.following: SessionRow | None = None
+        self.cancel: tuple[int, CancelRequest] | None = None
+        self.mail = False
 
     async def work(self) -> None:
         turns = self._turns
@@ -457,15 +484,15 @@ class SessionTask:
             scope = self._scope = TurnScope(row.id, row.sid, row.turn, self._worker, row.generation)
             if turns.mode.draining and not turns.may_begin(row):
                 raise Leaving
-            self._session.turn = row.turn
+            self.turn = row.turn
             work = CurrentWork(self._worker, (row.id, row.turn)).begin()
             try:
-                after = await turns.turn(self._session, row, scope, self._opening)
+                after = await turns.turn(self, row, scope)
             finally:
                 work.end()
             if after is None:
                 return
-            self._row, self._opening = after, None
+            self._row, self.opening = after, None
 
     async def give_back(self) -> None:
         if self._scope is not None:
@@ -480,7 +507,7 @@ class SessionTask:
         reason, told = f"{type(error).__name__}: {error}", error
         if isinstance(error, MemoryError):  # as a later reader is told
             told = TurnFailed(turn_id(scope.session_id, scope.turn), "stuck", {"reason": reason})
-        turns.cache.tell(scope.session_id, scope.turn, told)
+        turns.outcomes.waiters.resolve(scope.session_id, scope.turn, told)
         try:
             await turns.store.write(Release(scope, turns.clock.now(), stuck=reason))
         except Exception as second:  # the turn stays ours, and is found without a task
@@ -488,16 +515,15 @@ class SessionTask:
 
     def stopped(self, error: Exception | None) -> None:
         """The last turn has ended, is parked, or is not ours any more."""
-        session, row, turns = self._session, self._row, self._turns
+        row, turns, following = self._row, self._turns, self.following
         if error is not None and not isinstance(error, Leaving):
-            session.view = None  # it may be ahead of what another worker committed
+            self.session.drop_view()
         if isinstance(error, SessionDeleted | StoreUnavailable):
-            turns.cache.tell(row.id, row.turn or 0, error)
-        session.task = session.run = session.turn = None
-        following, session.following = session.following, None
+            turns.outcomes.waiters.resolve(row.id, row.turn or 0, error)
+        del turns.cache.tasks[row.id]
         last = 0 if self._scope is None else self._scope.turn
         if following is not None and following.turn is not None and following.turn > last:
             turns.launch(following)
-        elif turns.cache.hosts(row.id):
-            turns.tell_queued(row.id)
+        elif row.id in turns.outcomes.waiters and turns.outcomes.awaited_by_hosts(row.id):
+            turns.answer_queued(row.id)
         turns.cache.rest(row.id)

@@ -66,11 +66,10 @@ class TurnWatch:
 
     async def reconcile(self, changed: bool) -> None:
         parts = self._parts
-        for resident in parts.cache.all():
-            awaited = parts.cache.awaited(resident.session_id)
-            if awaited and resident.task is None:
+        for session_id in parts.outcomes.waiters.names:
+            if session_id not in parts.cache.tasks:
                 # No task here will answer them: what they wait for may be stuck, or behind something that is.
-                await self._answer(resident.session_id, awaited)
+                await self._answer(session_id)
         await self._announce_missed()
         if changed:
             await self._reconcile_running()
@@ -81,17 +80,17 @@ class TurnWatch:
     async def _reconcile_running(self) -> None:
         """Another process wrote: cancel requests, answers and inputs for our turns, results for our waiters."""
         parts = self._parts
-        for resident in parts.cache.all():
-            if resident.run is None and not parts.cache.awaited(resident.session_id):
-                continue
-            row = await parts.store.session(resident.session_id)
+        running = [session_id for session_id, task in parts.cache.tasks.items() if task.run is not None]
+        for session_id in dict.fromkeys([*running, *parts.outcomes.waiters.names]):
+            row = await parts.store.session(session_id)
             if row is None or row.deleted:
-                parts.cache.deleted(resident.session_id)
+                parts.outcomes.session_deleted(session_id)
                 continue
             parts.turns.reconcile(row)
             # A relieved run may wait for its model for long, and will not say how another worker ended the turn.
-            if resident.run is None or resident.run.scope.generation != row.generation:
-                await self._answer(resident.session_id, parts.cache.awaited(resident.session_id))
+            run = parts.cache.run(session_id)
+            if run is None or run.scope.generation != row.generation:
+                await self._answer(session_id)
 
     async def _announce_missed(self) -> None:
         """Turns that ended in other processes: observers of their sessions here get that, after a gap."""
@@ -110,20 +109,20 @@ class TurnWatch:
 
     def _is_missed(self, row: SessionRow) -> bool:
         """Whether a turn has ended that no task here works on, or is about to announce."""
-        resident = self._parts.cache.get(row.id)
-        return (resident is None or resident.task is None) and self._parts.feed.behind(row.id, row.head)
+        return row.id not in self._parts.cache.tasks and self._parts.feed.behind(row.id, row.head)
 
-    async def _answer(self, session_id: str, turns: list[int]) -> None:
-        """Give the tasks that wait for these turns what the store says of their ends."""
-        for turn in turns:
+    async def _answer(self, session_id: str) -> None:
+        """Give the tasks that wait for turns of a session what the store says of their ends."""
+        outcomes = self._parts.outcomes
+        for turn in outcomes.waiters.parts(session_id):
             try:
-                result = await self._parts.outcomes.on_disk(session_id, turn)
+                result = await outcomes.on_disk(session_id, turn)
             except MainstayError as error:
-                self._parts.cache.tell(session_id, turn, error)
+                outcomes.waiters.resolve(session_id, turn, error)
             else:
                 if result is not None:
-                    self._parts.cache.tell(session_id, turn, result)
-        await self._parts.outcomes.tell_queued(session_id)
+                    outcomes.waiters.resolve(session_id, turn, result)
+        await outcomes.answer_queued(session_id)
 
 
 async def sweep(store: Store) -> None:
@@ -155,7 +154,7 @@ async def see_to_needs(parts: SessionParts, work: ProcessWorker) -> None:
 
 
 async def _claim_turns(parts: SessionParts) -> None:
-    for session_id, turn in parts.cache.needed.items():
+    for session_id, turn in parts.outcomes.needed.items():
         row = await parts.store.session(session_id)
         if row is not None and row.state == "open" and row.owner is None and row.turn is not None and row.turn <= turn:
             await parts.turns.claim(row)
