@@ -363,7 +363,7 @@ async def test_a_departed_caller_leaves_a_process_that_nobody_awaits(place: Plac
     async with working(place) as runtime:
         build = await runtime.processes.register("build")
         waiter = asyncio.create_task(build.result(SOON))
-        await until(lambda: runtime._work.waiters.ids)
+        await until(lambda: runtime._work.awaited)
         await runtime.processes.caller_departed(build)
 
         with pytest.raises(ProcessEnded, match="caller_departed"):

@@ -269,7 +269,7 @@ async def test_elapsed_time_is_that_of_the_injected_clock(place: Place) -> None:
     async with runtime_of(place, clock=clock) as runtime:
         await runtime.processes.register("job", grants=["chat"])
         waiting = asyncio.ensure_future(seen_by(runtime).await_process(handle("job")))
-        await until(lambda: "job" in runtime._work.waiters.ids)
+        await until(lambda: "job" in runtime._work.awaited)
         clock.advance(1.2345)
         await runtime.processes.complete("job", 7)
         record = await asyncio.wait_for(waiting, SOON)
@@ -281,7 +281,7 @@ async def test_who_stops_waiting_harms_nobody(place: Place) -> None:
     async with runtime_of(place) as runtime:
         await runtime.processes.register("job", grants=["chat"])
         waiting = asyncio.ensure_future(seen_by(runtime).await_process(handle("job")))
-        await until(lambda: "job" in runtime._work.waiters.ids)
+        await until(lambda: "job" in runtime._work.awaited)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

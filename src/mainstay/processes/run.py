@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from mainstay.engine.admission import Admission, Needs
 from mainstay.engine.control import Control, OutOfTime, TurnCancelled
 from mainstay.engine.host import ClockSkew
 from mainstay.engine.journal import SPILL_BYTES, Journal
+from mainstay.engine.lease import Worker
 from mainstay.errors import Fenced, StoreDamaged, TimedOut
 from mainstay.lifecycle.process import EXTERNAL_REF_SET, PROGRESS, SIGNAL, declared
 from mainstay.model.codec import clean, encode
@@ -238,6 +239,7 @@ async def load_steps(store: Store, pid: int, process_id: str) -> tuple[list[Step
 class Host(EngineHost, Protocol):
     """What a worker does for the processes that it runs, and for the engines that run durable functions and tools."""
 
+    worker: Worker
     threads: Threads
     admission: Admission
     skew: ClockSkew
@@ -248,7 +250,7 @@ class Host(EngineHost, Protocol):
         ...
 
     async def still_ours(self, row: ProcessRow) -> bool:
-        """Whether no other worker can have claimed the process."""
+        """Whether no other worker has claimed the process, asked of the store."""
         ...
 
     def announce(self, row: ProcessRow) -> None:
@@ -262,6 +264,9 @@ class Host(EngineHost, Protocol):
     def listen(self, process_id: str, other: str) -> None:
         """Tell the one when the other has ended."""
         ...
+
+
+H = TypeVar("H", bound=Host)
 
 
 class SignalQueue:
@@ -291,7 +296,7 @@ class SignalQueue:
         return None
 
 
-class ProcessRun:
+class ProcessRun(Generic[H]):
     """One process that this worker owns and runs, as its engine sees it (`EngineRun`). It lives on the event loop.
 
     `parked`: it is on disk, waits, and has no owner now. `leaving`: the Runtime is left, or another worker owns it.
@@ -301,8 +306,9 @@ class ProcessRun:
     was parked. `listens` are the processes whose end it waits for. `_listener` is told what happens, after `control`.
     """
 
-    def __init__(self, row: ProcessRow, host: Host, owner: str) -> None:
-        self.row, self.host, self.registration = row, host, row.registration
+    def __init__(self, row: ProcessRow, host: H, owner: str) -> None:
+        self.row, self.host, self.registration, self.name = row, host, row.registration, f"process {row.id}"
+        self.resumed = row.record.first_started is not None
         self.scope = ProcessScope(row.id, row.pid, owner, row.generation)
         self.journal = ProcessJournal(host.store, self.scope, row, host.clock, host.announce)
         self.control = Control()
@@ -322,18 +328,14 @@ class ProcessRun:
     def attempt(self) -> int:
         return self.row.attempts
 
-    @property
-    def resumed(self) -> bool:
-        return self.row.record.first_started is not None
-
     # ------------------------------------------------------------------ writing
 
     async def begin(self) -> None:
         await self.journal.flush()
         if self.journal.has_unread:
             await self.journal.patiently(ProcessRun.catch_up, self)
-        if not await self.host.still_ours(self.row):
-            raise Fenced(f"process {self.row.id}", self.scope.generation)
+        if not self.host.worker.sure() and not await self.host.still_ours(self.row):
+            raise Fenced(self.name, self.scope.generation)
 
     async def emit(self, event: str, payload: Any = None) -> None:
         declared(self.registration, event)
@@ -381,8 +383,8 @@ class ProcessRun:
             async with self._reading:
                 journal.read_to = after
                 await self._read_events()
-        if self.control.request is None and self.record.cancel is not None:
-            self.control.cancel(self.record.cancel)
+        if self.control.request is None and journal.row.record.cancel is not None:
+            self.control.cancel(journal.row.record.cancel)
         if self.control.request is not None:
             listener.cancel(self.control.request)
 

@@ -266,7 +266,7 @@ class ProcessService:
                 continue
             if not follow or over:
                 return
-            await self._worker.waiters.wait_change(process_id, FOLLOW_SECONDS)
+            await self._worker.wait_change(process_id, FOLLOW_SECONDS)
             row = known(await self._store.process(process_id), process_id)
 
     async def changes(self, cursor: int = 0, limit: int = 1000) -> Sequence[Change]:

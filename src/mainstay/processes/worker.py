@@ -11,8 +11,6 @@ At most `concurrency` processes run at once. One that only waits has given up it
 but its row. What a run does is its engine's; how a row may change is decided by the store's rules.
 
 `ProcessWatch` is how the watcher of the Runtime claims and reconciles them.
-`ProcessWaiters` are the tasks of this Runtime that wait for an end or a change, and the processes that wait for the end
-of another.
 """
 
 from __future__ import annotations
@@ -52,7 +50,6 @@ from mainstay.model.write import (
     SendSignal,
 )
 from mainstay.ports.process import CancelRequested, ChildOptions, Engine, Leaving, Unloaded
-from mainstay.ports.store import Store
 from mainstay.processes.run import ProcessRun
 from mainstay.tools.dispatcher import Dispatcher
 
@@ -89,6 +86,9 @@ class ProcessWorker:
     it is being claimed; runs in memory stand in line for one in `admission`, before processes on disk: `_found` are
     those, and `_more_unowned` says that there may be more. `held` are suspects that may not run beside another one.
     `passive`: this Runtime has no definitions, and works on nothing.
+
+    `waiters` are the tasks of this Runtime that wait for the end of a process, or for any change of it. `_listening`
+    are the processes that run here and wait for the end of another, by that one's id.
     """
 
     def __init__(
@@ -100,20 +100,21 @@ class ProcessWorker:
         passive: bool,
         concurrency: int = CONCURRENCY,
     ) -> None:
-        self._worker, self.store, self.clock = dispatcher.worker, dispatcher.store, dispatcher.clock
-        self.id = self._worker.id
+        self.worker, self.store, self.clock = dispatcher.worker, dispatcher.store, dispatcher.clock
+        self.id = self.worker.id
         self.random, self.threads, self.deps = dispatcher.random, dispatcher.threads, dispatcher.deps
         self.admission, self.deadlocks, self.skew = dispatcher.admission, dispatcher.deadlocks, ClockSkew(self.clock)
         self._supervisor, self.mode, self.passive = supervisor, mode, passive
         self.place_needs: Needs = (Capacity(PLACE, concurrency),)
         self.engines: dict[str, Engine] = {}
-        self.runs: dict[str, ProcessRun] = {}
+        self.runs: dict[str, ProcessTask] = {}
         self._found: dict[str, ProcessRow] = {}
         self.held: set[str] = set()
         self._more_unowned = False
         self._filling: asyncio.Task[None] | None = None
-        self.events, self.waiters = events, ProcessWaiters(events.needed)
-        self.runner: ScopeRunner[ProcessRow] = ScopeRunner(self, self.store, self._worker, supervisor, log.name)
+        self.events, self.waiters = events, Waiters[What, ProcessRow]()
+        self._listening: dict[str, set[str]] = {}
+        self.runner: ScopeRunner[ProcessRow] = ScopeRunner(self, self.store, self.worker, supervisor, log.name)
 
     def serve(self, engines: Iterable[Engine]) -> None:
         """Which engines run what is registered here."""
@@ -148,7 +149,7 @@ class ProcessWorker:
 
     async def _draft_for_others(self, name: str, args: Mapping[str, Any]) -> Registration | None:
         """A registration of what another living worker has; for a Runtime without definitions, of what one may have."""
-        offers = await self._worker.offered_elsewhere()
+        offers = await self.worker.offered_elsewhere()
         if self.passive:
             offers.append(Offers(functions=(name,)))
         for each in offers:
@@ -183,7 +184,7 @@ class ProcessWorker:
     ) -> Registered:
         """Begin a process. When this returns it is on disk, owned here or free to be claimed."""
         begins = (not self.mode.draining or self._is_here(registration)) and self.can(registration)
-        placed = begins and self._free_places > 0 and self.admission.try_take(self.place_needs)
+        placed = begins and self.works and not self.mode.leaving and self.admission.try_take(self.place_needs)
         try:
             register = Register(registration, self.clock.now(), self.id if placed else None, grants, blobs)
             registered = await self.runner.write(registration.id, register)
@@ -196,7 +197,7 @@ class ProcessWorker:
             self.launch(row, placed)
         elif placed:
             self.admission.release(self.place_needs)
-        if self._is_free(row):
+        elif self._is_free(row):
             if self._is_here(registration):
                 self._found[row.id] = row
             self._more_unowned = True
@@ -210,7 +211,7 @@ class ProcessWorker:
         if self.mode.leaving or not self.works or not self.can(row.registration):
             return False
         free = not self.mode.draining or self._is_here(row.registration)
-        return (free or row.id in await self.waiters.needed(self.store)) and await self._claim(row, proof)
+        return (free or row.id in await self._needed()) and await self._claim(row, proof)
 
     def _is_here(self, registration: Registration) -> bool:
         """Whether its code is in our memory: no other Runtime could ever begin it."""
@@ -222,7 +223,7 @@ class ProcessWorker:
         # Its place is taken while it is claimed: a sweep of many must not claim more than can run.
         self.admission.take_beyond(self.place_needs)
         try:
-            death, lived = self._worker.death_of(row.owner), self._worker.lived
+            death, lived = self.worker.death_of(row.owner), self.worker.lived
             take = Claim(ProcessRef(row.id), self.id, row.generation, at, proof, death, lived)
             taken = await self.runner.write(row.id, take)
         except BaseException:  # also a cancellation: a place that is not given back would block another process
@@ -231,7 +232,7 @@ class ProcessWorker:
         if taken.row is not None and not taken.row.live:
             self.ended(taken.row)
         elif taken.row is not None and taken.row.stuck is not None:
-            self.waiters.settled(taken.row)
+            self.waiters.resolve(row.id, "end", taken.row)
         self.reconcile_all(taken.woken)
         if not taken.won or taken.row is None:
             self.admission.release(self.place_needs)
@@ -241,7 +242,7 @@ class ProcessWorker:
             return False
         self.held.discard(row.id)
         if taken.row.takeovers:
-            self._worker.claimed(-row.pid, taken.suspect)
+            self.worker.claimed(-row.pid, taken.suspect)
         self.launch(taken.row, placed=True)
         return True
 
@@ -263,9 +264,8 @@ class ProcessWorker:
             return
         if not placed:
             self.admission.take_beyond(self.place_needs)
-        run = self.runs[row.id] = ProcessRun(row, self, self.id)
-        task = ProcessTask(self, run)
-        _ = self._supervisor.spawn(self.runner.run(task), task.name)
+        run = self.runs[row.id] = ProcessTask(row, self, self.id)
+        _ = self._supervisor.spawn(self.runner.run(run), run.name)
         if self.mode.leaving:
             run.leave()  # it became ours too late; its engine releases it, so that nothing of it is abandoned unseen
 
@@ -300,7 +300,7 @@ class ProcessWorker:
         """Find processes that no worker owns, a page at a time, past those that cannot run here."""
         if self.mode.draining:
             self._more_unowned = False
-            needed = await self.waiters.needed(self.store)
+            needed = await self._needed()
             self._found.update({row.id: row for row in needed.values() if self._is_free(row)})
             return bool(self._found)
         while self._more_unowned:
@@ -315,6 +315,16 @@ class ProcessWorker:
 
     def _is_free(self, row: ProcessRow) -> bool:
         return row.active and row.owner is None and row.id not in self.held and self.can(row.registration)
+
+    def run_ended(self, run: ProcessTask) -> None:
+        """A process does not run here any more. Reconcile those that its writes gave something to do."""
+        del self.runs[run.row.id]
+        for other in run.listens:
+            if (listening := self._listening.get(other)) is not None:
+                listening.discard(run.row.id)
+                if not listening:
+                    del self._listening[other]
+        self.reconcile_all(run.journal.woken)
 
     # ------------------------------------------------------------------ reconciling with the store
 
@@ -347,7 +357,7 @@ class ProcessWorker:
             self.ended(row)
             return
         elif row.stuck is not None:
-            self.waiters.settled(row)
+            self.waiters.resolve(row.id, "end", row)
         elif self._is_free(row):
             self._found[row.id] = row
             self.fill_places()
@@ -357,19 +367,22 @@ class ProcessWorker:
 
     def ended(self, row: ProcessRow) -> None:
         """A process has ended: resolve its waiters, and give that to the runs that wait for it."""
-        self.waiters.settled(row)
-        for process_id in self.waiters.take_listening(row.id):
+        self.waiters.resolve(row.id, "end", row)
+        for process_id in self._listening.pop(row.id, ()):
             if (run := self.runs.get(process_id)) is not None:
                 run.process_ended(row.id)
         self.announce(row)
 
     def announce(self, row: ProcessRow) -> None:
-        self.waiters.changed(row)
+        """Something has happened to a process."""
+        self.waiters.resolve(row.id, "change", row)
         self.events.changed(row)
 
     async def wait_end(self, process_id: str) -> ProcessRow:
         """The process, once it has ended or is stuck. A waiter may be cancelled."""
-        future = self.waiters.expect_end(process_id)
+        future = self.waiters.expect(process_id, "end")
+        if in_hand():
+            self.events.needed()
         try:
             if process_id not in self.runs:
                 # Another worker may have ended it before we began to wait.
@@ -381,18 +394,45 @@ class ProcessWorker:
             with self.deadlocks.waiting((process_id, None)):
                 return await future
         finally:
-            self.waiters.withdraw(process_id, future)
+            self.waiters.withdraw(process_id, "end", future)
+
+    async def wait_change(self, process_id: str, seconds: float) -> None:
+        """Wait until something here has happened to a process, or for so many seconds: others may have written."""
+        changed = self.waiters.expect(process_id, "change")
+        try:
+            await asyncio.wait({changed}, timeout=seconds)
+            if changed.done():
+                changed.result()
+        finally:
+            self.waiters.withdraw(process_id, "change", changed)
 
     def listen(self, process_id: str, other: str) -> None:
         """A process that runs here waits for the end of another."""
-        self.waiters.listen(process_id, other)
+        self._listening.setdefault(other, set()).add(process_id)
+        self.events.needed()
+
+    @property
+    def awaited(self) -> set[str]:
+        """Processes whose end is waited for here."""
+        return {*(name for name, what in self.waiters if what == "end"), *self._listening}
+
+    async def _needed(self) -> dict[str, ProcessRow]:
+        """Live processes whose end work of this Runtime waits for, and those that these wait for in turn, on disk."""
+        found, asked = dict[str, ProcessRow](), set[str]()
+        wanted = {*(name for name, what in self.waiters.needed if what == "end"), *self._listening}
+        while wanted:
+            process_id = wanted.pop()
+            asked.add(process_id)
+            row = await self.store.process(process_id)
+            if row is not None and row.live:
+                found[process_id] = row
+                wanted |= {on.name for on in row.record.waits if on.kind == "process"} - asked
+        return found
 
     # ------------------------------------------------------------------ for engines (`Host`)
 
     async def still_ours(self, row: ProcessRow) -> bool:
-        if self._worker.sure():
-            return True
-        await self._worker.speak()
+        await self.worker.speak()
         now = await self.store.process(row.id)
         return now is not None and now.owner == self.id and now.generation == row.generation
 
@@ -433,83 +473,76 @@ class ProcessWorker:
         self.fill_places()
 
     def close(self) -> None:
-        """The Runtime was left."""
-        self.waiters.close()
+        """The Runtime was left: nothing else will resolve what is left."""
+        left = "the Runtime was left before process {!r} ended: it goes on, ask for it in another Runtime"
+        self.waiters.close(lambda process_id: RuntimeClosed(left.format(process_id)))
 
 
 def _none(*asked: Any) -> None:
     return None
 
 
-class ProcessTask:
-    """Works on one process until it ends, parks or is given back (`ScopeTask`)."""
-
-    def __init__(self, worker: ProcessWorker, run: ProcessRun) -> None:
-        self._worker, self._run = worker, run
-        self.name = f"process {run.row.id}"
+class ProcessTask(ProcessRun[ProcessWorker]):
+    """A run as the scope runner works on it (`ScopeTask`): until its process ends, parks or is given back."""
 
     async def work(self) -> None:
         """Have the engine of its kind run it, and write how it ended."""
-        worker, run = self._worker, self._run
-        engine = worker.engines[run.registration.kind]
-        work = CurrentWork(worker.id, (run.row.id, None), depth=run.registration.depth).begin()
-        if run.row.record.cancel is not None:
-            run.cancel(run.row.record.cancel)
+        worker = self.host
+        work = CurrentWork(worker.id, (self.row.id, None), depth=self.registration.depth).begin()
+        if self.row.record.cancel is not None:
+            self.cancel(self.row.record.cancel)
         try:
-            outcome: ProcessOutcome = await engine.run(run)
-        except CancelRequested as asked:
-            outcome = Cancelled(asked.request.by, asked.request.reason)
+            try:
+                outcome: ProcessOutcome = await worker.engines[self.registration.kind].run(self)
+            except CancelRequested as asked:
+                outcome = Cancelled(asked.request.by, asked.request.reason)
+            worker.ended((await self.journal.settle(outcome)).row)
         except (Unloaded, Leaving):
-            if run.parked:
-                return
-            raise Leaving from None
+            if not self.parked:
+                raise Leaving from None
         except BaseException as error:  # an engine of the host's may raise anything, and is not run again for it
             if isinstance(error, Exception | asyncio.CancelledError):
                 raise
             raise InvalidDefinition(f"its engine raised {type(error).__name__}: {error_text(error)}") from error
         finally:
             work.end()
-        advanced = await run.journal.settle(outcome)
-        worker.ended(advanced.row)
 
     async def give_back(self) -> None:
         """Give it up for another worker, with what has happened written down."""
-        worker, run = self._worker, self._run
+        worker = self.host
         try:
-            if run.journal.begun:  # otherwise its start must stay unwritten: any worker may begin it
-                await run.journal.flush()
-            freed = await worker.store.write(Release(run.scope, worker.clock.now()))
+            if self.journal.begun:  # otherwise its start must stay unwritten: any worker may begin it
+                await self.journal.flush()
+            freed = await worker.store.write(Release(self.scope, worker.clock.now()))
         except (Fenced, StoreUnavailable) as error:
-            log.warning("process %s: %s", run.row.id, error)
+            log.warning("%s: %s", self.name, error)
             return
         if not freed.row.live:
             worker.ended(freed.row)  # no other worker may do it: it is abandoned
         worker.reconcile_all(freed.woken)
 
     async def set_aside(self, error: Exception) -> None:
-        worker, run = self._worker, self._run
+        worker = self.host
         try:
-            await worker.store.write(Release(run.scope, worker.clock.now(), f"{type(error).__name__}: {error}"))
+            await worker.store.write(Release(self.scope, worker.clock.now(), f"{type(error).__name__}: {error}"))
         except Exception as second:  # the process stays ours, and is found without a task
-            log.error("process %s could not be set aside: %s", run.row.id, second)
-        row = await worker.store.process(run.row.id)
+            log.error("%s could not be set aside: %s", self.name, second)
+        row = await worker.store.process(self.row.id)
         if row is not None and row.stuck is not None:
-            worker.waiters.settled(row)
+            worker.waiters.resolve(row.id, "end", row)
             worker.announce(row)
 
     def stopped(self, error: Exception | None) -> None:
         """The task is over: give its place to another process, and pass on what was written meanwhile."""
-        worker, run = self._worker, self._run
-        del worker.runs[run.row.id]
-        run.close()
-        worker.waiters.leave(run.row.id, run.listens)
-        worker.reconcile_all(run.journal.woken)
-        if run.parked:
-            worker.announce(run.journal.row)
-        # Another worker's write may have ended it.
-        written = run.written_about or worker.waiters.awaits_end(run.row.id)
-        if written and (run.parked or run.leaving or isinstance(error, Fenced)) and not worker.mode.leaving:
-            worker.runner.look(run.row.id)
+        worker, process_id = self.host, self.row.id
+        self.close()
+        worker.run_ended(self)
+        if self.parked:
+            worker.announce(self.journal.row)
+        # A write of another worker may have ended the process.
+        written = self.written_about or worker.waiters.of(process_id, "end")
+        if written and (self.parked or self.leaving or isinstance(error, Fenced)) and not worker.mode.leaving:
+            worker.runner.look(process_id)
         worker.fill_places()
 
 
@@ -569,7 +602,7 @@ class ProcessWatch:
     async def reconcile(self, changed: bool) -> None:
         if not changed:
             return
-        for process_id in {*self._worker.waiters.ids, *self._worker.runs}:
+        for process_id in {*self._worker.awaited, *self._worker.runs}:
             row = await self._store.process(process_id)
             if row is not None and (not row.live or row.stuck is not None or self._is_news(row)):
                 self._worker.reconcile(row)
@@ -577,94 +610,3 @@ class ProcessWatch:
     def _is_news(self, row: ProcessRow) -> bool:
         run = self._worker.runs.get(row.id)
         return run is not None and (row.record.sequence > run.journal.read_to or row.owner != self._worker.id)
-
-
-class ProcessWaiters:
-    """`_calls` are the callers; `_listening` the processes that run here and wait for the end of another, by that one's
-    id. `needs` is called when work of this Runtime begins to wait."""
-
-    def __init__(self, needs: Callable[[], None]) -> None:
-        self._calls: Waiters[What, ProcessRow] = Waiters()
-        self._listening: dict[str, set[str]] = {}
-        self._needs = needs
-
-    # ------------------------------------------------------------------ callers
-
-    @property
-    def ids(self) -> set[str]:
-        """Processes whose end is waited for here."""
-        return {*(name for name, what in self._calls if what == "end"), *self._listening}
-
-    def awaits_end(self, process_id: str) -> bool:
-        return bool(self._calls.of(process_id, "end"))
-
-    def expect_end(self, process_id: str) -> asyncio.Future[ProcessRow]:
-        """Resolved when the process has ended, or is stuck. Give it back with `withdraw`."""
-        future = self._calls.expect(process_id, "end")
-        if in_hand():
-            self._needs()
-        return future
-
-    def withdraw(self, process_id: str, future: asyncio.Future[ProcessRow]) -> None:
-        self._calls.withdraw(process_id, "end", future)
-
-    async def wait_change(self, process_id: str, seconds: float) -> None:
-        """Wait until something here has happened to a process, or for so many seconds: others may have written."""
-        changed = self._calls.expect(process_id, "change")
-        try:
-            await asyncio.wait({changed}, timeout=seconds)
-            if changed.done():
-                changed.result()
-        finally:
-            self._calls.withdraw(process_id, "change", changed)
-
-    def changed(self, row: ProcessRow) -> None:
-        """Something has happened to a process."""
-        self._calls.resolve(row.id, "change", row)
-
-    def settled(self, row: ProcessRow) -> None:
-        """A process has ended, or is stuck."""
-        self._calls.resolve(row.id, "end", row)
-
-    # ------------------------------------------------------------------ processes that wait for others
-
-    def listen(self, process_id: str, other: str) -> None:
-        self._listening.setdefault(other, set()).add(process_id)
-        self._needs()
-
-    def leave(self, process_id: str, others: Iterable[str]) -> None:
-        """A process does not run here any more."""
-        for other in others:
-            listening = self._listening.get(other)
-            if listening is not None:
-                listening.discard(process_id)
-                if not listening:
-                    del self._listening[other]
-
-    def take_listening(self, other: str) -> set[str]:
-        """Those that wait for its end; they are forgotten."""
-        return self._listening.pop(other, set())
-
-    # ------------------------------------------------------------------ draining and leaving
-
-    async def needed(self, store: Store) -> dict[str, ProcessRow]:
-        """Live processes whose end work of this Runtime waits for, and those that these wait for in turn, on disk."""
-        found, asked = dict[str, ProcessRow](), set[str]()
-        wanted = {*(name for name, what in self._calls.needed if what == "end"), *self._listening}
-        while wanted:
-            process_id = wanted.pop()
-            asked.add(process_id)
-            row = await store.process(process_id)
-            if row is not None and row.live:
-                found[process_id] = row
-                wanted |= {on.name for on in row.record.waits if on.kind == "process"} - asked
-        return found
-
-    def close(self) -> None:
-        """The Runtime was left: nothing else will resolve what is left."""
-        self._calls.close(_left)
-
-
-def _left(process_id: str) -> RuntimeClosed:
-    left = "the Runtime was left before process {!r} ended: it goes on, ask for it in another Runtime"
-    return RuntimeClosed(left.format(process_id))
