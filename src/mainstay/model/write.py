@@ -26,7 +26,7 @@ class Write(Struct, Generic[R], frozen=True, gc=False):
 
 
 class ScopeRef(Struct, Generic[Row], frozen=True, gc=False):
-    """What can be owned, named by somebody who does not own it: the open turn of a session, or a process."""
+    """The name of what can be owned, for a caller that does not own it: the open turn of a session, or a process."""
 
     id: str
 
@@ -103,9 +103,9 @@ class Released(Struct, Generic[Row], frozen=True, gc=False):
 
 
 class Release(Write[Released[Row]], Generic[Row], frozen=True, gc=False):
-    """Give up an open turn or a process, to whoever claims it next; with `stuck`, to nobody until a person looks.
+    """Give up an open turn or a process: it is free to claim, or, with `stuck`, set aside until a person resumes it.
 
-    A process that only its owner could do, and that has begun, is abandoned: nobody else may go on with it.
+    A process that only its owner could do, and that has begun, is abandoned: no other worker may go on with it.
     """
 
     scope: OwnedScope[Row]
@@ -129,8 +129,8 @@ class CancelReceipt(Struct, Generic[Row], frozen=True, gc=False):
 class Cancel(Write[CancelReceipt[Row]], Generic[Row], frozen=True, gc=False):
     """Ask a turn or a process to stop. The first request stands.
 
-    Of a session it is the open turn, or `turn` if it is still open or queued; `worker` claims it if nobody owns it. A
-    process that nobody has begun ends at once.
+    Of a session it is the open turn, or `turn` if it is still open or queued; `worker` claims it if it has no
+    owner. A process that has not begun ends at once.
     """
 
     target: ScopeRef[Row]
@@ -141,9 +141,9 @@ class Cancel(Write[CancelReceipt[Row]], Generic[Row], frozen=True, gc=False):
 
 
 class Resume(Write[Row | None], Generic[Row], frozen=True, gc=False):
-    """A person had a look: a stuck turn or process may be worked on again. None: it is not stuck.
+    """Let a stuck turn or process be worked on again, because a person asks for it. None: it is not stuck.
 
-    `worker` claims the turn; who is to work on a process is left to the next claim.
+    `worker` claims the turn; a process is left to the next claim.
     """
 
     target: ScopeRef[Row]
@@ -167,7 +167,7 @@ class Accepted(Struct, frozen=True, gc=False):
 class Accept(Write[Accepted], frozen=True, gc=False):
     """Take an input in: create the session if need be, open a turn or queue, and claim it for `worker` if given.
 
-    `stuck` says why a turn that it opens is set aside until a person looks; nobody works on it then.
+    `stuck` says why a turn that it opens is set aside until a person resumes it; it is not claimed then.
     """
 
     session_id: str
@@ -249,9 +249,10 @@ class Commit(Write["Committed | CancelWon"], frozen=True, gc=False):
 
 
 class Resolved(Struct, frozen=True, gc=False):
-    """`row` is the session after it; its turn is claimed for the resolver when nobody owned it.
+    """`row` is the session after it; its turn is claimed for the resolver when it had no owner.
 
-    The wait of a turn that was asked to stop is shown as cancelled. That of a committed one is gone: its records tell.
+    The wait of a turn that was asked to stop is shown as cancelled. That of a committed one is gone; its outcome is in
+    the records.
     """
 
     status: Literal["accepted", "already_resolved", "unknown"]
@@ -308,7 +309,7 @@ class Delete(Write[bool], frozen=True, gc=False):
     """Spend a session id for good. Nodes go as soon as no fork reaches them. False: there was nothing.
 
     With `unused_since`, only a session that nothing has happened to since then and that nothing can come of: no open
-    turn, no input that waits, no fork of it, no news for it, no live process that it may see. False otherwise.
+    turn, no input that waits, no fork of it, no pending wake, no live process that it may see. False otherwise.
     """
 
     session_id: str
@@ -340,7 +341,8 @@ class Advanced(Struct, frozen=True, gc=False):
     """The process after it. `parked`: it waits on disk now. `woken`: processes that have something to do because of it,
     or have ended with it.
 
-    A row whose sequence is beyond what its owner has `seen` holds news: a signal, a cancel request.
+    A row whose sequence is beyond what its owner has `seen` has events that the owner must read: a signal, a cancel
+    request.
     """
 
     row: ProcessRow
@@ -349,7 +351,7 @@ class Advanced(Struct, frozen=True, gc=False):
 
 
 class Advance(Write[Advanced], frozen=True, gc=False):
-    """What the owner of a process has to say: records of its journal, events, and then where it parks or how it ended.
+    """Record what the owner of a process has done: records of its journal, events, and where it parks or how it ended.
 
     It parks only if nothing has happened since event `seen` and nothing it waits for is there already. `first`: its
     work begins now, in the store of the id `store`. `drop`: records of the journal before this one go; the last one
@@ -382,7 +384,7 @@ class EventAdded(Struct, frozen=True, gc=False):
 
 
 class SendSignal(Write[EventAdded], frozen=True, gc=False):
-    """Send a signal. A process that waits for it has something to do again. `key` makes telling it twice harmless."""
+    """Send a signal. A process that waits for it has something to do again. `key` makes sending it twice harmless."""
 
     process_id: str
     name: str
@@ -392,7 +394,7 @@ class SendSignal(Write[EventAdded], frozen=True, gc=False):
 
 
 class ExternalOwner(Struct, frozen=True, gc=False, tag_field="authority", tag="external_owner", omit_defaults=True):
-    """Whoever does the work outside says how it ended."""
+    """Reported by the owner of the work outside."""
 
     by: str = ""
 
@@ -432,7 +434,7 @@ class Complete(Write[Ending], frozen=True, gc=False):
 
 
 class AddEvent(Write[EventAdded], frozen=True, gc=False):
-    """Write down something about a process that ends nothing: an event that it declared, or one of ours."""
+    """Add an event to a process that does not end it: an event that it declared, or one of ours."""
 
     process_id: str
     event: Event
@@ -449,7 +451,7 @@ class Share(Write[int], frozen=True, gc=False):
 
 
 class Transfer(Write[int], frozen=True, gc=False):
-    """Hand processes on from one session to another: who sees them, whose own they are, who hears of them.
+    """Move processes from one session to another: grants, ownership as a task, and wakes.
 
     All or none: refused when one of them is not visible to `source`, or is a live task whose name `target` has a live
     task of its own for. Of what `source` only sees, only the seeing moves. Returns how many.
@@ -462,7 +464,7 @@ class Transfer(Write[int], frozen=True, gc=False):
 
 
 class Deliver(Write[Accepted | None], frozen=True, gc=False):
-    """Tell a session what waits for it: its wakes of these numbers become one input, whose `body` tells of all.
+    """Deliver wakes to a session: those of these numbers become one input, whose `body` was made from all of them.
 
     None: some of them are not pending any more, or not this session's. `turn`: the input opens a turn, and only if the
     session is idle (None when it is not); otherwise its next turn reads it. `stuck` says why that turn is set aside
@@ -506,7 +508,7 @@ class Prune(Write[tuple[str, ...]], frozen=True, gc=False):
 
 
 class Beat(Write[bool], frozen=True, gc=False):
-    """Register or renew a worker. False: the row was gone, this worker was presumed dead and relieved."""
+    """Register or renew a worker. False: the row was gone, because the worker was presumed dead."""
 
     worker: WorkerRow
 

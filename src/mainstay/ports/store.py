@@ -16,7 +16,7 @@ from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
 R = TypeVar("R")
 
 Tell: TypeAlias = Callable[[int, int], None]
-"""How far a long work is: so many bytes of so many. It may raise, which ends the work."""
+"""Called with the bytes done and the bytes in all of a long operation. It may raise, which ends the operation."""
 
 SWEEP_GRACE = 3600.0
 """Seconds for which a blob that was put is believed to be about to be referred to."""
@@ -58,11 +58,11 @@ class ProcessReads(Protocol):
     async def processes(self, wanted: ProcessFilter) -> list[ProcessRow]: ...
 
     async def active_processes(self) -> list[ProcessRow]:
-        """Processes that somebody works on, or should: what recovery looks at. Parked ones are not."""
+        """Running processes, owned or to be claimed: what recovery looks at. Parked and stuck ones are not."""
         ...
 
     async def unowned_processes(self, after: int, limit: int) -> list[ProcessRow]:
-        """Active processes in nobody's hands, by number."""
+        """Active processes without an owner, by number."""
         ...
 
     async def due_processes(self, now: int, limit: int = 1000, skip: int = 0) -> list[ProcessRow]:
@@ -154,7 +154,7 @@ class Store(SessionReads, ProcessReads, Protocol):
     async def facts(self, deep: bool = False) -> StoreFacts: ...
 
     async def sweep(self, grace: float = SWEEP_GRACE) -> int:
-        """Delete blobs that nothing refers to and nobody put within `grace` seconds; returns how many went.
+        """Delete blobs that nothing refers to and that were not put within `grace` seconds; returns how many.
 
         Fenced against writers: a reference that comes too late is refused with BlobMissing, none is left dangling.
         """

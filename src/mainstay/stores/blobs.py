@@ -169,7 +169,7 @@ class FileBlobs:
 
     def all(self) -> Iterator[str]:
         for folder, name in self._files():
-            if _is_digest(folder + name):  # and not a write under way, or somebody's own file
+            if _is_digest(folder + name):  # not a write under way, nor a file of the host's
                 yield folder + name
 
     def _files(self) -> Iterator[tuple[str, str]]:
@@ -203,7 +203,7 @@ class FileBlobs:
             return False
 
     def remove(self, digest: str, before: int) -> None:
-        """Delete a blob that nobody refers to, unless it was put again meanwhile.
+        """Delete a blob that nothing refers to, unless it was put again meanwhile.
 
         One that cannot be deleted is found by the next sweep.
         """
@@ -212,7 +212,7 @@ class FileBlobs:
                 self.path(digest).unlink()
 
     def remove_leftovers(self) -> None:
-        """Delete what puts left behind whose process was killed. A put takes seconds; an hour is nobody's."""
+        """Delete what puts left behind whose process was killed: a put takes seconds, and these are an hour old."""
         before = time.time() - LEFTOVER_SECONDS
         for folder, name in self._files():
             if name.startswith(".") and name.endswith(".tmp"):

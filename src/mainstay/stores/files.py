@@ -19,7 +19,7 @@ NO_FILE = "it is no regular file"
 
 
 class Access(Struct, frozen=True):
-    """Who may use a file. `user` and `group` are set where root adds to the store of somebody else."""
+    """Who may use a file. `user` and `group` are set where root adds to the store of another user."""
 
     mode: int = 0o600
     user: int = -1

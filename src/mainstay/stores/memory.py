@@ -372,7 +372,7 @@ READERS, CHANGERS = methods(MemoryRows, ALL_READS), methods(MemoryRows, ALL_CHAN
 
 
 class MemoryStore:
-    """A store whose rows live as long as their object. `clock` tells the age of blobs; without one, the system does."""
+    """A store whose rows live as long as their object. The age of blobs goes by `clock`, or by the system's."""
 
     def __init__(self, rows: MemoryRows | None = None, clock: Clock | None = None) -> None:
         self.rows = rows or MemoryRows()

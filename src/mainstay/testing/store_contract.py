@@ -17,7 +17,7 @@ killed. Tell the kit where your store's rows live:
         async def crash(self, store: MyStore) -> None:  # end it as kill -9 would
             await store.drop_connections()
 
-        def clear(self) -> None:  # nobody needs this place any more
+        def clear(self) -> None:  # the place is not needed any more
             self.database.drop()
 
 

@@ -119,7 +119,7 @@ def unclaimed(write: Write[R]) -> Write[R]:
 async def beat(tx: Transaction, write: Beat) -> bool:
     known = await tx.read(WorkerById(write.worker.id))
     # Which suspect it runs is decided by claims, not by the worker.
-    running = None if known is None else await takeovers.running(tx, known)
+    running = None if known is None else await takeovers.running_suspect(tx, known)
     tx.change(PutWorker(replace(write.worker, suspect=running)))
     return known is not None or write.worker.beat == 0
 
@@ -127,18 +127,19 @@ async def beat(tx: Transaction, write: Beat) -> bool:
 async def retire(tx: Transaction, write: Retire) -> None:
     turns, work = await tx.read(SessionsOwnedBy(write.worker_id)), await tx.read(ProcessesOwnedBy(write.worker_id))
     if write.dead and (turns or work):
-        return  # what a dead worker owned is claimed first, each with its own fence
-    if write.dead and await _tells(tx, write):
+        return  # the row stays until each scope has been claimed, which fences it
+    if write.dead and await _is_evidence(tx, write):
         return
     for row in turns:
         tx.change(PutSession(replace(row, owner=None)))
     for process in work:
-        await processes.drained(tx, process, write.at)
+        await processes.release_leaving(tx, process, write.at)
     tx.change(DropWorker(write.worker_id))
 
 
-async def _tells(tx: Transaction, write: Retire) -> bool:
-    """Whether the row says which suspect ran when others died whose scopes are not claimed yet."""
+async def _is_evidence(tx: Transaction, write: Retire) -> bool:
+    """Whether the row names the suspect that its OS process ran, and another worker that died with it still owns
+    something: whether that is claimed as a suspect is decided by this row."""
     row = await tx.read(WorkerById(write.worker_id))
     if row is None or row.suspect is None:
         return False
@@ -205,8 +206,8 @@ RULES: dict[type, Callable[[Transaction, Any], Awaitable[Any]]] = {
 async def applied(tx: Transaction, write: Write[R], held: bool = False) -> R | None:
     """The receipt of a write that may have landed before its reply was lost; None when it must be sent again.
 
-    All but these recognise themselves when they are applied again. An acceptance with a key, or a registration, would
-    take itself for a second asking, and nobody would work on it.
+    All writes but these recognise themselves when they are applied again. An acceptance with a key, or a registration,
+    would be answered as a repeated request (`known`), and its worker would not run what it had claimed.
     """
     if held:
         write = unclaimed(write)

@@ -69,7 +69,7 @@ PROCESS_ATTRIBUTES: Mapping[str, Callable[[ProcessRow], Any]] = {
     "number": lambda row: row.pid,
     "stuck": lambda row: row.stuck is not None,
 }
-"""But for "seen by": the sessions that may see a process, which its row does not tell."""
+"""But for "seen by": the sessions that may see a process, which are not in its row."""
 
 
 def matches(row: Any, wanted: SessionFilter | ProcessFilter, attributes: Mapping[str, Callable[[Any], Any]]) -> bool:

@@ -1,6 +1,6 @@
 """What each write about a process does. The fold of its events is `mainstay.lifecycle`'s to decide.
 
-Who may go on with a process that somebody has begun, by its recovery contract:
+Which worker may claim a process that has begun, by its recovery contract:
 
     its owner            rerun, reattach             abandon                             leave
     parked it            any worker                  any worker                          (no worker owns it)
@@ -141,7 +141,7 @@ MARKS = frozenset(
         events.PROGRESS,
     }
 )
-"""Events of ours that somebody outside may write."""
+"""Reserved event types that `AddEvent` may write."""
 
 PAGE = 256
 """Processes that are read at once when old ones are pruned."""
@@ -180,13 +180,13 @@ async def register(tx: Transaction, write: Register) -> Registered:
         tx.change(ReferToBlobs(-row.pid, write.blobs))
     if late and parent is not None and registration.parent_end == "cancel":
         # It comes too late to be asked with the others.
-        row, _ = await asked_to_stop(tx, row, _request_of(parent), write.at)
+        row, _ = await request_cancel(tx, row, _request_of(parent), write.at)
     return Registered(row)
 
 
 async def _is_over(tx: Transaction, parent: str, child: str) -> bool:
-    """Whether a parent, a process or a turn, has ended. Who was relieved of a turn, and does not know, may still start
-    something for it."""
+    """Whether a parent, a process or a turn, has ended. A worker whose turn another one took over and committed may
+    register something for it still, until its next write is fenced."""
     process = await tx.read(ProcessById(parent))
     if process is not None:
         return not process.live
@@ -220,23 +220,23 @@ async def claim(tx: Transaction, write: Claim[ProcessRow]) -> Claimed[ProcessRow
     if row.status == "waiting" and not is_due(row, write.at):
         return Claimed(row, won=False)
     if row.owner is not None and row.after_owner_death == "abandon":
-        return await _given_up(tx, row, write)
-    return await _taken(tx, row, write)
+        return await _give_up(tx, row, write)
+    return await _take_over(tx, row, write)
 
 
-async def _given_up(tx: Transaction, row: ProcessRow, write: Claim[ProcessRow]) -> Claimed[ProcessRow]:
+async def _give_up(tx: Transaction, row: ProcessRow, write: Claim[ProcessRow]) -> Claimed[ProcessRow]:
     request = row.record.abandon
     if write.proof is not None:
         evidence = Evidence("sweep", write.at, row.owner, write.proof)
     elif request is not None:
         evidence = Evidence("reconciled_request", write.at, row.owner, f"{request.by}: {request.reason}")
     else:
-        return Claimed(row, won=False)  # silent is not dead, and nobody else may do this work
+        return Claimed(row, won=False)  # a silent owner may be alive, and no other worker may do this work
     row, woken = await end(tx, row, Abandoned(evidence), write.at)
     return Claimed(row, won=False, woken=woken)
 
 
-async def _taken(tx: Transaction, row: ProcessRow, write: Claim[ProcessRow]) -> Claimed[ProcessRow]:
+async def _take_over(tx: Transaction, row: ProcessRow, write: Claim[ProcessRow]) -> Claimed[ProcessRow]:
     """Claimed, unless it has been begun too often.
 
     To reattach to work that lives is no takeover: its owner died, the work did not. Nothing is held against it.
@@ -250,19 +250,19 @@ async def _taken(tx: Transaction, row: ProcessRow, write: Claim[ProcessRow]) -> 
         row, woken = await end(tx, row, failure, write.at)
         return Claimed(row, won=False, woken=woken)
     mark = await tx.read(DeathsOfProcess(row.id)) if row.takeovers else None
-    ruling = await takeovers.rule_on(tx, -row.pid, dead_owner, mark, (write.worker, write.death))
+    ruling = await takeovers.judge(tx, -row.pid, dead_owner, mark, (write.worker, write.death))
     if ruling.fate == "held":
         return Claimed(row, won=False, suspect=True)
     # Counted on when a person resumes it: a takeover is a step that may have been made for nothing.
     row = replace(row, generation=row.generation + 1, takeovers=row.takeovers + over)
     if ruling.fate == "stuck" and ruling.deaths is not None:
         tx.change(PutDeaths(ruling.deaths))
-        row = await _stuck(tx, row, suspects.REASON.format("it"), write.at)
+        row = await _set_stuck(tx, row, suspects.REASON.format("it"), write.at)
         return Claimed(row, won=False)
-    await takeovers.taken(tx, ruling, write.worker, write.lived)
+    await takeovers.mark_running(tx, ruling, write.worker, write.lived)
     row = replace(row, owner=write.worker, attempts=max(row.attempts + again, 1))
     if row.status == "waiting":
-        row = await resumed(tx, row, write.at)
+        row = await resume_parked(tx, row, write.at)
     tx.change(PutProcess(row))
     return Claimed(row, won=True, suspect=ruling.suspect)
 
@@ -279,21 +279,21 @@ async def advance(tx: Transaction, write: Advance) -> Advanced:
         raise InternalError(f"process {scope.id} would drop its whole journal: something must stay to begin from")
     if write.blobs:
         await check_blobs(tx, write.blobs)
-    ahead = bool(write.park) and before.record.sequence <= write.seen and await _all_ahead(tx, write)
+    ahead = bool(write.park) and before.record.sequence <= write.seen and await _nothing_awaited_has_ended(tx, write)
     if not await _is_known(tx, row, write):
-        row = await _told(tx, row, write)
+        row = await _record(tx, row, write)
     if write.outcome is not None:
         row, woken = await end(tx, row, write.outcome, write.at)
         return Advanced(row, woken=woken)
     if ahead:
-        row = await appended(tx, row, Event(events.WAITING, {"waits": write.park}, write.at))
-        await takeovers.goes_on(tx, -row.pid, row.takeovers)
+        row = await append_event(tx, row, Event(events.WAITING, {"waits": write.park}, write.at))
+        await takeovers.clear(tx, -row.pid, row.takeovers)
         row = replace(row, owner=None, takeovers=0)
         tx.change(PutProcess(row))
         tx.change(PutAwaits(row.pid, awaited(write.park)))
         return Advanced(row, parked=True)
     if row.takeovers and write.records and not write.repeats:
-        await takeovers.goes_on(tx, -row.pid, row.takeovers)
+        await takeovers.clear(tx, -row.pid, row.takeovers)
         row = replace(row, takeovers=0)
     if row is not before:
         tx.change(PutProcess(row))
@@ -319,7 +319,7 @@ async def _is_known(tx: Transaction, row: ProcessRow, write: Advance) -> bool:
     """Whether this was written before, by a first sending. Refuses what contradicts that, having changed nothing.
 
     Ordinals of a journal only grow, so what is not beyond its end was in it once, and may have been dropped since.
-    Without records it is the events that tell: an owner has looked at all up to `seen`.
+    Without records, events decide: the owner has seen all up to `seen`, so equal ones after that are this write's.
     """
     if write.records:
         if write.records[-1].ordinal <= await tx.read(LastStep(row.pid)):
@@ -338,8 +338,8 @@ async def _is_known(tx: Transaction, row: ProcessRow, write: Advance) -> bool:
     return False
 
 
-async def _told(tx: Transaction, row: ProcessRow, write: Advance) -> ProcessRow:
-    """What the owner tells, the first time it does."""
+async def _record(tx: Transaction, row: ProcessRow, write: Advance) -> ProcessRow:
+    """Change what the owner's write says: its records, its start and its events. The row is put by the caller."""
     first = 0 if write.drop is None else write.drop
     if write.drop is not None:
         tx.change(DropSteps(row.pid, write.drop))
@@ -350,14 +350,14 @@ async def _told(tx: Transaction, row: ProcessRow, write: Advance) -> ProcessRow:
         tx.change(ReferToBlobs(-row.pid, write.blobs))
     if write.first and row.record.first_started is None:
         start = FirstStart(write.scope.owner, row.generation, row.attempts, write.at, write.store)
-        row = await appended(tx, row, Event(events.FIRST_STARTED, start, write.at))
+        row = await append_event(tx, row, Event(events.FIRST_STARTED, start, write.at))
     for event in write.events:
-        row = await appended(tx, row, event)
+        row = await append_event(tx, row, event)
     return row
 
 
-async def _all_ahead(tx: Transaction, write: Advance) -> bool:
-    """Whether nothing that it wants to wait for is there already."""
+async def _nothing_awaited_has_ended(tx: Transaction, write: Advance) -> bool:
+    """Whether everything that it is to wait for is still ahead: processes live, turns are parked."""
     for wait in write.park:
         if wait.kind == "process":
             target = await tx.read(ProcessById(wait.name))
@@ -380,14 +380,14 @@ async def release(tx: Transaction, scope: ProcessScope, at: int, stuck: str | No
     if row is not None and free and (stuck is None or row.stuck == stuck):
         return Released(row)  # sent again, because its reply was lost
     row = _owned(row, scope)
-    await takeovers.let_go(tx, -row.pid, row.takeovers)
+    await takeovers.release(tx, -row.pid, row.takeovers)
     if stuck is not None:
-        return Released(await _stuck(tx, row, stuck, at))
-    return await _freed(tx, row, at, "its owner let it go")
+        return Released(await _set_stuck(tx, row, stuck, at))
+    return await _free(tx, row, at, "its owner let it go")
 
 
-async def _freed(tx: Transaction, row: ProcessRow, at: int, why: str) -> Released[ProcessRow]:
-    """Nobody owns it any more: what only its owner could do is given up, everything else is free to claim."""
+async def _free(tx: Transaction, row: ProcessRow, at: int, why: str) -> Released[ProcessRow]:
+    """Clear the owner. What only its owner could do is abandoned, everything else is free to claim."""
     if row.after_owner_death == "abandon":
         row, woken = await end(tx, row, Abandoned(Evidence("owner_drain", at, row.owner, why)), at)
         return Released(row, woken)
@@ -396,13 +396,13 @@ async def _freed(tx: Transaction, row: ProcessRow, at: int, why: str) -> Release
     return Released(row)
 
 
-async def drained(tx: Transaction, row: ProcessRow, at: int) -> None:
-    """Its owner leaves."""
-    await _freed(tx, row, at, "its owner left")
+async def release_leaving(tx: Transaction, row: ProcessRow, at: int) -> None:
+    """Free a process whose owner retires."""
+    await _free(tx, row, at, "its owner left")
 
 
-async def _stuck(tx: Transaction, row: ProcessRow, why: str, at: int) -> ProcessRow:
-    row = await appended(tx, replace(row, owner=None, stuck=why), Event(events.STUCK, {"reason": why}, at))
+async def _set_stuck(tx: Transaction, row: ProcessRow, why: str, at: int) -> ProcessRow:
+    row = await append_event(tx, replace(row, owner=None, stuck=why), Event(events.STUCK, {"reason": why}, at))
     tx.change(PutProcess(row))
     return row
 
@@ -420,24 +420,24 @@ def _owned(row: ProcessRow | None, scope: ProcessScope) -> ProcessRow:
 async def send_signal(tx: Transaction, write: SendSignal) -> EventAdded:
     row = known(await tx.read(ProcessById(write.process_id)), write.process_id)
     event = Event(f"{events.SIGNAL}{write.name}", write.payload, write.at, write.key)
-    before = await _told_before(tx, row, event)
+    before = await _known_event(tx, row, event)
     if before is not None:
         return before
     row = alive(row, write.process_id)
     declared(row.registration, event.type)
-    return await _added(tx, row, event)
+    return await _add(tx, row, event)
 
 
 async def add_event(tx: Transaction, write: AddEvent) -> EventAdded:
     row = known(await tx.read(ProcessById(write.process_id)), write.process_id)
     event = write.event
-    before = await _told_before(tx, row, event)
+    before = await _known_event(tx, row, event)
     if before is not None:
         return before
     row = alive(row, write.process_id)
     if event.type not in MARKS:
         if event.type.startswith(events.RESERVED):
-            raise InvalidProcess(f"event type {event.type!r} is reserved: nobody but the runtime writes it")
+            raise InvalidProcess(f"event type {event.type!r} is reserved: only the runtime writes it")
         declared(row.registration, event.type)
     if event.type == events.CALLER_DEPARTED and row.registration.contract.may_begin:
         raise InvalidProcess(f"process {row.id!r} is worked on here: only a caller from outside can depart")
@@ -446,11 +446,11 @@ async def add_event(tx: Transaction, write: AddEvent) -> EventAdded:
         fold(row.record, event)
     except msgspec.ValidationError as error:
         raise InvalidProcess(f"event {event.type!r} of process {row.id!r} cannot say this: {error}") from None
-    return await _added(tx, row, event)
+    return await _add(tx, row, event)
 
 
-async def _told_before(tx: Transaction, row: ProcessRow, event: Event) -> EventAdded | None:
-    """The receipt of an event that was told before under the same key."""
+async def _known_event(tx: Transaction, row: ProcessRow, event: Event) -> EventAdded | None:
+    """The receipt of an event that was added before under the same key."""
     found = None if event.key is None else await tx.read(EventByKey(row.pid, event.key))
     if found is None:
         return None
@@ -460,15 +460,15 @@ async def _told_before(tx: Transaction, row: ProcessRow, event: Event) -> EventA
     return EventAdded(row, sequence, known=True)
 
 
-async def _added(tx: Transaction, row: ProcessRow, event: Event) -> EventAdded:
-    row = await appended(tx, row, event)
+async def _add(tx: Transaction, row: ProcessRow, event: Event) -> EventAdded:
+    row = await append_event(tx, row, event)
     sequence = row.record.sequence
     if awaits(row, event):
-        row = await resumed(tx, row, event.at)
+        row = await resume_parked(tx, row, event.at)
     tx.change(PutProcess(row))
     if event.type == events.SUBSCRIPTION_RETARGETED:
-        await retargeted(tx, row)
-    woken = await follow(tx, row, event.at) if row.status in RETIRED else ()
+        await retarget_wakes(tx, row)
+    woken = await follow_end(tx, row, event.at) if row.status in RETIRED else ()
     return EventAdded(row, sequence, woken=woken)
 
 
@@ -478,7 +478,7 @@ async def cancel(tx: Transaction, write: Cancel[ProcessRow]) -> CancelReceipt[Pr
         return CancelReceipt("completion_won", row=row)
     if row.record.cancel is not None:
         return CancelReceipt("already_requested", row=row)
-    row, woken = await asked_to_stop(tx, row, write.request, write.at)
+    row, woken = await request_cancel(tx, row, write.request, write.at)
     return CancelReceipt("requested", row=row, woken=woken)
 
 
@@ -501,8 +501,8 @@ async def resume(tx: Transaction, write: Resume[ProcessRow]) -> ProcessRow | Non
     row = known(await tx.read(ProcessById(write.target.id)), write.target.id)
     if row.stuck is None:
         return None
-    await takeovers.resumed(tx, -row.pid, row.takeovers)
-    row = await appended(tx, replace(row, stuck=None), Event(events.REVIVED, None, write.at))
+    await takeovers.resume(tx, -row.pid, row.takeovers)
+    row = await append_event(tx, replace(row, stuck=None), Event(events.REVIVED, None, write.at))
     tx.change(PutProcess(row))
     return row
 
@@ -510,7 +510,7 @@ async def resume(tx: Transaction, write: Resume[ProcessRow]) -> ProcessRow | Non
 # ---------------------------------------------------------------------- one more event, and what follows from an end
 
 
-async def appended(tx: Transaction, row: ProcessRow, event: Event) -> ProcessRow:
+async def append_event(tx: Transaction, row: ProcessRow, event: Event) -> ProcessRow:
     """One more event: in the log, in the record, and for the session that it wakes. The row is put by the caller."""
     record = fold(row.record, event)
     place = await tx.number(NextPlace())
@@ -523,11 +523,11 @@ async def appended(tx: Transaction, row: ProcessRow, event: Event) -> ProcessRow
     return row
 
 
-async def resumed(tx: Transaction, row: ProcessRow, at: int) -> ProcessRow:
+async def resume_parked(tx: Transaction, row: ProcessRow, at: int) -> ProcessRow:
     """A parked process has something to do again. The row is put by the caller."""
     if row.record.waits and awaited(row.record.waits):
         tx.change(DropAwaits(row.pid))
-    return await appended(tx, row, Event(events.RESUMED, None, at))
+    return await append_event(tx, row, Event(events.RESUMED, None, at))
 
 
 def awaited(waits: tuple[WaitOn, ...]) -> tuple[str, ...]:
@@ -538,23 +538,25 @@ def awaited(waits: tuple[WaitOn, ...]) -> tuple[str, ...]:
 async def end(
     tx: Transaction, row: ProcessRow, outcome: ProcessOutcome, at: int, payload: Any = None
 ) -> tuple[ProcessRow, Woken]:
-    """The end of a process, and what follows from it for others: who waited goes on, children are asked to stop."""
-    row = await _ended(tx, row, outcome, at, payload)
-    return row, await follow(tx, row, at)
+    """End a process; resume processes that wait for it, and ask its children to stop."""
+    row = await _end_one(tx, row, outcome, at, payload)
+    return row, await follow_end(tx, row, at)
 
 
-async def _ended(tx: Transaction, row: ProcessRow, outcome: ProcessOutcome, at: int, payload: Any = None) -> ProcessRow:
+async def _end_one(
+    tx: Transaction, row: ProcessRow, outcome: ProcessOutcome, at: int, payload: Any = None
+) -> ProcessRow:
     if row.record.waits and awaited(row.record.waits):
         tx.change(DropAwaits(row.pid))
-    row = await appended(tx, row, Event(ending(outcome), outcome if payload is None else payload, at))
+    row = await append_event(tx, row, Event(ending(outcome), outcome if payload is None else payload, at))
     if row.takeovers:
-        await takeovers.goes_on(tx, -row.pid, row.takeovers)
+        await takeovers.clear(tx, -row.pid, row.takeovers)
     row = replace(row, owner=None, takeovers=0, stuck=None)
     tx.change(PutProcess(row))
     return row
 
 
-async def follow(tx: Transaction, row: ProcessRow, at: int) -> Woken:
+async def follow_end(tx: Transaction, row: ProcessRow, at: int) -> Woken:
     """What follows from the end of a process: those that have something to do because of it, or have ended with it.
 
     A loop, because a child that ends at once may have children of its own.
@@ -564,30 +566,30 @@ async def follow(tx: Transaction, row: ProcessRow, at: int) -> Woken:
     while over:
         row = over.pop()
         woken |= {waiting.pid: waiting for waiting in await _resume_waiting(tx, row.id, at)}
-        for child in await _stopped_with(tx, row.id, at):
+        for child in await _stop_children(tx, row.id, at):
             woken[child.pid] = child
             if child.status in TERMINAL:
                 over.append(child)
     return tuple(woken.values())
 
 
-async def turn_ended(tx: Transaction, turn: str, at: int) -> Woken:
+async def end_turn(tx: Transaction, turn: str, at: int) -> Woken:
     """What follows from the end of a turn for the processes that it started."""
     woken: dict[int, ProcessRow] = {}
-    for child in await _stopped_with(tx, turn, at):
-        found = await follow(tx, child, at) if child.status in TERMINAL else ()
+    for child in await _stop_children(tx, turn, at):
+        found = await follow_end(tx, child, at) if child.status in TERMINAL else ()
         woken |= {row.pid: row for row in (child, *found)}
     return tuple(woken.values())
 
 
-async def _stopped_with(tx: Transaction, parent: str, at: int) -> list[ProcessRow]:
+async def _stop_children(tx: Transaction, parent: str, at: int) -> list[ProcessRow]:
     """The children that end with their parent, each asked to."""
     children = await tx.read(ChildrenOf(parent, False))
     asked = [each for each in children if each.registration.parent_end == "cancel" and each.record.cancel is None]
-    return [await _requested(tx, child, _request_of(parent), at) for child in asked]
+    return [await _request_one(tx, child, _request_of(parent), at) for child in asked]
 
 
-async def asked_by(tx: Transaction, parent: str) -> Woken:
+async def stopped_children(tx: Transaction, parent: str) -> Woken:
     """The children that were asked to end because their parent had, also those that have."""
     children = await tx.read(ChildrenOf(parent, True))
     return tuple([child for child in children if child.record.cancel == _request_of(parent)])
@@ -598,7 +600,7 @@ def _request_of(parent: str) -> CancelRequest:
     return CancelRequest(f"parent {parent}", "its parent has ended")
 
 
-async def turn_goes_on(tx: Transaction, turn: str, at: int) -> None:
+async def resume_with_turn(tx: Transaction, turn: str, at: int) -> None:
     """A parked turn is open again: processes that were parked with it have something to do."""
     await _resume_waiting(tx, f"#{turn}", at)
 
@@ -608,26 +610,26 @@ async def _resume_waiting(tx: Transaction, target: str, at: int) -> list[Process
     for pid in await tx.read(ProcessesAwaiting(target)):
         waiting = await tx.read(ProcessByPid(pid))
         if waiting is not None and waiting.status == "waiting":
-            waiting = await resumed(tx, waiting, at)
+            waiting = await resume_parked(tx, waiting, at)
             tx.change(PutProcess(waiting))
             woken.append(waiting)
     return woken
 
 
-async def asked_to_stop(tx: Transaction, row: ProcessRow, request: CancelRequest, at: int) -> tuple[ProcessRow, Woken]:
-    """A cancel request. What nobody has begun, or nobody can go on with, ends at once."""
-    row = await _requested(tx, row, request, at)
-    return row, await follow(tx, row, at) if row.status in TERMINAL else (row,)
+async def request_cancel(tx: Transaction, row: ProcessRow, request: CancelRequest, at: int) -> tuple[ProcessRow, Woken]:
+    """Add a cancel request. A process without an owner that has not begun, or is stuck, ends at once."""
+    row = await _request_one(tx, row, request, at)
+    return row, await follow_end(tx, row, at) if row.status in TERMINAL else (row,)
 
 
-async def _requested(tx: Transaction, row: ProcessRow, request: CancelRequest, at: int) -> ProcessRow:
-    row = await appended(tx, row, Event(events.CANCEL_REQUESTED, request, at))
+async def _request_one(tx: Transaction, row: ProcessRow, request: CancelRequest, at: int) -> ProcessRow:
+    row = await append_event(tx, row, Event(events.CANCEL_REQUESTED, request, at))
     idle = row.owner is None and row.registration.contract.may_begin
     begun = row.record.first_started is not None
     if idle and (not begun or row.stuck is not None):
-        return await _ended(tx, row, Cancelled(request.by, request.reason, unknown=begun), at)
+        return await _end_one(tx, row, Cancelled(request.by, request.reason, unknown=begun), at)
     if row.status == "waiting":
-        row = await resumed(tx, row, at)
+        row = await resume_parked(tx, row, at)
     tx.change(PutProcess(row))
     return row
 
@@ -645,22 +647,22 @@ async def share(tx: Transaction, write: Share) -> int:
     chosen = [row for row in found if await tx.read(IsGranted(write.session_id, row.pid)) == write.remove]
     for row in chosen:
         if write.remove:
-            row = await _unseen_by(tx, row, write.session_id, write.at)
+            row = await _revoke(tx, row, write.session_id, write.at)
         else:
-            row = await _seen_by(tx, row, write.session_id, write.at)
+            row = await _grant(tx, row, write.session_id, write.at)
         tx.change(PutProcess(row))
     return len(chosen)
 
 
-async def _seen_by(tx: Transaction, row: ProcessRow, session_id: str, at: int) -> ProcessRow:
+async def _grant(tx: Transaction, row: ProcessRow, session_id: str, at: int) -> ProcessRow:
     """The process, visible to a session. The row is put by the caller."""
     tx.change(PutGrant(session_id, row.pid))
-    return await appended(tx, row, Event(events.OBSERVER_ADDED, {"session_id": session_id}, at))
+    return await append_event(tx, row, Event(events.OBSERVER_ADDED, {"session_id": session_id}, at))
 
 
-async def _unseen_by(tx: Transaction, row: ProcessRow, session_id: str, at: int) -> ProcessRow:
+async def _revoke(tx: Transaction, row: ProcessRow, session_id: str, at: int) -> ProcessRow:
     tx.change(DropGrant(session_id, row.pid))
-    return await appended(tx, row, Event(events.OBSERVER_REMOVED, {"session_id": session_id}, at))
+    return await append_event(tx, row, Event(events.OBSERVER_REMOVED, {"session_id": session_id}, at))
 
 
 async def transfer(tx: Transaction, write: Transfer) -> int:
@@ -684,21 +686,21 @@ async def transfer(tx: Transaction, write: Transfer) -> int:
         if names.count(name) > 1:
             raise Conflict(f"two of these are tasks {name!r}: session {target!r} may have one live task of a name")
     for row in ours:
-        tx.change(PutProcess(await _handed_on(tx, row, write, "" if session is None else session.agent)))
+        tx.change(PutProcess(await _transfer_one(tx, row, write, "" if session is None else session.agent)))
     return len(found)
 
 
-async def _handed_on(tx: Transaction, row: ProcessRow, write: Transfer, agent: str) -> ProcessRow:
+async def _transfer_one(tx: Transaction, row: ProcessRow, write: Transfer, agent: str) -> ProcessRow:
     source, target, to = write.source, write.target, heard_by(row)
     if not await tx.read(IsGranted(target, row.pid)):
-        row = await _seen_by(tx, row, target, write.at)
-    row = await _unseen_by(tx, row, source, write.at)
+        row = await _grant(tx, row, target, write.at)
+    row = await _revoke(tx, row, source, write.at)
     if row.live and row.holder == source:
-        row = await appended(tx, row, Event(events.TRANSFERRED, {"from": source, "session_id": target}, write.at))
+        row = await append_event(tx, row, Event(events.TRANSFERRED, {"from": source, "session_id": target}, write.at))
     if row.live and to is not None and to.session_id == source:
         news = WakeTarget(target, agent or to.agent, to.policy)
-        row = await appended(tx, row, Event(events.SUBSCRIPTION_RETARGETED, news, write.at))
-        await retargeted(tx, row)
+        row = await append_event(tx, row, Event(events.SUBSCRIPTION_RETARGETED, news, write.at))
+        await retarget_wakes(tx, row)
     return row
 
 
@@ -726,8 +728,8 @@ async def dismiss(tx: Transaction, write: Dismiss) -> tuple[WakeRow, ...]:
     return tuple(changed)
 
 
-async def retargeted(tx: Transaction, row: ProcessRow) -> None:
-    """What the session before has not heard of yet, the new one hears."""
+async def retarget_wakes(tx: Transaction, row: ProcessRow) -> None:
+    """Move the pending wakes of a process to the session that its wakes go to now."""
     to = row.record.wake
     for wake in await tx.read(PendingWakesOf(row.pid)):
         if to is None or to.policy == "none":

@@ -55,7 +55,7 @@ from mainstay.model.write import (
     TurnScope,
 )
 from mainstay.stores.rules import takeovers
-from mainstay.stores.rules.processes import asked_by, turn_ended, turn_goes_on
+from mainstay.stores.rules.processes import end_turn, resume_with_turn, stopped_children
 from mainstay.stores.rules.rows import (
     AddNode,
     AddSession,
@@ -169,9 +169,9 @@ async def deliver(tx: Transaction, write: Deliver) -> Accepted | None:
     if session is not None and (landed := await _delivered(tx, session, wakes, write.body)) is not None:
         return landed
     if any(wake.state != "pending" for wake in wakes):
-        return None  # `body` tells of all of them, and some are told of already, or not to be
+        return None  # `body` was made from all of them, and some are delivered or discarded
     if write.turn and session is not None and session.turn is not None:
-        return None  # busy: what waits is told at once when it is idle
+        return None  # its wakes are delivered together, once it is idle
     agent = write.agent if session is None else session.agent
     kind: InputKind = "queue" if write.turn else "note"
     accepted = await accept(
@@ -215,10 +215,10 @@ async def claim(tx: Transaction, write: Claim[SessionRow]) -> Claimed[SessionRow
     if row.generation != write.generation or row.owner == write.worker:
         return Claimed(row, won=False)
     mark = await tx.read(DeathsOfSession(row.id)) if row.takeovers else None
-    ruling = await takeovers.rule_on(tx, row.sid, row.owner, mark, (write.worker, write.death))
+    ruling = await takeovers.judge(tx, row.sid, row.owner, mark, (write.worker, write.death))
     if ruling.fate == "held":
         return Claimed(row, won=False, suspect=True)
-    await _unparked(tx, row, write.at)
+    await _unpark(tx, row, write.at)
     # Counted on when a person resumes the turn: a takeover is a model call that may have been asked for nothing.
     taken_over = row.takeovers + (row.owner is not None)
     if ruling.fate == "stuck" and ruling.deaths is not None:
@@ -228,7 +228,7 @@ async def claim(tx: Transaction, write: Claim[SessionRow]) -> Claimed[SessionRow
         tx.change(PutSession(row))
         tx.change(PutDeaths(ruling.deaths))
         return Claimed(row, won=False)
-    await takeovers.taken(tx, ruling, write.worker, write.lived)
+    await takeovers.mark_running(tx, ruling, write.worker, write.lived)
     row = replace(
         row,
         owner=write.worker,
@@ -245,7 +245,7 @@ async def claim(tx: Transaction, write: Claim[SessionRow]) -> Claimed[SessionRow
 async def append(tx: Transaction, write: Append) -> Appended:
     scope = write.scope
     found = await tx.read(OwnedTurn(scope.sid, scope.turn, write.take))
-    parked = _let_go(found.row, scope) if write.park else None
+    parked = _released_by(found.row, scope) if write.park else None
     if parked is not None and parked.state == "parked" and await _are_there(tx, scope, write.nodes):
         since = await tx.read(OwnedTurn(scope.sid, scope.turn, ()))
         return Appended(parked.cancel, since.mail, parked=True)
@@ -265,7 +265,7 @@ async def append(tx: Transaction, write: Append) -> Appended:
         for node in write.nodes:
             tx.change(AddNode(scope.sid, scope.turn, node.ordinal, node.body))
         if write.take:
-            _take(tx, scope, write.take)
+            _settle(tx, scope, write.take)
         for wait in write.waits:
             if waits[wait.id] is wait:
                 tx.change(PutWait(wait))
@@ -273,10 +273,10 @@ async def append(tx: Transaction, write: Append) -> Appended:
         if write.blobs:
             tx.change(ReferToBlobs(scope.sid, write.blobs))
     if park:
-        await takeovers.goes_on(tx, row.sid, row.takeovers)
+        await takeovers.clear(tx, row.sid, row.takeovers)
         tx.change(PutSession(replace(row, state="parked", owner=None, takeovers=0, updated=write.at)))
     elif row.takeovers and write.nodes and not write.repeats:
-        await takeovers.goes_on(tx, row.sid, row.takeovers)
+        await takeovers.clear(tx, row.sid, row.takeovers)
         tx.change(PutSession(replace(row, takeovers=0)))
     return Appended(row.cancel, found.mail, park)
 
@@ -285,7 +285,7 @@ async def commit(tx: Transaction, write: Commit) -> Committed | CancelWon:
     scope = write.scope
     found = await tx.read(OwnedTurn(scope.sid, scope.turn, write.take))
     if found.row is not None and found.row.head >= scope.turn and await _are_there(tx, scope, write.nodes[-1:]):
-        asked = await asked_by(tx, turn_id(found.row.id, scope.turn)) if write.children else ()
+        asked = await stopped_children(tx, turn_id(found.row.id, scope.turn)) if write.children else ()
         return Committed(found.row, asked)
     row = _owned(found.row, scope)
     if row.head != write.head:
@@ -300,11 +300,11 @@ async def commit(tx: Transaction, write: Commit) -> Committed | CancelWon:
         kind = PutNode if write.over else AddNode
         tx.change(kind(scope.sid, scope.turn, node.ordinal, node.body))
     if write.take:
-        _take(tx, scope, write.take)
+        _settle(tx, scope, write.take)
     if write.blobs:
         tx.change(ReferToBlobs(scope.sid, write.blobs))
     if row.takeovers:
-        await takeovers.goes_on(tx, row.sid, row.takeovers)
+        await takeovers.clear(tx, row.sid, row.takeovers)
     if found.waits:
         tx.change(DropWaits(scope.sid))  # what became of them is in the records
     mail = found.following
@@ -318,16 +318,16 @@ async def commit(tx: Transaction, write: Commit) -> Committed | CancelWon:
     if write.tools or row.settings:
         row = _configured(tx, row, settings_after_commit(row.settings, write.tools, write.recorded))
     tx.change(PutSession(row))
-    return Committed(row, await turn_ended(tx, turn_id(row.id, scope.turn), write.at) if write.children else ())
+    return Committed(row, await end_turn(tx, turn_id(row.id, scope.turn), write.at) if write.children else ())
 
 
 async def release(tx: Transaction, scope: TurnScope, at: int, stuck: str | None) -> Released[SessionRow]:
     found = await tx.read(SessionBySid(scope.sid))
-    free = _let_go(found, scope)
+    free = _released_by(found, scope)
     if free is not None and (stuck is None or free.state == "stuck"):
         return Released(free)
     row = _owned(found, scope)
-    await takeovers.let_go(tx, row.sid, row.takeovers)
+    await takeovers.release(tx, row.sid, row.takeovers)
     state = "stuck" if stuck is not None else row.state
     row = replace(row, owner=None, state=state, reason=stuck, updated=at)
     tx.change(PutSession(row))
@@ -343,8 +343,8 @@ def _owned(row: SessionRow | None, scope: TurnScope) -> SessionRow:
     return row
 
 
-def _let_go(row: SessionRow | None, scope: TurnScope) -> SessionRow | None:
-    """The session, when `scope` was its last owner and gave it up: that write may come again, its reply was lost."""
+def _released_by(row: SessionRow | None, scope: TurnScope) -> SessionRow | None:
+    """The session, when `scope` was its last owner and gave it up: the write that did so may be sent again."""
     free = row is not None and row.owner is None and row.generation == scope.generation and row.turn == scope.turn
     return row if free else None
 
@@ -367,7 +367,7 @@ def _is_new(scope: TurnScope, nodes: tuple[Node, ...], records: int) -> bool:
     return not nodes or nodes[0].ordinal >= records
 
 
-def _take(tx: Transaction, scope: TurnScope, numbers: tuple[int, ...]) -> None:
+def _settle(tx: Transaction, scope: TurnScope, numbers: tuple[int, ...]) -> None:
     """Settle inputs that were delivered into the turn: each gets a record that says so."""
     for number in numbers:
         tx.change(DropMail(scope.sid, number))
@@ -404,7 +404,7 @@ async def cancel(tx: Transaction, write: Cancel[SessionRow]) -> CancelReceipt[Se
         return await _cancel_queued(tx, row, turn, write.request)
     if row.cancel is not None:
         return CancelReceipt("already_requested", turn, row)
-    row = await _wake(tx, replace(row, cancel=encode(write.request), updated=write.at), write.worker)
+    row = await _reopen(tx, replace(row, cancel=encode(write.request), updated=write.at), write.worker)
     tx.change(PutSession(row))
     return CancelReceipt("requested", turn, row)
 
@@ -426,12 +426,12 @@ async def resume(tx: Transaction, write: Resume[SessionRow]) -> SessionRow | Non
     row = await tx.read(SessionById(write.target.id))
     if row is None or row.deleted or row.state != "stuck":
         return None
-    row = await _wake(tx, replace(row, updated=write.at), write.worker)
+    row = await _reopen(tx, replace(row, updated=write.at), write.worker)
     tx.change(PutSession(row))
     if write.worker is None:
-        await takeovers.resumed(tx, row.sid, row.takeovers)
+        await takeovers.resume(tx, row.sid, row.takeovers)
     else:
-        await takeovers.resumed_by(tx, row.sid, row.takeovers, write.worker, write.lived)
+        await takeovers.resume_for(tx, row.sid, row.takeovers, write.worker, write.lived)
     return row
 
 
@@ -472,7 +472,7 @@ async def resolve(tx: Transaction, write: Resolve) -> Resolved:
     if wait.state != "open":
         return Resolved("already_resolved", wait, row)
     if row.cancel is not None and write.answer is not None:
-        # Nobody will heed an answer any more: to say that it was taken would be a lie.
+        # The turn ends as cancelled and reads no answer any more, so it is not reported as accepted.
         return Resolved("already_resolved", replace(wait, state="cancelled"), row)
     if write.answer is None:
         wait = replace(wait, state="expired")
@@ -483,25 +483,25 @@ async def resolve(tx: Transaction, write: Resolve) -> Resolved:
         tx.change(ReferToBlobs(waits_of(wait.sid), _spilled([body])))
     tx.change(PutWait(wait))
     if row.turn == wait.turn and row.owner is None:
-        row = await _wake(tx, replace(row, updated=write.at), write.worker if row.agent in write.agents else None)
+        row = await _reopen(tx, replace(row, updated=write.at), write.worker if row.agent in write.agents else None)
         tx.change(PutSession(row))
     return Resolved("accepted", wait, row)
 
 
-async def _wake(tx: Transaction, row: SessionRow, worker: str | None) -> SessionRow:
-    """A turn that nobody works on has something to do again: `worker` takes it, or whoever comes first."""
+async def _reopen(tx: Transaction, row: SessionRow, worker: str | None) -> SessionRow:
+    """Open a turn without an owner again, claimed for `worker`; without one, for the next claim."""
     if row.owner is not None:
         return row
-    await _unparked(tx, row, row.updated)
+    await _unpark(tx, row, row.updated)
     if worker is None:
         return replace(row, state="open", reason=None)
     return replace(row, state="open", owner=worker, generation=row.generation + 1, reason=None)
 
 
-async def _unparked(tx: Transaction, row: SessionRow, at: int) -> None:
-    """Every way out of being parked passes here: processes may wait with the turn."""
+async def _unpark(tx: Transaction, row: SessionRow, at: int) -> None:
+    """Resume the processes that were parked with a turn. Every rule that changes a parked turn's state calls this."""
     if row.state == "parked" and row.turn is not None:
-        await turn_goes_on(tx, turn_id(row.id, row.turn), at)
+        await resume_with_turn(tx, turn_id(row.id, row.turn), at)
 
 
 async def branch(tx: Transaction, write: Branch) -> SessionRow:
@@ -536,10 +536,10 @@ async def delete(tx: Transaction, write: Delete) -> bool:
     if write.unused_since is not None and not await _is_unused(tx, row, write.unused_since):
         return False
     tx.change(DropWaits(row.sid))
-    await takeovers.goes_on(tx, row.sid, row.takeovers)
+    await takeovers.clear(tx, row.sid, row.takeovers)
     if row.turn is not None:
-        await turn_ended(tx, turn_id(row.id, row.turn), write.at)
-        await _unparked(tx, row, write.at)
+        await end_turn(tx, turn_id(row.id, row.turn), write.at)
+        await _unpark(tx, row, write.at)
     row = replace(
         row,
         deleted=True,
@@ -556,7 +556,7 @@ async def delete(tx: Transaction, write: Delete) -> bool:
     tx.change(DropGrants(row.id))
     for wake in await tx.read(PendingWakesFor(row.id)):
         tx.change(PutWake(replace(wake, state="discarded", reason="its session was deleted")))
-    await _collect(tx, row)
+    await _drop_unreachable(tx, row)
     return True
 
 
@@ -570,7 +570,7 @@ async def _is_unused(tx: Transaction, row: SessionRow, since: int) -> bool:
     return not forks and not wakes
 
 
-async def _collect(tx: Transaction, row: SessionRow | None) -> None:
+async def _drop_unreachable(tx: Transaction, row: SessionRow | None) -> None:
     """Drop the nodes of deleted sessions that no fork reaches, up the line."""
     while row is not None and row.deleted and not await tx.read(ForksOf(row.sid)):
         tx.change(DropSessionData(row.sid))

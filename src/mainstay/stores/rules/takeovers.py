@@ -41,7 +41,7 @@ class Ruling(Struct, frozen=True):
 NOTHING_KNOWN = Ruling()
 
 
-async def rule_on(
+async def judge(
     tx: Transaction, scope: int, owner: str | None, mark: Deaths | None, claim: tuple[str, Death | None]
 ) -> Ruling:
     """Decide about a claim of a scope. `mark` is what is known of its deaths, `claim` the worker that claims it and
@@ -53,30 +53,30 @@ async def rule_on(
         return NOTHING_KNOWN
     if suspects.is_stuck(mark):
         return Ruling("stuck", mark)
-    if suspects.is_suspect(mark) and await _runs_another(tx, worker, scope):
+    if suspects.is_suspect(mark) and await _runs_another_suspect(tx, worker, scope):
         return Ruling("held", mark)
     return Ruling("runs", mark)
 
 
-async def _runs_another(tx: Transaction, worker: str, scope: int) -> bool:
+async def _runs_another_suspect(tx: Transaction, worker: str, scope: int) -> bool:
     """Whether the worker's OS process runs another suspect. Several Runtimes may live in one."""
     me = await tx.read(WorkerById(worker))
     if me is None:
         return False
-    everybody = await tx.read(AllWorkers()) if me.process else [me]
-    for row in everybody:
-        if row.process == me.process and await running(tx, row) not in (None, scope):
+    workers = await tx.read(AllWorkers()) if me.process else [me]
+    for row in workers:
+        if row.process == me.process and await running_suspect(tx, row) not in (None, scope):
             return True
     return False
 
 
-async def running(tx: Transaction, row: WorkerRow) -> int | None:
-    """The suspect that a worker runs. One that another worker has claimed since is not its any more."""
+async def running_suspect(tx: Transaction, row: WorkerRow) -> int | None:
+    """The suspect that a worker runs; None when another worker has claimed it since."""
     mark = None if row.suspect is None else await tx.read(DeathsOf(row.suspect))
     return mark.scope if mark is not None and mark.worker == row.id else None
 
 
-async def taken(tx: Transaction, ruling: Ruling, worker: str, lived: int) -> None:
+async def mark_running(tx: Transaction, ruling: Ruling, worker: str, lived: int) -> None:
     """The claim is won: the scope runs from now on, as its worker's suspect if it is one."""
     if ruling.deaths is None:
         return
@@ -86,29 +86,29 @@ async def taken(tx: Transaction, ruling: Ruling, worker: str, lived: int) -> Non
         tx.change(PutWorker(replace(row, suspect=ruling.deaths.scope)))
 
 
-async def goes_on(tx: Transaction, scope: int, takeovers: int) -> None:
-    """The scope has a new record, is parked or has ended: what it was suspected of is over."""
+async def clear(tx: Transaction, scope: int, takeovers: int) -> None:
+    """Forget the deaths of a scope that has made a new record, parked or ended."""
     mark = await tx.read(DeathsOf(scope)) if takeovers else None
     if mark is not None:
         tx.change(DropDeaths(scope))
-        await _rests(tx, mark)
+        await _unmark(tx, mark)
 
 
-async def let_go(tx: Transaction, scope: int, takeovers: int) -> None:
-    """Its owner gave it up: it is suspected still, and runs no more."""
+async def release(tx: Transaction, scope: int, takeovers: int) -> None:
+    """Note that a scope whose owner gave it up runs no more. It is a suspect still."""
     mark = await tx.read(DeathsOf(scope)) if takeovers else None
     if mark is not None:
-        await _rests(tx, mark)
+        await _unmark(tx, mark)
 
 
-async def _rests(tx: Transaction, mark: Deaths) -> None:
+async def _unmark(tx: Transaction, mark: Deaths) -> None:
     row = await tx.read(WorkerById(mark.worker)) if suspects.is_suspect(mark) else None
     if row is not None and row.suspect == mark.scope:
         tx.change(PutWorker(replace(row, suspect=None)))
 
 
-async def resumed(tx: Transaction, scope: int, takeovers: int) -> Ruling:
-    """A person had a look: the deaths as the only suspect are counted anew. It is a suspect still."""
+async def resume(tx: Transaction, scope: int, takeovers: int) -> Ruling:
+    """Count the deaths as the only suspect anew, because a person resumed the scope. It is a suspect still."""
     mark = await tx.read(DeathsOf(scope)) if takeovers else None
     if mark is None:
         return NOTHING_KNOWN
@@ -117,11 +117,11 @@ async def resumed(tx: Transaction, scope: int, takeovers: int) -> Ruling:
     return Ruling("runs", mark)
 
 
-async def resumed_by(tx: Transaction, scope: int, takeovers: int, worker: str, lived: int) -> None:
-    """The same, and a worker takes it: as its suspect, unless its OS process runs another."""
-    ruling = await resumed(tx, scope, takeovers)
-    if not ruling.suspect or not await _runs_another(tx, worker, scope):
-        await taken(tx, ruling, worker, lived)
+async def resume_for(tx: Transaction, scope: int, takeovers: int, worker: str, lived: int) -> None:
+    """The same for a worker that claims it: as its suspect, unless its OS process runs another."""
+    ruling = await resume(tx, scope, takeovers)
+    if not ruling.suspect or not await _runs_another_suspect(tx, worker, scope):
+        await mark_running(tx, ruling, worker, lived)
 
 
 async def outlived(tx: Transaction, write: Outlived) -> bool:
@@ -129,6 +129,6 @@ async def outlived(tx: Transaction, write: Outlived) -> bool:
     if mark is None or mark.worker != write.worker:
         return False
     if suspects.is_suspect(mark):
-        await _rests(tx, mark)
+        await _unmark(tx, mark)
         tx.change(PutDeaths(suspects.excused(mark)))
     return True
