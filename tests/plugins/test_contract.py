@@ -13,7 +13,7 @@ from mainstay import Plugin
 from mainstay.plugins import CheckpointContext, PromptContext
 from mainstay.testing.crash import Crash, Point
 from mainstay.testing.plugin_contract import Report, called_again, check_plugin, plugin_contract
-from mainstay.testing.plugin_contract.probe import Call
+from mainstay.testing.plugin_contract.probe import HookCall
 from tests.plugins import broken
 
 pytestmark = pytest.mark.slow
@@ -185,14 +185,14 @@ TRACE = [Point(name, "record") for name in ("append 1: replied 1", "append 1: st
 @pytest.mark.parametrize(
     ("crash", "call", "again"),
     [
-        (Crash("append 1: replied 1", "lost"), Call(2, "transform_response", "s.1", "1"), True),
-        (Crash("append 1: replied 1", "before"), Call(2, "transform_response", "s.1", "1"), False),
-        (Crash("append 1: replied 1", "lost"), Call(1, "transform_response", "s.1", "1"), False),
-        (Crash("append 1: replied 1", "lost"), Call(2, "transform_response", "s.2", "1"), False),
-        (Crash("append 1: started 1.0", "lost"), Call(2, "before_tool_call", "s.1", "1.0"), True),
-        (Crash("append 1: started 1.0", "lost"), Call(2, "after_tool_call", "s.1", "1.0"), False),
-        (Crash("append 1: ended 1.0", "lost"), Call(2, "after_tool_call", "s.1", "1.0"), True),
+        (Crash("append 1: replied 1", "lost"), HookCall(2, "transform_response", "s.1", "1"), True),
+        (Crash("append 1: replied 1", "before"), HookCall(2, "transform_response", "s.1", "1"), False),
+        (Crash("append 1: replied 1", "lost"), HookCall(1, "transform_response", "s.1", "1"), False),
+        (Crash("append 1: replied 1", "lost"), HookCall(2, "transform_response", "s.2", "1"), False),
+        (Crash("append 1: started 1.0", "lost"), HookCall(2, "before_tool_call", "s.1", "1.0"), True),
+        (Crash("append 1: started 1.0", "lost"), HookCall(2, "after_tool_call", "s.1", "1.0"), False),
+        (Crash("append 1: ended 1.0", "lost"), HookCall(2, "after_tool_call", "s.1", "1.0"), True),
     ],
 )
-def test_a_hook_of_a_recorded_step_must_not_be_called_again(crash: Crash, call: Call, again: bool) -> None:
+def test_a_hook_of_a_recorded_step_must_not_be_called_again(crash: Crash, call: HookCall, again: bool) -> None:
     assert bool(list(called_again(crash, TRACE, [call]))) is again

@@ -48,9 +48,9 @@ from mainstay.testing.plugin_contract.probe import (
     SESSION,
     UNENDED,
     WAYS,
-    Call,
     ContractRun,
     Finding,
+    HookCall,
     HookProbe,
     Subject,
     Way,
@@ -332,10 +332,10 @@ def kill_at_every_record(subject: Subject) -> tuple[int, list[str]]:
     return len(crashes), found
 
 
-def once(subject: Subject, crash: Crash | None = None) -> tuple[Played, bytes | None, list[Call]]:
+def once(subject: Subject, crash: Crash | None = None) -> tuple[Played, bytes | None, list[HookCall]]:
     """Two turns, killed once or not at all; the state that the plugin has then, and the hooks that were called."""
     ends: list[bytes | None] = []
-    calls: list[Call] = []
+    calls: list[HookCall] = []
 
     async def scenario(lab: Lab) -> None:
         probe = HookProbe(incarnation=lab.incarnation, calls=calls)
@@ -359,7 +359,7 @@ def crashes_of(trace: Iterable[Point]) -> Iterator[Crash]:
             yield Crash(point.name, "lost")
 
 
-def called_again(crash: Crash, trace: Iterable[Point], calls: Iterable[Call]) -> Iterator[str]:
+def called_again(crash: Crash, trace: Iterable[Point], calls: Iterable[HookCall]) -> Iterator[str]:
     """Hooks of steps that were on disk when the process died, called after it."""
     recorded = set(recorded_of(crash, trace))
     for call in calls:

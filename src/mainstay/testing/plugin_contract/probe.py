@@ -67,7 +67,7 @@ class Finding(Struct, frozen=True):
         return f"{self.hook}: {self.what}" if self.hook else self.what
 
 
-class Call(Struct, frozen=True):
+class HookCall(Struct, frozen=True):
     """A hook that was called. `step` is the model call or tool call that it was about."""
 
     incarnation: int
@@ -96,11 +96,11 @@ class HookProbe:
         *,
         watch_state: bool = False,
         incarnation: int = 1,
-        calls: list[Call] | None = None,
+        calls: list[HookCall] | None = None,
     ) -> None:
         self.hook, self.way, self._watch_state, self.incarnation = hook, way, watch_state, incarnation
         self.struck = False
-        self.calls: list[Call] = [] if calls is None else calls
+        self.calls: list[HookCall] = [] if calls is None else calls
         self.found: list[Finding] = []
         self.instances: dict[str, Plugin] = {}
         self.planted: list[Any] = []
@@ -339,9 +339,9 @@ def remembered(plugin: Plugin) -> bytes | None:
     return _bytes([taken.snapshot.state, taken.snapshot.blobs])
 
 
-def _call(incarnation: int, hook: str, ctx: Any) -> Call:
+def _call(incarnation: int, hook: str, ctx: Any) -> HookCall:
     turn, step, call = (getattr(ctx, name, "") for name in ("turn_id", "step", "call_id"))
-    return Call(incarnation, hook, turn, call.rpartition(f"{turn}.")[2] if call else str(step))
+    return HookCall(incarnation, hook, turn, call.rpartition(f"{turn}.")[2] if call else str(step))
 
 
 def _disturbed(way: Way | None, answer: Any) -> Any:
