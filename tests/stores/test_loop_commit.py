@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import math
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from mainstay.errors import Fenced, StoreUnavailable
 from mainstay.model.session import Node
 from mainstay.model.write import Accept, Append, Write
 from mainstay.stores.sqlite import SqliteStore
+from mainstay.stores.sqlite.database import TICK
 from mainstay.stores.sqlite.group_commit import LIGHT_BYTES, LOOP_BATCH, STALLS_APART, GroupWriter, SyncPace
 from tests.stores.test_group_commit import Notebook, beat, locked, opened_turn, record
 
@@ -327,6 +330,36 @@ async def test_a_backup_made_meanwhile_holds_whole_transactions(store: SqliteSto
     found = [ordinal for _, ordinal, _ in await copy.nodes(row.sid, 1, 1)]
     assert found == list(range(len(found)))
     await copy.close()
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-lock"])
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+@pytest.mark.parametrize("loop_sync", [math.inf, 0.0], ids=["loop", "thread"])
+async def test_a_file_that_loses_its_name_is_noticed_after_a_long_quiet(
+    tmp_path: Path, suffix: str, how: str, loop_sync: float
+) -> None:
+    """The folder has not changed for long, so that it alone is looked at; then it has."""
+    path = tmp_path / "agent.db"
+    store = SqliteStore(path, loop_sync)
+    await store.open()
+    scope, number = await opened_turn(store, "a"), 1
+    while time.time_ns() - os.stat(tmp_path).st_ctime_ns <= 2 * TICK:
+        await store.write(Append(scope, (Node(number, b"quiet"),), 2))
+        number += 1
+    await store.write(Append(scope, (Node(number, b"quiet"),), 2))
+
+    file = Path(f"{path}{suffix}")
+    if how == "removed":
+        file.unlink()
+    elif how == "moved":
+        file.rename(tmp_path / "elsewhere")
+    else:
+        shutil.copy(file, tmp_path / "copy")
+        (tmp_path / "copy").rename(file)
+
+    with pytest.raises(StoreUnavailable, match="moved, removed or replaced while it was open"):
+        await store.write(Append(scope, (Node(number + 1, b"late"),), 2))
+    await store.close()
 
 
 FORK = """

@@ -69,6 +69,8 @@ ID, COPY = "id", "copy"
 BACKUP, WITHOUT_LOCK = b"backup", b"without lock"
 """What a mark is called, and where the copy that bears it came from."""
 
+TICK, COARSE_TICK = 100_000_000, 5_000_000_000
+"""Nanoseconds, longer than a tick of the clock for files; on a file system that keeps whole seconds, the second."""
 CHECKPOINT_WRITES = 2048
 """Fold the WAL back after so many writes: some megabytes. Its file keeps its size, so size says nothing."""
 SPARE_PAGES = 256
@@ -295,6 +297,42 @@ class Sweep(Write[int], frozen=True):
     before: int
 
 
+class OpenFiles:
+    """The files that an acknowledged transaction must be found by, and whether their names still lead to them.
+
+    Looked at before and after each transaction, so it matters what that costs. All of them are in one folder, and a
+    folder's time of change moves with every name in it. While the folder is as it was when all files were last found in
+    place, they still are. Its time is only believed when it lies back far enough: the system's clock for files has
+    ticks, and a second change in one tick would not show.
+    """
+
+    def __init__(self, *names: str, lock: LockFile) -> None:
+        self._known = [*((name, identity(name)) for name in names), (str(lock.path), lock.identity)]
+        self._folder = os.path.dirname(names[0])
+        self._seen: tuple[int, int, int] | None = None
+
+    def displaced(self) -> str | None:
+        """A file that is not under its name any more."""
+        if self._seen is not None and self._folder_state() == self._seen:
+            return None
+        # In this order: whatever changes after the folder was looked at changes later than `now`, in another tick.
+        now, folder = time.time_ns(), self._folder_state()
+        self._seen = None
+        for name, known in self._known:
+            if identity(name) != known:
+                return name
+        if folder is not None and now - folder[2] > (TICK if folder[2] % 10**9 else COARSE_TICK):
+            self._seen = folder
+        return None
+
+    def _folder_state(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(self._folder)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino, found.st_ctime_ns
+
+
 class WriterFile:
     """The writing connection and the lock file. Used by one thread at a time (`GroupWriter`)."""
 
@@ -315,10 +353,9 @@ class WriterFile:
         except BaseException:  # whatever it was, the lock must not stay behind
             self._lock.close()
             raise
-        # What must not be moved, removed or replaced while it is open.
         self._wal = f"{path}-wal"
         # The index of the WAL (`-shm`) counts as well: two processes with one each write over each other's frames.
-        self._places = [(name, identity(name)) for name in (str(path), self._wal, f"{path}-shm")]
+        self._files = OpenFiles(str(path), self._wal, f"{path}-shm", lock=self._lock)
         self._lock.free()
         self._folded = self._freed = False
         self._busy_timeout: float = BUSY_TIMEOUT
@@ -392,7 +429,7 @@ class WriterFile:
 
     def begin(self) -> None:
         self._lock.hold()
-        if (gone := self._displaced()) is not None:
+        if (gone := self._files.displaced()) is not None:
             self._fold(gone)
             raise self._refusal(gone)
         if self._connection.lock is None:  # it was closed by a rollback
@@ -409,7 +446,7 @@ class WriterFile:
         try:
             if not self._lock.hold_nowait():
                 return False
-            if self._displaced() is None:
+            if self._files.displaced() is None:
                 self._begin(0)
                 return True
         except Exception as error:  # of any kind: the writer thread tries again, and reports it
@@ -454,7 +491,7 @@ class WriterFile:
             noted = self._lock.noted()
             self._lock.note(Noted(noted.writes, noted.tip, 0, 0))
         self._connection.execute("COMMIT")
-        if (gone := self._displaced()) is not None and not self._fold(gone):
+        if (gone := self._files.displaced()) is not None and not self._fold(gone):
             raise self._refusal(gone)
         # Under the lock still: whoever refers to one of these later finds it gone.
         while self._doomed:
@@ -466,13 +503,6 @@ class WriterFile:
         place, crc = self._rows.last or (before.place, before.crc)
         self._lock.note(Noted(before.writes + 1, max(self._tip, before.tip), place, crc))
         self._lock.free()
-
-    def _displaced(self) -> str | None:
-        """The file that is not under its name any more, of those that an acknowledged transaction must be found by."""
-        for name, known in self._places:
-            if identity(name) != known:
-                return name
-        return None if self._lock.in_place() else str(self._lock.path)
 
     def _fold(self, gone: str) -> bool:
         """Fold a WAL that has lost its name into the database, whole and synced: then nothing of it can be lost.
@@ -537,7 +567,7 @@ class WriterFile:
         """One step of giving free pages back; whether there are more. Nothing that was acknowledged depends on it."""
         try:
             self._lock.hold()
-            return self._displaced() is None and give_back(self._connection)
+            return self._files.displaced() is None and give_back(self._connection)
         except (sqlite3.Error, StoreUnavailable) as error:
             log.warning("free pages of %s are not given back, it is tried again later: %s", self._path, error)
             return False

@@ -134,8 +134,8 @@ class LockFile:
             self._descriptor = open_lock(path, access)
         except OSError as error:
             raise StoreUnavailable(f"cannot open {path}: {error.strerror}") from None
-        self._identity = _identity(self._descriptor)
-        parent = _inherited.get(self._identity)
+        self.identity = _identity(self._descriptor)
+        parent = _inherited.get(self.identity)
         if parent is not None:
             # SQLite believes that the parent's locks are this process's own, and takes none: a parent that leaves
             # would remove the WAL under the child.
@@ -162,10 +162,6 @@ class LockFile:
         except OSError as error:
             raise StoreUnavailable(f"cannot lock {self.path}: {error.strerror}; it belongs on a local disk") from None
         return True
-
-    def in_place(self) -> bool:
-        """Whether its name still leads to it: who locked another file by that name would not be kept out."""
-        return identity(self.path) == self._identity
 
     def free(self) -> None:
         try:
