@@ -16,7 +16,7 @@ from mainstay.ports.store import Store
 from mainstay.stores import rules
 from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.stores.rules import reads
-from mainstay.stores.rules.rows import ALL_READS, Change, Read, Transaction
+from mainstay.stores.rules.rows import ALL_READS, RowChange, RowRead, Transaction
 
 R = TypeVar("R")
 
@@ -26,23 +26,23 @@ class RemoteRows:
 
     def __init__(self, rows: MemoryRows) -> None:
         self._rows = rows
-        self.trips: list[Sequence[Read[Any]] | Sequence[Change]] = []
+        self.trips: list[Sequence[RowRead[Any]] | Sequence[RowChange]] = []
         self.read_trips = 0
 
     @property
-    def readers(self) -> dict[type[Read[Any]], Any]:
+    def readers(self) -> dict[type[RowRead[Any]], Any]:
         return dict.fromkeys(ALL_READS, RemoteRows.fetch_one)
 
-    async def fetch_one(self, read: Read[Any]) -> Any:
+    async def fetch_one(self, read: RowRead[Any]) -> Any:
         return (await self.fetch([read]))[read]
 
-    async def fetch(self, wanted: Sequence[Read[Any]]) -> dict[Read[Any], Any]:
+    async def fetch(self, wanted: Sequence[RowRead[Any]]) -> dict[RowRead[Any], Any]:
         await asyncio.sleep(0)
         self.trips.append(wanted)
         self.read_trips += 1
         return {read: await self._rows.readers[type(read)](self._rows, read) for read in wanted}
 
-    async def flush(self, changes: Sequence[Change]) -> None:
+    async def flush(self, changes: Sequence[RowChange]) -> None:
         await asyncio.sleep(0)
         self.trips.append(changes)
         await self._rows.flush(changes)

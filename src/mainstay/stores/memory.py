@@ -27,7 +27,7 @@ from mainstay.stores import os_process, rules
 from mainstay.stores.blobs import host_pieces
 from mainstay.stores.rules import rows
 from mainstay.stores.rules.filters import PROCESS_ATTRIBUTES, SESSION_ATTRIBUTES, matches
-from mainstay.stores.rules.rows import ALL_CHANGES, ALL_READS, Change, Transaction, TurnRows, methods, run, waits_of
+from mainstay.stores.rules.rows import ALL_CHANGES, ALL_READS, RowChange, Transaction, TurnRows, methods, run, waits_of
 
 R = TypeVar("R")
 S = TypeVar("S", bound=Struct)
@@ -78,7 +78,7 @@ class MemoryRows:
         self.changes = 0
         self.readers = READERS
 
-    async def flush(self, changes: Sequence[Change]) -> None:
+    async def flush(self, changes: Sequence[RowChange]) -> None:
         for change in changes:
             CHANGERS[type(change)](self, change)
 

@@ -138,15 +138,17 @@ def store_contract(place: Callable[[], Place]) -> type[unittest.TestCase]:
             if (found := contract.live(seed, STEPS, unrest)) is not None:
                 raise AssertionError(f"{found.why}\n\nThe steps that show it (life {seed}):\n{found.program}")
 
-    class Case(unittest.TestCase):
-        def test_it_answers_as_the_memory_store_does(self) -> None:
-            lives(unrest=0.02)
+    def answers_alike(case: unittest.TestCase) -> None:
+        lives(unrest=0.02)
 
-        def test_what_it_acknowledged_survives_reopening_and_kills(self) -> None:
-            lives(unrest=0.3)
+    def survives(case: unittest.TestCase) -> None:
+        lives(unrest=0.3)
 
-    Case.__name__ = Case.__qualname__ = f"StoreContract[{getattr(place, '__name__', type(place).__name__)}]"
-    return Case
+    tests = {
+        "test_it_answers_as_the_memory_store_does": answers_alike,
+        "test_what_it_acknowledged_survives_reopening_and_kills": survives,
+    }
+    return type(f"StoreContract[{getattr(place, '__name__', type(place).__name__)}]", (unittest.TestCase,), tests)
 
 
 # ---------------------------------------------------------------------- steps
@@ -181,18 +183,18 @@ class PutBlob(Struct, frozen=True):
     data: bytes
 
 
-class Sweep(Struct, frozen=True):
+class SweepBlobs(Struct, frozen=True):
     """Blobs that nothing refers to go, whatever their age."""
 
 
-Step: TypeAlias = Send | Reopen | KillWhileWriting | WriteElsewhere | PutBlob | Sweep
+LifeStep: TypeAlias = Send | Reopen | KillWhileWriting | WriteElsewhere | PutBlob | SweepBlobs
 
 
 class Difference(Struct, frozen=True):
     """Why a store is not as the memory store is, after these steps."""
 
     why: str
-    steps: tuple[Step, ...]
+    steps: tuple[LifeStep, ...]
 
     @property
     def program(self) -> str:
@@ -215,7 +217,7 @@ class StoreContract:
     def live(self, seed: int, steps: int, unrest: float) -> Difference | None:
         """Live through random steps, a part `unrest` of them reopening and kills. The first difference, shown by as few
         steps as were found to show it."""
-        choice, taken = random.Random(seed), list[Step]()
+        choice, taken = random.Random(seed), list[LifeStep]()
         found = asyncio.run(self._play(taken, Author(choice, unrest), steps))
         if found is None:
             return None
@@ -227,7 +229,7 @@ class StoreContract:
                 kept, found = fewer, again
         return Difference(found, tuple(kept))
 
-    async def _play(self, steps: list[Step], author: Author | None, more: int) -> str | None:
+    async def _play(self, steps: list[LifeStep], author: Author | None, more: int) -> str | None:
         """Take these steps, and as many more of the author's, which are added to them; what differs then."""
         place = self._place()
         both = Both(place)
@@ -264,7 +266,7 @@ class Both:
         known, self._known = self._known or found, found
         agree(known, found, "the id and the secret of the store after it was opened again")
 
-    async def take(self, step: Step) -> None:
+    async def take(self, step: LifeStep) -> None:
         match step:
             case Send(write, submit):
                 expected = await answer(self.reference, write)
@@ -279,7 +281,7 @@ class Both:
                 await self._write_elsewhere(write)
             case PutBlob(data):
                 agree(await self.reference.blobs.put(data), await self.store.blobs.put(data), "the digest of a blob")
-            case Sweep():
+            case SweepBlobs():
                 agree(await self.reference.sweep(grace=0), await self.store.sweep(grace=0), "blobs that were swept")
         agree(await everything(self.reference), await everything(self.store), f"what is read after {step}")
         if not isinstance(step, Send):  # slow to count on a disk
@@ -427,7 +429,7 @@ class Author:
         self._random, self._unrest = choice, unrest
         self._written: list[Write[Any]] = []
 
-    async def step(self, store: MemoryStore, at: int) -> Step:
+    async def step(self, store: MemoryStore, at: int) -> LifeStep:
         chance = self._random.random()
         if chance < self._unrest / 2:
             return Reopen(kill=chance < self._unrest / 4)
@@ -436,7 +438,7 @@ class Author:
         if chance < self._unrest:
             return WriteElsewhere(await self.write(store, at))
         if chance > 0.95:
-            return Sweep() if self._random.random() < 0.5 else PutBlob(self._random.choice(BLOBS))
+            return SweepBlobs() if self._random.random() < 0.5 else PutBlob(self._random.choice(BLOBS))
         return Send(await self.write(store, at), submit=chance > 0.87)
 
     async def write(self, store: MemoryStore, at: int) -> Write[Any]:

@@ -75,7 +75,7 @@ from mainstay.stores.rules.rows import (
     ProcessesOwnedBy,
     PutSession,
     PutWorker,
-    Read,
+    RowRead,
     Rows,
     SessionById,
     SessionsOwnedBy,
@@ -221,18 +221,18 @@ async def applied(tx: Transaction, write: Write[R], held: bool = False) -> R | N
 # ---------------------------------------------------------------------- what hot writes read
 
 
-def reads(write: Write[Any]) -> list[Read[Any]]:
+def reads(write: Write[Any]) -> list[RowRead[Any]]:
     """The declared reads of a write, each once; none for most writes."""
     declared = READS.get(type(write))
     return [] if declared is None else list(dict.fromkeys(declared(write)))
 
 
-def _blobs(digests: tuple[str, ...]) -> Iterator[Read[Any]]:
+def _blobs(digests: tuple[str, ...]) -> Iterator[RowRead[Any]]:
     for digest in digests:
         yield HasBlob(digest)
 
 
-def _accept(write: Accept) -> Iterator[Read[Any]]:
+def _accept(write: Accept) -> Iterator[RowRead[Any]]:
     yield SessionById(write.session_id)
     yield NextSid()
     if write.key is not None:
@@ -240,7 +240,7 @@ def _accept(write: Accept) -> Iterator[Read[Any]]:
     yield from _blobs(write.blobs)
 
 
-def _claim(write: Claim[Any]) -> Iterator[Read[Any]]:
+def _claim(write: Claim[Any]) -> Iterator[RowRead[Any]]:
     if isinstance(write.target, SessionRef):
         yield SessionById(write.target.id)
         yield DeathsOfSession(write.target.id)
@@ -253,7 +253,7 @@ def _claim(write: Claim[Any]) -> Iterator[Read[Any]]:
     yield AllWorkers()
 
 
-def _append(write: Append) -> Iterator[Read[Any]]:
+def _append(write: Append) -> Iterator[RowRead[Any]]:
     scope = write.scope
     yield OwnedTurn(scope.sid, scope.turn, write.take)
     yield DeathsOf(scope.sid)
@@ -264,7 +264,7 @@ def _append(write: Append) -> Iterator[Read[Any]]:
     yield from _blobs(tuple(digest for wait in write.waits if (digest := spilled(wait.body)) is not None))
 
 
-def _commit(write: Commit) -> Iterator[Read[Any]]:
+def _commit(write: Commit) -> Iterator[RowRead[Any]]:
     scope = write.scope
     yield OwnedTurn(scope.sid, scope.turn, write.take)
     yield DeathsOf(scope.sid)
@@ -274,7 +274,7 @@ def _commit(write: Commit) -> Iterator[Read[Any]]:
     yield from _blobs(write.blobs)
 
 
-def _register(write: Register) -> Iterator[Read[Any]]:
+def _register(write: Register) -> Iterator[RowRead[Any]]:
     asked = write.registration
     yield ProcessById(asked.id)
     yield NextPid()
@@ -287,7 +287,7 @@ def _register(write: Register) -> Iterator[Read[Any]]:
     yield from _blobs(write.blobs)
 
 
-def _advance(write: Advance) -> Iterator[Read[Any]]:
+def _advance(write: Advance) -> Iterator[RowRead[Any]]:
     scope = write.scope
     yield ProcessByPid(scope.pid)
     yield NextPlace()
@@ -308,7 +308,7 @@ def _advance(write: Advance) -> Iterator[Read[Any]]:
     yield from _blobs(write.blobs)
 
 
-READS: dict[type, Callable[[Any], Iterator[Read[Any]]]] = {
+READS: dict[type, Callable[[Any], Iterator[RowRead[Any]]]] = {
     Accept: _accept,
     Claim: _claim,
     Append: _append,

@@ -29,22 +29,22 @@ from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, Worker
 T = TypeVar("T")
 
 
-class Read(Struct, Generic[T], frozen=True, gc=False):
+class RowRead(Struct, Generic[T], frozen=True, gc=False):
     """Something that a rule asks of its store, whose answer is a T."""
 
 
-class Change(Struct, frozen=True, gc=False):
+class RowChange(Struct, frozen=True, gc=False):
     """Something that a store changes. Rows of processes refer to blobs under the negative of their number."""
 
 
 # ---------------------------------------------------------------------- reads of sessions
 
 
-class SessionById(Read["SessionRow | None"], frozen=True, gc=False):
+class SessionById(RowRead["SessionRow | None"], frozen=True, gc=False):
     session_id: str
 
 
-class SessionBySid(Read["SessionRow | None"], frozen=True, gc=False):
+class SessionBySid(RowRead["SessionRow | None"], frozen=True, gc=False):
     sid: int
 
 
@@ -60,7 +60,7 @@ class TurnRows(Struct, frozen=True, gc=False):
     waits: bool = False
 
 
-class OwnedTurn(Read[TurnRows], frozen=True, gc=False):
+class OwnedTurn(RowRead[TurnRows], frozen=True, gc=False):
     """One read, because every write of an owner needs it. Inputs `besides` are delivered by the same write."""
 
     sid: int
@@ -68,87 +68,87 @@ class OwnedTurn(Read[TurnRows], frozen=True, gc=False):
     besides: tuple[int, ...]
 
 
-class NextSid(Read[int], frozen=True, gc=False): ...
+class NextSid(RowRead[int], frozen=True, gc=False): ...
 
 
-class SessionsOwnedBy(Read["list[SessionRow]"], frozen=True, gc=False):
+class SessionsOwnedBy(RowRead["list[SessionRow]"], frozen=True, gc=False):
     worker_id: str
 
 
-class ForksOf(Read[int], frozen=True, gc=False):
+class ForksOf(RowRead[int], frozen=True, gc=False):
     """How many there are."""
 
     sid: int
 
 
-class InputByKey(Read["tuple[int, bytes] | None"], frozen=True, gc=False):
+class InputByKey(RowRead["tuple[int, bytes] | None"], frozen=True, gc=False):
     """Its turn, and the digest of what was said."""
 
     session_id: str
     key: str
 
 
-class NodeAt(Read["bytes | None"], frozen=True, gc=False):
+class NodeAt(RowRead["bytes | None"], frozen=True, gc=False):
     sid: int
     turn: int
     ordinal: int
 
 
-class HasMail(Read[bool], frozen=True, gc=False):
+class HasMail(RowRead[bool], frozen=True, gc=False):
     """Whether anything waits in the inbox, notes too."""
 
     sid: int
 
 
-class MailAt(Read["InboxRow | None"], frozen=True, gc=False):
+class MailAt(RowRead["InboxRow | None"], frozen=True, gc=False):
     sid: int
     number: int
 
 
-class WaitById(Read["WaitRow | None"], frozen=True, gc=False):
+class WaitById(RowRead["WaitRow | None"], frozen=True, gc=False):
     wait_id: str
 
 
 # ---------------------------------------------------------------------- reads of processes
 
 
-class ProcessById(Read["ProcessRow | None"], frozen=True, gc=False):
+class ProcessById(RowRead["ProcessRow | None"], frozen=True, gc=False):
     """Also one that was pruned."""
 
     process_id: str
 
 
-class ProcessByPid(Read["ProcessRow | None"], frozen=True, gc=False):
+class ProcessByPid(RowRead["ProcessRow | None"], frozen=True, gc=False):
     pid: int
 
 
-class NextPid(Read[int], frozen=True, gc=False): ...
+class NextPid(RowRead[int], frozen=True, gc=False): ...
 
 
-class TombstoneOf(Read["Tombstone | None"], frozen=True, gc=False):
+class TombstoneOf(RowRead["Tombstone | None"], frozen=True, gc=False):
     """Of a pruned process; None too where an older version pruned it."""
 
     process_id: str
 
 
-class ChildrenOf(Read["list[ProcessRow]"], frozen=True, gc=False):
+class ChildrenOf(RowRead["list[ProcessRow]"], frozen=True, gc=False):
     """Those that are not over; with `over`, those too that are."""
 
     parent: str
     over: bool
 
 
-class ProcessesOwnedBy(Read["list[ProcessRow]"], frozen=True, gc=False):
+class ProcessesOwnedBy(RowRead["list[ProcessRow]"], frozen=True, gc=False):
     worker_id: str
 
 
-class HasLiveProcesses(Read[bool], frozen=True, gc=False):
+class HasLiveProcesses(RowRead[bool], frozen=True, gc=False):
     """Whether a process lives that a session may see."""
 
     session_id: str
 
 
-class PrunableProcesses(Read["list[ProcessRow]"], frozen=True, gc=False):
+class PrunableProcesses(RowRead["list[ProcessRow]"], frozen=True, gc=False):
     """Processes that were over before then, the first to end first: those after a time and a number."""
 
     before: int
@@ -156,119 +156,119 @@ class PrunableProcesses(Read["list[ProcessRow]"], frozen=True, gc=False):
     limit: int
 
 
-class NextPlace(Read[int], frozen=True, gc=False):
+class NextPlace(RowRead[int], frozen=True, gc=False):
     """The place in the change feed that the next event, of any process, will have."""
 
 
-class EventByKey(Read["tuple[int, Event] | None"], frozen=True, gc=False):
+class EventByKey(RowRead["tuple[int, Event] | None"], frozen=True, gc=False):
     pid: int
     key: str
 
 
-class EventsAfter(Read["list[Event]"], frozen=True, gc=False):
+class EventsAfter(RowRead["list[Event]"], frozen=True, gc=False):
     pid: int
     sequence: int
 
 
-class LastEvent(Read[int], frozen=True, gc=False):
+class LastEvent(RowRead[int], frozen=True, gc=False):
     """The place of a process's newest event in the change feed."""
 
     pid: int
 
 
-class StepAt(Read["bytes | None"], frozen=True, gc=False):
+class StepAt(RowRead["bytes | None"], frozen=True, gc=False):
     pid: int
     ordinal: int
 
 
-class LastStep(Read[int], frozen=True, gc=False):
+class LastStep(RowRead[int], frozen=True, gc=False):
     """The number of the last record of a journal, -1 where there is none."""
 
     pid: int
 
 
-class ProcessesAwaiting(Read["list[int]"], frozen=True, gc=False):
+class ProcessesAwaiting(RowRead["list[int]"], frozen=True, gc=False):
     target: str
 
 
-class IsGranted(Read[bool], frozen=True, gc=False):
+class IsGranted(RowRead[bool], frozen=True, gc=False):
     session_id: str
     pid: int
 
 
-class LiveProcessesNamed(Read["list[ProcessRow]"], frozen=True, gc=False):
+class LiveProcessesNamed(RowRead["list[ProcessRow]"], frozen=True, gc=False):
     """Those that a session may see."""
 
     session_id: str
     name: str
 
 
-class WakeByNumber(Read["WakeRow | None"], frozen=True, gc=False):
+class WakeByNumber(RowRead["WakeRow | None"], frozen=True, gc=False):
     number: int
 
 
-class PendingWakesOf(Read["list[WakeRow]"], frozen=True, gc=False):
+class PendingWakesOf(RowRead["list[WakeRow]"], frozen=True, gc=False):
     pid: int
 
 
-class PendingWakesFor(Read["list[WakeRow]"], frozen=True, gc=False):
+class PendingWakesFor(RowRead["list[WakeRow]"], frozen=True, gc=False):
     session_id: str
 
 
 # ---------------------------------------------------------------------- reads of blobs and workers
 
 
-class HasBlob(Read[bool], frozen=True, gc=False):
+class HasBlob(RowRead[bool], frozen=True, gc=False):
     digest: str
 
 
-class WorkerById(Read["WorkerRow | None"], frozen=True, gc=False):
+class WorkerById(RowRead["WorkerRow | None"], frozen=True, gc=False):
     worker_id: str
 
 
-class AllWorkers(Read["list[WorkerRow]"], frozen=True, gc=False): ...
+class AllWorkers(RowRead["list[WorkerRow]"], frozen=True, gc=False): ...
 
 
-class DeathsOf(Read["Deaths | None"], frozen=True, gc=False):
+class DeathsOf(RowRead["Deaths | None"], frozen=True, gc=False):
     scope: int
 
 
-class DeathsOfSession(Read["Deaths | None"], frozen=True, gc=False):
+class DeathsOfSession(RowRead["Deaths | None"], frozen=True, gc=False):
     session_id: str
 
 
-class DeathsOfProcess(Read["Deaths | None"], frozen=True, gc=False):
+class DeathsOfProcess(RowRead["Deaths | None"], frozen=True, gc=False):
     process_id: str
 
 
 # ---------------------------------------------------------------------- changes of sessions
 
 
-class AddSession(Change, frozen=True, gc=False):
+class AddSession(RowChange, frozen=True, gc=False):
     row: SessionRow
 
 
-class PutSession(Change, frozen=True, gc=False):
+class PutSession(RowChange, frozen=True, gc=False):
     row: SessionRow
 
 
-class PutSettings(Change, frozen=True, gc=False):
+class PutSettings(RowChange, frozen=True, gc=False):
     sid: int
     settings: bytes
 
 
-class DropSessionData(Change, frozen=True, gc=False):
+class DropSessionData(RowChange, frozen=True, gc=False):
     sid: int
 
 
-class PutKey(Change, frozen=True, gc=False):
+class PutKey(RowChange, frozen=True, gc=False):
     sid: int
     key: str
     turn: int
     digest: bytes
 
 
-class AddNode(Change, frozen=True, gc=False):
+class AddNode(RowChange, frozen=True, gc=False):
     """Unless there is one at this place."""
 
     sid: int
@@ -277,7 +277,7 @@ class AddNode(Change, frozen=True, gc=False):
     body: bytes
 
 
-class PutNode(Change, frozen=True, gc=False):
+class PutNode(RowChange, frozen=True, gc=False):
     """In the place of a record that is there."""
 
     sid: int
@@ -286,26 +286,26 @@ class PutNode(Change, frozen=True, gc=False):
     body: bytes
 
 
-class PutMail(Change, frozen=True, gc=False):
+class PutMail(RowChange, frozen=True, gc=False):
     row: InboxRow
 
 
-class DropMail(Change, frozen=True, gc=False):
+class DropMail(RowChange, frozen=True, gc=False):
     sid: int
     number: int
 
 
-class PutWait(Change, frozen=True, gc=False):
+class PutWait(RowChange, frozen=True, gc=False):
     row: WaitRow
 
 
-class DropWaits(Change, frozen=True, gc=False):
+class DropWaits(RowChange, frozen=True, gc=False):
     """All of a session, and what they refer to (`waits_of`)."""
 
     sid: int
 
 
-class ReferToBlobs(Change, frozen=True, gc=False):
+class ReferToBlobs(RowChange, frozen=True, gc=False):
     sid: int
     digests: tuple[str, ...]
 
@@ -313,93 +313,93 @@ class ReferToBlobs(Change, frozen=True, gc=False):
 # ---------------------------------------------------------------------- changes of processes
 
 
-class AddProcess(Change, frozen=True, gc=False):
+class AddProcess(RowChange, frozen=True, gc=False):
     row: ProcessRow
 
 
-class PutProcess(Change, frozen=True, gc=False):
+class PutProcess(RowChange, frozen=True, gc=False):
     row: ProcessRow
 
 
-class Entomb(Change, frozen=True, gc=False):
+class Entomb(RowChange, frozen=True, gc=False):
     """Drop everything of a process but its tombstone, which takes a place in the change feed."""
 
     tombstone: Tombstone
     place: int
 
 
-class LogEvent(Change, frozen=True, gc=False):
+class LogEvent(RowChange, frozen=True, gc=False):
     pid: int
     sequence: int
     event: Event
     place: int
 
 
-class AddStep(Change, frozen=True, gc=False):
+class AddStep(RowChange, frozen=True, gc=False):
     pid: int
     ordinal: int
     body: bytes
 
 
-class DropSteps(Change, frozen=True, gc=False):
+class DropSteps(RowChange, frozen=True, gc=False):
     pid: int
     before: int
 
 
-class PutAwaits(Change, frozen=True, gc=False):
+class PutAwaits(RowChange, frozen=True, gc=False):
     pid: int
     targets: tuple[str, ...]
 
 
-class DropAwaits(Change, frozen=True, gc=False):
+class DropAwaits(RowChange, frozen=True, gc=False):
     pid: int
 
 
-class PutGrant(Change, frozen=True, gc=False):
+class PutGrant(RowChange, frozen=True, gc=False):
     session_id: str
     pid: int
 
 
-class DropGrant(Change, frozen=True, gc=False):
+class DropGrant(RowChange, frozen=True, gc=False):
     session_id: str
     pid: int
 
 
-class DropGrants(Change, frozen=True, gc=False):
+class DropGrants(RowChange, frozen=True, gc=False):
     session_id: str
 
 
-class AddWake(Change, frozen=True, gc=False):
+class AddWake(RowChange, frozen=True, gc=False):
     row: WakeRow
 
 
-class PutWake(Change, frozen=True, gc=False):
+class PutWake(RowChange, frozen=True, gc=False):
     row: WakeRow
 
 
 # ---------------------------------------------------------------------- changes of workers
 
 
-class PutWorker(Change, frozen=True, gc=False):
+class PutWorker(RowChange, frozen=True, gc=False):
     row: WorkerRow
 
 
-class DropWorker(Change, frozen=True, gc=False):
+class DropWorker(RowChange, frozen=True, gc=False):
     worker_id: str
 
 
-class PutDeaths(Change, frozen=True, gc=False):
+class PutDeaths(RowChange, frozen=True, gc=False):
     row: Deaths
 
 
-class DropDeaths(Change, frozen=True, gc=False):
+class DropDeaths(RowChange, frozen=True, gc=False):
     scope: int
 
 
-Kinds: TypeAlias = frozenset[type[Read[Any]]]
+Kinds: TypeAlias = frozenset[type[RowRead[Any]]]
 
-ALL_READS: Kinds = frozenset(Read.__subclasses__())
-ALL_CHANGES: frozenset[type[Change]] = frozenset(Change.__subclasses__())
+ALL_READS: Kinds = frozenset(RowRead.__subclasses__())
+ALL_CHANGES: frozenset[type[RowChange]] = frozenset(RowChange.__subclasses__())
 
 _MAIL: Kinds = frozenset({MailAt, HasMail, OwnedTurn})
 _EVENTS: Kinds = frozenset({EventByKey, EventsAfter, LastEvent})
@@ -409,7 +409,7 @@ _GRANTS: Kinds = frozenset({IsGranted, LiveProcessesNamed, HasLiveProcesses})
 _SETS: Kinds = frozenset({ChildrenOf, ProcessesOwnedBy, HasLiveProcesses, PrunableProcesses, LiveProcessesNamed})
 _WAKES: Kinds = frozenset({WakeByNumber, PendingWakesOf, PendingWakesFor})
 
-OUTDATED: Mapping[type[Change], Kinds] = {
+OUTDATED: Mapping[type[RowChange], Kinds] = {
     AddSession: frozenset({SessionsOwnedBy, ForksOf}),
     PutSession: frozenset({SessionsOwnedBy, ForksOf}),
     PutSettings: frozenset(),
@@ -455,9 +455,9 @@ class Rows(Protocol):
     """What a store implements: a reader for every kind of read, and `flush`, which makes changes in order."""
 
     @property
-    def readers(self) -> Mapping[type[Read[Any]], Callable[[Any, Any], Awaitable[Any]]]: ...
+    def readers(self) -> Mapping[type[RowRead[Any]], Callable[[Any, Any], Awaitable[Any]]]: ...
 
-    def flush(self, changes: Sequence[Change]) -> Awaitable[None]: ...
+    def flush(self, changes: Sequence[RowChange]) -> Awaitable[None]: ...
 
 
 def methods(of: type, kinds: frozenset[type[Any]]) -> dict[type[Any], Callable[[Any, Any], Any]]:
@@ -490,14 +490,14 @@ class Transaction:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self.changes: list[Change] = []
+        self.changes: list[RowChange] = []
         self.change = self.changes.append
         self.flushes = 0
-        self.numbers: dict[Read[int], int] = {}
-        self._known: dict[Read[Any], Any] = {}
+        self.numbers: dict[RowRead[int], int] = {}
+        self._known: dict[RowRead[Any], Any] = {}
         self._noted = 0
 
-    async def read(self, read: Read[T]) -> T:
+    async def read(self, read: RowRead[T]) -> T:
         """The answer to a read, which sees all changes so far."""
         if self._known:
             self._note()
@@ -509,7 +509,7 @@ class Transaction:
         answer: T = await self._rows.readers[type(read)](self._rows, read)
         return answer
 
-    async def number(self, of: Read[int]) -> int:
+    async def number(self, of: RowRead[int]) -> int:
         """The next number of a kind of rows, which is taken with this."""
         number = self.numbers.get(of)
         if number is None:  # no collected change has taken one, so nothing is flushed first
@@ -527,11 +527,11 @@ class Transaction:
             self._noted, self.flushes = 0, self.flushes + 1
             await self._rows.flush(changes)
 
-    def learn(self, answers: Mapping[Read[Any], Any]) -> None:
+    def learn(self, answers: Mapping[RowRead[Any], Any]) -> None:
         """Answers of the store that hold now, when nothing is collected."""
         self._known.update(answers)
 
-    def undo(self, collected: int, flushes: int, numbers: dict[Read[int], int]) -> None:
+    def undo(self, collected: int, flushes: int, numbers: dict[RowRead[int], int]) -> None:
         """A rule is refused: only so much was collected, flushed and numbered before it."""
         if self.flushes != flushes:
             raise PartlyApplied

@@ -16,7 +16,7 @@ from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import ProcessFilter
 from mainstay.stores.rules import rows
-from mainstay.stores.rules.rows import ALL_CHANGES, ALL_READS, Change, TurnRows, methods, waits_of
+from mainstay.stores.rules.rows import ALL_CHANGES, ALL_READS, RowChange, TurnRows, methods, waits_of
 from mainstay.stores.sqlite.records import (
     ACTIVE,
     ADD_EVENT,
@@ -141,10 +141,10 @@ class SqlRows:
         self._alone.clear()
         self._numbers.clear()
 
-    async def flush(self, changes: Sequence[Change]) -> None:
+    async def flush(self, changes: Sequence[RowChange]) -> None:
         self.make(changes)
 
-    def make(self, changes: Sequence[Change]) -> None:
+    def make(self, changes: Sequence[RowChange]) -> None:
         for change in changes:
             CHANGERS[type(change)](self, change)
 
