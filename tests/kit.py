@@ -48,6 +48,9 @@ class Place:
 async def crash(runtime: Runtime) -> None:
     """End a Runtime as SIGKILL would, as far as one process can: nothing more is recorded, its lock is free."""
     await runtime._worker.abandon()
+    runtime._live_server.abandon()
+    if runtime._parts is not None:
+        runtime._parts.relay.close()
     for tasks in (runtime._background, runtime._supervisor):
         await tasks.stop()
     runtime._pulse.stop()

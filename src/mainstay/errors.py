@@ -70,6 +70,7 @@
     │   ├── CodeUnavailable     it runs no code
     │   ├── CodeRuntimeExited   what its code ran in is gone
     │   ├── MissingExtra        a package that this part needs is not installed; an ImportError too
+    │   ├── LiveEventsUnavailable a worker's events can be read only from the store
     │   └── ProviderUnavailable its agent, and so its model, is not part of this Runtime
     ├── ProviderError         a model call failed; `retryable` says what happens next
     ├── ScriptExhausted       a scripted model has no answer left, or answers left over
@@ -788,6 +789,19 @@ class CodeRuntimeExited(Unavailable):
 
     def __init__(self) -> None:
         super().__init__("code execution runtime exited unexpectedly")
+
+
+class LiveEventsUnavailable(Unavailable):
+    """The events of a worker cannot be read from it here: its turns are told from the store, after a gap.
+
+    `gone`: nothing listens on its socket, which is what a dead worker leaves behind.
+    """
+
+    code = "live_events_unavailable"
+
+    def __init__(self, worker_id: str, why: str, *, gone: bool = False) -> None:
+        self.worker_id, self.why, self.gone = worker_id, why, gone
+        super().__init__(f"live events of worker {worker_id} cannot be read here: {why}")
 
 
 class ProviderUnavailable(Unavailable):

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeVar, overload
 
+from msgspec.structs import replace
+
 from mainstay.engine.host import SystemClock, SystemRandom
 from mainstay.engine.lease import LeaseTerms, Pulse, Worker
 from mainstay.engine.rate_limits import RateLimits
@@ -34,6 +36,8 @@ from mainstay.model.llm import RateLimit
 from mainstay.model.process import ProcessRow
 from mainstay.model.session import Answer, Offers, load_settings
 from mainstay.observe.feed import Feed
+from mainstay.observe.relay import Relay
+from mainstay.observe.remote import LiveServer
 from mainstay.plugins.registry import engines_of
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TraceSink
@@ -50,7 +54,7 @@ from mainstay.sessions.definition import Defined, Definition, Models, by_name, c
 from mainstay.sessions.definition import checked as checked_models
 from mainstay.sessions.directory import FORGET_SECONDS, Retention, Sessions, forget
 from mainstay.sessions.environment import Environments
-from mainstay.sessions.inbox import Inbox, TurnRequests, pick_agent
+from mainstay.sessions.inbox import Inbox, TurnRequests, find_agent
 from mainstay.sessions.operations import RuntimeOperations, task_engine
 from mainstay.sessions.outcomes import TurnOutcomes
 from mainstay.sessions.parts import SessionParts
@@ -162,14 +166,23 @@ class Runtime:
         for agent, definition in definitions.items():
             made = isinstance(getattr(self._agents[agent], "model", None), str)
             await keep_open(definition.provider, connections, made)
-        offers, forgets = Offers(retention=self._retention is not None), self._retention is not None
+        agents, functions, socket = tuple(definitions), tuple([each.definition for each in self._functions]), None
+        if (agents or functions) and isinstance(self._store, OnDisk):
+            socket = self._store.new_socket(name)
+            if socket is not None:
+                opened.callback(self._store.remove_socket, socket)
+        offers = Offers(retention=self._retention is not None, socket="" if socket is None else socket.name)
         if self._recover:
-            offers = Offers(tuple(definitions), tuple([each.definition for each in self._functions]), forgets)
+            offers = replace(offers, agents=agents, functions=functions)
         worker = Worker(self._store, name, self._terms, self._clock, offers)
         opened.push_async_callback(worker.stop)
         await worker.start()
         parts = self._put_together(worker, definitions, Models(self._models, connections))
+        opened.callback(self._live_server.close)
+        if socket is not None:
+            await self._live_server.listen(socket.path)
         opened.callback(self._close, parts)
+        opened.callback(parts.relay.close)
         opened.callback(self._dispatcher.threads.close)
         self._pulse = Pulse(worker, asyncio.get_running_loop(), self._busy_with)
         self._pulse.start()
@@ -233,6 +246,7 @@ class Runtime:
             models=models,
             limits=limits,
             feed=feed,
+            relay=Relay(feed, store, store if isinstance(store, OnDisk) else None, outcomes, background.spawn),
             deadlocks=dispatcher.deadlocks,
             cache=cache,
             archive=archive,
@@ -271,7 +285,7 @@ class Runtime:
 
         runs = self._recover and not passive
         kinds: list[WatchedKind[Any]] = [TurnWatch(parts), ProcessWatch(work)]
-        followers = [process_feed.poll, tasks.poll, *([wakes.poll] if runs else [])]
+        followers = [parts.relay.poll, process_feed.poll, tasks.poll, *([wakes.poll] if runs else [])]
         jobs = [PeriodicJob("mainstay sweep", SWEEP_SECONDS, functools.partial(sweep, store))]
         if self._retention is not None:
             forgets = functools.partial(forget, parts, worker, self._retention)
@@ -279,7 +293,7 @@ class Runtime:
         self._watcher = ScopeWatcher(worker, store, clock, activity, kinds, followers, jobs, runs)
         self._supervisor, self._background, self._dispatcher = supervisor, background, dispatcher
         self._worker, self._turns, self._work, self._wakes = worker, turns, work, wakes
-        self._process_feed = process_feed
+        self._process_feed, self._live_server = process_feed, LiveServer(feed, store.identity(), outcomes.works_on)
         return parts
 
     async def __aexit__(
@@ -389,6 +403,7 @@ class Runtime:
     ) -> Session:
         """Open a session, or begin one: nothing is written until something is said. None mints an id.
 
+        `agent` may be one that only another worker on this store has: that worker runs its turns.
         `options` are for its plugins, by plugin id; they are kept with the session and hold until others are given.
         """
         parts = self._open()
@@ -396,7 +411,7 @@ class Runtime:
         row = None if session_id is None else await self._store.session(session_id)
         if row is not None and agent is not None and agent != row.agent:
             raise WrongAgent(row.id, agent, row.agent)
-        name = pick_agent(parts.definitions, agent) if row is None else row.agent
+        name = await find_agent(parts.definitions, agent, parts.worker, self._store) if row is None else row.agent
         session_id = session_id or parts.mint("s")
         if options is not None:
             settings = load_settings(b"" if row is None else row.settings)

@@ -188,6 +188,11 @@ class Worker:
         await self.gone()
         return any(row.offers is None or agent in row.offers.agents for row in (self._row, *self._living))
 
+    async def others(self) -> tuple[WorkerRow, ...]:
+        """The other workers that live."""
+        await self.gone()
+        return self._living
+
     async def is_first_to_forget(self) -> bool:
         """Whether this is the one of all living workers which forgets what is too old: one is enough."""
         await self.gone()

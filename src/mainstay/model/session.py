@@ -81,11 +81,12 @@ class WaitRow(Struct, frozen=True, gc=False):
 
 class Offers(Struct, frozen=True, gc=False, omit_defaults=True):
     """What a worker takes up by itself: turns of these agents, processes of these definitions of durable functions, and
-    forgetting what is too old."""
+    forgetting what is too old. `socket` is where its live events are read (`observe/remote.py`), "" where nowhere."""
 
     agents: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
     retention: bool = False
+    socket: str = ""
 
 
 class WorkerRow(Struct, frozen=True, gc=False):

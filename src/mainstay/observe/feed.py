@@ -6,27 +6,73 @@ gets a `Gap` event and goes on from there; a committed turn is never lost that w
 
 A session without readers so far has no channel and its events are not even made: a cursor can only come from an event
 that a reader has got.
+
+A cursor is `<incarnation>:<position>:<session>`, and tells after its position how far turns were told there, so that
+another Runtime can go on from it and knows whether anything is missing:
+
+    17.6        turns below 6 are told, and none was under way
+    17.6+       turn 6 was under way
+    17.6=3      turn 6 was parked, in generation 3 of its session
+
+Other Runtimes on this machine read a channel over a socket (`remote.py`), and copy what they read into one of their own
+(`relay.py`). They are sent what turns of this Runtime emit; `hearsay`, which came from another worker or from the
+store, they get from there themselves.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import Any, Literal, Protocol
 from weakref import WeakValueDictionary
+
+from msgspec import Struct
 
 from mainstay.errors import InvalidCursor
 from mainstay.model.codec import clean_text
-from mainstay.model.event import AnyEvent, Gap, LiveEvent, ReasoningDelta, TextDelta, ToolCallDelta, TurnCommitted
+from mainstay.model.event import (
+    AnyEvent,
+    Gap,
+    LiveEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    TurnCommitted,
+    TurnStarted,
+    WaitingFor,
+)
 from mainstay.model.ids import split, turn_id
 from mainstay.model.own import own
 
 REPLAY_EVENTS = 2048
 REPLAY_SECONDS = 120.0
 
-_DELTAS = frozenset((TextDelta, ReasoningDelta, ToolCallDelta))
+DELTAS = frozenset((TextDelta, ReasoningDelta, ToolCallDelta))
 """Most events are pieces of text, in which there is nothing that a reader could change."""
+_MARKING = frozenset((TurnStarted, TurnCommitted, WaitingFor))
+_PLACE = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,15})(?:(\+)|=([0-9]{1,15}))?)?", re.ASCII)
+
+
+class Cursor(Struct, frozen=True):
+    """A cursor that was read. All turns below `turn` were told; None when that is not known, as in older cursors.
+
+    `state` is how that turn was: "" not begun, "+" under way, "=" parked in this `generation` of its session.
+    """
+
+    incarnation: str
+    position: int
+    turn: int | None = None
+    state: Literal["", "+", "="] = ""
+    generation: int = 0
+
+
+class Woken(Protocol):
+    """What is told that a channel has something new, or has ended."""
+
+    def wake(self, _: object = None) -> None: ...
 
 
 class Reader:
@@ -62,13 +108,17 @@ class Channel:
     """Recent events of one session. `first` is the position of the oldest kept, `next` of the one to come.
 
     `head` is the newest turn that readers know to be committed, if that was read; `over`: the session is deleted;
-    `unread`: no reader has taken anything since the newest event.
+    `unread`: no reader has taken anything since the newest event. `subscribers` are readers in other OS
+    processes. `relayed` is the cursor of the newest event that came from another worker; what is published after it has
+    the same one, because only that worker can be asked for what follows. `_hearsay` are the positions of events that
+    turns of other workers emitted, or that were read from the store.
     """
 
     __slots__ = (
         "__weakref__",
         "_events",
         "_feed",
+        "_hearsay",
         "_prefix",
         "_suffix",
         "_times",
@@ -77,7 +127,9 @@ class Channel:
         "next",
         "over",
         "readers",
+        "relayed",
         "session_id",
+        "subscribers",
         "unread",
     )
 
@@ -88,13 +140,32 @@ class Channel:
         self.first = self.next = start
         self.head: int | None = None
         self.over, self.unread = False, True
+        self.relayed = ""
         self._events: deque[Any] = deque()
         self._times: deque[float] = deque()
+        self._hearsay: set[int] = set()
         self.readers: set[Reader] = set()
+        self.subscribers: set[Woken] = set()
 
     def publish(self, kind: type[LiveEvent], turn_id: str, fields: dict[str, Any]) -> None:
         self.next = position = self.next + 1
-        self._events.append(kind(self.session_id, turn_id, f"{self._prefix}{position}{self._suffix}", **fields))
+        cursor = self.relayed or f"{self._prefix}{position}{self._suffix}"
+        self._added(kind(self.session_id, turn_id, cursor, **fields))
+
+    def publish_hearsay(self, kind: type[LiveEvent], turn_id: str, fields: dict[str, Any]) -> None:
+        """Publish what was read from the store, where every Runtime can find it."""
+        self._hearsay.add(self.next)
+        self.publish(kind, turn_id, fields)
+
+    def relay(self, event: AnyEvent) -> None:
+        """Publish an event of another worker."""
+        self._hearsay.add(self.next)
+        self.next += 1
+        self.relayed = event.cursor
+        self._added(event)
+
+    def _added(self, event: Any) -> None:
+        self._events.append(event)
         self._times.append(self._feed.monotonic())
         if len(self._events) > REPLAY_EVENTS:
             self._drop()
@@ -102,9 +173,20 @@ class Channel:
         for reader in self.readers:
             if reader.waiter is not None and not reader.waiter.done():
                 reader.waiter.set_result(None)
+        for subscriber in self.subscribers:
+            subscriber.wake()
+
+    def mark(self, kind: type[LiveEvent], turn: str, generation: int) -> None:
+        """A turn begins, parks or ends with the next event: its cursor, and those after it, tell so."""
+        number = split(turn, 1)[1][0]
+        if kind is TurnCommitted:
+            self.head, place = number, f".{number + 1}"
+        else:
+            place = f".{number}+" if kind is TurnStarted else f".{number}={generation}"
+        self._suffix = f"{place}:{self.session_id}"
 
     def wake(self) -> None:
-        for reader in self.readers:
+        for reader in (*self.readers, *self.subscribers):
             reader.wake()
 
     def trim(self, before: float) -> None:
@@ -115,11 +197,12 @@ class Channel:
     def _drop(self) -> None:
         self._events.popleft()
         self._times.popleft()
+        self._hearsay.discard(self.first)
         self.first += 1
 
     @property
     def busy(self) -> bool:
-        return bool(self._events or self.readers)
+        return bool(self._events or self.readers or self.subscribers)
 
     def take(self, position: int) -> tuple[AnyEvent, int] | None:
         """The event at `position`, with JSON of the reader's own, and the position after it.
@@ -131,7 +214,40 @@ class Channel:
         if position < self.next:
             self.unread = False
             event = self._events[position - self.first]
-            return event if type(event) in _DELTAS else own(event), position + 1
+            return event if type(event) in DELTAS else own(event), position + 1
+        return None
+
+    def own_events(self, position: int, limit: int = REPLAY_EVENTS) -> tuple[list[AnyEvent], int]:
+        """Events from `position` on that turns of this Runtime emitted, not to be changed, and the position after them.
+        A gap comes first where some are gone."""
+        self.unread = False
+        begin, events = position, list[AnyEvent]()
+        if position < self.first:
+            begin = self.first
+            events.append(self.gap("the reader fell behind the bounded replay"))
+        end = min(begin + limit, self.next)
+        if begin + 1 == self.next and not self._hearsay:
+            events.append(self._events[-1])  # the usual case, without indexing into the middle
+        else:
+            kept = itertools.islice(self._events, begin - self.first, end - self.first)
+            events += [event for at, event in enumerate(kept, begin) if at not in self._hearsay]
+        return events, end
+
+    def from_turn(self, turn: int) -> int:
+        """The position of the first event that is kept of this turn, or a later one."""
+        found = self.next
+        for position in range(self.next - 1, self.first - 1, -1):
+            about = self._events[position - self.first].turn_id
+            if about and split(about, 1)[1][0] < turn:
+                break
+            found = position if about else found
+        return found
+
+    def after(self, cursor: str) -> int | None:
+        """The position after the first event with this cursor; None when there is none."""
+        for position, event in enumerate(self._events, self.first):
+            if event.cursor == cursor:
+                return position + 1
         return None
 
     async def read(self, position: int, reason: str = "") -> AsyncGenerator[AnyEvent, None]:
@@ -151,7 +267,7 @@ class Channel:
 
     def gap(self, reason: str) -> Gap:
         last = turn_id(self.session_id, self.head) if self.head else ""
-        return Gap(self.session_id, "", self._feed.cursor(self.session_id, self.first), reason, last)
+        return Gap(self.session_id, "", f"{self._feed.incarnation}:{self.first}:{self.session_id}", reason, last)
 
 
 class Feed:
@@ -212,20 +328,20 @@ class Feed:
         """The sessions that have readers, or had some not long ago."""
         return [*self._channels, *self._quiet] if self._channels or self._quiet else []
 
-    def cursor(self, session_id: str, position: int) -> str:
-        return f"{self.incarnation}:{position}:{session_id}"
-
-    def read(self, session_id: str, cursor: str | None) -> AsyncGenerator[AnyEvent, None]:
-        """Events after `cursor`, or from now on. Raises InvalidCursor at once when it cannot be one of ours."""
-        channel = self.channel(session_id)
-        if cursor is None:
-            return channel.read(channel.next)
-        incarnation, position = _parse(cursor, session_id)
-        if incarnation != self.incarnation:
-            return channel.read(channel.first, "the cursor is from before this runtime started")
-        if position > channel.next:
+    def parse(self, cursor: object, session_id: str) -> Cursor:
+        """Read a cursor. Raises InvalidCursor when it cannot be one of this session."""
+        parts = cursor.split(":", 2) if isinstance(cursor, str) else []
+        place = _PLACE.fullmatch(parts[1]) if len(parts) == 3 else None
+        if place is None:
+            raise InvalidCursor(cursor, "is not a cursor")
+        if parts[2] != session_id:
+            raise InvalidCursor(cursor, f"belongs to session {parts[2]!r}, not {session_id!r}")
+        position, turn, under_way, generation = place.groups()
+        state: Literal["", "+", "="] = "+" if under_way else "=" if generation else ""
+        found = Cursor(parts[0], int(position), None if turn is None else int(turn), state, int(generation or 0))
+        if found.incarnation == self.incarnation and found.position > self.channel(session_id).next:
             raise InvalidCursor(cursor, "is ahead of its session")
-        return channel.read(position)
+        return found
 
     def trim(self) -> None:
         """Called now and then: forgets old events, and channels that have none."""
@@ -246,10 +362,13 @@ class TurnEvents:
     those that follow it in the same pass of the event loop: no reader can run in between.
     """
 
-    __slots__ = ("_feed", "_loop", "_parts", "_session_id", "_step", "_turn_id")
+    __slots__ = ("_feed", "_generation", "_loop", "_parts", "_session_id", "_step", "_turn_id")
 
-    def __init__(self, feed: Feed, session_id: str, turn_id: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, feed: Feed, session_id: str, turn_id: str, loop: asyncio.AbstractEventLoop, generation: int = 0
+    ) -> None:
         self._feed, self._session_id, self._turn_id, self._loop = feed, session_id, turn_id, loop
+        self._generation = generation
         self._parts: list[str] = []
         self._step = 0
 
@@ -258,8 +377,9 @@ class TurnEvents:
             self.flush()
         channel = None if self._feed.unread else self._feed.listening(self._session_id)
         if channel is not None:
-            if kind is TurnCommitted:
-                channel.head = split(self._turn_id, 1)[1][0]
+            if kind in _MARKING:
+                channel.relayed = ""
+                channel.mark(kind, self._turn_id, self._generation)
             channel.publish(kind, self._turn_id, fields)
 
     def text(self, step: int, text: str) -> None:
@@ -282,16 +402,3 @@ class TurnEvents:
             channel = self._feed.listening(self._session_id)
             if channel is not None:
                 channel.publish(TextDelta, self._turn_id, {"text": text, "step": self._step})
-
-
-def _parse(cursor: str, session_id: str) -> tuple[str, int]:
-    try:
-        incarnation, position, owner = cursor.split(":", 2)
-        number = int(position)
-    except (ValueError, AttributeError, TypeError):
-        raise InvalidCursor(cursor, "is not a cursor") from None
-    if owner != session_id:
-        raise InvalidCursor(cursor, f"belongs to session {owner!r}, not {session_id!r}")
-    if number < 0:
-        raise InvalidCursor(cursor, "is not a cursor")
-    return incarnation, number

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
+from msgspec import Struct
+
 from mainstay.model.process import Event, ProcessRow, WakeRow
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
@@ -181,12 +183,30 @@ class Store(SessionReads, ProcessReads, Protocol):
         ...
 
 
+class WorkerSocket(Struct, frozen=True):
+    """Where live events of a worker are read. `name` is what its row says of it; it is served by one of `users`."""
+
+    path: str
+    name: str
+    users: frozenset[int] = frozenset()
+
+
 @runtime_checkable
 class OnDisk(Protocol):
     """What a store can do that lives in a file of its own. `location` is that file."""
 
     @property
     def location(self) -> str: ...
+
+    def new_socket(self, worker_id: str) -> WorkerSocket | None:
+        """Where a worker of this store is to listen; None where there can be no socket."""
+        ...
+
+    def find_socket(self, worker: WorkerRow) -> WorkerSocket:
+        """Where a worker listens. Raises LiveEventsUnavailable where its socket may not be used."""
+        ...
+
+    def remove_socket(self, where: WorkerSocket) -> None: ...
 
     async def backup(self, to: str, tell: Tell) -> None:
         """Copy it, with its blobs, while it is used. The copy is there whole or not at all, and is `held`."""

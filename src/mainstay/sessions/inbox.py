@@ -29,11 +29,12 @@ from mainstay.model.write import (
     Resolve,
     Resolved,
     Resume,
+    SessionFilter,
     SessionRef,
 )
 from mainstay.observe.feed import Feed
 from mainstay.ports.host import Clock, Random
-from mainstay.ports.store import BlobStore, Store
+from mainstay.ports.store import BlobStore, SessionReads, Store
 from mainstay.sessions.archive import Archive
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.turns import Turns
@@ -131,7 +132,7 @@ def _check_key(key: object) -> str | None:
 
 
 def pick_agent(definitions: Mapping[str, Definition], name: str | None) -> str:
-    """The agent of a new session: the named one, or the first."""
+    """The agent of a session whose turns are to run here: the named one, or the first."""
     if name is not None:
         name = validate.name(name, "agent", InvalidDefinition)
         if name not in definitions:
@@ -141,6 +142,33 @@ def pick_agent(definitions: Mapping[str, Definition], name: str | None) -> str:
     if not definitions:
         raise InvalidDefinition("this Runtime has no agents: give it agents=[…], or name an existing session")
     return next(iter(definitions))
+
+
+async def find_agent(
+    definitions: Mapping[str, Definition], name: str | None, worker: Worker, store: SessionReads
+) -> str:
+    """The agent of a new session, which only other workers on this store may have."""
+    if definitions and (name is None or name in definitions):
+        return pick_agent(definitions, name)
+    if name is not None:
+        name = validate.name(name, "agent", InvalidDefinition)
+    offered = [offers.agents for offers in await worker.offered_elsewhere() if offers.agents]
+    elsewhere = list(dict.fromkeys([agent for agents in offered for agent in agents]))
+    if name is None and len({agents[0] for agents in offered}) == 1:
+        return elsewhere[0]
+    if name is not None and name in elsewhere:
+        return name
+    unknown = (
+        name is None or definitions or (elsewhere and not await store.sessions(SessionFilter(agent=name, limit=1)))
+    )
+    if name is not None and not unknown:
+        return name  # its workers may be down just now: what is said to it waits for them, and the host is told so
+    if elsewhere:
+        have = f"{', '.join(elsewhere)}, of other workers on its store"
+        raise InvalidDefinition(
+            f"this Runtime has no agent {quoted(name)}: give agent= one of {', '.join([*definitions, have])}"
+        )
+    return pick_agent(definitions, name)  # which refuses it
 
 
 # ---------------------------------------------------------------------- requests

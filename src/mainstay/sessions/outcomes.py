@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 from mainstay.engine.lease import Worker
 from mainstay.engine.runner import Activity
 from mainstay.engine.waiters import Deadlocks, Waiters, in_hand
 from mainstay.errors import SessionDeleted, TurnFailed, UnknownSession
-from mainstay.model.event import AnyEvent, Gap, Retracted, TextDelta, TurnCommitted, WaitingFor
-from mainstay.model.ids import split, turn_id
-from mainstay.model.outcome import Queued
+from mainstay.model.event import AnyEvent, Gap, Retracted, TextDelta, TurnCommitted, TurnStarted, WaitingFor
+from mainstay.model.ids import MAX_TURN, split, turn_id
+from mainstay.model.outcome import Outcome, Queued
+from mainstay.model.session import SessionRow, WorkerRow
 from mainstay.observe.feed import Feed, Reader
 from mainstay.ports.store import Store
 from mainstay.sessions.archive import Archive
@@ -87,6 +88,19 @@ class TurnOutcomes:
             last[session_id] = max(turn, last.get(session_id, 0))
         return last
 
+    async def workers(self) -> tuple[WorkerRow, ...]:
+        """The other workers that live: they may be at turns of which this Runtime has readers."""
+        return await self._worker.others()
+
+    def works_on(self, session_id: str) -> int:
+        """The turn that a task here is at, until its end was announced; 0 when there is none."""
+        task = self._cache.tasks.get(session_id)
+        return 0 if task is None else task.turn or MAX_TURN
+
+    async def outcome(self, row: SessionRow) -> Outcome:
+        """How the last committed turn of a session ended."""
+        return await self._archive.outcome(row, row.head)
+
     async def on_disk(self, session_id: str, turn: int) -> TurnResult[Any] | None:
         """How a turn ended or parked as far as the store knows; None while it is under way."""
         row = await self._store.session(session_id)
@@ -156,8 +170,11 @@ class Listener:
         """Pass over the events until now."""
         self._position = self._channel.next
 
-    async def events(self, turn_id: str, over: asyncio.Future[Any]) -> AsyncGenerator[AnyEvent, None]:
-        """The events of a turn until it commits or parks. `over`: it has ended, perhaps where nobody can hear it."""
+    async def events(
+        self, turn_id: str, over: asyncio.Future[Any], settle: Callable[[], Awaitable[None]] | None = None
+    ) -> AsyncGenerator[AnyEvent, None]:
+        """The events of a turn until it commits or parks. `over`: it has ended, perhaps where its events cannot be
+        read; `settle` waits until those are here that another worker has still to send."""
         with Reader(self._channel) as reader:
             over.add_done_callback(reader.wake)
             try:
@@ -169,6 +186,9 @@ class Listener:
                             yield event
                             if type(event) is TurnCommitted or type(event) is WaitingFor:
                                 return
+                    elif over.done() and settle is not None:
+                        await settle()
+                        settle = None
                     elif over.done():
                         return  # it ended in another process, whose events are not seen here
                     else:
@@ -204,6 +224,9 @@ class PartialOutputs:
             out = self._begin(None)
             self._gap = True
             return out
+        if isinstance(event, TurnStarted):  # also after a takeover: what follows begins with a step
+            self._gap = False
+            return self._begin(None)
         if isinstance(event, Retracted):
             self._gap = False
             return self._begin(event.step)

@@ -19,6 +19,7 @@ from mainstay.model.ids import mint
 from mainstay.model.session import SessionRow
 from mainstay.model.write import Configure
 from mainstay.observe.feed import Feed
+from mainstay.observe.relay import Relay
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import Store
@@ -43,6 +44,7 @@ class SessionParts(Struct, frozen=True):
     models: Models
     limits: RateLimits
     feed: Feed
+    relay: Relay
     deadlocks: Deadlocks
     cache: SessionCache[SessionTask]
     archive: Archive

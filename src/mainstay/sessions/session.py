@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, TypeVar, overload
@@ -301,17 +300,11 @@ class Session:
     def observe(self, cursor: str | None = None) -> AsyncIterator[AnyEvent]:
         """Live events after `cursor`, or from now on, until the session is deleted. A gap is an event.
 
-        Of a turn that another process works on its end is told, after a gap.
+        They come from whatever worker on this machine runs the turn. Of a turn that runs where they cannot be read, its
+        end is told, after a gap. A cursor is good in every Runtime of the store.
         """
         self._parts.mode.check()
-        return self._observed(self._parts.feed.read(self.id, cursor))
-
-    async def _observed(self, events: AsyncGenerator[AnyEvent, None]) -> AsyncGenerator[AnyEvent, None]:
-        async with contextlib.aclosing(events):
-            row = await self._parts.store.session(self.id)
-            self._parts.feed.behind(self.id, 0 if row is None else self._usable(row).head)
-            async for event in events:
-                yield event
+        return self._parts.relay.observe(self.id, cursor)
 
     # ------------------------------------------------------------------ processes
 
@@ -545,7 +538,7 @@ class TurnStream:
         self._session, self._said, self._key, self._choice = session, said, key, choice
         self._listener = Listener(session._parts.feed, session.id)
         self._done: asyncio.Task[TurnResult[Any]] | None = None
-        self._left = False
+        self._left = self._follows = False
         self.turn_id = ""
 
     async def __aenter__(self) -> TurnStream:
@@ -554,12 +547,18 @@ class TurnStream:
         session.check_wait(self._key)
         accepted = await session.accept(self._said, "queue", self._key, self._choice)
         self.turn_id = ids.turn_id(session.id, accepted.turn)
+        if accepted.row.owner != parts.worker.id:
+            await parts.relay.follow(session.id, accepted.row, since=accepted.turn)
+            self._follows = True
         self._done = asyncio.create_task(parts.outcomes.wait(session.id, accepted.turn, accepted.known, host=True))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._follows:
+            self._follows = False
+            self._session._parts.relay.unfollow(self._session.id)
         if self._done is not None and not self._done.done():
             self._done.cancel()
             self._left = True
@@ -573,7 +572,11 @@ class TurnStream:
         return await asyncio.shield(self._task())
 
     def __aiter__(self) -> AsyncIterator[AnyEvent]:
-        return self._listener.events(self.turn_id, self._task())
+        settle = self._settle if self._follows else None
+        return self._listener.events(self.turn_id, self._task(), settle)
+
+    async def _settle(self) -> None:
+        await self._session._parts.relay.settle(self._session.id, ids.split(self.turn_id, 1)[1][0])
 
     async def partial_output(self) -> AsyncGenerator[Any, None]:
         """The typed answer as it grows, in place of the events: `async for value in turn.partial_output(): …`.

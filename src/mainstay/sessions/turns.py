@@ -308,7 +308,7 @@ class Turns:
             history = view.prompt() if framed is None else list(framed.summary)
         stalled = functools.partial(self.outcomes.waiters.resolve, scope.session_id, scope.turn)
         journal = TurnJournal(self.store, scope, len(records), self.clock, stalled, mail)
-        events = TurnEvents(self._feed, scope.session_id, name, asyncio.get_running_loop())
+        events = TurnEvents(self._feed, scope.session_id, name, asyncio.get_running_loop(), scope.generation)
         # With a direct completion in flight the turn's own question was not asked; what was lost is told there.
         interrupted = 0 if type(records[-1]) is Asking else row.takeovers
         hooks, session, kept = None, setup.plugins, setup.kept

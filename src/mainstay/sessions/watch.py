@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
 from mainstay.engine.host import ClockSkew
 from mainstay.engine.waits import asked
 from mainstay.errors import MainstayError, StoreError
-from mainstay.model.event import Gap, TurnCommitted
-from mainstay.model.ids import turn_id
 from mainstay.model.session import SessionRow
-from mainstay.observe.feed import TurnEvents
 from mainstay.ports.store import Store
 from mainstay.processes.worker import ProcessWorker
 from mainstay.sessions.parts import SessionParts
@@ -25,7 +21,7 @@ SWEEP_SECONDS = 3600.0
 
 
 class TurnWatch:
-    """Open turns (`WatchedKind`), with the tasks that wait for their end and the observers of their sessions."""
+    """Open turns (`WatchedKind`), with the tasks that wait for their end."""
 
     holds_suspects = False
 
@@ -70,7 +66,6 @@ class TurnWatch:
             if session_id not in parts.cache.tasks:
                 # No task here will answer them: what they wait for may be stuck, or behind something that is.
                 await self._answer(session_id)
-        await self._announce_missed()
         if changed:
             await self._reconcile_running()
         if parts.clock.monotonic() - self._trimmed >= TRIM_SECONDS:
@@ -91,25 +86,6 @@ class TurnWatch:
             run = parts.cache.run(session_id)
             if run is None or run.scope.generation != row.generation:
                 await self._answer(session_id)
-
-    async def _announce_missed(self) -> None:
-        """Turns that ended in other processes: observers of their sessions here get that, after a gap."""
-        parts = self._parts
-        for session_id in parts.feed.sessions:
-            row = await parts.store.session(session_id)
-            if row is not None and row.deleted:
-                parts.feed.end(session_id)
-            elif row is not None and self._is_missed(row):
-                outcome = await parts.archive.outcome(row, row.head)
-                if self._is_missed(row):  # still: no task here has announced it meanwhile
-                    name = turn_id(session_id, row.head)
-                    events = TurnEvents(parts.feed, session_id, name, asyncio.get_running_loop())
-                    events.emit(Gap, reason="another process worked on the session", last_committed=name)
-                    events.emit(TurnCommitted, outcome=outcome)
-
-    def _is_missed(self, row: SessionRow) -> bool:
-        """Whether a turn has ended that no task here works on, or is about to announce."""
-        return row.id not in self._parts.cache.tasks and self._parts.feed.behind(row.id, row.head)
 
     async def _answer(self, session_id: str) -> None:
         """Give the tasks that wait for turns of a session what the store says of their ends."""

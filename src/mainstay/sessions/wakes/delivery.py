@@ -330,7 +330,7 @@ class ProcessFeed:
                 "at": event.at,
             }
             for channel in channels:
-                channel.publish(ProcessChanged, "", known | fields)
+                channel.publish_hearsay(ProcessChanged, "", known | fields)
 
     async def _observers(self, row: ProcessRow) -> list[str]:
         """Sessions that somebody observes and whose process it is."""

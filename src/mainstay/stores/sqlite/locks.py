@@ -60,6 +60,7 @@ from mainstay.stores.files import (
     regular,
     sync_folder,
 )
+from mainstay.stores.sqlite import sockets
 
 log = logging.getLogger("mainstay.store")
 
@@ -371,12 +372,16 @@ def _is_locked(descriptor: int) -> bool:
 WORKER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 
+def workers_folder(database: Path) -> Path:
+    return Path(f"{database}-workers")
+
+
 class FileLease:
     """One file in `<store>-workers/`, named by the worker's id."""
 
     def __init__(self, database: Path, worker_id: str) -> None:
         self._database, self._id, self.process = database, worker_id, os_process.name()
-        self._folder = Path(f"{database}-workers")
+        self._folder = workers_folder(database)
         self._descriptor: int | None = None
 
     async def hold(self) -> None:
@@ -404,12 +409,13 @@ def is_freed(database: Path, worker: WorkerRow) -> bool:
     permission."""
     if not _is_ours(worker.id):
         return True
-    folder = Path(f"{database}-workers")
+    folder = workers_folder(database)
     path = folder / worker.id
     try:
         check_folder(folder)
         descriptor = open_file(path, os.O_RDWR)
     except FileNotFoundError:
+        _remove_socket(folder, worker)
         return True
     except OSError:
         return False
@@ -420,9 +426,15 @@ def is_freed(database: Path, worker: WorkerRow) -> bool:
     else:
         with contextlib.suppress(OSError):  # where it may not be removed it is proof all the same
             path.unlink()  # ids are used once: no process will lock it again
+        _remove_socket(folder, worker)
         return True
     finally:
         os.close(descriptor)
+
+
+def _remove_socket(folder: Path, dead: WorkerRow) -> None:
+    if dead.offers is not None and dead.offers.socket:
+        sockets.remove_left(folder, dead.id, dead.offers.socket)
 
 
 def _is_ours(worker_id: object) -> bool:

@@ -25,15 +25,15 @@ from mainstay.errors import InvalidInput, StoreInherited, StoreUnavailable
 from mainstay.model.process import Event, ProcessRow, WakeRow
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
-from mainstay.ports.store import SWEEP_GRACE, Tell
+from mainstay.ports.store import SWEEP_GRACE, Tell, WorkerSocket
 from mainstay.stores import os_process
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.files import access_of, shared
 from mainstay.stores.os_process import NO_THREAD, in_thread
-from mainstay.stores.sqlite import maintenance, records, schema
+from mainstay.stores.sqlite import maintenance, records, schema, sockets
 from mainstay.stores.sqlite.database import Sweep, WriterFile, connect, fold, is_referred_to, read_nodes, reading
 from mainstay.stores.sqlite.group_commit import LOOP_SYNC, Done, GroupWriter
-from mainstay.stores.sqlite.locks import FileLease, LockFile, is_freed
+from mainstay.stores.sqlite.locks import FileLease, LockFile, is_freed, workers_folder
 from mainstay.stores.sqlite.maintenance import on_thread
 from mainstay.stores.sqlite.records import (
     bad_nodes,
@@ -330,6 +330,16 @@ class SqliteStore:
     @property
     def location(self) -> str:
         return str(self.path)
+
+    def new_socket(self, worker_id: str) -> WorkerSocket | None:
+        return sockets.new_socket(workers_folder(self.path), worker_id)
+
+    def find_socket(self, worker: WorkerRow) -> WorkerSocket:
+        named = "" if worker.offers is None else worker.offers.socket
+        return sockets.find_socket(workers_folder(self.path), worker.id, named)
+
+    def remove_socket(self, where: WorkerSocket) -> None:
+        sockets.remove_socket(where.path)
 
     async def backup(self, to: str, tell: Tell) -> None:
         self._live()
