@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mainstay.lifecycle.process import news, target
+from mainstay.lifecycle.process import target, wake_for
 from mainstay.model.process import (
     Cause,
     Event,
@@ -40,14 +40,14 @@ CHAT = WakeTarget("chat")
 
 def payload_of(event: Event, record: ProcessRecord | None = None, wake: WakeTarget | None = CHAT) -> Any:
     """The payload that the session is told; `...` when it is told nothing."""
-    found = news(row(wake, record), event)
+    found = wake_for(row(wake, record), event)
     return ... if found is None else msgspec.json.decode(found.body, type=Wake).payload
 
 
 def test_the_end_of_a_process_is_told_with_its_outcome() -> None:
     ended = ProcessRecord("failed", 6, outcome=Failure("bug", "why"))
 
-    found = news(row(WakeTarget("chat", policy="notify"), ended), Event("process.failed", ended.outcome, 9))
+    found = wake_for(row(WakeTarget("chat", policy="notify"), ended), Event("process.failed", ended.outcome, 9))
 
     assert found is not None
     assert (found.session_id, found.pid, found.sequence, found.policy) == ("chat", 4, 6, "notify")
@@ -121,7 +121,7 @@ def test_an_index_that_points_nowhere_finds_nothing(index: str) -> None:
     wakes = EventType("odd", wake=WakeRule(input=f"/{index}"))
     asked = Registration("p", "tool", "rerunnable", events=(wakes,), wake=WakeTarget("chat"))
 
-    found = news(ProcessRow(4, asked, ProcessRecord()), Event("odd", ["only one"]))
+    found = wake_for(ProcessRow(4, asked, ProcessRecord()), Event("odd", ["only one"]))
 
     assert found is not None
     assert msgspec.json.decode(found.body, type=Wake).payload is None

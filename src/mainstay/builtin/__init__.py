@@ -1,4 +1,4 @@
-"""Plugins that come with Mainstay. Each is written as anybody would write one: read them as examples."""
+"""Plugins that come with Mainstay. They use the same interface as others: read them as examples."""
 
 from mainstay.builtin.compaction import Compaction
 from mainstay.builtin.history import OutputLimit, RollingHistory

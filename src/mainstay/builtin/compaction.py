@@ -102,7 +102,7 @@ class Compaction(Plugin):
     async def compact(self, ctx: CompactContext) -> CompactedHistory | None:
         room, size = self._room, self._size(ctx.messages)
         if ctx.overflow:
-            room = room.within(size // 2)  # the estimate was wrong, and nobody knows how far
+            room = room.within(size // 2)  # the estimate was wrong, and it is not known how far
         if size <= room.trigger:
             return None
         cut = self._cut(ctx.messages, room.keep)
@@ -174,7 +174,7 @@ def _question(before: str, piece: str) -> str:
 
 
 def _told(message: Message) -> str:
-    """A message as a reader would take it down. Calls are told as text: the model must not see them as its own."""
+    """A message as a reader would take it down. Calls are written as text: the model must not see them as its own."""
     lines = []
     for part in message.parts:
         match part:

@@ -75,7 +75,7 @@ class RollingHistory(Plugin):
         sizes = [self._estimate(message) for message in messages]
         if sum(sizes) <= self._limit:
             return messages
-        # Somebody may have steered the running turn: it is one turn still, and goes unharmed as a whole.
+        # An input may have been steered into the running turn: it is one turn still, and stays whole.
         starts = [at for at in user_turns(messages) if at <= ctx.history]
         recent = starts[-self._keep :][0] if starts else 0
         shown, sizes = self._cut_results(messages, sizes, recent)
@@ -186,5 +186,5 @@ class OutputLimit(Plugin):
         self._usual = OutputBudget() if bytes is None and lines is None else OutputBudget(bytes=bytes, lines=lines)
 
     def project_result(self, ctx: ToolEndContext) -> Any:
-        # What the model is told of a failure may be long as well: its words are often a program's output.
+        # The message of a failure may be long as well: it is often a program's output.
         return project(told(ctx.outcome), ctx.tool.output_budget or self._usual).value

@@ -8,10 +8,10 @@ All rules that fit a call are weighed, in whatever order they are written, and t
     allow               it runs
     no rule fits        `default`
 
-So no allow can shadow a deny, also not a remembered one, and a rule that somebody adds never opens what another closed.
+So no allow can shadow a deny, also not a remembered one, and a rule that is added never opens what another closed.
 An exception from a general "ask" is written as `default="ask"` and an allow.
 
-A glob looks at text and knows nothing of what the text means: `git *` fits `git status; rm -rf /` too. Allow what you
+A glob compares text only: `git *` fits `git status; rm -rf /` too. Allow what you
 can name, ask about the rest, and let a sandbox hold what must not happen.
 """
 
@@ -155,7 +155,7 @@ class Permissions(Plugin):
     One session may have its own: `options={"permissions": {"rules": [{"decision": "allow", "tool": "search"}]}}`. Every
     decision goes to the trace; the newest `trail` of them are kept with the session, without arguments.
 
-    Hooks are told of calls and not of answers. A call that ran although the rules ask about it was approved; one that
+    Hooks see calls and not answers. A call that ran although the rules ask about it was approved; one that
     was rejected is never heard of again, so nothing is remembered from it. Without its memory no turn runs
     (`required`).
     """
@@ -227,8 +227,8 @@ class Permissions(Plugin):
         name = ctx.tool.name
         judged = self.judge(name, ctx.args)
         self._note(Entry(ctx.call_id, name, judged.decision, judged.rule))
-        told = {"call_id": ctx.call_id, "tool": name, "decision": judged.decision, "rule": judged.rule}
-        found: list[Directive] = [EmitTrace("decision", told)]
+        judgement = {"call_id": ctx.call_id, "tool": name, "decision": judged.decision, "rule": judged.rule}
+        found: list[Directive] = [EmitTrace("decision", judgement)]
         if judged.decision == "deny":
             found.append(ShortCircuit(Denied(judged.reason, by=self.id)))
         elif judged.decision == "ask":
@@ -236,7 +236,7 @@ class Permissions(Plugin):
         return found
 
     def after_tool_call(self, ctx: ToolEndContext) -> None:
-        """Look at the call as it ran: the person was shown these arguments, whatever the model had given."""
+        """Judge the call as it ran: the person was shown these arguments, whatever the model had given."""
         if ctx.late:
             return  # what a host or a function started, no person has approved
         name = ctx.tool.name

@@ -67,7 +67,7 @@ def checked(steps: Iterable[Step]) -> tuple[Step, ...]:
 class Plan(Plugin):
     """Gives the model the tool `update_plan`, and shows it its plan before every model call.
 
-    Whoever observes the session gets an event with `{"plan": [{"text": …, "status": …}, …]}` when it changes.
+    Observers of the session get an event with `{"plan": [{"text": …, "status": …}, …]}` when it changes.
 
     The plan changes with the record of the call: killed before, the call runs again; killed after, the plan is there.
     """

@@ -1,7 +1,7 @@
 """The tools with which a model handles processes. Agents with a background tool have them without asking.
 
-A handle is what a background call returned, as JSON: `{"__handle__": "process", "id": …}`. What a model is told here is
-what a host is told by the same verbs.
+A handle is what a background call returned, as JSON: `{"__handle__": "process", "id": …}`. A model gets
+the same JSON here as a host by the same verbs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def start_tool(functions: Sequence[Process[..., Any]] = ()) -> Tool[..., Any]:
     return start_process
 
 
-@tool(recovery="rerun")  # waiting again harms nobody
+@tool(recovery="rerun")  # waiting again has no effect
 async def await_process(handle: Any, ctx: ToolContext[Any], timeout: float = AWAIT_SECONDS) -> Any:
     """Wait until a process has ended, and get what it returned.
 

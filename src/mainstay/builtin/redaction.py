@@ -1,13 +1,13 @@
 r"""Redaction: what looks like a secret is replaced by `[redacted:<kind>]` before it is recorded, streamed or traced.
 
-All patterns look at the same text. What any of them takes for a secret goes; where two overlap, the whole of both.
+All patterns search the same text. What any of them takes for a secret goes; where two overlap, the whole of both.
 
 A stream gives its text in pieces, and a secret may be cut in two. So text is held back until nothing that is still to
 come can change what becomes of it, which for most text is the end of the word. What makes this exact:
 
     - a match is within one word (printable ASCII without spaces), or its pattern has `open`: how such a match looks,
       as far as it is there, at the end of a text that goes on;
-    - a pattern looks at most one character beyond its match, and does not tell spaces from what is not ASCII;
+    - a pattern reads at most one character beyond its match, and does not tell spaces from what is not ASCII;
     - text is parted between words only, never within a match, nor after a place where one may have begun.
 
 Then the redacted pieces together are the redacted whole, wherever it was cut.
@@ -116,7 +116,7 @@ BUILTIN = (
         hints=("passw", "passphrase", "pwd", "secret", "token", "key"),
     ),
 )
-"""What is recognised without being told."""
+"""What is recognised by default."""
 
 _SECRET_KEY = re.compile(rf"(?i:{_NAME}|authorization)\Z", re.ASCII)
 _WORD = re.compile(r"[!-~]*")
@@ -125,7 +125,7 @@ SHORTEST = 6
 """Characters of a literal secret: shorter ones are found in the middle of ordinary words."""
 
 LONG = 1000
-"""Characters: what is held back beyond this is looked at when it has grown by a part, not with every piece."""
+"""Characters: what is held back beyond this is searched when it has grown by a part, not with every piece."""
 
 
 # ---------------------------------------------------------------------- text and JSON
@@ -209,8 +209,8 @@ class Redactor:
             name = self.text(str(key))
             while name in shown:  # keys that were secrets, and are alike now
                 name += "'"
-            told = not isinstance(item, str | int | float) or isinstance(item, bool) or item == ""
-            hidden = not told and _SECRET_KEY.search(str(key))
+            plain = not isinstance(item, str | int | float) or isinstance(item, bool) or item == ""
+            hidden = not plain and _SECRET_KEY.search(str(key))
             shown[name] = "[redacted:password]" if hidden else self.value(item, depth + 1)
         return shown
 
@@ -281,11 +281,11 @@ class Redaction(Plugin):
 
         Agent(model, tools=[…], plugins=[Redaction(), …])
 
-    It is a filter: wherever it stands, it sees what all other plugins have left. It looks at outcomes of calls, also
-    those that come from outside (completions, settlements, reasons) or from another plugin; at progress and artifacts
-    of tools, and at files that they return; at what sessions are told of processes; and at the model's text. Artifacts
-    and files that are no text pass as they are, or not at all (`binary="withhold"`): the tool is told then of an
-    artifact, and the result says so of a file.
+    It is a filter: wherever it stands, it sees what all other plugins have left. It filters outcomes of calls, also
+    those that come from outside (completions, settlements, reasons) or from another plugin; progress and artifacts of
+    tools, and files that they return; what wakes say of processes; and the model's text. Artifacts and files that are
+    no text pass as they are, or not at all (`binary="withhold"`): a tool that puts such an artifact gets an error, and
+    in place of such a file the result says so.
 
     It does not touch arguments: the call would be another one. Nor does it see what users say and which files they
     send, what processes keep of themselves, or a model's live reasoning. Traces have their own: `RedactingSink`.
@@ -351,7 +351,7 @@ class Redaction(Plugin):
                 return replace(outcome, reason=self.redactor.text(outcome.reason))
 
     def _files(self, files: tuple[File, ...]) -> tuple[File, ...]:
-        """Bytes in the store have passed `filter_value`; those at an address or a provider nothing here can look at.
+        """Bytes in the store have passed `filter_value`; those at an address or a provider nothing here can read.
         An address that holds a secret leads nowhere without it: that file is left out."""
         passed = []
         for file in files:

@@ -11,10 +11,11 @@
 Once it is over nothing of it changes but the number of its last event: `updated` stays the time of its end.
 
 A store writes an event and the folded record in one transaction, so folding the log again gives the record, field by
-field. Unknown types change nothing: a newer writer may have told them.
+field. Unknown types change nothing: a newer writer may have written them.
 
-`news` is what a session is told of a process: its end, and those of its events that were declared to wake. The checks
-at the end of the file say what may be asked of a process, and what may happen to it next. Nothing here waits or writes.
+`wake_for` is what a process reports to a session: its end, and those of its events that were declared to wake. The
+checks at the end of the file say what may be asked of a process, and what may happen to it next. Nothing here waits or
+writes.
 """
 
 from __future__ import annotations
@@ -186,12 +187,12 @@ CHANGES: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 
 def target(row: ProcessRow) -> WakeTarget | None:
-    """The session that hears of a process; None when nobody does."""
+    """The session that a process wakes; None when it wakes none."""
     found = row.record.wake or row.registration.wake
     return None if found is None or found.policy == "none" else found
 
 
-def news(row: ProcessRow, event: Event) -> WakeRow | None:
+def wake_for(row: ProcessRow, event: Event) -> WakeRow | None:
     """The wake that goes with an event, for the outbox; None for most. `row` is the process after the event."""
     to = target(row)
     if to is None:
@@ -249,7 +250,7 @@ def check_process_id(process_id: object) -> str:
 
 
 def readable(value: S, what: str) -> S:
-    """The value itself, when it can be read back: a wrong type is told to whoever gave it, not to who reads it next."""
+    """The value itself, when it can be read back: a wrong type fails the call that gave it, not a later read."""
     validate.read_back(value, what, InvalidProcess)
     return value
 
@@ -345,8 +346,8 @@ def alive(row: ProcessRow | None, process_id: str) -> ProcessRow:
 
 def awaits(row: ProcessRow, event: Event) -> bool:
     """Whether a parked process has something to do because of this."""
-    told = event.type
-    return row.status == "waiting" and any(w.kind == "signal" and told == SIGNAL + w.name for w in row.record.waits)
+    awaited = [SIGNAL + wait.name for wait in row.record.waits if wait.kind == "signal"]
+    return row.status == "waiting" and event.type in awaited
 
 
 def is_due(row: ProcessRow, now: int) -> bool:
@@ -355,7 +356,7 @@ def is_due(row: ProcessRow, now: int) -> bool:
 
 
 def check_authority(row: ProcessRow, authority: Authority, outcome: ProcessOutcome) -> None:
-    """Refuse whoever may not say how this process ended."""
+    """Refuse an authority that may not report how this process ended."""
     if COMPLETES_OUR_WORK.get(type(authority)) is not row.registration.contract.may_begin:
         raise WrongAuthority(row.id, type(authority).__name__, row.registration.recovery)
     if isinstance(authority, ReconciledAbandon) and not isinstance(outcome, Abandoned):

@@ -3,7 +3,7 @@
 A worker that owns a process gives it to its engine as an `EngineRun`. The engine does the work and returns its outcome.
 
     begin               the start of the work is on disk, and this worker owns it: before anything acts outside
-    emit, progress      events of the process, for whoever watches it
+    emit, progress      events of the process, for its observers
     set_external_ref    where the work is done, if that is elsewhere: found in `record.external_ref` after a crash
     journal             records and blobs of the engine's own, read again by the next run
     signals, listen     what others write to the process while it runs
@@ -19,7 +19,7 @@ Four things end a run besides the work itself. An engine tells them apart by the
     Unloaded            the process is parked
     Fenced              another worker owns it (`mainstay.errors`)
 
-Let the last three through. Any other exception leaves the process stuck, until a person has looked at it.
+Let the last three through. Any other exception leaves the process stuck, until a person resumes it.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ class EngineRun(Protocol):
     async def park(self, *waits: WaitOn) -> None:
         """Leave the process on disk until one of `waits` is over, then another run begins: raises Unloaded.
 
-        Returns when something has happened already that this run must look at first; it has been read then.
+        Returns when something has happened already that this run must act on first; it has been read then.
         """
         ...
 
@@ -304,7 +304,7 @@ class Engine(Protocol):
     def kind(self) -> str: ...
 
     def knows(self, registration: Registration) -> bool:
-        """Whether this engine has what it takes to run it. What nobody knows waits, and `doctor` says so."""
+        """Whether this engine has what it takes to run it. What no engine can run waits, and `doctor` says so."""
         ...
 
     async def run(self, run: EngineRun) -> ProcessOutcome:

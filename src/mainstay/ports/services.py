@@ -2,7 +2,7 @@
 do to a running turn.
 
 A service is a small Protocol; a role (`TurnHost`, `ToolHost`, …) is the services that fit a seam. What a session cannot
-do raises Unavailable with its own words; nothing is silently ignored. `session_id` None is the session at hand.
+do raises Unavailable with its own words; nothing is silently ignored. `session_id` None is the caller's own session.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class Lifecycle(Protocol):
         ...
 
     async def close_session(self, session_id: str) -> None:
-        """Forget what is in memory of a child; an error for the session at hand, or while a turn runs."""
+        """Forget what is in memory of a child; an error for the caller's own session, or while a turn runs."""
         ...
 
 
 class StartedTurn(Protocol):
-    """A turn of another session that runs, whether or not anybody listens."""
+    """A turn of another session. It runs whether or not its events are read."""
 
     @property
     def turn_id(self) -> str: ...
@@ -88,7 +88,7 @@ class TurnStarts(Protocol):
         ...
 
     async def await_turn(self, turn_id: str) -> Any:
-        """The result of a turn, once it ends or parks. A turn that would wait for its own session is told Conflict."""
+        """The result of a turn, once it ends or parks. Raises Conflict where a turn would wait for its own session."""
         ...
 
     async def start_turn(self, session_id: str, said: str | Message, *, key: str) -> Any:
@@ -158,7 +158,7 @@ class Traces(Protocol):
 #     registered    runs outside of this Runtime, and its caller reports how it ended
 #
 # A hidden or managed task is code in memory: it does not outlive its Runtime, and is then read as abandoned. What must
-# survive is a durable function: `start_process`. `session_id` None is the session at hand.
+# survive is a durable function: `start_process`. `session_id` None is the caller's own session.
 
 Work: TypeAlias = Callable[[], Awaitable[Any]]
 """What a task does: called once, where it was spawned."""
@@ -180,7 +180,7 @@ class Tasks(Protocol):
         wake: WakePolicy = "none",
         parent_end: ParentEnd = "abandon",
     ) -> Handle:
-        """Begin a durable process for the session at hand. In a turn, the same key from the same place is the same one.
+        """Begin a durable process for the caller's session. In a turn, the same key from the same place is the same.
 
         With parent_end="cancel" it is asked to stop when the turn that started it has ended.
         """
@@ -201,11 +201,11 @@ class Tasks(Protocol):
     async def register_background_task(
         self, task: TaskSpec, cancel: CancelHook | None = None, *, session_id: str | None = None
     ) -> Handle:
-        """List work that somebody else does. `cancel` is called once when it is to stop; then it is cancelled."""
+        """List work that is done elsewhere. `cancel` is called once when it is to stop; then it is cancelled."""
         ...
 
     async def unregister_background_task(self, task_id: str, *, session_id: str | None = None) -> None:
-        """List it no longer. Nobody will say how it ended."""
+        """List it no longer. Its end will not be reported."""
         ...
 
     async def complete_background_task(
@@ -239,7 +239,7 @@ class Tasks(Protocol):
         ...
 
     async def transfer_handles(self, target: str, handles: Sequence[Any], *, session_id: str | None = None) -> int:
-        """Hand processes on to another session, with their names and their news. Returns how many."""
+        """Hand processes on to another session, with their names and their wakes. Returns how many."""
         ...
 
     async def cancel_unreferenced_handles(
@@ -282,7 +282,7 @@ class TurnServices(ToolHost, Protocol):
 
     @property
     def probe(self) -> Callable[[str, str], None] | None:
-        """Told of the begin and the end of a hook, where somebody traces."""
+        """Called at the begin and the end of a hook, where there is a trace."""
         ...
 
     async def frame(self, reason: str, summary: tuple[Message, ...]) -> None:
@@ -323,7 +323,7 @@ StreamEnd: TypeAlias = Literal["complete", "attempt_reset", "aborted", "cancelle
 
 
 class TextStream(Protocol):
-    """The text of one model call on its way to whoever watches. `stopped`: a plugin has seen enough."""
+    """The text of one model call on its way to observers. `stopped`: a plugin has seen enough."""
 
     @property
     def stopped(self) -> bool: ...
@@ -362,7 +362,7 @@ class TurnHooks(Protocol):
         ...
 
     def stream(self, step: int) -> TextStream | None:
-        """How text is shown; None when nobody changes it."""
+        """How text is shown; None when no plugin changes it."""
         ...
 
     async def respond(self, response: ModelResponse, step: int) -> ModelResponse: ...

@@ -34,7 +34,7 @@ class SessionReads(Protocol):
     async def sessions(self, wanted: SessionFilter) -> list[SessionRow]: ...
 
     async def open_sessions(self) -> list[SessionRow]:
-        """Sessions with an open turn: what recovery looks at."""
+        """Sessions with an open turn: what recovery reads."""
         ...
 
     async def nodes(self, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
@@ -60,7 +60,7 @@ class ProcessReads(Protocol):
     async def processes(self, wanted: ProcessFilter) -> list[ProcessRow]: ...
 
     async def active_processes(self) -> list[ProcessRow]:
-        """Running processes, owned or to be claimed: what recovery looks at. Parked and stuck ones are not."""
+        """Running processes, owned or to be claimed: what recovery reads. Parked and stuck ones are not."""
         ...
 
     async def unowned_processes(self, after: int, limit: int) -> list[ProcessRow]:

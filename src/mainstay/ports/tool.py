@@ -48,7 +48,7 @@ class ToolProvider(Protocol):
 
 
 class Handle(Protocol):
-    """A process as whoever started it holds it; `mainstay.ProcessHandle` is the whole of it."""
+    """A process as its starter holds it; `mainstay.ProcessHandle` is the whole of it."""
 
     @property
     def id(self) -> str: ...

@@ -108,7 +108,7 @@ class VirtualClock:
                 future.set_result(None)
 
     def _poll(self, loop: asyncio.AbstractEventLoop, quiet: int) -> None:
-        """Look whether the loop had anything to run since the last look; after enough quiet, jump ahead."""
+        """Check whether the loop had anything to run since the last poll; after enough quiet, jump ahead."""
         while self._sleepers and self._sleepers[0][2].done():
             heapq.heappop(self._sleepers)
         if not self._sleepers:

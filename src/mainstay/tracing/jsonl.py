@@ -20,7 +20,7 @@ MAX_WAITING = 10_000
 
 
 class JsonlSink:
-    """Appends one line per event: `{"at": ms, "name": …, …}`. A thread of its own writes, so nobody waits for the disk.
+    """Appends one line per event: `{"at": ms, "name": …, …}`. A thread of its own writes: no task waits for the disk.
 
     A trace is not a journal: what waits when the process is killed is lost, and a full disk costs lines, never a turn.
     A new file, and folders that are made for it, are their owner's alone.
@@ -35,7 +35,7 @@ class JsonlSink:
     def write(self, name: str, payload: Mapping[str, Any]) -> None:
         try:
             line = encode({"at": int(time.time() * 1000), "name": name, **clean(payload)})
-        except Exception as error:  # whatever was traced, tracing harms nobody
+        except Exception as error:  # whatever was traced, tracing must not fail its caller
             line = encode({"at": int(time.time() * 1000), "name": name, "untraceable": type(error).__name__})
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="mainstay-trace", daemon=True)

@@ -98,7 +98,7 @@ class TurnState(Struct):
 
     `transcript` is what is recorded; `delivered` and `added` were gathered since and ride in the next record. `queued`
     was said by plugins while calls ran and is recorded: it is added when all of them have their results. `calls`
-    restate the reply in hand, keyed `<step>.<index>`, until each has an outcome; `called` counts those of all replies.
+    restate the newest reply, keyed `<step>.<index>`, until each has an outcome; `called` counts those of all replies.
     """
 
     turn_id: str
@@ -286,7 +286,7 @@ class Machine:
             within = most is None or reply.dropped <= most
             self._finish(BudgetSpent("records", MAX_ORDINAL) if within else BudgetSpent("calls_per_reply", most or 0))
         elif not state.calls or (reply.stop in CUT_OFF and not reply.started):
-            self._answered(reply)  # calls of a reply that was cut off are not run: their arguments may be half told
+            self._answered(reply)  # calls of a reply that was cut off are not run: their arguments may be cut off
         elif state.last:
             # The last step was granted for an answer: calls now would run for ever.
             self._finish(BudgetSpent("steps", self._budget.steps or 0))

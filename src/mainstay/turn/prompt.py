@@ -65,7 +65,7 @@ def _is_gone(part: object, digests: Container[str]) -> bool:
 
 
 def unreadable(file: object) -> str:
-    """What a model is told in place of a file."""
+    """What a model is shown in place of a file."""
     name = getattr(file, "name", "") or getattr(file, "media_type", "")
     return f"[{type(file).__name__} {name!r} is not shown: its bytes are missing or damaged in the store]"
 

@@ -44,10 +44,10 @@ from mainstay.lifecycle.process import (
     fold,
     is_due,
     known,
-    news,
     readable,
     same,
     same_asking,
+    wake_for,
 )
 from mainstay.lifecycle.process import target as heard_by
 from mainstay.model.process import (
@@ -516,7 +516,7 @@ async def append_event(tx: Transaction, row: ProcessRow, event: Event) -> Proces
     place = await tx.number(NextPlace())
     tx.change(LogEvent(row.pid, record.sequence, event, place))
     row = replace(row, record=record)
-    wake = news(row, event)
+    wake = wake_for(row, event)
     if wake is not None:
         # Its event's place is its number: it grows, and no other event will ever have it.
         tx.change(AddWake(replace(wake, number=place)))
