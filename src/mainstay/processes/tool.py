@@ -344,7 +344,7 @@ class ToolWork:
         except (CancelRequested, Leaving):
             pass  # `_stop` says which
         if not task.done() and not interruption.over:
-            interruption.timed_out, interruption.reason = timed_out, self._why()
+            interruption.because(self._why(), timed_out)
             context.mark_cancelled()
             task.cancel()
         if not task.done():

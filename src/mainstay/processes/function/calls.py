@@ -53,13 +53,14 @@ from mainstay.errors import (
     UnknownProcess,
 )
 from mainstay.errors import OutcomeUnknown as UnknownOutcome
+from mainstay.lifecycle.process import CONTINUED
 from mainstay.model.codec import MAX_VALUE, clean, clean_text, encode, error_text
-from mainstay.model.process import ProcessRow, SessionOrigin, Signal, WaitOn
+from mainstay.model.process import Event, ProcessRow, SessionOrigin, Signal, WaitOn
 from mainstay.model.record import Begun, Done, Fault, Segment, StepFaltered, StepKind
 from mainstay.model.tool import Failed, Ok, OutcomeUnknown, Recovery, ToolOutcome, ToolSpec
 from mainstay.ports.process import EngineRun, Leaving, Unloaded
-from mainstay.processes.function.replay import Open, Replay, limit_around_caller, shape, shown
-from mainstay.processes.function.scheduler import STOP, Branch, BranchStopped, Scheduler
+from mainstay.processes.function.replay import FORKS, Open, Replay, limit_around_caller, shape, shown
+from mainstay.processes.function.scheduler import CANCEL, STOP, Branch, BranchStopped, Scheduler
 from mainstay.processes.run import Host
 from mainstay.tools.attempt import (
     NOT_BEGUN,
@@ -80,7 +81,7 @@ from mainstay.tools.attempt import (
 )
 from mainstay.tools.context import CallHost, ToolContext
 from mainstay.tools.define import Tool, returns_codec
-from mainstay.tools.invoke import Threads, on_thread
+from mainstay.tools.invoke import on_thread
 from mainstay.tools.revive import ValueCodec, revived
 from mainstay.tools.revive import shown as shown_type
 
@@ -195,7 +196,8 @@ class Calls:
         else:
             done = None if self.replay.over else self.replay.answer(key, kind, name, asked)
         if done is None:
-            branch.unrecorded += 1
+            if kind not in FORKS:  # of a fork, the calls of its branches count
+                branch.made_unrecorded()
             if self.scheduler.replaying or branch.pending:
                 return None  # it is held, or stopped, before it is made
             limit = await limit_around_caller()
@@ -218,7 +220,7 @@ class Calls:
         if self._first is None:
             self._first = asked
         elif asked != self._first and kind != "checkpoint":
-            branch.calls = 0  # it was not made: the next one is the first
+            branch.begin_anew()  # it was not made: the next one is the first
             raise MisplacedCheckpoint(shown(*self._first, ""), shown(*asked, ""))
 
     def refused(self, key: str, kind: StepKind, name: str, asked: str, error: MainstayError) -> Done:
@@ -247,6 +249,22 @@ class Calls:
             self.scheduler.waits.add_signal(found)
         await self.check_stop(branch, on.key, kind, called, asked)
         return None if found is STOP else found
+
+    # ------------------------------------------------------------------ segments
+
+    async def begin_segment(self, state: Any, args: dict[str, Any] | None) -> Segment:
+        """Keep `state`, or begin with other arguments, and forget what was recorded so far."""
+        before, scheduler = self.segment, self.scheduler
+        kept, taken = scheduler.waits.kept_signals(), scheduler.taken
+        floor = kept[0] - 1 if kept else self.journal.read_to
+        still = tuple(sorted(each for each in taken if each > floor))
+        number, now, stopped = before.number + 1, self.clock.now(), CANCEL in scheduler.root.delivered
+        args = before.args if args is None else args
+        segment = Segment(number, state, args, floor, still, stopped, now, ordered=True)
+        await self.journal.cut(segment, Event(CONTINUED, {"segment": number}, now))
+        self.segment = segment
+        taken.intersection_update(still)
+        return segment
 
     # ------------------------------------------------------------------ stops
 
@@ -311,7 +329,11 @@ class StepOptions(Struct, frozen=True):
 class StepCall(Struct, frozen=True):
     """One step as it was asked for. `contract` is that of its tool with the options of the call; a plain function has
     one, too. Its limits hold for steps as for calls in turns. `codec` stores what it returns and brings it back, by the
-    annotation of its function; `refusal` says why there is none."""
+    annotation of its function; `refusal` says why there is none.
+
+    `reruns`: it may be done again after a crash. `sees_key`: its function is given a tool's context, and with it the
+    idempotency key. `changes`: its arguments are objects that may change.
+    """
 
     key: str
     name: str
@@ -320,21 +342,12 @@ class StepCall(Struct, frozen=True):
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     contract: ToolSpec
+    reruns: bool
+    changes: bool
+    sees_key: bool = False
     needs: Needs = ()
     codec: ValueCodec | None = None
     refusal: InvalidDefinition | None = None
-
-    @property
-    def reruns(self) -> bool:
-        return self.contract.recovery == "rerun"
-
-    @property
-    def sees_key(self) -> bool:
-        """Whether its function is given a tool's context, and with it the idempotency key."""
-        return isinstance(self.fn, Tool) and self.fn.context_parameter is not None
-
-    def done(self, **how: Any) -> Done:
-        return Done(self.key, "step", self.name, self.asked, **how)
 
     def returned(self, process_id: str, done: Done) -> Any:
         """What the recorded step returns, or raises, at its line. Raises NotRevived when the annotation of its function
@@ -346,8 +359,6 @@ class StepCall(Struct, frozen=True):
 
     def with_copies(self, deps: Any) -> StepCall:
         """The same step with arguments of its own. `deps` are live, whatever they are made of."""
-        if all(type(each) in ATOMS for each in self.args) and not self.kwargs:
-            return self
         memo = {id(deps): deps}
         args, kwargs = copied(self.args, memo), copied(dict(self.kwargs), memo)
         return msgspec.structs.replace(self, args=args, kwargs=kwargs)
@@ -383,59 +394,68 @@ class BodyEnd(Struct, frozen=True):
 
 
 class StepRun:
-    """One step that no record answers, from its first attempt in this run to its result."""
+    """One step that no record answers, from its first attempt in this run to its result.
 
-    __slots__ = ("_branch", "_calls", "_clock", "_host", "_progress", "_step")
+    `_began`: the body of the attempt at hand may have had an effect. `_on_thread`: it runs, or ran, on a thread, which
+    releases its places itself at its end, however long after the step was left.
+    """
+
+    __slots__ = ("_began", "_branch", "_calls", "_clock", "_host", "_on_thread", "_progress", "_step")
 
     def __init__(self, calls: Calls, branch: Branch, step: StepCall, progress: Callable[[Any], None]) -> None:
         self._calls, self._branch, self._progress = calls, branch, progress
         self._host, self._clock = calls.host, calls.clock
         # Copied before anything is awaited: another branch may change the arguments while this one waits.
-        self._step = step.with_copies(calls.host.deps)
+        self._step = step.with_copies(calls.host.deps) if step.changes else step
+        self._began = self._on_thread = False
 
     async def run(self) -> Any:
         calls, branch, step = self._calls, self._branch, self._step
         before = None if calls.replay.over else calls.replay.left_open(step.key, "step", step.name, step.asked)
-        attempt = self._first_attempt(before)
-        if attempt is None:
-            assert before is not None
-            assert before.begun is not None
-            return await self._end(step.done(unknown=DIED, attempts=before.begun.attempt))
-        if before is not None and before.faltered is not None:
-            await self._pause(before.faltered.due, before.faltered.at)
+        # A step that may be repeated leaves no record when it begins: if it is the first call that no record answers,
+        # every worker that died since may have made it.
+        lost = calls.interrupted if step.reruns and branch.unrecorded == 1 else 0
+        if before is None:
+            attempt = StepAttempt(1 + lost, lost, self._host.store.identity())
+        else:
+            resumed = self._attempt_after(before, lost)
+            if isinstance(resumed, Done):
+                return await self._end(resumed)
+            attempt = resumed
+            if before.faltered is not None:
+                await self._pause(before.faltered.due, before.faltered.at)
         while True:
             if not calls.run.placed:
                 await self._place()
             if branch.pending:
                 if attempt.repeated:  # what a dead worker did of it may have had its effect
                     dropped = branch.deliver_stop()
-                    stopped = step.done(unknown=DIED, cut=True, dropped=dropped, attempts=attempt.attempts - 1)
-                    return await self._end(stopped)
+                    return await self._end(self._unknown(DIED, attempt.attempts - 1, cut=True, dropped=dropped))
                 await calls.check_stop(branch, step.key, "step", step.name, step.asked)
             if step.needs and not await self._take_place():
                 continue  # asked to stop meanwhile
+            self._began = self._on_thread = False
             ended = await self._attempt(attempt)
             if isinstance(ended, Done):
                 return await self._end(ended)
             await self._pause(ended, self._clock.now())
             attempt = attempt.after_failure()
 
-    def _first_attempt(self, before: Open | None) -> StepAttempt | None:
-        """The attempt that is due, after those that are recorded; None when the last one may not be made again."""
-        calls, contract = self._calls, self._step.contract
-        # A step that may be repeated leaves no record when it begins: if it is the first call that no record answers,
-        # every worker that died since may have made it.
-        lost = calls.interrupted if self._step.reruns and self._branch.unrecorded == 1 else 0
-        if before is None:
-            return StepAttempt(1 + lost, lost, self._host.store.identity())
-        repeated, store = (0, "") if before.begun is None else (before.begun.repeated, before.begun.store)
+    def _attempt_after(self, before: Open, lost: int) -> StepAttempt | Done:
+        """The attempt that is due after those that are recorded, or how the step ends: the last one may not be made
+        again."""
+        begun = before.begun
+        repeated, store = (0, "") if begun is None else (begun.repeated, begun.store)
         if before.faltered is not None:
             return StepAttempt(before.faltered.attempt + 1, repeated, store)
-        assert before.begun is not None
-        if isinstance(next_need(StepAttempt(before.begun.attempt, repeated), contract), Conclude):
-            return None
-        lost = max(calls.row.attempts - before.begun.life if before.begun.life else lost, 1)
-        return StepAttempt(before.begun.attempt + lost, repeated + lost, store)
+        assert begun is not None
+        if isinstance(next_need(StepAttempt(begun.attempt, repeated), self._step.contract), Conclude):
+            return self._unknown(DIED, begun.attempt)
+        lost = max(self._calls.row.attempts - begun.life if begun.life else lost, 1)
+        return StepAttempt(begun.attempt + lost, repeated + lost, store)
+
+    def _unknown(self, why: str, attempts: int, **how: Any) -> Done:
+        return Done(self._step.key, "step", self._step.name, self._step.asked, unknown=why, attempts=attempts, **how)
 
     async def _pause(self, due: int, since: int) -> None:
         step = self._step
@@ -478,29 +498,25 @@ class StepRun:
         return True
 
     async def _attempt(self, attempt: StepAttempt) -> Done | int:
-        """One attempt, in the place that it holds: how the step ended, or when the next attempt is due."""
-        step, host, needs = self._step, self._host, self._step.needs
-        # An attempt that may be followed by another must not leave its changes of the arguments to it.
-        own = step.with_copies(host.deps) if step.contract.retries else step
-        context = self._tool_context(attempt) if step.sees_key else None
-        ended = None
-        if needs:  # a body on a thread releases its place itself, when it has really ended
-            ended = functools.partial(host.admission.release_from_thread, asyncio.get_running_loop(), needs)
-        body = Body(host.threads, own, context, ended)
-        try:
-            return await self._try(attempt, body)
-        finally:
-            if needs and not body.on_thread:
-                host.admission.release(needs)
+        """One attempt, in the place that it holds: how the step ended, or when the next attempt is due.
 
-    async def _try(self, attempt: StepAttempt, body: Body) -> Done | int:
-        calls, step = self._calls, self._step
-        recorded = self._records_begun(attempt)
-        if recorded:
-            self._record_begun(attempt, repeats=attempt.repeated > 0)
-        await calls.run.begin()
-        began = self._clock.monotonic()
-        ended = await self._run_body(body)
+        Its start is written before it if it may not be repeated, or sees its idempotency key, which every attempt must
+        find as the first one had it. Otherwise the row tells how many workers died without a new record. Beside other
+        branches, whose records hide that, and after a failure, whose record is there anyway, it is written too.
+        """
+        step, host, calls = self._step, self._host, self._calls
+        repeats = attempt.repeated > 0
+        recorded = not step.reruns or step.sees_key or attempt.attempts - attempt.repeated > 1
+        recorded = recorded or (repeats and not calls.scheduler.has_one_branch)
+        try:
+            if recorded:
+                self._record_begun(attempt, repeats)
+            await calls.run.begin()
+            began = self._clock.monotonic()
+            ended = await self._run_body(attempt)
+        finally:
+            if step.needs and not self._on_thread:
+                host.admission.release(step.needs)
         verdict = settle(ended.end, attempt, step.contract, ended.stop)
         match verdict:
             case TryAgain(failed, after):
@@ -511,13 +527,17 @@ class StepRun:
                 return self._done(attempt, outcome, ended, began)
             case Withdraw() if ended.stop is StopCause.CANCELLED:
                 # This attempt did nothing; what a dead worker did of the one before may have had its effect.
-                return self._done(attempt, OutcomeUnknown(DIED) if attempt.repeated else None, ended, began)
+                return self._done(attempt, OutcomeUnknown(DIED) if repeats else None, ended, began)
         self._leave(attempt, verdict, recorded)
         raise Unloaded
 
     def _done(self, attempt: StepAttempt, outcome: ToolOutcome | None, ended: BodyEnd, began: float) -> Done:
         stopped = ended.stop is StopCause.CANCELLED
-        return self._step.done(
+        return Done(
+            self._step.key,
+            "step",
+            self._step.name,
+            self._step.asked,
             value=outcome.value if isinstance(outcome, Ok) else None,
             fault=ended.fault if isinstance(outcome, Failed) else None,
             unknown=outcome.reason if isinstance(outcome, OutcomeUnknown) else None,
@@ -529,17 +549,6 @@ class StepRun:
             at=self._clock.now(),
         )
 
-    def _records_begun(self, attempt: StepAttempt) -> bool:
-        """Whether the start of an attempt is written before it: always, if it may not be repeated, or sees its
-        idempotency key, which every attempt must find as the first one had it.
-
-        Otherwise the row tells how many workers died without a new record. Beside other branches, whose records hide
-        that, and after a failure, whose record is there anyway, it is written too.
-        """
-        if not self._step.reruns or self._step.sees_key:
-            return True
-        return attempt.failures > 1 or (attempt.repeated > 0 and not self._calls.scheduler.has_one_branch)
-
     def _record_begun(self, attempt: StepAttempt, repeats: bool = False) -> None:
         step, now = self._step, self._clock.now()
         life = self._calls.row.attempts if step.reruns else 0
@@ -548,24 +557,23 @@ class StepRun:
         )
         self._calls.scheduler.record(begun, repeats=repeats)
 
-    async def _run_body(self, body: Body) -> BodyEnd:
-        branch, contract = self._branch, self._step.contract
-        branch.in_step = True
+    async def _run_body(self, attempt: StepAttempt) -> BodyEnd:
+        step, contract = self._step, self._step.contract
+        # An attempt that may be followed by another must not leave its changes of the arguments to it.
+        own = step.with_copies(self._host.deps) if contract.retries and step.changes else step
+        context = self._tool_context(attempt) if step.sees_key else None
         try:
-            value = await branch.control.guard(body.run(), contract.timeout)
-            return BodyEnd(Ok(checked(value, "the result", self._step.codec)))
-        except TurnCancelled:
-            body.stop()
-            unknown = OutcomeUnknown("it was cancelled while it ran")
-            return BodyEnd(unknown if body.began else NotBegun(), stop=StopCause.CANCELLED)
-        except Leaving:
-            body.stop()
-            unknown = OutcomeUnknown("the runtime was left while it ran")
-            return BodyEnd(unknown if body.began else NotBegun(), stop=StopCause.LEFT)
-        except OutOfTime:
-            body.stop()
-            late = f"it did not end within {contract.timeout:g} s"
-            return BodyEnd(cut_off(contract.recovery, late, timed_out=True))
+            value = await self._branch.control.guard(self._body(own, context), contract.timeout)
+            return BodyEnd(Ok(checked(value, "the result", step.codec)))
+        except (TurnCancelled, Leaving, OutOfTime) as stop:
+            if context is not None:
+                context.mark_cancelled()  # for a body on a thread, which goes on
+            if isinstance(stop, OutOfTime):
+                return BodyEnd(cut_off(contract.recovery, f"it did not end within {contract.timeout:g} s", True))
+            cancelled = isinstance(stop, TurnCancelled)
+            unknown = OutcomeUnknown(f"{'it was cancelled' if cancelled else 'the runtime was left'} while it ran")
+            cause = StopCause.CANCELLED if cancelled else StopCause.LEFT
+            return BodyEnd(unknown if self._began else NotBegun(), stop=cause)
         except SelfCancelled:
             return self._failed(Fault("raised", "CancelledError: the step cancelled itself"), again=False)
         except Retry as retry:
@@ -578,8 +586,21 @@ class StepRun:
             # A step may raise anything. Unlike a tool that a model calls, it is tried again without asking for that:
             # its function says how often, and handles the fault.
             return self._failed(self._fault(error), again=True)
-        finally:
-            branch.in_step = False
+
+    async def _body(self, step: StepCall, context: ToolContext[Any] | None) -> Any:
+        self._began = True
+        fn, kwargs = step.fn, dict(step.kwargs)
+        if isinstance(fn, Tool):
+            if context is not None and fn.context_parameter is not None:
+                kwargs.setdefault(fn.context_parameter, context)
+            fn = fn.fn
+        if inspect.iscoroutinefunction(fn):
+            return await fn(*step.args, **kwargs)
+        self._on_thread, ended = True, None
+        if step.needs:
+            loop = asyncio.get_running_loop()
+            ended = functools.partial(self._host.admission.release_from_thread, loop, step.needs)
+        return await on_thread(functools.partial(fn, *step.args, **kwargs), self._host.threads, ended, grace=0)
 
     def _failed(self, fault: Fault, again: bool, after: float | None = None) -> BodyEnd:
         failed = Failed(fault.code, fault.message, fault.data)
@@ -615,7 +636,7 @@ class StepRun:
             case Leave() if not recorded:
                 self._record_begun(attempt)
             case EndCall(OutcomeUnknown(reason)):
-                scheduler.record(step.done(unknown=reason, attempts=attempt.attempts, at=now))
+                scheduler.record(self._unknown(reason, attempt.attempts, at=now))
             case _:
                 pass  # what is on disk tells it already
 
@@ -643,36 +664,6 @@ class StepCallHost(CallHost):
         self._progress(value)
 
 
-class Body:
-    """One attempt of a step's function. `began`: it may have had an effect. `on_thread`: it runs, or ran, on one, which
-    calls `ended` at its end, however long after its step was left."""
-
-    __slots__ = ("_call", "_ctx", "_ended", "_threads", "began", "on_thread")
-
-    def __init__(
-        self, threads: Threads, call: StepCall, ctx: ToolContext[Any] | None, ended: Callable[[], None] | None
-    ) -> None:
-        self._threads, self._call, self._ctx, self._ended = threads, call, ctx, ended
-        self.began = self.on_thread = False
-
-    def stop(self) -> None:
-        """Let a body on a thread see, in its context, that its step was left."""
-        if self._ctx is not None:
-            self._ctx.mark_cancelled()
-
-    async def run(self) -> Any:
-        self.began = True
-        fn, args, kwargs = self._call.fn, self._call.args, dict(self._call.kwargs)
-        if isinstance(fn, Tool):
-            if self._ctx is not None and fn.context_parameter is not None:
-                kwargs.setdefault(fn.context_parameter, self._ctx)
-            fn = fn.fn
-        if inspect.iscoroutinefunction(fn):
-            return await fn(*args, **kwargs)
-        self.on_thread = True
-        return await on_thread(functools.partial(fn, *args, **kwargs), self._threads, self._ended, grace=0)
-
-
 def read_step(
     key: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: StepOptions
 ) -> StepCall:
@@ -692,18 +683,31 @@ def read_step(
     name = clean_text(
         options.name or (spec.name if spec is not None else str(getattr(fn, "__name__", type(fn).__name__)))
     )
-    asked, codec, refusal = shape(args, kwargs), None, None
+    asked, reruns, codec, refusal = shape(args, kwargs), recovery == "rerun", None, None
     try:
         codec = returns_codec(fn, f"step {name}")
     except InvalidDefinition as error:  # of one that is recorded already, another worker may know more
         refusal = error
     if spec is None:
-        kept: Recovery = "rerun" if recovery == "rerun" else "once"
+        kept: Recovery = "rerun" if reruns else "once"
         contract = ToolSpec(name, input_schema=_NO_SCHEMA, recovery=kept, retries=retries, timeout=timeout)
-        return StepCall(key, name, asked, fn, args, kwargs, contract, (), codec, refusal)
-    contract = msgspec.structs.replace(spec, recovery=recovery, retries=retries, timeout=timeout)
-    # The limits are those of the tool, whatever the step is called.
-    return StepCall(key, name, asked, fn, args, kwargs, contract, needs_of(spec), codec, refusal)
+    else:
+        contract = msgspec.structs.replace(spec, recovery=recovery, retries=retries, timeout=timeout)
+    return StepCall(
+        key,
+        name,
+        asked,
+        fn,
+        args,
+        kwargs,
+        contract,
+        reruns,
+        changes=bool(kwargs) or not all(type(each) in ATOMS for each in args),
+        sees_key=isinstance(fn, Tool) and fn.context_parameter is not None,
+        needs=() if spec is None else needs_of(spec),  # those of the tool, whatever the step is called
+        codec=codec,
+        refusal=refusal,
+    )
 
 
 def copied(value: Any, memo: dict[int, Any] | None = None) -> Any:

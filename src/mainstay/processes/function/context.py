@@ -29,7 +29,7 @@ from mainstay.errors import (
     TimedOut,
     UnknownProcess,
 )
-from mainstay.lifecycle.process import CONTINUED, PROGRESS, SIGNAL, check_args, check_signal, declared
+from mainstay.lifecycle.process import PROGRESS, SIGNAL, check_args, check_signal, declared
 from mainstay.model.codec import clean, clean_text, decode, encode, encode_checked
 from mainstay.model.process import (
     Event,
@@ -55,7 +55,7 @@ from mainstay.processes.function.calls import (
     recorded,
 )
 from mainstay.processes.function.replay import shape
-from mainstay.processes.function.scheduler import CANCEL, Branch, Group, Works
+from mainstay.processes.function.scheduler import Branch, Group, Works
 from mainstay.processes.handle import ProcessCall, ProcessHandle, Startable, handle_id, read_start, value_of
 from mainstay.tools.check import check
 from mainstay.tools.context import Deps
@@ -296,7 +296,7 @@ class ProcessContext(Generic[Deps]):
     @overload
     async def start(
         self, what: ProcessCall[R], *, parent_end: ParentEnd = "cancel", label: str = "", wake: WakePolicy = "none"
-    ) -> Child[R]: ...
+    ) -> ChildHandle[R]: ...
     @overload
     async def start(
         self,
@@ -306,7 +306,7 @@ class ProcessContext(Generic[Deps]):
         parent_end: ParentEnd = "cancel",
         label: str = "",
         wake: WakePolicy = "none",
-    ) -> Child[R]: ...
+    ) -> ChildHandle[R]: ...
     @overload
     async def start(
         self,
@@ -316,7 +316,7 @@ class ProcessContext(Generic[Deps]):
         parent_end: ParentEnd = "cancel",
         label: str = "",
         wake: WakePolicy = "none",
-    ) -> Child[Any]: ...
+    ) -> ChildHandle[Any]: ...
     async def start(
         self,
         what: Any,
@@ -325,13 +325,13 @@ class ProcessContext(Generic[Deps]):
         parent_end: ParentEnd = "cancel",
         label: str = "",
         wake: WakePolicy = "none",
-    ) -> Child[Any]:
+    ) -> ChildHandle[Any]:
         """Start a process of its own: a durable function, a tool or an agent. Asked for twice, it is started once.
 
         `parent_end` says what becomes of it when this process ends first.
         """
         what, args, codec = read_start(what, args)
-        return Child(self, await self._start(what, args, ChildOptions(parent_end, label, wake)), codec)
+        return ChildHandle(self, await self._start(what, args, ChildOptions(parent_end, label, wake)), codec)
 
     @recorded
     async def _start(self, branch: Branch, what: Any, args: Mapping[str, Any] | None, options: ChildOptions) -> str:
@@ -345,7 +345,7 @@ class ProcessContext(Generic[Deps]):
         return str(await self._act(branch, key, "start", name, shape((plain,), {}), begin))
 
     @overload
-    async def result(self, process: Child[R] | ProcessHandle[R], /, *, timeout: float | None = None) -> R: ...
+    async def result(self, process: ChildHandle[R] | ProcessHandle[R], /, *, timeout: float | None = None) -> R: ...
     @overload
     async def result(self, process: Any, /, *, timeout: float | None = None) -> Any: ...
     @recorded
@@ -363,7 +363,7 @@ class ProcessContext(Generic[Deps]):
         if done.late:
             raise TimedOut(f"process {process_id!r} did not end", timeout)
         value = value_of(process_id, answered(done))
-        codec = process.codec if isinstance(process, Child | ProcessHandle) else None
+        codec = process.codec if isinstance(process, ChildHandle | ProcessHandle) else None
         return revived(codec, value, f"process {self.process_id!r} at {key}", f"the result of process {process_id!r}")
 
     async def _end_of(self, branch: Branch, key: str, process_id: str, asked: str, timeout: float | None) -> Done:
@@ -542,9 +542,8 @@ class ProcessContext(Generic[Deps]):
         if len(set(map(id, works))) != len(works):
             raise InvalidInput(f"ctx.{kind} was given the same coroutine twice: call the function once for each branch")
         calls, scheduler = self._calls, self._calls.scheduler
-        unrecorded, key, asked = branch.unrecorded, branch.next_key(), str(len(works))
+        key, asked = branch.next_key(), str(len(works))
         before = await calls.answer(branch, key, kind, "", asked)
-        branch.unrecorded = unrecorded  # what counts are the calls of its branches
         if before is not None:
             answered(before)
         if before is None and not calls.replay.was_forked(key, kind, len(works)) and not scheduler.replaying:
@@ -582,7 +581,7 @@ class ProcessContext(Generic[Deps]):
         except Diverged as error:
             raise scheduler.fail(error) from error
         if done is None:
-            branch.unrecorded += 1
+            branch.made_unrecorded()
             done = Done(key, "now", "", "", calls.clock.now())
             scheduler.record(done)
         else:
@@ -628,8 +627,8 @@ class ProcessContext(Generic[Deps]):
         await self._end_segment(branch, "checkpoint")
         if restart:
             raise BeginAnew(state=plain)
-        await self._begin_segment(plain, None)
-        branch.calls = 0
+        await self._calls.begin_segment(plain, None)
+        branch.begin_anew()
         self._randoms.clear()
 
     @recorded
@@ -653,27 +652,13 @@ class ProcessContext(Generic[Deps]):
         calls.replay.check_over(what)
         await calls.check_stop(branch, key, "checkpoint", what, "")
 
-    async def _begin_segment(self, state: Any, args: dict[str, Any] | None) -> None:
-        calls, scheduler = self._calls, self._calls.scheduler
-        kept, taken = scheduler.waits.kept_signals(), scheduler.taken
-        floor = kept[0] - 1 if kept else calls.journal.read_to
-        still = tuple(sorted(each for each in taken if each > floor))
-        if args is None:
-            args = calls.segment.args
-        number, now, stopped = calls.segment.number + 1, calls.clock.now(), CANCEL in scheduler.root.delivered
-        segment = Segment(number, state, args, floor, still, stopped, now, ordered=True)
-        await calls.journal.cut(segment, Event(CONTINUED, {"segment": number}, now))
-        calls.segment = segment
-        taken.intersection_update(still)
-
 
 async def begin_anew(context: ProcessContext[Any], anew: BeginAnew) -> Segment:
     """The rest of `continue_as_new`, or of a checkpoint that begins again, once the function has unwound."""
-    await context._begin_segment(anew.state, None if anew.new_args is None else dict(anew.new_args))
-    return context._calls.segment
+    return await context._calls.begin_segment(anew.state, None if anew.new_args is None else dict(anew.new_args))
 
 
-class Child(Generic[R_co]):
+class ChildHandle(Generic[R_co]):
     """A process that a durable function has started: its calls are the function's own. `codec` brings back what it
     returns; without one that is JSON."""
 
@@ -681,7 +666,7 @@ class Child(Generic[R_co]):
         self._context, self.id, self.codec = context, process_id, codec
 
     def __repr__(self) -> str:
-        return f"<Child {self.id}>"
+        return f"<ChildHandle {self.id}>"
 
     def to_json(self) -> dict[str, str]:
         return {"__handle__": "process", "id": self.id}

@@ -111,8 +111,9 @@ class Branch:
 
     `pending` are the causes for which it is to be stopped, `delivered` those for which it was; `inherited` are those
     that its parent has passed on to it. `control` carries a request to a step that runs. `unrecorded` counts its calls
-    that no record answered, `own_cancels` how often code of the function has cancelled its task. `in_call` and
-    `in_step` say where it is, `refused` how often its calls raised `Unloaded`. `children` are branches that it waits
+    that no record answered, `own_cancels` how often code of the function has cancelled its task. `in_call`: it
+    makes a call, so that code of its own which runs meanwhile is a step's. `refused` is how often its calls raised
+    `Unloaded`. `children` are branches that it waits
     for, `work` is its coroutine. `can_run`: see the top of this file; `outside` is a future that it waits for and that
     is not ours.
     """
@@ -124,7 +125,6 @@ class Branch:
         "control",
         "delivered",
         "in_call",
-        "in_step",
         "inherited",
         "key",
         "outside",
@@ -146,12 +146,20 @@ class Branch:
         self.inherited: set[str] = set(self.pending)
         self.delivered: set[str] = set() if parent is None else set(parent.delivered)
         self.unrecorded: int = 0 if parent is None else parent.unrecorded
-        self.in_call = self.in_step = False
+        self.in_call = False
         self.refused = self.own_cancels = 0
 
     def next_key(self) -> str:
         self.calls += 1
         return f"{self.key}.{self.calls}" if self.key else str(self.calls)
+
+    def begin_anew(self) -> None:
+        """Its next call is the first of a segment."""
+        self.calls = 0
+
+    def made_unrecorded(self) -> None:
+        """It makes a call that no record answers."""
+        self.unrecorded += 1
 
     def deliver_stop(self) -> bool:
         """The call that it makes is stopped. Whether that is because another branch was chosen."""
@@ -214,7 +222,7 @@ class Group:
         return next((error for error in found if isinstance(error, BranchStopped)), found[0] if found else None)
 
 
-class Result(Struct, eq=False):
+class CallResult(Struct, eq=False):
     """What a call came to, queued until its branch may go on. `event` is written with it; `taken`: it is delivered."""
 
     branch: Branch
@@ -224,7 +232,7 @@ class Result(Struct, eq=False):
     taken: bool = True
 
 
-class Asking(Struct, eq=False):
+class PendingAnswer(Struct, eq=False):
     """A branch that waits for its recorded result."""
 
     branch: Branch
@@ -255,10 +263,11 @@ class Waits:
         park: Callable[[tuple[WaitOn, ...]], Awaitable[bool]],
         rest: Callable[[bool], None],
         failed: Callable[[Exception], object],
+        working: int = 0,
     ) -> None:
         self._clock, self._seconds_until, self._park = clock, seconds_until, park
         self._rest, self._failed = rest, failed
-        self.working = self._queueing = 0
+        self.working, self._queueing = working, 0
         self._waiters: dict[str, Waiter] = {}
         self._by_name: dict[tuple[str, str], dict[str, Waiter]] = {}
         self._eager = 0
@@ -320,6 +329,15 @@ class Waits:
         del named[on.key]
         if not named:
             del self._by_name[on.kind, on.name]
+
+    def begin_work(self, branches: int) -> None:
+        """So many branches more work."""
+        self.working += branches
+
+    def end_work(self) -> None:
+        """A branch has ended, or waits for branches of its own."""
+        self.working -= 1
+        self.check_idle()
 
     def _block(self) -> None:
         self.working -= 1
@@ -468,34 +486,29 @@ class Scheduler:
         seconds_until: Callable[[int, int], float],
     ) -> None:
         self._run, self._process_id, self._journal, self._replay = run, run.row.id, run.journal, replay
-        self.waits = Waits(run.host.clock, seconds_until, self._park, run.rest, self.fail)
+        self.waits = Waits(run.host.clock, seconds_until, self._park, run.rest, self.fail, working=1)
         self._tasks: dict[asyncio.Task[Any], Branch] = {}
         self.request: CancelRequest | None = None
         self.taken: set[int] = replay.taken
         self.unloaded = False
         self.fault: Exception | None = None
-        self._running = self._moves = self._spins = 0
+        self._running, self._moves, self._spins = 1, 0, 0
         self._outside: set[Branch] = set()
-        self._results: deque[Result] = deque()
-        self._asking: dict[str, Asking] = {}
+        self._results: deque[CallResult] = deque()
+        self._asking: dict[str, PendingAnswer] = {}
         self._held: list[asyncio.Future[None]] = []
         self._passing = self._dropping = False
         self._unmarked = replay.is_new
         self._timer: asyncio.TimerHandle | None = None
-        self.replaying = replay.next_result() is not None
+        self.replaying = not replay.over and replay.next_result() is not None
         self.root = Branch("")
         if replay.segment.cut:
             self.root.delivered.add(CANCEL)
         task = asyncio.current_task()
         assert task is not None
         self._root_task = task
-        self._add(task, self.root)
-
-    def _add(self, task: asyncio.Task[Any], branch: Branch) -> None:
-        self._tasks[task] = branch
-        self.waits.working += 1
-        branch.can_run = True
-        self._running += 1
+        self._tasks[task] = self.root
+        self.root.can_run = True
 
     # ------------------------------------------------------------------ calls
 
@@ -505,7 +518,7 @@ class Scheduler:
         A call of any other task would have no key that a replay could find it by.
         """
         branch = self._tasks.get(asyncio.current_task())  # type: ignore[arg-type]  # no task is no branch
-        if branch is None or branch.in_step or self.unloaded:
+        if branch is None or branch.in_call or self.unloaded:
             return None
         branch.in_call, branch.can_run = True, False
         self._running -= 1
@@ -522,7 +535,7 @@ class Scheduler:
         can stop resuming it.
         """
         branch = self.running_branch()
-        if branch is None or branch.in_step:
+        if branch is None or branch.in_call:
             await asyncio.sleep(0)
             raise ForeignTask(self._process_id)
         branch.refused += 1
@@ -533,7 +546,7 @@ class Scheduler:
     def current(self) -> Branch:
         """The branch of the running task, for a call that does not wait. Raises like `refuse_call`."""
         branch = self.running_branch()
-        if branch is None or branch.in_step:
+        if branch is None or branch.in_call:
             raise ForeignTask(self._process_id)
         if self.unloaded:
             branch.refused += 1
@@ -656,13 +669,15 @@ class Scheduler:
             if chosen is not None and index != chosen:
                 branch.pending.add(DROP)
             task = loop.create_task(self._run_branch(group, index, branch, work), name=f"process {self._process_id}")
-            self._add(task, branch)
+            self._tasks[task] = branch
+            branch.can_run = True
             group.branches.append(branch)
             group.tasks.append(task)
         group.chosen = chosen
+        self._running += len(group.branches)
         try:
             if group.left:
-                self.waits.working -= 1  # the last of its branches gives it back
+                self.waits.begin_work(group.left - 1)  # its last branch goes on as the parent
                 await group.done
         except asyncio.CancelledError:
             fault = self.interrupted()
@@ -698,8 +713,7 @@ class Scheduler:
         if group.left:
             if group.chosen == index:
                 asyncio.get_running_loop().call_later(DROP_SECONDS, self._cancel_dropped, group)
-            self.waits.working -= 1
-            self.waits.check_idle()
+            self.waits.end_work()
         elif not group.done.done():
             group.done.set_result(None)
             self.wake(group.parent)  # it works from now on, in place of its last branch
@@ -762,7 +776,7 @@ class Scheduler:
         if not self._running and not self._outside and self._replay.next_result() is done:
             self._take_recorded(branch, done)
             return done
-        asking = Asking(branch, shown(kind, name, asked), asyncio.get_running_loop().create_future())
+        asking = PendingAnswer(branch, shown(kind, name, asked), asyncio.get_running_loop().create_future())
         self._asking[key] = asking
         await asking.turn
         self._check_loaded()
@@ -781,7 +795,7 @@ class Scheduler:
             self.record(done, event)
             self.wake(branch)
             return True
-        result = Result(branch, done, event, asyncio.get_running_loop().create_future())
+        result = CallResult(branch, done, event, asyncio.get_running_loop().create_future())
         self._results.append(result)
         await result.turn
         self._check_loaded()
@@ -855,7 +869,7 @@ class Scheduler:
         self._take_recorded(asking.branch, done)
         _release(asking.turn)
 
-    def _next_asking(self) -> Asking | None:
+    def _next_asking(self) -> PendingAnswer | None:
         done = self._replay.next_result()
         return None if done is None else self._asking.get(done.key)
 
@@ -997,7 +1011,9 @@ class Scheduler:
         self._held.clear()
         for turn in turns:
             _release(turn)
-        self._stop_timer()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def fail(self, error: Exception) -> Unloaded:
         """Something is broken that the function cannot handle: unload it, and let the engine raise the error."""
@@ -1018,13 +1034,9 @@ class Scheduler:
     async def close(self) -> None:
         """The run is over."""
         self.unloaded = True
-        self._stop_timer()
-        await self.waits.close()
-
-    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        await self.waits.close()
 
 
 def _release(turn: asyncio.Future[None]) -> None:
