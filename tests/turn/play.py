@@ -17,7 +17,7 @@ HELLO = Message("user", "hello")
 
 
 def begin(budget: Budget | None = None, output: OutputRule | None = None) -> Machine:
-    return Machine(TurnState("s.1", Transcript([HELLO])), budget, output)
+    return Machine(TurnState("s.1", Transcript([HELLO])), budget or Budget(), output)
 
 
 def asking(budget: Budget | None = None, output: OutputRule | None = None) -> Machine:

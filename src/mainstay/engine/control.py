@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Generator
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from mainstay.model.session import CancelRequest
@@ -147,6 +148,7 @@ class Guarded(Generic[R]):
             log.error("the work of %s ignores its end too; it gets no further step", name)
 
 
+@dataclass(slots=True, eq=False)
 class Control:
     """What a turn in this process listens to besides its own work.
 
@@ -155,13 +157,12 @@ class Control:
     that waits in `pause`, and a stop cancels what runs in `guard`.
     """
 
-    __slots__ = ("_guarded", "_waiter", "leaving", "nudged", "request", "stopping")
-
-    def __init__(self) -> None:
-        self.request: CancelRequest | None = None
-        self.leaving = self.stopping = self.nudged = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._guarded: list[Guarded[Any]] = []
+    request: CancelRequest | None = None
+    leaving: bool = False
+    stopping: bool = False
+    nudged: bool = False
+    _waiter: asyncio.Future[None] | None = None
+    _guarded: list[Guarded[Any]] = field(default_factory=list)
 
     def check(self) -> None:
         """Raise what has been asked for. A cancel request goes before leaving: it ends the turn for good."""

@@ -13,7 +13,7 @@ Decoding builds structs of the closed unions below and plain JSON, never a type 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -210,21 +210,20 @@ def _clean_call(call: ToolCall) -> ToolCall:
 
 def clean_message(said: InputContent, role: str = "user", *, unsaved: bool = False) -> Message:
     """What a host may say, as one normalised user message. `unsaved`: its files may be where the host has them."""
-    parts: Iterable[Any]
+    parts: tuple[Part, ...]
     if isinstance(said, str):
-        parts = (Text(said),)
+        parts = (Text(clean_text(said)),)
     elif isinstance(said, Message):
         if said.role != role:
             raise InvalidInput(f"a session takes messages with role 'user', not {quoted(said.role)}")
-        parts = said.parts
+        parts = tuple([_said_part(part, unsaved) for part in said.parts])
     elif isinstance(said, list | tuple):
-        parts = [Text(each) if isinstance(each, str) else each for each in said]
+        parts = tuple([_said_part(Text(each) if isinstance(each, str) else each, unsaved) for each in said])
     else:
         raise InvalidInput(f"say a string, a Message or a list of strings and files, not a {type(said).__name__}")
-    message = Message("user", tuple(_said_part(part, unsaved) for part in parts))
-    if not message.text.strip() and all(type(part) is Text for part in message.parts):
+    if all(type(part) is Text and not part.text.strip() for part in parts):
         raise InvalidInput("the input is empty: say something")
-    return message
+    return Message("user", parts)
 
 
 def _said_part(part: object, unsaved: bool) -> Part:

@@ -26,6 +26,7 @@ import itertools
 import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 from weakref import WeakValueDictionary
 
@@ -355,6 +356,7 @@ class Feed:
         self.unread = not self._channels and not self._hushed
 
 
+@dataclass(slots=True, eq=False)
 class TurnEvents:
     """The sink of one running turn.
 
@@ -362,15 +364,13 @@ class TurnEvents:
     those that follow it in the same pass of the event loop: no reader can run in between.
     """
 
-    __slots__ = ("_feed", "_generation", "_loop", "_parts", "_session_id", "_step", "_turn_id")
-
-    def __init__(
-        self, feed: Feed, session_id: str, turn_id: str, loop: asyncio.AbstractEventLoop, generation: int = 0
-    ) -> None:
-        self._feed, self._session_id, self._turn_id, self._loop = feed, session_id, turn_id, loop
-        self._generation = generation
-        self._parts: list[str] = []
-        self._step = 0
+    _feed: Feed
+    _session_id: str
+    _turn_id: str
+    _loop: asyncio.AbstractEventLoop
+    _generation: int = 0
+    _parts: list[str] = field(default_factory=list)
+    _step: int = 0
 
     def emit(self, kind: type[LiveEvent], /, **fields: Any) -> None:
         if self._parts:

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -86,15 +87,16 @@ def completion_of(run: Run, key: str) -> str:
     return wait_id(f"{run.turn_id}.{key}", "deferred", 1 + len(again))
 
 
+@dataclass(slots=True, eq=False)
 class CallWaits:
     """The waits of the calls of one turn. Every answer comes from the store or the turn's records.
 
     `opened` are rows for the next write: they and the records that lead to them are one transaction.
     """
 
-    def __init__(self, store: Store, run: Run) -> None:
-        self._store, self._run = store, run
-        self.opened: list[WaitRow] = []
+    _store: Store
+    _run: Run
+    opened: list[WaitRow] = field(default_factory=list)
 
     async def flush(self, *rows: WaitRow) -> None:
         """Make what is recorded durable, and with it the waits that were opened."""

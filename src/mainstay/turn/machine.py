@@ -22,6 +22,7 @@ decode it, and the machine built on it asks for the same effect again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias
 
@@ -153,25 +154,24 @@ OutputRule: TypeAlias = Callable[[str], Any]
 """Reads the final text as the agent's output type, as JSON; raises ValueError with words for the model."""
 
 MAX_REPAIRS = 2
+USUAL_BUDGET = Budget()
 
 CHECKPOINTS = {phase: Checkpoint(phase.value) for phase in (Phase.OPENING, Phase.AFTER_WORK, Phase.BEFORE_COMPLETION)}
 
 
+@dataclass(slots=True, eq=False)
 class Machine:
     """One turn: built from a state that holds its first message, or that was dumped before."""
 
-    __slots__ = ("_budget", "_output", "state")
-
-    def __init__(self, state: TurnState, budget: Budget | None = None, output: OutputRule | None = None) -> None:
-        self.state = state
-        self._budget = budget or Budget()
-        self._output = output
+    state: TurnState
+    _budget: Budget = USUAL_BUDGET
+    _output: OutputRule | None = None
 
     def dump(self) -> bytes:
         return msgspec.json.encode(self.state)
 
     @classmethod
-    def load(cls, data: bytes, budget: Budget | None = None, output: OutputRule | None = None) -> Machine:
+    def load(cls, data: bytes, budget: Budget = USUAL_BUDGET, output: OutputRule | None = None) -> Machine:
         return cls(msgspec.json.decode(data, type=TurnState), budget, output)
 
     # ------------------------------------------------------------------ asking
