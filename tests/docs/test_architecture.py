@@ -19,7 +19,9 @@ NOT_YET = {"server", "commands", "triggers", "codemode", "stores/postgres"}
 PATHS = sorted(set(re.findall(r"(?<![\w/.])((?:[a-z_]+/)+(?:[a-z_]+\.py)?|[a-z_]+/[a-z_]+(?:\.py)?)(?![\w/-])", TEXT)))
 """What reads like a path below the package, in words, links and drawings."""
 
-NAMES = sorted(set(re.findall(r"`_?([A-Z]\w+(?:\._?[a-z]\w+)*)`", TEXT)))
+DRAWN = re.findall(r"\b([A-Z][a-z]+[A-Z]\w+(?:\._?[a-z]\w+)*)", "".join(TEXT.split("```")[1::2]))
+NAMES = sorted({*re.findall(r"`_?([A-Z]\w+(?:\._?[a-z]\w+)*)`", TEXT), *DRAWN})
+"""Classes and their methods, in words and in drawings."""
 
 
 def _exists(path: str) -> bool:
