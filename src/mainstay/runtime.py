@@ -67,8 +67,7 @@ from mainstay.sessions.turns import SessionTask, TurnPorts, Turns
 from mainstay.sessions.wakes.delivery import ProcessFeed, Wakes
 from mainstay.sessions.wakes.late_results import LateResults
 from mainstay.sessions.watch import SWEEP_SECONDS, TurnWatch, could_work, see_to_needs, sweep
-from mainstay.stores import os_process
-from mainstay.stores.factory import open_store
+from mainstay.stores import open_store, os_process
 from mainstay.tools.dispatcher import CallPorts, Dispatcher
 
 R = TypeVar("R")

@@ -8,7 +8,7 @@ import pytest
 
 from mainstay import Agent, Runtime
 from mainstay.errors import InvalidDefinition, StoreUnavailable
-from mainstay.stores.factory import open_store
+from mainstay.stores import open_store
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.stores.sqlite.locks import LockFile
 from mainstay.tracing.jsonl import JsonlSink

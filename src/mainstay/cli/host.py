@@ -33,7 +33,7 @@ from mainstay.model.session import SessionRow
 from mainstay.ports.store import Store
 from mainstay.processes.handle import handle_id
 from mainstay.runtime import DEFAULT_STORE, Runtime
-from mainstay.stores.factory import file_path, open_store
+from mainstay.stores import file_path, open_store
 
 R = TypeVar("R")
 

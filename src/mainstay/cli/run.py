@@ -79,7 +79,7 @@ from mainstay.processes.function.engine import Process
 from mainstay.runtime import Runtime
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.session import Receipt, Session
-from mainstay.stores.factory import open_store
+from mainstay.stores import open_store
 from mainstay.wire import outcome_kind, outcome_words, result_json
 
 
