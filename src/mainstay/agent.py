@@ -8,7 +8,7 @@ import copy
 import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, Literal, Never, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, NoReturn, TypeVar, cast, overload
 
 from mainstay.errors import InvalidDefinition, PluginConflict, quoted
 from mainstay.model import validate
@@ -16,6 +16,7 @@ from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
 from mainstay.model.codec import clean_text, error_text
 from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
 from mainstay.model.message import InputContent
+from mainstay.model.outcome import Finished
 from mainstay.model.tool import OutputBudget, ProviderTool
 from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.registry import PluginSet, engines_of, overrides
@@ -149,7 +150,7 @@ class Agent(Generic[T]):
             self.budget,
             None if codec is None else codec.schema,
             None if codec is None else lambda text: codec.to_json(codec.validate(text)),
-            None if codec is None else codec.from_json,
+            self.read_output,
             self.output_budget,
             self._plugins,
             self._operations,
@@ -157,6 +158,15 @@ class Agent(Generic[T]):
             self.settings,
             self._provider_tools,
         )
+
+    def read_output(self, finished: Finished) -> T:
+        """The output of a turn of this agent: a value of its output type, or the text when it has none. ValueError says
+        why it is none."""
+        if self._codec is not None:
+            return cast(T, self._codec.from_json(finished.value))
+        if finished.value is not None:
+            raise ValueError("the answer is JSON, and this agent answers in words")
+        return cast(T, finished.text)
 
     @property
     def subagents(self) -> tuple[Defined, ...]:
@@ -199,7 +209,7 @@ class Agent(Generic[T]):
         if foreign:
             validate.unknown_keywords("run", foreign, validate.RUN_KEYWORDS)
         async with Runtime("memory", agents=[self], deps=deps) as runtime:
-            session = await runtime.session()
+            session = await runtime.session(agent=self)
             return await session.run(said, timeout=timeout)
 
     def run_sync(

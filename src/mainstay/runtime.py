@@ -59,6 +59,7 @@ from mainstay.sessions.operations import RuntimeOperations, task_engine
 from mainstay.sessions.outcomes import TurnOutcomes
 from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.processes import TaskTable
+from mainstay.sessions.result import Answering
 from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.session import Session
 from mainstay.sessions.setup import checked_options
@@ -397,15 +398,33 @@ class Runtime:
         self._parts.mode.check()
         return self._parts
 
+    @overload
+    async def session(
+        self, session_id: str | None = None, *, agent: Answering[R], options: Mapping[str, Any] | None = None
+    ) -> Session[R]: ...
+    @overload
     async def session(
         self, session_id: str | None = None, *, agent: str | None = None, options: Mapping[str, Any] | None = None
-    ) -> Session:
+    ) -> Session[Any]: ...
+    async def session(
+        self,
+        session_id: str | None = None,
+        *,
+        agent: str | Answering[Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Session[Any]:
         """Open a session, or begin one: nothing is written until something is said. None mints an id.
 
-        `agent` may be one that only another worker on this store has: that worker runs its turns.
+        `agent` is a name or an Agent: given the Agent, results are of its output type. It may be one that only another
+        worker on this store has: that worker runs its turns.
+
         `options` are for its plugins, by plugin id; they are kept with the session and hold until others are given.
         """
         parts = self._open()
+        answers = None
+        if agent is not None and not isinstance(agent, str):
+            answers = validate.having(agent, "agent", "read_output")
+            agent = answers.name
         session_id = None if session_id is None else check_session_id(session_id)
         row = None if session_id is None else await self._store.session(session_id)
         if row is not None and agent is not None and agent != row.agent:
@@ -415,7 +434,7 @@ class Runtime:
         if options is not None:
             settings = load_settings(b"" if row is None else row.settings)
             options = checked_options(parts.definitions.get(name), session_id, options, settings)
-        return Session(parts, session_id, name, options)
+        return Session(parts, session_id, name, options, answers)
 
     async def resolve(self, key: str, value: Any = None, *, error: str | None = None) -> None:
         """Complete a deferred tool call by its signed key: with a value, or as failed with `error`."""

@@ -265,7 +265,7 @@ async def _is_open(wish: Wish) -> bool:
 class OneTurn:
     """The turn of this command: said, watched, and cancelled by Ctrl-C or the clock."""
 
-    def __init__(self, session: Session, store: Store, wish: Wish) -> None:
+    def __init__(self, session: Session[Any], store: Store, wish: Wish) -> None:
         self._session, self._store, self._wish = session, store, wish
         self._turn_id = ""
         self._cancelling: asyncio.Task[Any] | None = None
@@ -398,7 +398,7 @@ def steer(
     _say(session, store, json, lambda s: s.steer(what_is_said(prompt, example), key=key))
 
 
-def _say(session: str, store: str | None, json: bool, say: Callable[[Session], Awaitable[Receipt]]) -> None:
+def _say(session: str, store: str | None, json: bool, say: Callable[[Session[Any]], Awaitable[Receipt[Any]]]) -> None:
     async def work() -> int:
         async with deciding(store) as runtime:
             row = await find(runtime.store, session)

@@ -551,7 +551,7 @@ def settle(
 ) -> None:
     """Say what became of a call that a crash left unknown."""
 
-    async def say(session: Session) -> None:
+    async def say(session: Session[Any]) -> None:
         known = None if value is None else _json_value(value)
         await session.settle(call, verdict.value, value=known, reason=reason, by=answered_by(by))
 
@@ -565,7 +565,9 @@ def _json_value(text: str) -> Any:
         raise Refused(f"--value is not JSON ({error}): quote strings, for example --value '\"seat 12A\"'") from None
 
 
-def _answer(call: str, store: str | None, json: bool, word: str, answer: Callable[[Session], Awaitable[None]]) -> None:
+def _answer(
+    call: str, store: str | None, json: bool, word: str, answer: Callable[[Session[Any]], Awaitable[None]]
+) -> None:
     async def work() -> int:
         session_id, turn = _turn_of(call)
         async with deciding(store) as runtime:

@@ -160,3 +160,8 @@ class ToolRecord(Struct, frozen=True, gc=False, omit_defaults=True):
     repeated: int = 0
     duration_ms: int = 0
     artifacts: tuple[Artifact, ...] = ()
+
+    @property
+    def value(self) -> Any:
+        """What the tool returned, as the model saw it; None where it returned nothing, or did not return."""
+        return self.outcome.value if isinstance(self.outcome, Ok) else None

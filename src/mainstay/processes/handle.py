@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, cast, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -22,7 +22,15 @@ from mainstay.model.process import AwaitOutput, ProcessEvent, ProcessRow, Proces
 from mainstay.tools.revive import ValueCodec, revived
 from mainstay.wire import handle_json, parse_handle
 
-R_co = TypeVar("R_co", covariant=True)
+A_co = TypeVar("A_co", covariant=True)
+
+if TYPE_CHECKING:
+    # Type checkers know it on every Python: what is written without an argument is of any type.
+    from typing_extensions import TypeVar as DefaultTypeVar
+
+    R_co = DefaultTypeVar("R_co", covariant=True, default=Any)
+else:
+    R_co = TypeVar("R_co", covariant=True)
 
 CancelSource: TypeAlias = Literal["tool", "process", "host_api"]
 
@@ -101,7 +109,7 @@ class Processes(Protocol):
 
 
 @runtime_checkable
-class Startable(Protocol[R_co]):
+class Startable(Protocol[A_co]):
     """A durable function, as whoever starts it sees it."""
 
     @property
@@ -109,7 +117,7 @@ class Startable(Protocol[R_co]):
 
     def returns(self) -> ValueCodec | None: ...
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, R_co]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, A_co]: ...
 
 
 class ProcessCall(Generic[R_co]):

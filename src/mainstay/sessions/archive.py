@@ -16,7 +16,7 @@ from mainstay.graph.view import View, stretches, with_text
 from mainstay.model.ids import split, turn_id
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message
-from mainstay.model.outcome import Outcome, PendingCall, Queued, Waiting
+from mainstay.model.outcome import Finished, Outcome, PendingCall, Queued, Waiting
 from mainstay.model.record import INTERRUPTED, Closed, Faltered, Record, Replied, slots
 from mainstay.model.session import SessionRow, WaitRow, load_settings
 from mainstay.model.tool import Cancelled
@@ -74,6 +74,7 @@ class Archive:
         return TurnResult(
             turn_id(row.id, turn),
             row.id,
+            row.agent,
             with_text(closed.outcome, own.messages),
             closed.usage,
             found[0].records,
@@ -92,7 +93,7 @@ class Archive:
             own.extend(turn, found[0].records)
             return with_text(closed.outcome, own.messages)
 
-    def _revive(self, row: SessionRow) -> Callable[[Any], Any] | None:
+    def _revive(self, row: SessionRow) -> Callable[[Finished], Any] | None:
         if row.settings and load_settings(row.settings).output is not None:
             return plainly
         definition = self._definitions.get(row.agent)
@@ -107,7 +108,7 @@ class Archive:
         closed = Closed(Cancelled(request.by, request.reason), Usage())
         records = [*await self.records(row, turn), closed]
         past = (await self.view(row, None)).messages
-        return TurnResult(turn_id(row.id, turn), row.id, closed.outcome, closed.usage, records, past)
+        return TurnResult(turn_id(row.id, turn), row.id, row.agent, closed.outcome, closed.usage, records, past)
 
     async def parked(self, row: SessionRow, past: list[Message]) -> TurnResult[Any]:
         """A turn that waits."""
@@ -116,13 +117,13 @@ class Archive:
         outcome = Waiting(await self.pending(row))
         usage = sum((usage_of(r) for r in records if isinstance(r, Replied)), Usage())
         closed = Closed(outcome, usage)
-        return TurnResult(turn_id(row.id, row.turn), row.id, outcome, usage, [*records, closed], past)
+        return TurnResult(turn_id(row.id, row.turn), row.id, row.agent, outcome, usage, [*records, closed], past)
 
     async def queued(self, row: SessionRow, turn: int, outcome: Queued) -> TurnResult[Any]:
         """A turn that has not begun: nothing but its input is recorded."""
         records = [*await self.records(row, turn), Closed(outcome, Usage())]
         past = (await self.view(row, None)).messages
-        return TurnResult(turn_id(row.id, turn), row.id, outcome, Usage(), records, past)
+        return TurnResult(turn_id(row.id, turn), row.id, row.agent, outcome, Usage(), records, past)
 
     async def pending(self, row: SessionRow) -> tuple[PendingCall, ...]:
         """What the open turn waits for, in the order in which it was asked for."""

@@ -14,6 +14,7 @@ from mainstay.errors import InvalidDefinition, InvalidInput, MainstayError, Prov
 from mainstay.model import validate
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
 from mainstay.model.llm import DEFAULT_SETTINGS, Delta, ModelChoice, ModelRequest, ModelSettings
+from mainstay.model.outcome import Finished
 from mainstay.model.session import SessionRow, Settings, choosing, dump_settings, load_settings
 from mainstay.model.tool import OutputBudget, ProviderTool
 from mainstay.model.write import Configure
@@ -27,7 +28,7 @@ from mainstay.tools.catalog import Catalog, Membership
 
 
 class Definition(Struct):
-    """A live agent. `output_rule` reads a final text as JSON of the output type; `revive` makes the typed value.
+    """A live agent. `output_rule` reads a final text as JSON of the output type; `revive` makes the typed output.
     `models` are those that `provider` stands for, in the order in which they are asked."""
 
     name: str
@@ -37,7 +38,7 @@ class Definition(Struct):
     budget: Budget = field(default_factory=Budget)
     output_schema: dict[str, Any] | None = None
     output_rule: Callable[[str], Any] | None = None
-    revive: Callable[[Any], Any] | None = None
+    revive: Callable[[Finished], Any] | None = None
     output_budget: OutputBudget = field(default_factory=OutputBudget)
     plugins: PluginSet = field(default_factory=PluginSet)
     operations: OperationTable = field(default_factory=OperationTable)
@@ -56,9 +57,9 @@ def answering(definition: Definition, schema: dict[str, Any]) -> Definition:
     return replace(definition, output_schema=schema, output_rule=codec.validate, revive=plainly)
 
 
-def plainly(value: Any) -> Any:
+def plainly(finished: Finished) -> Any:
     """The typed output of a schema without a type: the JSON itself."""
-    return value
+    return finished.value
 
 
 class Defined(Protocol):

@@ -3,26 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar, cast
 
 import msgspec
 
-from mainstay.errors import TurnFailed
+from mainstay.errors import NotRevived, TurnFailed
 from mainstay.graph.view import TurnView, model_calls, turn_view
 from mainstay.model import validate
 from mainstay.model.llm import ModelRecord, Usage
 from mainstay.model.message import Message
-from mainstay.model.outcome import Finished, Outcome, Waiting, kind_of
+from mainstay.model.outcome import Finished, Outcome, PendingCall, Queued, Waiting, kind_of
 from mainstay.model.own import own
 from mainstay.model.plugin import Issue
 from mainstay.model.record import Record, slots
 from mainstay.model.tool import ToolRecord
 
 T = TypeVar("T")
+A_co = TypeVar("A_co", covariant=True)
+
+if TYPE_CHECKING:
+    # Type checkers know it on every Python: what is written without an argument is of any type.
+    from typing_extensions import TypeVar as DefaultTypeVar
+
+    T_co = DefaultTypeVar("T_co", covariant=True, default=Any)
+else:
+    T_co = TypeVar("T_co", covariant=True)
 
 
-class TurnResult(Generic[T]):
-    """How a turn ended, or that it waits. Details are read from its records when they are asked for."""
+class Answering(Protocol[A_co]):
+    """An agent, as whoever reads its answers sees it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def read_output(self, finished: Finished) -> A_co:
+        """The output of a turn, of the agent's type. ValueError says why it is none."""
+        ...
+
+
+class TurnResult(Generic[T_co]):
+    """How a turn ended, or that it waits. Details are read from its records when they are asked for.
+
+    `agent` is the name of the agent whose turn it was.
+    """
 
     __slots__ = (
         "_history",
@@ -30,6 +53,7 @@ class TurnResult(Generic[T]):
         "_past",
         "_revive",
         "_view",
+        "agent",
         "outcome",
         "records",
         "session_id",
@@ -41,14 +65,15 @@ class TurnResult(Generic[T]):
         self,
         turn_id: str,
         session_id: str,
+        agent: str,
         outcome: Outcome,
         usage: Usage,
         records: Sequence[Record],
         history: list[Message],
-        revive: Callable[[Any], Any] | None = None,
+        revive: Callable[[Finished], Any] | None = None,
         late: Sequence[Issue] = (),
     ) -> None:
-        self.turn_id, self.session_id, self.usage = turn_id, session_id, usage
+        self.turn_id, self.session_id, self.agent, self.usage = turn_id, session_id, agent, usage
         # JSON in it is the reader's own; an answer in words has none.
         self.outcome = outcome if type(outcome) is Finished and outcome.value is None else own(outcome)
         self.records, self._history, self._past, self._revive = records, history, len(history), revive
@@ -71,22 +96,53 @@ class TurnResult(Generic[T]):
         return getattr(self.outcome, "text", "")
 
     @property
-    def output(self) -> T:
-        """The typed output, or the text when the agent declares none. Raises TurnFailed unless finished.
+    def output(self) -> T_co:
+        """The typed output, or the text when the agent declares none. Raises TurnFailed unless finished, and NotRevived
+        when an agent of another type has answered, or this one before its type was changed.
 
-        In a Runtime that lacks the agent, a typed output is the JSON value that it was made of.
+        In a session that was opened by a name, and in a Runtime that lacks the agent, a typed output is the JSON value
+        that it was made of.
         """
         self.raise_for_outcome()
         assert isinstance(self.outcome, Finished)
-        if self._revive is not None:
-            return cast(T, self._revive(self.outcome.value))
-        return cast(T, self.outcome.text if self.outcome.value is None else self.outcome.value)
+        if self._revive is None:
+            return cast(T_co, self.outcome.text if self.outcome.value is None else self.outcome.value)
+        try:
+            return cast(T_co, self._revive(self.outcome))
+        except ValueError as error:
+            raise NotRevived(f"turn {self.turn_id}", f"the output of agent {self.agent!r}", str(error)) from None
 
-    def raise_for_outcome(self) -> TurnResult[T]:
+    def read_by(self, agent: Answering[T]) -> TurnResult[T]:
+        """The same with the output of an agent whose type the reader knows."""
+        history, late = self._history[: self._past], self._late
+        return TurnResult(
+            self.turn_id, self.session_id, self.agent, self.outcome, self.usage, self.records, history,
+            agent.read_output, late,
+        )  # fmt: skip
+
+    def raise_for_outcome(self) -> Self:
         """Raise TurnFailed unless the turn finished; returns itself, for chaining."""
         if not isinstance(self.outcome, Finished):
-            raise TurnFailed(self.turn_id, kind_of(self.outcome), msgspec.to_builtins(self.outcome))
+            raise self._failure()
         return self
+
+    def _failure(self) -> TurnFailed:
+        return TurnFailed(self.turn_id, kind_of(self.outcome), msgspec.to_builtins(self.outcome))
+
+    @property
+    def failed(self) -> bool:
+        """Whether the turn ended without an answer. One that waits, or is queued, has not ended."""
+        return not isinstance(self.outcome, Finished | Waiting | Queued)
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed, in words; None unless it did. `outcome` has the parts."""
+        return str(self._failure()) if self.failed else None
+
+    @property
+    def pending(self) -> tuple[PendingCall, ...]:
+        """What it waits for: approvals, settlements, outside completions. Of a queued one, what stands before it."""
+        return self.outcome.calls if isinstance(self.outcome, Waiting | Queued) else ()
 
     @property
     def tool_calls(self) -> list[ToolRecord]:

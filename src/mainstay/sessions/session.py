@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, NoReturn, Self, TypeVar, overload
 
 import msgspec
 
@@ -50,7 +50,7 @@ from mainstay.sessions.operations import RuntimeOperations
 from mainstay.sessions.outcomes import Listener, PartialOutputs
 from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.processes import SessionProcesses
-from mainstay.sessions.result import TurnResult
+from mainstay.sessions.result import Answering, T_co, TurnResult
 from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.setup import Overlay, shown
 from mainstay.sessions.wakes.late_results import LateResults
@@ -59,7 +59,7 @@ from mainstay.tools.catalog import Membership
 R = TypeVar("R")
 
 
-class Receipt:
+class Receipt(Generic[T_co]):
     """Proof that an input is on disk.
 
     `turn_id` is the turn it opens. One that was steered opens none if it reaches the running turn: then `turn_id` names
@@ -68,10 +68,10 @@ class Receipt:
 
     __slots__ = ("_session", "known", "turn_id")
 
-    def __init__(self, session: Session, turn_id: str, known: bool) -> None:
+    def __init__(self, session: Session[T_co], turn_id: str, known: bool) -> None:
         self._session, self.turn_id, self.known = session, turn_id, known
 
-    async def result(self, timeout: float | None = None) -> TurnResult[Any]:
+    async def result(self, timeout: float | None = None) -> TurnResult[T_co]:
         """Wait until the turn ends or parks. Giving up the wait does not stop the turn."""
         validate.seconds(timeout)
         try:
@@ -84,15 +84,23 @@ class Receipt:
         return f"Receipt({self.turn_id!r})"
 
 
-class Session:
-    """A durable conversation. A handle costs nothing: make as many as you like, in as many processes."""
+class Session(Generic[T_co]):
+    """A durable conversation. A handle costs nothing: make as many as you like, in as many processes.
 
-    __slots__ = ("_options", "_parts", "agent", "id")
+    One that was opened with an Agent object (`answers`) gives results of that agent's output type.
+    """
+
+    __slots__ = ("_answers", "_options", "_parts", "agent", "id")
 
     def __init__(
-        self, parts: SessionParts, session_id: str, agent: str, options: Mapping[str, Any] | None = None
+        self,
+        parts: SessionParts,
+        session_id: str,
+        agent: str,
+        options: Mapping[str, Any] | None = None,
+        answers: Answering[T_co] | None = None,
     ) -> None:
-        self._parts, self.id, self.agent = parts, session_id, agent
+        self._parts, self.id, self.agent, self._answers = parts, session_id, agent, answers
         self._options = options  # written before the first thing that is said or asked of plugins
 
     if not TYPE_CHECKING:  # to a checker it has the attributes that it has
@@ -114,7 +122,7 @@ class Session:
         model: str | Provider | None = None,
         settings: ModelSettings | None = None,
         **foreign: Never,
-    ) -> TurnResult[Any]:
+    ) -> TurnResult[T_co]:
         """Say something and wait until its turn ends or parks.
 
         `model` and `settings` are for this turn alone, and kept with the input.
@@ -130,10 +138,10 @@ class Session:
         self.check_wait(key)
         accepted = await self.accept(said, "queue", key, self._parts.models.choice(model, settings))
         if timeout is None:
-            return await self._parts.outcomes.wait(self.id, accepted.turn, accepted.known, host=True)
+            return self.read(await self._parts.outcomes.wait(self.id, accepted.turn, accepted.known, host=True))
         try:
             async with asyncio.timeout(timeout):
-                return await self._parts.outcomes.wait(self.id, accepted.turn, accepted.known, host=True)
+                return self.read(await self._parts.outcomes.wait(self.id, accepted.turn, accepted.known, host=True))
         except TimeoutError:
             turn = ids.turn_id(self.id, accepted.turn)
             await self.cancel(f"it did not end within {timeout:g} s", by="timeout", turn_id=turn)
@@ -147,14 +155,14 @@ class Session:
         model: str | Provider | None = None,
         settings: ModelSettings | None = None,
         **foreign: Never,
-    ) -> Receipt:
+    ) -> Receipt[T_co]:
         """Say something and return as soon as it is on disk. It runs after what was said before it."""
         if foreign:
             validate.unknown_keywords("send", foreign, validate.SESSION_KEYWORDS)
         self._parts.mode.check()
         return self._receipt(await self.accept(said, "queue", key, self._parts.models.choice(model, settings)))
 
-    async def steer(self, said: InputContent, *, key: str | None = None, **foreign: Never) -> Receipt:
+    async def steer(self, said: InputContent, *, key: str | None = None, **foreign: Never) -> Receipt[T_co]:
         """Say something to the running turn: it arrives at its next boundary. With none running, it opens a turn."""
         if foreign:
             validate.unknown_keywords("steer", foreign, validate.SESSION_KEYWORDS)
@@ -169,7 +177,7 @@ class Session:
         model: str | Provider | None = None,
         settings: ModelSettings | None = None,
         **foreign: Never,
-    ) -> TurnStream:
+    ) -> TurnStream[T_co]:
         """Say something and watch its turn: `async with session.stream(…) as turn: async for event in turn: …`."""
         if foreign:
             validate.unknown_keywords("stream", foreign, validate.SESSION_KEYWORDS)
@@ -218,18 +226,22 @@ class Session:
     async def _edit(self, edit: SettingsEdit) -> None:
         await edit_settings(self._parts.store, self._parts.clock, self.id, self.agent, edit)
 
-    def _receipt(self, accepted: Accepted) -> Receipt:
+    def _receipt(self, accepted: Accepted) -> Receipt[T_co]:
         return Receipt(self, ids.turn_id(self.id, accepted.turn), accepted.known)
 
     # ------------------------------------------------------------------ asking
 
-    async def result(self, turn_id: str) -> TurnResult[Any]:
+    async def result(self, turn_id: str) -> TurnResult[T_co]:
         """How a turn of this session ended or parked; waits for it. Works in any process, at any later time."""
-        return await self._parts.outcomes.wait(self.id, await self._turn(turn_id), known=True)
+        return self.read(await self._parts.outcomes.wait(self.id, await self._turn(turn_id), known=True))
 
-    async def result_or_queued(self, turn_id: str) -> TurnResult[Any]:
+    async def result_or_queued(self, turn_id: str) -> TurnResult[T_co]:
         """What `run` returns, for a turn that was accepted before."""
-        return await self._parts.outcomes.wait(self.id, await self._turn(turn_id), known=True, host=True)
+        return self.read(await self._parts.outcomes.wait(self.id, await self._turn(turn_id), known=True, host=True))
+
+    def read(self, result: TurnResult[Any]) -> TurnResult[T_co]:
+        """A result with the output type of the agent that the session was opened with."""
+        return result if self._answers is None else result.read_by(self._answers)
 
     async def _turn(self, turn_id: str) -> int:
         self._parts.mode.check()
@@ -423,7 +435,7 @@ class Session:
         *,
         session_id: str | None = None,
         grants: Literal["none", "all"] | Sequence[Any] = "none",
-    ) -> Session:
+    ) -> Session[T_co]:
         """A new session that shares this one's history up to node `at` (its id, or a turn's), or to the end.
 
         It begins with the same options, tools and overlay, and with the state that plugins had there; at the end, with
@@ -439,7 +451,7 @@ class Session:
         overlay = self._parts.cache.of(self.id).overlay
         if overlay is not None and self._parts.cache.of(branch.id).overlay is None:
             self._parts.cache.lay_over(branch.id, overlay)
-        return Session(self._parts, branch.id, branch.agent)
+        return Session(self._parts, branch.id, branch.agent, answers=self._answers)
 
     # ------------------------------------------------------------------ parts
 
@@ -530,18 +542,18 @@ def _split(text: str, parts: int, otherwise: NotFound) -> tuple[str, tuple[int, 
         raise otherwise from None
 
 
-class TurnStream:
+class TurnStream(Generic[T_co]):
     """A turn under watch. Iterating ends when the turn commits, parks or is queued behind a parked one; leaving early
     does not stop the turn."""
 
-    def __init__(self, session: Session, said: InputContent, key: str | None, choice: ModelChoice | None) -> None:
+    def __init__(self, session: Session[T_co], said: InputContent, key: str | None, choice: ModelChoice | None) -> None:
         self._session, self._said, self._key, self._choice = session, said, key, choice
         self._listener = Listener(session._parts.feed, session.id)
         self._done: asyncio.Task[TurnResult[Any]] | None = None
         self._left = self._follows = False
         self.turn_id = ""
 
-    async def __aenter__(self) -> TurnStream:
+    async def __aenter__(self) -> Self:
         parts, session = self._session._parts, self._session
         self._listener.skip()
         session.check_wait(self._key)
@@ -563,13 +575,13 @@ class TurnStream:
             self._done.cancel()
             self._left = True
 
-    async def result(self) -> TurnResult[Any]:
+    async def result(self) -> TurnResult[T_co]:
         """How the turn ended or parked; also after leaving, which only stopped the watching."""
         if self._left:
             return await self._session.result(self.turn_id)
         if self._task().cancelled():  # it was left early, and the turn goes on
             return await self._session.result(self.turn_id)
-        return await asyncio.shield(self._task())
+        return self._session.read(await asyncio.shield(self._task()))
 
     def __aiter__(self) -> AsyncIterator[AnyEvent]:
         settle = self._settle if self._follows else None

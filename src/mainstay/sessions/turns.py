@@ -399,7 +399,7 @@ class Turns:
         closed = Closed(end.outcome, end.usage, None, at, end.slot, end.ledger, end.prelude)
         records = [*run.records, closed]
         result: TurnResult[Any] = TurnResult(
-            run.turn_id, scope.session_id, end.outcome, end.usage, records, past, run.agent.revive, late
+            run.turn_id, scope.session_id, run.agent.name, end.outcome, end.usage, records, past, run.agent.revive, late
         )
         if not isinstance(ended, Parked):
             if machine.state.transcript.calls:

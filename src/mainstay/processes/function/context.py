@@ -56,7 +56,7 @@ from mainstay.processes.function.calls import (
 )
 from mainstay.processes.function.replay import shape
 from mainstay.processes.function.scheduler import Branch, Group, Works
-from mainstay.processes.handle import ProcessCall, ProcessHandle, Startable, handle_id, read_start, value_of
+from mainstay.processes.handle import ProcessCall, ProcessHandle, R_co, Startable, handle_id, read_start, value_of
 from mainstay.tools.check import check
 from mainstay.tools.context import Deps
 from mainstay.tools.define import Tool
@@ -64,7 +64,6 @@ from mainstay.tools.revive import ValueCodec, revived, value_codec
 
 T = TypeVar("T")
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
@@ -673,7 +672,8 @@ class ChildHandle(Generic[R_co]):
 
     async def result(self, *, timeout: float | None = None) -> R_co:
         """Its value, or `ProcessFailed`."""
-        return await self._context.result(self, timeout=timeout)
+        value: R_co = await self._context.result(self, timeout=timeout)
+        return value
 
     async def signal(self, name: str, payload: Any = None) -> None:
         await self._context._signal(self.id, name, payload)

@@ -492,7 +492,7 @@ def runtime(subject: Subject, probe: HookProbe, rows: MemoryRows, requests: list
     return Runtime(MemoryStore(rows), agents=[agent_for(subject, probe, requests)], grace=0.5)
 
 
-async def opened(host: Runtime, subject: Subject, name: str) -> Session:
+async def opened(host: Runtime, subject: Subject, name: str) -> Session[Any]:
     options = None if subject.options is None else {subject.make().id: subject.options}
     return await host.session(name, options=options)
 
@@ -515,7 +515,7 @@ async def run_turn(host: Runtime, subject: Subject, number: int, name: str = SES
     return TurnEnd(kind_of(result.outcome), said, tuple(faults(result)))
 
 
-async def approve(session: Session) -> None:
+async def approve(session: Session[Any]) -> None:
     """Answer what waits. After a crash it may be answered already."""
     for pending in await session.pending():
         with contextlib.suppress(Conflict, NotFound):
