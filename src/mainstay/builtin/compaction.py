@@ -151,7 +151,7 @@ class Compaction(Plugin):
         piece: list[str] = []
         size = 0
         for message in messages:
-            text = project(_told(message), most).value
+            text = project(_as_text(message), most).value
             tokens = self._estimate(Message("user", text))
             if piece and size + tokens > tokens_each:
                 yield "\n\n".join(piece)
@@ -173,7 +173,7 @@ def _question(before: str, piece: str) -> str:
     return f"{so_far}<conversation>\n{piece}\n</conversation>\n\n{task}."
 
 
-def _told(message: Message) -> str:
+def _as_text(message: Message) -> str:
     """A message as a reader would take it down. Calls are written as text: the model must not see them as its own."""
     lines = []
     for part in message.parts:
