@@ -178,7 +178,7 @@ async def register(tx: Transaction, write: Register) -> Registered:
         tx.change(PutGrant(session_id, row.pid))
     if write.blobs:
         tx.change(ReferToBlobs(-row.pid, write.blobs))
-    if late and parent is not None and registration.parent_end == "cancel":
+    if parent is not None and late and registration.parent_end == "cancel":
         # It comes too late to be asked with the others.
         row, _ = await request_cancel(tx, row, _request_of(parent), write.at)
     return Registered(row)
