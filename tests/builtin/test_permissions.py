@@ -17,6 +17,7 @@ from mainstay.model.outcome import Waiting
 from mainstay.model.plugin import AskPerson, Directive, EmitTrace, PluginSnapshot, ReplaceArgs, ShortCircuit
 from mainstay.model.tool import Denied, Failed, Ok, ToolOutcome, ToolSpec
 from mainstay.plugins import decisions
+from mainstay.plugins.calls import before_tool_call
 from mainstay.plugins.hooks import Plugin, SessionContext, SnapshotWriter, ToolCallContext, ToolEndContext
 from mainstay.plugins.registry import PluginSet, restore_snapshot, take_snapshot
 from mainstay.testing import ScriptedModel
@@ -306,7 +307,7 @@ class Answering(Plugin):
 
 async def judged(plugins: Sequence[Plugin], args: dict[str, Any]) -> tuple[decisions.Verdict, Permissions]:
     session = PluginSet(plugins).open({each.id: SessionContext("chat", "assistant") for each in plugins})
-    verdict = await decisions.before(
+    verdict = await before_tool_call(
         session.hooks("before_tool_call"), lambda now, again: asked(now, again=again), args
     )
     return verdict, next(each for each in session.plugins if isinstance(each, Permissions))

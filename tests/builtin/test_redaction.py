@@ -21,7 +21,7 @@ from mainstay.model.llm import Delta, ModelResponse
 from mainstay.model.message import Reasoning, Text, ToolCall
 from mainstay.model.plugin import ShortCircuit
 from mainstay.model.tool import BlobRef, Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome, ToolSpec
-from mainstay.plugins import decisions
+from mainstay.plugins.calls import after_tool_call
 from mainstay.plugins.hooks import Plugin, SessionContext, StreamContext, ToolEndContext
 from mainstay.plugins.registry import PluginSet
 from mainstay.testing import ScriptedModel
@@ -412,7 +412,7 @@ class Saying(Plugin):
 
 async def recorded(plugins: Sequence[Plugin], outcome: ToolOutcome) -> ToolOutcome | None:
     session = PluginSet(plugins).open({"redaction": SessionContext("chat", "assistant")})
-    return (await decisions.after(session.hooks("after_tool_call"), call_ended, outcome)).outcome
+    return (await after_tool_call(session.hooks("after_tool_call"), call_ended, outcome)).outcome
 
 
 @pytest.mark.parametrize("ended", [Ok("harmless"), Ok(AWS)])

@@ -8,7 +8,7 @@ from typing import Any
 
 from mainstay.model.tool import Failed, Ok, ToolOutcome, ToolSpec
 from mainstay.plugins import decisions
-from mainstay.plugins.calls import Hooks
+from mainstay.plugins.calls import Hooks, after_tool_call, before_tool_call
 from mainstay.plugins.hooks import Plugin, SessionContext, ToolCallContext, ToolEndContext
 from mainstay.plugins.registry import PluginSet
 
@@ -89,11 +89,11 @@ def end_context(outcome: ToolOutcome) -> ToolEndContext:
 
 
 async def before(*plugins: Plugin, args: dict[str, Any] | None = None) -> decisions.Verdict:
-    return await decisions.before(hooks_of("before_tool_call", *plugins), call_context, ARGS if args is None else args)
+    return await before_tool_call(hooks_of("before_tool_call", *plugins), call_context, ARGS if args is None else args)
 
 
 async def after(*plugins: Plugin, ended: ToolOutcome = ENDED) -> decisions.Left:
-    return await decisions.after(hooks_of("after_tool_call", *plugins), end_context, ended)
+    return await after_tool_call(hooks_of("after_tool_call", *plugins), end_context, ended)
 
 
 def failed(verdict: decisions.Verdict | decisions.Left) -> Failed:

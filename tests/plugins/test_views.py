@@ -14,10 +14,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay import Agent, Message, ModelRequest, Plugin, ToolCall, tool
+from mainstay.model.codec import CopiedOnRead, copied, read_only_spec
 from mainstay.model.event import AnyEvent, ToolFinished, ToolStarted, TurnCommitted
 from mainstay.model.message import Text, ToolResult
 from mainstay.model.outcome import Finished
-from mainstay.model.own import Seen, own, shown_spec
 from mainstay.model.plugin import PluginSnapshot
 from mainstay.model.session import Settings, ToolState
 from mainstay.model.tool import Ok, PreparedCall, ToolSpec
@@ -320,7 +320,7 @@ async def test_a_state_that_a_plugin_was_given_back_is_its_own(place: Place) -> 
 
 def test_items_of_a_view_are_copied_when_they_are_taken_out() -> None:
     plain, nested = Message("user", "hi"), Message("tool", (ToolResult("c", "t", {"a": [1]}),))
-    seen = Seen([plain, nested])
+    seen = CopiedOnRead([plain, nested])
 
     assert seen[0] is plain
     assert seen[1] == nested
@@ -335,16 +335,16 @@ def test_items_of_a_view_are_copied_when_they_are_taken_out() -> None:
 def test_what_cannot_be_changed_is_shared() -> None:
     message = Message("assistant", (Text("hi"), ToolCall("c", "t", {"a": 1})))
 
-    copied = own(message)
+    mine = copied(message)
 
-    assert copied == message
-    assert copied.parts[0] is message.parts[0]
-    assert copied.tool_calls[0].args is not message.tool_calls[0].args
+    assert mine == message
+    assert mine.parts[0] is message.parts[0]
+    assert mine.tool_calls[0].args is not message.tool_calls[0].args
 
 
 def test_a_schema_is_read_only_and_a_copy_of_it_is_not() -> None:
     spec = ToolSpec("t", input_schema={"properties": {"n": {"enum": [1]}}, "required": ["n"]})
-    shown = shown_spec(spec)
+    shown = read_only_spec(spec)
 
     assert shown == spec
     assert msgspec.json.encode(shown) == msgspec.json.encode(spec)

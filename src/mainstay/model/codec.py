@@ -13,11 +13,13 @@ Decoding builds structs of the closed unions below and plain JSON, never a type 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, TypeVar
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn, SupportsIndex, TypeVar, cast, overload
 
 import msgspec
-from msgspec.structs import astuple
+from msgspec import Struct
+from msgspec.structs import astuple, replace
 
 from mainstay.errors import InvalidInput, MainstayError, TooLarge, quoted
 from mainstay.model.message import (
@@ -41,6 +43,7 @@ from mainstay.model.message import (
     Url,
 )
 from mainstay.model.record import RecordRow, Spilled
+from mainstay.model.tool import ToolSpec
 
 MAX_DEPTH = 64
 MAX_VALUE = 32 * 1024 * 1024
@@ -256,3 +259,129 @@ def encode_checked(value: Any, what: str) -> bytes:
     if len(data) > MAX_VALUE:
         raise TooLarge(what, len(data), MAX_VALUE)
     return data
+
+
+# ---------------------------------------------------------------------- copies
+
+# Messages and outcomes are frozen, but the JSON inside them is not: arguments, results, schemas. `copied` copies that
+# much of a value and shares the rest. `CopiedOnRead` is a tuple whose items are copied when they are taken out of it:
+# a long history costs nothing until a hook reads it, and then only what it reads. Schemas of tools are shown at every
+# call and seldom read: `read_only_spec` makes them read-only once.
+
+_PLAIN = frozenset((str, int, float, bool, type(None), bytes))
+
+
+def copied(value: T) -> T:
+    """The value with JSON of its own. What cannot be changed is shared."""
+    kind, made = type(value), cast(Any, value)
+    if kind in _PLAIN:
+        return value
+    if kind is Message:
+        made = _copied_message(made)
+    elif kind is dict:
+        made = {key: each if type(each) in _PLAIN else copied(each) for key, each in made.items()}
+    elif kind is list:
+        made = [each if type(each) in _PLAIN else copied(each) for each in made]
+    elif isinstance(value, tuple):
+        items = [copied(each) for each in tuple.__iter__(value)]
+        made = value if all(map(operator.is_, tuple.__iter__(value), items)) else tuple(items)
+    elif isinstance(value, Struct):
+        made = _copied_struct(made)
+    return cast(T, made)
+
+
+def _copied_message(message: Message) -> Message:
+    for part in message.parts:
+        if type(part) is not Text and (type(part) is not ToolResult or type(part.content) not in _PLAIN):
+            return Message(message.role, tuple([_copied_part(part) for part in message.parts]))
+    return message
+
+
+def _copied_part(part: Part) -> Part:
+    """Those that histories are made of are copied field by field: hooks read many of them."""
+    if type(part) is Text:
+        return part
+    if type(part) is ToolCall:
+        replay = part.replay if part.replay is None else copied(part.replay)
+        return ToolCall(part.id, part.name, copied(part.args), part.raw, replay)
+    if type(part) is ToolResult:
+        content = copied(part.content)
+        if content is part.content:
+            return part
+        return ToolResult(part.call_id, part.name, content, part.status, part.files)
+    made: Part = _copied_struct(part)
+    return made
+
+
+def _copied_struct(value: Any) -> Any:
+    """A struct with fields of its own; the same one when none of them can be changed."""
+    fields = [getattr(value, name) for name in value.__struct_fields__]
+    copies = [each if type(each) in _PLAIN else copied(each) for each in fields]
+    if all(map(operator.is_, fields, copies)):
+        return value
+    return type(value)(**dict(zip(value.__struct_fields__, copies, strict=True)))
+
+
+class CopiedOnRead(tuple[T, ...]):
+    """Items that several readers share: each that is taken out is copied."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[T]:
+        return map(copied, tuple.__iter__(self))
+
+    @overload
+    def __getitem__(self, at: SupportsIndex, /) -> T: ...
+
+    @overload
+    def __getitem__(self, at: slice, /) -> CopiedOnRead[T]: ...
+
+    def __getitem__(self, at: Any, /) -> Any:
+        found = tuple.__getitem__(self, at)
+        return CopiedOnRead(found) if isinstance(at, slice) else copied(found)
+
+    def shared(self) -> list[T]:
+        """The items themselves, for code that changes none of them."""
+        return list(tuple.__iter__(self))
+
+    def __add__(self, others: Iterable[Any], /) -> tuple[Any, ...]:
+        return (*self, *others)
+
+
+def _refuse(self: object, *_: object, **__: object) -> NoReturn:
+    raise TypeError("it is shown to several, and read-only: change a copy (`copy.deepcopy`)")
+
+
+class _Dict(dict[str, Any]):
+    """JSON that cannot be changed. A copy of it can."""
+
+    __slots__ = ()
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __deepcopy__(self, memo: object) -> dict[str, Any]:
+        return {key: _thawed(value) for key, value in self.items()}
+
+
+class _List(list[Any]):
+    __slots__ = ()
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    append = clear = extend = insert = pop = remove = reverse = sort = _refuse
+
+    def __deepcopy__(self, memo: object) -> list[Any]:
+        return [_thawed(value) for value in self]
+
+
+def _frozen(value: Any) -> Any:
+    if type(value) is dict:
+        return _Dict({key: _frozen(each) for key, each in value.items()})
+    return _List([_frozen(each) for each in value]) if type(value) is list else value
+
+
+def _thawed(value: Any) -> Any:
+    return value.__deepcopy__(None) if isinstance(value, _Dict | _List) else value
+
+
+def read_only_spec(spec: ToolSpec) -> ToolSpec:
+    """A tool whose schemas cannot be changed."""
+    return replace(spec, input_schema=_frozen(spec.input_schema), output_schema=_frozen(spec.output_schema))

@@ -33,7 +33,7 @@ from weakref import WeakValueDictionary
 from msgspec import Struct
 
 from mainstay.errors import InvalidCursor
-from mainstay.model.codec import clean_text
+from mainstay.model.codec import clean_text, copied
 from mainstay.model.event import (
     AnyEvent,
     Gap,
@@ -46,7 +46,6 @@ from mainstay.model.event import (
     WaitingFor,
 )
 from mainstay.model.ids import split, turn_id
-from mainstay.model.own import own
 
 REPLAY_EVENTS = 2048
 REPLAY_SECONDS = 120.0
@@ -215,7 +214,7 @@ class Channel:
         if position < self.next:
             self.unread = False
             event = self._events[position - self.first]
-            return event if type(event) in DELTAS else own(event), position + 1
+            return event if type(event) in DELTAS else copied(event), position + 1
         return None
 
     def own_events(self, position: int, limit: int = REPLAY_EVENTS) -> tuple[list[AnyEvent], int]:

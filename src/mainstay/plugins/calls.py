@@ -5,6 +5,8 @@
     pipe      one after another, each on what the one before returned
     notify    all at once; faults are gathered, and end nothing
 
+The hooks of tool calls are asked in a chain too; what their answers come to is decided in `decisions`.
+
 A fault is whatever a hook raises, a hook that hangs past its plugin's time limit, or an answer that makes no sense. It
 names its plugin and its hook. A chain with async hooks runs in one task of its own, so that a hook that ignores its
 cancellation can be left behind; a chain of plain ones costs the calls.
@@ -21,13 +23,25 @@ from types import CoroutineType
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mainstay.engine.control import Guarded
 from mainstay.errors import PluginFault, ToolError
-from mainstay.model.codec import clean, clean_text, error_text
-from mainstay.model.own import own
-from mainstay.model.plugin import Issue
-from mainstay.plugins.hooks import FilterContext, FilterKind, Plugin
+from mainstay.model.codec import clean, clean_text, copied, encode, error_text
+from mainstay.model.plugin import AskPerson, Decision, Issue, ReplaceArgs
+from mainstay.model.tool import Failed, ToolOutcome
+from mainstay.plugins.decisions import (
+    WITHHELD,
+    WITHHELD_CODE,
+    ConflictingPlugins,
+    Fold,
+    Left,
+    Pipe,
+    Verdict,
+    read_before,
+    strength,
+)
+from mainstay.plugins.hooks import FilterContext, FilterKind, Plugin, ToolCallContext, ToolEndContext
 
 T = TypeVar("T")
 
@@ -62,14 +76,14 @@ class Hooks(Struct, frozen=True):
         return others, Hooks(self.name, self.entries[at:], self.waits, self.filters)
 
 
-Arguments: TypeAlias = Callable[[Plugin], Sequence[Any]]
+HookArguments: TypeAlias = Callable[[Plugin], Sequence[Any]]
 """Makes the arguments of one plugin's hook."""
 
-Read = Callable[[Plugin, Any], Any]
+AnswerReader: TypeAlias = Callable[[Plugin, Any], Any]
 """Makes of an answer what it means. What it raises is a fault of the plugin that answered, not of the next one."""
 
 
-async def collect(hooks: Hooks, arguments: Arguments, read: Read | None = None) -> list[tuple[Plugin, Any]]:
+async def collect(hooks: Hooks, arguments: HookArguments, read: AnswerReader | None = None) -> list[tuple[Plugin, Any]]:
     """Ask all in order."""
     chain = HookChain(hooks)
 
@@ -79,7 +93,7 @@ async def collect(hooks: Hooks, arguments: Arguments, read: Read | None = None) 
     return await chain.run(calls())
 
 
-async def first(hooks: Hooks, arguments: Arguments, read: Read | None = None) -> tuple[Plugin, Any] | None:
+async def first(hooks: Hooks, arguments: HookArguments, read: AnswerReader | None = None) -> tuple[Plugin, Any] | None:
     """Ask in order until one answers with something: not None and, unless `read` says otherwise, not empty."""
     chain, read = HookChain(hooks), read or _something
 
@@ -93,7 +107,9 @@ async def first(hooks: Hooks, arguments: Arguments, read: Read | None = None) ->
     return await chain.run(calls())
 
 
-async def pipe(hooks: Hooks, value: T, arguments: Callable[[Plugin, T], Sequence[Any]], read: Read | None = None) -> T:
+async def pipe(
+    hooks: Hooks, value: T, arguments: Callable[[Plugin, T], Sequence[Any]], read: AnswerReader | None = None
+) -> T:
     """Hand a value from one to the next."""
     chain = HookChain(hooks)
 
@@ -106,7 +122,7 @@ async def pipe(hooks: Hooks, value: T, arguments: Callable[[Plugin, T], Sequence
     return await chain.run(calls())
 
 
-async def notify(hooks: Hooks, arguments: Arguments) -> list[Issue]:
+async def notify(hooks: Hooks, arguments: HookArguments) -> list[Issue]:
     """Call all at once. What goes wrong comes back as issues, in the order of the plugins."""
 
     async def one(plugin: Plugin, method: Callable[..., Any]) -> None:
@@ -222,7 +238,7 @@ class HookChain:
                 self._timer.cancel()
 
     async def call(
-        self, plugin: Plugin, method: Callable[..., Any], args: Sequence[Any], read: Read | None = None
+        self, plugin: Plugin, method: Callable[..., Any], args: Sequence[Any], read: AnswerReader | None = None
     ) -> Any:
         """Call one hook. What it raises is a fault of its plugin; only a cancellation from outside is not."""
         self._plugin = plugin
@@ -269,7 +285,7 @@ class HookChain:
         except RuntimeError:  # no loop runs any more
             return False
 
-    def _read(self, plugin: Plugin, answer: Any, read: Read) -> Any:
+    def _read(self, plugin: Plugin, answer: Any, read: AnswerReader) -> Any:
         try:
             return read(plugin, answer)
         except PluginFault:
@@ -355,6 +371,112 @@ def _something(plugin: Plugin, answer: Any) -> Any:
     return answer or None
 
 
+# ---------------------------------------------------------------------- tool calls
+
+
+async def before_tool_call(
+    hooks: Hooks, context: Callable[[dict[str, Any], bool], ToolCallContext], args: dict[str, Any]
+) -> Verdict:
+    """Ask all plugins about a call that has not begun."""
+    chain, fold = HookChain(hooks), None
+
+    async def calls() -> dict[str, Any]:
+        nonlocal fold
+        current, ctx = args, context(copied(args), False)
+        for index, (plugin, method) in enumerate(hooks.entries):
+            if ctx.args != current:
+                ctx = context(copied(current), False)  # replaced, or changed in place, which changes nothing
+            answer = await chain.call(plugin, method, (ctx,))
+            if answer is None:
+                continue
+            fold = fold or Fold()
+            directives = read_before(plugin, answer)
+            fold.weigh(plugin, directives)
+            replaced = [each.args for each in directives if isinstance(each, ReplaceArgs)]
+            if len(replaced) > 1:
+                raise ConflictingPlugins(f"plugin {plugin.id!r} replaced the arguments twice", plugin.id)
+            if replaced:
+                current = replaced[0]
+                fold.decisions.append(Decision(plugin.id, fold.seam, "replace_tool_args", current))
+                for earlier in hooks.entries[:index]:
+                    await _inspect(chain, fold, plugin, earlier, context(copied(current), True))
+        return current
+
+    try:
+        final = await chain.run(calls(), alone=True)
+    except PluginFault as fault:
+        return Verdict(args, Failed("before_tool_call_failed", str(fault)))
+    except ConflictingPlugins as conflict:
+        return Verdict(args, Failed("plugin_conflict", str(conflict), {"plugins": list(conflict.plugins)}))
+    if fold is None:
+        return Verdict(final)
+    ask = fold.winner[1].reason if fold.winner is not None and isinstance(fold.winner[1], AskPerson) else None
+    return Verdict(final, fold.outcome(), ask, fold.decided(), tuple(fold.asides))
+
+
+EndContext: TypeAlias = Callable[[ToolOutcome], ToolEndContext]
+"""Makes what a plugin is shown of an outcome."""
+
+
+async def after_tool_call(hooks: Hooks, context: EndContext, ended: ToolOutcome) -> Left:
+    """Show all plugins how a call ended."""
+    pipe, (others, filters) = Pipe(ended), hooks.parted()
+    if others:
+        try:
+            await _through(pipe, others, context)
+        except PluginFault as fault:  # nothing that was decided until now counts
+            pipe = Pipe(Failed(WITHHELD_CODE, f"{WITHHELD}: {fault}"))
+    if filters:
+        pipe = await _filtered(pipe, filters, context)
+    return Left(pipe.outcome, tuple(pipe.decisions), tuple(pipe.asides))
+
+
+async def filtered_outcome(hooks: Hooks, context: EndContext, outcome: ToolOutcome) -> ToolOutcome:
+    """The outcome of a call whose body did not run, as filters leave it."""
+    filters = hooks.parted()[1]
+    return (await _filtered(Pipe(outcome), filters, context)).outcome if filters else outcome
+
+
+async def _filtered(pipe: Pipe, filters: Hooks, context: EndContext) -> Pipe:
+    try:
+        await _through(pipe, filters, context)
+    except PluginFault as fault:  # its words may quote what it was to hide
+        return Pipe(Failed(WITHHELD_CODE, f"{WITHHELD}: plugin {fault.plugin!r} failed"))
+    return pipe
+
+
+async def _through(pipe: Pipe, hooks: Hooks, context: EndContext) -> None:
+    chain = HookChain(hooks)
+
+    async def calls() -> None:
+        for plugin, method in hooks.entries:
+            ctx = context(copied(pipe.outcome))
+            answer = await chain.call(plugin, method, (replace(ctx, args=copied(ctx.args)),))
+            if answer is not None:
+                pipe.take(plugin, answer)
+
+    await chain.run(calls(), alone=True)
+
+
+async def _inspect(
+    chain: HookChain,
+    fold: Fold,
+    by: Plugin,
+    earlier: tuple[Plugin, Callable[..., Any]],
+    ctx: ToolCallContext,
+) -> None:
+    """Show the arguments that `by` replaced to a plugin that let the old ones pass."""
+    plugin, method = earlier
+    before = encode(ctx.args)
+    for directive in read_before(plugin, await chain.call(plugin, method, (ctx,))):
+        if isinstance(directive, ReplaceArgs):
+            if encode(directive.args) != before:
+                why = f"plugins {by.id!r} and {plugin.id!r} both replace the arguments"
+                raise ConflictingPlugins(why, by.id, plugin.id)
+        elif strength(directive):
+            fold.take(plugin, directive)
+
+
 # ---------------------------------------------------------------------- filters
 
 # What passes the filters of a session before it is stored or shown, beside the outcomes of calls.
@@ -406,7 +528,7 @@ class Filters:
         ctx = FilterContext(*self._base, kind, call_id, tool)
         for plugin, method in self._hooks.entries:
             try:
-                answer = method(ctx, own(value))
+                answer = method(ctx, copied(value))
                 value = _text(answer) if kind in _TEXTS else clean(answer)
             except BaseException as error:  # whatever it was about to hide must not be stored
                 raise self._faulted(plugin, error) from error

@@ -25,7 +25,7 @@ Everybody gets values of their own: what a plugin changes in place changes nothi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, TypeAlias, get_args
 
@@ -33,10 +33,9 @@ from msgspec import Struct, ValidationError
 from msgspec.structs import replace
 
 from mainstay.errors import InvalidInput, PluginFault
-from mainstay.model.codec import clean, clean_message, clean_part, clean_text, convert, encode, error_text
+from mainstay.model.codec import clean, clean_message, clean_part, clean_text, convert, error_text
 from mainstay.model.ids import check_session_id
 from mainstay.model.message import Message, Role, Text, unanswered
-from mainstay.model.own import own
 from mainstay.model.plugin import (
     LEGAL,
     AbortTurn,
@@ -53,8 +52,7 @@ from mainstay.model.plugin import (
     kind_of,
 )
 from mainstay.model.tool import Failed, Ok, ToolOutcome
-from mainstay.plugins.calls import HookChain, Hooks
-from mainstay.plugins.hooks import Plugin, ToolCallContext, ToolEndContext
+from mainstay.plugins.hooks import Plugin
 
 log = logging.getLogger("mainstay.plugins")
 
@@ -250,111 +248,8 @@ def _detail(directive: Directive) -> Any:
             return None
 
 
-async def before(
-    hooks: Hooks, context: Callable[[dict[str, Any], bool], ToolCallContext], args: dict[str, Any]
-) -> Verdict:
-    """Ask all plugins about a call that has not begun."""
-    chain, fold = HookChain(hooks), None
-
-    async def calls() -> dict[str, Any]:
-        nonlocal fold
-        current, ctx = args, context(own(args), False)
-        for index, (plugin, method) in enumerate(hooks.entries):
-            if ctx.args != current:
-                ctx = context(own(current), False)  # replaced, or changed in place, which changes nothing
-            answer = await chain.call(plugin, method, (ctx,))
-            if answer is None:
-                continue
-            fold = fold or Fold()
-            directives = _read_before(plugin, answer)
-            fold.weigh(plugin, directives)
-            replaced = [each.args for each in directives if isinstance(each, ReplaceArgs)]
-            if len(replaced) > 1:
-                raise ConflictingPlugins(f"plugin {plugin.id!r} replaced the arguments twice", plugin.id)
-            if replaced:
-                current = replaced[0]
-                fold.decisions.append(Decision(plugin.id, fold.seam, "replace_tool_args", current))
-                for earlier in hooks.entries[:index]:
-                    await _inspect(chain, fold, plugin, earlier, context(own(current), True))
-        return current
-
-    try:
-        final = await chain.run(calls(), alone=True)
-    except PluginFault as fault:
-        return Verdict(args, Failed("before_tool_call_failed", str(fault)))
-    except ConflictingPlugins as conflict:
-        return Verdict(args, Failed("plugin_conflict", str(conflict), {"plugins": list(conflict.plugins)}))
-    if fold is None:
-        return Verdict(final)
-    ask = fold.winner[1].reason if fold.winner is not None and isinstance(fold.winner[1], AskPerson) else None
-    return Verdict(final, fold.outcome(), ask, fold.decided(), tuple(fold.asides))
-
-
-EndContext: TypeAlias = Callable[[ToolOutcome], ToolEndContext]
-"""Makes what a plugin is shown of an outcome."""
-
-
-async def after(hooks: Hooks, context: EndContext, ended: ToolOutcome) -> Left:
-    """Show all plugins how a call ended."""
-    pipe, (others, filters) = Pipe(ended), hooks.parted()
-    if others:
-        try:
-            await _through(pipe, others, context)
-        except PluginFault as fault:  # nothing that was decided until now counts
-            pipe = Pipe(Failed(WITHHELD_CODE, f"{WITHHELD}: {fault}"))
-    if filters:
-        pipe = await _filtered(pipe, filters, context)
-    return Left(pipe.outcome, tuple(pipe.decisions), tuple(pipe.asides))
-
-
-async def filtered(hooks: Hooks, context: EndContext, outcome: ToolOutcome) -> ToolOutcome:
-    """The outcome of a call whose body did not run, as filters leave it."""
-    filters = hooks.parted()[1]
-    return (await _filtered(Pipe(outcome), filters, context)).outcome if filters else outcome
-
-
-async def _filtered(pipe: Pipe, filters: Hooks, context: EndContext) -> Pipe:
-    try:
-        await _through(pipe, filters, context)
-    except PluginFault as fault:  # its words may quote what it was to hide
-        return Pipe(Failed(WITHHELD_CODE, f"{WITHHELD}: plugin {fault.plugin!r} failed"))
-    return pipe
-
-
-async def _through(pipe: Pipe, hooks: Hooks, context: EndContext) -> None:
-    chain = HookChain(hooks)
-
-    async def calls() -> None:
-        for plugin, method in hooks.entries:
-            ctx = context(own(pipe.outcome))
-            answer = await chain.call(plugin, method, (replace(ctx, args=own(ctx.args)),))
-            if answer is not None:
-                pipe.take(plugin, answer)
-
-    await chain.run(calls(), alone=True)
-
-
-async def _inspect(
-    chain: HookChain,
-    fold: Fold,
-    by: Plugin,
-    earlier: tuple[Plugin, Callable[..., Any]],
-    ctx: ToolCallContext,
-) -> None:
-    """Show the arguments that `by` replaced to a plugin that let the old ones pass."""
-    plugin, method = earlier
-    before = encode(ctx.args)
-    for directive in _read_before(plugin, await chain.call(plugin, method, (ctx,))):
-        if isinstance(directive, ReplaceArgs):
-            if encode(directive.args) != before:
-                why = f"plugins {by.id!r} and {plugin.id!r} both replace the arguments"
-                raise ConflictingPlugins(why, by.id, plugin.id)
-        elif strength(directive):
-            fold.take(plugin, directive)
-
-
-def _read_before(plugin: Plugin, answer: object) -> list[Directive]:
-    """What one plugin says before a call."""
+def read_before(plugin: Plugin, answer: object) -> list[Directive]:
+    """What one plugin answers before a call."""
     directives = read(plugin, Fold.seam, answer)
     for each in directives:
         if isinstance(each, ShortCircuit) and isinstance(each.outcome, Ok) and each.outcome.whole is not None:

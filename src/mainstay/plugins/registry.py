@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from mainstay.errors import InvalidDefinition, InvalidInput, PluginConflict, PluginError, PluginFault
 from mainstay.model import validate
-from mainstay.model.codec import INT_MAX, INT_MIN, clean, clean_text, encode_checked, error_text
-from mainstay.model.own import own, shown_spec
+from mainstay.model.codec import INT_MAX, INT_MIN, clean, clean_text, copied, encode_checked, error_text, read_only_spec
 from mainstay.model.plugin import Issue, PluginSnapshot, TriggerEvent
 from mainstay.model.tool import BlobRef, ToolSpec
 from mainstay.plugins.calls import Hooks
@@ -165,7 +164,7 @@ class PluginSession:
         """A tool as hooks are shown it: its schemas are the catalogue's, and read-only for them."""
         known = self.shown.get(tool.name)
         if known is None or known[0] is not tool:
-            known = self.shown[tool.name] = (tool, shown_spec(tool))
+            known = self.shown[tool.name] = (tool, read_only_spec(tool))
         return known[1]
 
     @property
@@ -529,7 +528,7 @@ def restore_snapshot(plugin: Plugin, snapshot: PluginSnapshot | None, blobs: Map
             plugin.id,
         )
     try:
-        entry = PluginSnapshot(plugin.version, revision_of(plugin)) if snapshot is None else own(snapshot)
+        entry = PluginSnapshot(plugin.version, revision_of(plugin)) if snapshot is None else copied(snapshot)
         gone = [name for name, ref in entry.blobs.items() if ref.digest not in blobs]
         if gone:  # half a state is not shown as a whole one
             raise LookupError(f"its bytes {gone[0]!r} are gone")

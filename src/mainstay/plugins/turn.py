@@ -14,13 +14,12 @@ from mainstay.engine.control import TurnAborted, TurnCancelled
 from mainstay.engine.driver import Run
 from mainstay.errors import InvalidInput, PluginFault
 from mainstay.graph.commit import End, ledger
-from mainstay.model.codec import MAX_VALUE, clean, clean_text, convert, encode, error_text
+from mainstay.model.codec import MAX_VALUE, CopiedOnRead, clean, clean_text, convert, copied, encode, error_text
 from mainstay.model.effect import Boundary
 from mainstay.model.event import PluginEvent
 from mainstay.model.llm import ModelResponse
 from mainstay.model.message import Message, Part, Text
 from mainstay.model.outcome import Outcome
-from mainstay.model.own import Seen, own
 from mainstay.model.plugin import (
     AbortTurn,
     CompactedHistory,
@@ -36,7 +35,22 @@ from mainstay.model.plugin import (
 from mainstay.model.record import Framed, Noted, Said, Slot
 from mainstay.model.tool import ToolOutcome, ToolSpec
 from mainstay.plugins import decisions
-from mainstay.plugins.calls import Arguments, Filters, HookChain, Hooks, collect, first, notify, pipe, probed, withheld
+from mainstay.plugins.calls import (
+    EndContext,
+    Filters,
+    HookArguments,
+    HookChain,
+    Hooks,
+    after_tool_call,
+    before_tool_call,
+    collect,
+    filtered_outcome,
+    first,
+    notify,
+    pipe,
+    probed,
+    withheld,
+)
 from mainstay.plugins.decisions import read, sound_history
 from mainstay.plugins.hooks import (
     CheckpointContext,
@@ -150,8 +164,8 @@ class TurnPlugins:
         messages: tuple[Message, ...] = ()
         if (hooks := self._table.get("before_turn")) is not None:
             hooks = probed(hooks, self._host.probe)
-            ctx = TurnContext(*self._base, self._host, said.message, Seen(run.history))
-            asked = collect(hooks, lambda _: (replace(ctx, said=own(said.message)),))
+            ctx = TurnContext(*self._base, self._host, said.message, CopiedOnRead(run.history))
+            asked = collect(hooks, lambda _: (replace(ctx, said=copied(said.message)),))
             messages = await self._directed("before_turn", await self._asked(asked))
         if not any(type(r) is Framed for r in run.records):
             await self._compact()
@@ -168,7 +182,7 @@ class TurnPlugins:
         hooks = self._table.get("compact")
         if hooks is None:
             return False
-        past = CompactContext(*self._base, self._host, Seen(self._run.history), overflow)
+        past = CompactContext(*self._base, self._host, CopiedOnRead(self._run.history), overflow)
         found = await self._asked(first(hooks, lambda _: (past,), _frame))
         if found is not None:
             await self._host.frame(found[1].reason, found[1].summary)
@@ -178,7 +192,7 @@ class TurnPlugins:
         """A boundary in the middle of a turn."""
         hooks = self._table["at_checkpoint"]
         await self._run.journal.flush()  # what a hook has seen is not asked for again
-        ctx = CheckpointContext(*self._base, self._host, boundary, Seen(self._run.machine.messages()))
+        ctx = CheckpointContext(*self._base, self._host, boundary, CopiedOnRead(self._run.machine.messages()))
         return await self._directed("at_checkpoint", await self._asked(collect(hooks, lambda _: (ctx,))))
 
     # ------------------------------------------------------------------ the model
@@ -194,10 +208,10 @@ class TurnPlugins:
             hooks = probed(hooks, self._host.probe)
             view = ViewContext(*self._base, self._host, step, len(self._run.history))
             ours = len(messages) - len(self._run.history)
-            shown: Seen[Message] = await self._asked(
+            shown: CopiedOnRead[Message] = await self._asked(
                 pipe(
                     hooks,
-                    Seen(messages),
+                    CopiedOnRead(messages),
                     lambda _, now: (replace(view, history=max(len(now) - ours, 0)), now),
                     _messages,
                 )
@@ -231,7 +245,7 @@ class TurnPlugins:
         if (hooks := self._table.get("transform_response")) is not None:
             ctx = StreamContext(*self._base, step)
             try:
-                response = await self._asked(pipe(hooks, response, lambda _, value: (ctx, own(value)), _response))
+                response = await self._asked(pipe(hooks, response, lambda _, value: (ctx, copied(value)), _response))
             except (TurnAborted, TurnCancelled, Leaving) as end:
                 with contextlib.suppress(TurnAborted):  # the first fault is the one to tell
                     await self.stream_finished(step, "aborted" if isinstance(end, TurnAborted) else "cancelled")
@@ -257,7 +271,7 @@ class TurnPlugins:
         shown = known[1] if known is not None and known[0] is tool else self._session.show(tool)
         base = (*self._base, self._host.at(f"{call_id}.before"), call_id, shown)
         asked = self._table["before_tool_call"]
-        verdict = await decisions.before(asked, lambda now, again: ToolCallContext(*base, now, again), args)
+        verdict = await before_tool_call(asked, lambda now, again: ToolCallContext(*base, now, again), args)
         if verdict.asides:
             await self._asides("before_tool_call", verdict.asides, f"{call_id}.before")
         return verdict
@@ -268,19 +282,17 @@ class TurnPlugins:
         """What is recorded of a call that has ended, and what is said after its round."""
         if not self.judges:
             return decisions.Left(outcome), ()
-        left = await decisions.after(self._table["after_tool_call"], self._end_context(call_id, tool, args), outcome)
+        left = await after_tool_call(self._table["after_tool_call"], self._end_context(call_id, tool, args), outcome)
         return left, await self._asides("after_tool_call", left.asides, f"{call_id}.after")
 
     async def filtered(self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:
         """What is recorded of a call whose body did not run."""
         hooks = self._table.get("after_tool_call")
         return (
-            outcome
-            if hooks is None
-            else await decisions.filtered(hooks, self._end_context(call_id, tool, args), outcome)
+            outcome if hooks is None else await filtered_outcome(hooks, self._end_context(call_id, tool, args), outcome)
         )
 
-    def _end_context(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> decisions.EndContext:
+    def _end_context(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> EndContext:
         base = (*self._base, self._host.at(f"{call_id}.after"), call_id, self._session.show(tool), args)
         return lambda outcome: ToolEndContext(*base, outcome)
 
@@ -330,11 +342,11 @@ class TurnPlugins:
         hooks, self._host = probed(hooks, self._host.probe), self._host.outside()
         return await notify(hooks, self._end(outcome))
 
-    def _end(self, outcome: Outcome) -> Arguments:
+    def _end(self, outcome: Outcome) -> HookArguments:
         """What each plugin is shown of the end; an answer may hold JSON that is about to be committed."""
         machine, base = self._run.machine, self._base
-        messages, usage = Seen(machine.messages()), machine.state.usage
-        return lambda _: (TurnEndContext(*base, self._host, own(outcome), messages, usage),)
+        messages, usage = CopiedOnRead(machine.messages()), machine.state.usage
+        return lambda _: (TurnEndContext(*base, self._host, copied(outcome), messages, usage),)
 
     # ------------------------------------------------------------------ what rides in records
 
@@ -450,10 +462,10 @@ class TurnPlugins:
             self._report(PluginFault(plugin, seam, f"its session could not be created: {error}"))
 
 
-async def projected(hooks: Hooks, context: decisions.EndContext, outcome: ToolOutcome) -> Any:
+async def projected(hooks: Hooks, context: EndContext, outcome: ToolOutcome) -> Any:
     """What the owner of a projection lets a model see of a result, as JSON. Raises PluginFault."""
-    ctx, chain, ((plugin, method), *_) = context(own(outcome)), HookChain(hooks), hooks.entries
-    asked = chain.call(plugin, method, (replace(ctx, args=own(ctx.args)),), _projection)
+    ctx, chain, ((plugin, method), *_) = context(copied(outcome)), HookChain(hooks), hooks.entries
+    asked = chain.call(plugin, method, (replace(ctx, args=copied(ctx.args)),), _projection)
     return await chain.run(asked, alone=True)
 
 
@@ -490,9 +502,9 @@ def _parts(plugin: Plugin, answer: object) -> list[PromptPart]:
     return parts
 
 
-def _messages(plugin: Plugin, shown: Any) -> Seen[Message]:
-    if type(shown) is Seen and shown:
-        own: Seen[Message] = shown  # what it was given, or a part of it: no plugin can make one
+def _messages(plugin: Plugin, shown: Any) -> CopiedOnRead[Message]:
+    if type(shown) is CopiedOnRead and shown:
+        own: CopiedOnRead[Message] = shown  # what it was given, or a part of it: no plugin can make one
         return own
     given = list(shown) if isinstance(shown, Sequence) else []
     messages = [message for message in given if isinstance(message, Message)]
@@ -500,7 +512,7 @@ def _messages(plugin: Plugin, shown: Any) -> Seen[Message]:
         raise PluginFault(plugin.id, "transform_view", "it returned no list of messages")
     if not all(isinstance(part, _PARTS) for message in messages for part in message.parts):
         raise PluginFault(plugin.id, "transform_view", "it returned a message whose parts are none")
-    return Seen(messages)
+    return CopiedOnRead(messages)
 
 
 def _response(plugin: Plugin, answer: object) -> ModelResponse:

@@ -344,8 +344,11 @@ class TextStream(Protocol):
 class TurnHooks(Protocol):
     """Raises TurnAborted where a plugin ends the turn, or one that it cannot do without has failed."""
 
+    at_boundaries: bool
     in_model_calls: bool
-    """Whether a plugin has a hook for model calls; otherwise only `slot` is called."""
+    at_end: bool
+    after_commit: bool
+    """Whether a plugin has a hook for these moments of a turn: otherwise nothing but `slot` is called there."""
 
     def may_shrink(self) -> bool:
         """Whether a plugin could make the conversation before this turn shorter."""

@@ -10,10 +10,10 @@ import msgspec
 from mainstay.errors import NotRevived, TurnFailed
 from mainstay.graph.view import TurnView, model_calls, turn_view
 from mainstay.model import validate
+from mainstay.model.codec import copied
 from mainstay.model.llm import ModelRecord, Usage
 from mainstay.model.message import Message
 from mainstay.model.outcome import Finished, Outcome, PendingCall, Queued, Waiting, kind_of
-from mainstay.model.own import own
 from mainstay.model.plugin import Issue
 from mainstay.model.record import Record, slots
 from mainstay.model.tool import ToolRecord
@@ -75,7 +75,7 @@ class TurnResult(Generic[T_co]):
     ) -> None:
         self.turn_id, self.session_id, self.agent, self.usage = turn_id, session_id, agent, usage
         # JSON in it is the reader's own; an answer in words has none.
-        self.outcome = outcome if type(outcome) is Finished and outcome.value is None else own(outcome)
+        self.outcome = outcome if type(outcome) is Finished and outcome.value is None else copied(outcome)
         self.records, self._history, self._past, self._revive = records, history, len(history), revive
         self._view: TurnView | None = None
         self._late = late
@@ -147,7 +147,7 @@ class TurnResult(Generic[T_co]):
     @property
     def tool_calls(self) -> list[ToolRecord]:
         """Every tool call of the turn, in emission order."""
-        return [own(each) for each in self._read().tool_calls]
+        return [copied(each) for each in self._read().tool_calls]
 
     @property
     def model_calls(self) -> list[ModelRecord]:
@@ -157,12 +157,12 @@ class TurnResult(Generic[T_co]):
     @property
     def new_messages(self) -> list[Message]:
         """The turn's own messages, from its input on."""
-        return [own(each) for each in self._read().messages]
+        return [copied(each) for each in self._read().messages]
 
     @property
     def messages(self) -> list[Message]:
         """The whole conversation up to and including this turn."""
-        return [own(each) for each in (*self._history[: self._past], *self._read().messages)]
+        return [copied(each) for each in (*self._history[: self._past], *self._read().messages)]
 
     @property
     def issues(self) -> list[Issue]:

@@ -27,12 +27,11 @@ from mainstay.errors import (
 )
 from mainstay.graph.view import delivered_by, forkable
 from mainstay.model import ids, validate
-from mainstay.model.codec import clean, clean_text, encode_checked
+from mainstay.model.codec import clean, clean_text, copied, encode_checked
 from mainstay.model.event import AnyEvent
 from mainstay.model.llm import ModelChoice, ModelSettings, Usage
 from mainstay.model.message import InputContent, Message
 from mainstay.model.outcome import PendingCall
-from mainstay.model.own import own
 from mainstay.model.plugin import PromptPart
 from mainstay.model.process import ProcessRow, WakePolicy
 from mainstay.model.record import Ended, InputKind, Replied
@@ -263,7 +262,7 @@ class Session(Generic[T_co]):
         self._parts.cache.rest(self.id)
         definition = self._parts.definitions.get(row.agent)
         if definition is None or not definition.plugins.has("project_prose"):
-            return [own(each) for each in messages]
+            return [copied(each) for each in messages]
         return shown(await LateResults(self._parts).setup(row), row.id, messages)
 
     async def pending(self) -> list[PendingCall]:

@@ -18,9 +18,8 @@ from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, Plugin
 from mainstay.graph.commit import End
 from mainstay.graph.view import View
 from mainstay.model import validate
-from mainstay.model.codec import clean, clean_text, convert, error_text
+from mainstay.model.codec import clean, clean_text, convert, copied, error_text
 from mainstay.model.message import Message, Text
-from mainstay.model.own import own
 from mainstay.model.plugin import Issue, PluginSnapshot, PromptPart
 from mainstay.model.record import Record
 from mainstay.model.session import SessionRow, Settings, edited_tools, load_settings, settings_after_commit
@@ -180,7 +179,12 @@ def contexts_of(definition: Definition, session_id: str, settings: Settings) -> 
     hidden = frozenset(settings.hidden)
     return {
         plugin.id: SessionContext(
-            session_id, definition.name, own(settings.options.get(plugin.id)), settings.parent, hidden, settings.depth
+            session_id,
+            definition.name,
+            copied(settings.options.get(plugin.id)),
+            settings.parent,
+            hidden,
+            settings.depth,
         )
         for plugin in definition.plugins.plugins
     }
@@ -215,7 +219,7 @@ def shown(setup: Setup | TurnAborted, session_id: str, messages: Sequence[Messag
     plugins = setup.plugins
     entries = () if plugins is None else plugins.hooks("project_prose").entries
     if not entries:
-        return [own(each) for each in messages]
+        return [copied(each) for each in messages]
     (plugin, method), ctx = entries[0], StreamContext(session_id, "", setup.definition.name, None, 0)
 
     def projected(part: Text) -> Text:
@@ -233,8 +237,8 @@ def shown(setup: Setup | TurnAborted, session_id: str, messages: Sequence[Messag
 
 def _shown(projected: Callable[[Text], Text], message: Message) -> Message:
     if message.role != "assistant":
-        return own(message)
-    return Message(message.role, tuple([projected(p) if isinstance(p, Text) else own(p) for p in message.parts]))
+        return copied(message)
+    return Message(message.role, tuple([projected(p) if isinstance(p, Text) else copied(p) for p in message.parts]))
 
 
 async def _restored(

@@ -269,8 +269,8 @@ class Turns:
             if not setup.shared:
                 setup.move_on(end.row, end.end)
                 resident.keep_setup(setup)
-            plugins = None if run.hooks is None else plugins_of(run)
-            late = [] if plugins is None or not plugins.after_commit else await plugins.persisted(end.end.outcome)
+            plugins = plugins_of(run) if run.hooks is not None and run.hooks.after_commit else None
+            late = [] if plugins is None else await plugins.persisted(end.end.outcome)
         after = self._ended(run, view, end, late)
         return None if after is None else await self._ports.between(after)
 
@@ -313,7 +313,7 @@ class Turns:
         interrupted = 0 if type(records[-1]) is Asking else row.takeovers
         hooks, session, kept = None, setup.plugins, setup.kept
         if session is not None and kept is not None and (session.acts or setup.issues):
-            hooks = functools.partial(self._hooks, session, kept, setup.take_issues())
+            hooks = functools.partial(self._hooks, session, kept, setup.take_issues() if setup.issues else [])
         return Run(scope, machine, journal, events, self.clock, definition, records, history, interrupted, hooks)
 
     def _hooks(self, session: PluginSession, kept: Kept, issues: list[Issue], run: Run) -> TurnPlugins:
@@ -423,8 +423,8 @@ class Turns:
             found = await self.store.inbox(run.scope.sid)
             if found and run.machine.may_ask():  # else it would not be answered here: the next turn does
                 inputs = await self._read(run, found)
-        plugins = None if run.hooks is None else plugins_of(run)
-        messages = () if plugins is None or not plugins.at_boundaries else await plugins.at(effect.at)
+        plugins = plugins_of(run) if run.hooks is not None and run.hooks.at_boundaries else None
+        messages = () if plugins is None else await plugins.at(effect.at)
         run.machine.receive(Delivery(inputs, messages))
 
     async def _read(self, run: Run, rows: Sequence[InboxRow]) -> tuple[Delivered, ...]:

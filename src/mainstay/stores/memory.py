@@ -16,8 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.errors import BlobMissing, MainstayError
-from mainstay.model.codec import convert, decode, encode
-from mainstay.model.own import own
+from mainstay.model.codec import convert, copied, decode, encode
 from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
@@ -437,7 +436,7 @@ class MemoryStore:
         return self.rows.waits.get(wait_id)
 
     async def process(self, process_id: str) -> ProcessRow | None:
-        return own(self._process(process_id))
+        return copied(self._process(process_id))
 
     def _process(self, process_id: str) -> ProcessRow | None:
         pid = self.rows.process_ids.get(process_id)
@@ -448,28 +447,28 @@ class MemoryStore:
         seen = self.rows.grants.get(asking, {})
         attributes = {**PROCESS_ATTRIBUTES, "seen by": lambda row: (asking,) if row.pid in seen else ()}
         found = [r for r in self.rows.by_pid.values() if r.pruned is None and matches(r, wanted, attributes)]
-        return own(found[::-1][: max(0, wanted.limit)])
+        return copied(found[::-1][: max(0, wanted.limit)])
 
     async def active_processes(self) -> list[ProcessRow]:
-        return own([self.rows.by_pid[pid] for pid in sorted(self.rows.active_pids)])
+        return copied([self.rows.by_pid[pid] for pid in sorted(self.rows.active_pids)])
 
     async def unowned_processes(self, after: int, limit: int) -> list[ProcessRow]:
         rows = (self.rows.by_pid[pid] for pid in sorted(self.rows.active_pids) if pid > after)
-        return own([row for row in rows if row.owner is None][:limit])
+        return copied([row for row in rows if row.owner is None][:limit])
 
     async def due_processes(self, now: int, limit: int = 1000, skip: int = 0) -> list[ProcessRow]:
         due = sorted((due, pid) for pid, due in self.rows.due_pids.items() if due <= now)
-        return own([self.rows.by_pid[pid] for _, pid in due[skip : skip + limit]])
+        return copied([self.rows.by_pid[pid] for _, pid in due[skip : skip + limit]])
 
     async def events(self, pid: int, after: int = 0, limit: int = 1000) -> list[tuple[int, int, Event]]:
         events = self.rows.events_of.get(pid, {}).items()
         found = [(place, sequence, event) for sequence, (place, event) in events if sequence > after]
-        return own(found[: max(0, limit)])
+        return copied(found[: max(0, limit)])
 
     async def changes(self, after: int = 0, limit: int = 1000) -> list[tuple[int, ProcessRow]]:
         page = [(place, pid) for place, pid in self.rows.log.items() if place > after][: max(0, limit)]
         latest = {pid: place for place, pid in page}
-        return own([(place, self.rows.by_pid[pid]) for pid, place in sorted(latest.items(), key=lambda e: e[1])])
+        return copied([(place, self.rows.by_pid[pid]) for pid, place in sorted(latest.items(), key=lambda e: e[1])])
 
     async def last_change(self) -> int:
         return self.rows.places

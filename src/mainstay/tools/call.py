@@ -538,7 +538,8 @@ class ActiveCall(CallHost):
             last = not isinstance(settle(result.end, call, spec), TryAgain)
             if isinstance(result.end, Ok) or await self.waits.completed(call, last):
                 return HandedOver(context.defer_timeout)
-        return result if self.plugins is None else await self.seen(ready, result)
+        looks = self.plugins is not None and self.plugins.looks
+        return await self.seen(ready, result) if looks else result
 
     async def _register(self) -> AttemptResult:
         """Leave the call to the workers of processes: what it returns is a handle.

@@ -30,9 +30,8 @@ from msgspec import Struct, ValidationError
 
 from mainstay.engine.control import CANCEL_GRACE
 from mainstay.errors import InvalidInput, Retry, ToolError
-from mainstay.model.codec import clean, convert, encode, model_text
+from mainstay.model.codec import clean, convert, copied, encode, model_text
 from mainstay.model.effect import AskedCall
-from mainstay.model.own import own
 from mainstay.model.tool import Failed, PreparedCall, ToolOutcome
 from mainstay.ports.tool import CallContext
 from mainstay.tools.attempt import cut_off, failure, raised
@@ -95,7 +94,7 @@ async def prepared(ready: Ready, ctx: CallContext, anew: bool = False) -> Ready 
     if provider is None or (ctx.attempt > 1 and not anew):
         return ready
     try:
-        answer = await provider.prepare(own(ready.call), ctx)
+        answer = await provider.prepare(copied(ready.call), ctx)
     except ToolError as error:
         return failure(error)
     except Exception as error:  # the provider's code may raise anything; the call ends with it and the turn goes on
@@ -165,7 +164,7 @@ async def execute(
     try:
         if tool is None:
             assert ready.entry.provider is not None
-            value = await ready.entry.provider.execute(own(ready.call), ctx)
+            value = await ready.entry.provider.execute(copied(ready.call), ctx)
         elif tool.is_async:
             value = await tool.invoke(ready.kwargs or {}, ctx)
         else:

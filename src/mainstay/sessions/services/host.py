@@ -13,10 +13,9 @@ from mainstay.engine.driver import Run
 from mainstay.engine.journal import load_turns
 from mainstay.errors import Conflict, InvalidInput, PluginError, StaleSettings, Unavailable, UnknownTurn
 from mainstay.model import ids, validate
-from mainstay.model.codec import clean_message, clean_text
+from mainstay.model.codec import CopiedOnRead, clean_message, clean_text, copied
 from mainstay.model.llm import Completion, ModelRequest, ModelSettings
 from mainstay.model.message import InputContent, Message
-from mainstay.model.own import Seen, own
 from mainstay.model.plugin import CreateSession
 from mainstay.model.record import Framed
 from mainstay.model.session import (
@@ -84,9 +83,9 @@ class SessionHost(TaskServices):
     async def snapshot(self, session_id: str | None = None) -> SessionSnapshot:
         row = await self.scope.row(session_id)
         view, settings = await self._parts.cache.view(row), load_settings(row.settings)
-        tools = own(settings.tools)  # what nothing was decided for has the state of all such sessions
+        tools = copied(settings.tools)  # what nothing was decided for has the state of all such sessions
         return SessionSnapshot(
-            row.id, row.agent, row.head, Seen(view.messages), row.turn, settings.parent, tools, settings.label
+            row.id, row.agent, row.head, CopiedOnRead(view.messages), row.turn, settings.parent, tools, settings.label
         )
 
     async def tool_catalog(self, session_id: str | None = None) -> Sequence[Mapping[str, Any]]:
@@ -116,8 +115,8 @@ class SessionHost(TaskServices):
     async def tool_state(self, session_id: str | None = None) -> ToolState:
         catalog = self._run.agent.catalog if self._run is not None and self.scope.own(session_id) else None
         if isinstance(catalog, Membership):
-            return own(catalog.state)
-        return own(load_settings((await self.scope.row_or_new(session_id)).settings).tools)
+            return copied(catalog.state)
+        return copied(load_settings((await self.scope.row_or_new(session_id)).settings).tools)
 
     async def apply_tool_state(self, state: ToolState, session_id: str | None = None) -> int:
         if not isinstance(state, ToolState):

@@ -25,9 +25,9 @@ from msgspec.structs import replace
 from mainstay.engine.control import TurnAborted
 from mainstay.errors import BlobMissing, PluginFault, StoreDamaged
 from mainstay.lifecycle.process import ENDS
+from mainstay.model.codec import read_only_spec
 from mainstay.model.event import PluginEvent
 from mainstay.model.message import ToolCall
-from mainstay.model.own import shown_spec
 from mainstay.model.plugin import EmitEvents, EmitTrace, kind_of
 from mainstay.model.process import ProcessRow, Wake, WakeRow
 from mainstay.model.session import Answer, SessionRow
@@ -35,7 +35,7 @@ from mainstay.model.tool import Cancelled, Failed, Ok, OutputBudget, PreparedCal
 from mainstay.model.transcript import told as shown_of
 from mainstay.observe.feed import TurnEvents
 from mainstay.plugins import decisions
-from mainstay.plugins.calls import Filters, Hooks, probed, withheld
+from mainstay.plugins.calls import Filters, Hooks, after_tool_call, probed, withheld
 from mainstay.plugins.hooks import ToolEndContext
 from mainstay.plugins.turn import projected
 from mainstay.ports.store import Store
@@ -160,7 +160,7 @@ class Showing:
         args: dict[str, Any],
     ) -> None:
         self._parts, self._agent, self._session_id, self._setup = parts, row.agent, row.id, setup
-        self._call_id, self._tool, self._args = call_id, shown_spec(tool), args
+        self._call_id, self._tool, self._args = call_id, read_only_spec(tool), args
         self._services = SessionHost(parts, row.id, row.agent)
 
     async def vetted(self, outcome: ToolOutcome) -> ToolOutcome:
@@ -170,7 +170,7 @@ class Showing:
         hooks = self._hooks("after_tool_call")
         if not hooks:
             return outcome
-        left = await decisions.after(hooks, self._context, outcome)
+        left = await after_tool_call(hooks, self._context, outcome)
         self._asides(left.asides)
         return left.outcome
 
