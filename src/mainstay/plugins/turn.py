@@ -128,6 +128,7 @@ class TurnPlugins:
         "judges",
         "looks",
         "projects",
+        "remembers",
         "vets",
     )
 
@@ -138,6 +139,7 @@ class TurnPlugins:
         self._stateful = [plugin for plugin, _ in table["snapshot"].entries] if "snapshot" in table else []
         self._stream: Transformed | None = None
         self._edits: dict[str, bool | None] = {}
+        self.remembers = bool(self._stateful) or len(run.records) > 1
         self._mute: set[str] = set()
         self.issues = issues
         self.at_boundaries = not BOUNDARY_HOOKS.isdisjoint(table)
@@ -389,6 +391,7 @@ class TurnPlugins:
 
     def switch(self, edits: Mapping[str, bool | None]) -> None:
         """Tools of the session were switched by this turn: the next record says so, and its commit does it."""
+        self.remembers = True
         self._edits.update(edits)
 
     def end(self, outcome: Outcome, last: Slot | None) -> End:

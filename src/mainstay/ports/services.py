@@ -350,6 +350,9 @@ class TurnHooks(Protocol):
     after_commit: bool
     """Whether a plugin has a hook for these moments of a turn: otherwise nothing but `slot` is called there."""
 
+    remembers: bool
+    """Whether records of this turn may hold state of plugins, or which tools they have switched."""
+
     def may_shrink(self) -> bool:
         """Whether a plugin could make the conversation before this turn shorter."""
         ...

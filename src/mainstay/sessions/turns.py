@@ -371,7 +371,7 @@ class Turns:
                 told = True
                 outcome = await plugins.close(outcome)
             slot = run.slot()
-            if plugins is None:
+            if plugins is None or not plugins.remembers:
                 end = End(outcome, run.machine.state.usage, slot, ledger(run.records) if run.noted else None)
             else:
                 end = plugins.end(outcome, slot)
@@ -404,7 +404,8 @@ class Turns:
         if not isinstance(ended, Parked):
             if machine.state.transcript.calls:
                 machine.state.transcript.pair(end.outcome)
-            view.add(scope.turn, machine.messages(), records if run.hooks is not None or run.resumed else ())
+            noted = run.noted or run.resumed or (run.hooks is not None and run.hooks.remembers)
+            view.add(scope.turn, machine.messages(), records if noted else ())
             run.events.emit(TurnCommitted, outcome=end.outcome)
         waiters = self.outcomes.waiters
         waiters.resolve(scope.session_id, scope.turn, result)
