@@ -416,7 +416,7 @@ class ReconciledAbandon(
 Authority: TypeAlias = ExternalOwner | WorkflowKey | ReconciledAbandon
 
 
-class Ending(Struct, frozen=True, gc=False):
+class EndReceipt(Struct, frozen=True, gc=False):
     """`status`: "already_applied" when it had ended exactly so, "superseded" when it had ended otherwise."""
 
     status: Literal["committed", "already_applied", "superseded"]
@@ -424,7 +424,7 @@ class Ending(Struct, frozen=True, gc=False):
     woken: tuple[ProcessRow, ...] = ()
 
 
-class Complete(Write[Ending], frozen=True, gc=False):
+class Complete(Write[EndReceipt], frozen=True, gc=False):
     """End a process that no worker owns, by an authority that its recovery contract admits."""
 
     process_id: str

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -108,7 +108,6 @@ class Processes(Protocol):
     def events(self, process_id: str, after: int = 0, *, follow: bool = False) -> AsyncIterator[ProcessEvent]: ...
 
 
-@runtime_checkable
 class Startable(Protocol[A_co]):
     """A durable function, as whoever starts it sees it."""
 
@@ -138,7 +137,8 @@ def read_start(what: Any, args: Mapping[str, Any] | None) -> tuple[Any, Mapping[
         if args:
             raise InvalidProcess(f"{what!r} has its arguments: give them to `.call(…)`")
         what, args = what.function, what.args
-    return what, args, what.returns() if isinstance(what, Startable) else None
+    returns = getattr(type(what), "returns", None)  # not by the protocol: to check that costs more than to start
+    return what, args, None if returns is None else returns(what)
 
 
 class ProcessHandle(Generic[R_co]):

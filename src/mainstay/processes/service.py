@@ -59,7 +59,7 @@ from mainstay.model.write import (
     Change,
     Complete,
     Dismiss,
-    Ending,
+    EndReceipt,
     EventAdded,
     ExternalOwner,
     ProcessFilter,
@@ -349,7 +349,7 @@ class ProcessService:
         code: str = "failed",
         outcome: ProcessOutcome | None = None,
         authority: Authority | None = None,
-    ) -> Ending:
+    ) -> EndReceipt:
         """Say how a process ended that no worker of ours works on: with a value, an error, or any `outcome`.
 
         By default as its external owner. "already_applied" and "superseded" tell that it had ended before.
@@ -404,7 +404,7 @@ class ProcessService:
         request = AbandonRequest(clean_text(by), now, clean_text(reason))
         await self._mark(handle_id(process), Event(ABANDON_REQUESTED, request, now))
 
-    async def reconcile_abandon(self, process: Any, *, by: str = "host") -> Ending:
+    async def reconcile_abandon(self, process: Any, *, by: str = "host") -> EndReceipt:
         """Grant such a request, once it was looked into: external work ends as abandoned."""
         process_id = handle_id(process)
         row = known(await self._store.process(process_id), process_id)

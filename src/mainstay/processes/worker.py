@@ -324,7 +324,8 @@ class ProcessWorker:
                 listening.discard(run.row.id)
                 if not listening:
                     del self._listening[other]
-        self.reconcile_all(run.journal.woken)
+        if run.journal.woken:
+            self.reconcile_all(run.journal.woken)
 
     # ------------------------------------------------------------------ reconciling with the store
 

@@ -60,7 +60,7 @@ from mainstay.model.record import Begun, Done, Fault, Segment, StepFaltered, Ste
 from mainstay.model.tool import Failed, Ok, OutcomeUnknown, Recovery, ToolOutcome, ToolSpec
 from mainstay.ports.process import EngineRun, Leaving, Unloaded
 from mainstay.processes.function.replay import FORKS, Open, Replay, limit_around_caller, shape, shown
-from mainstay.processes.function.scheduler import CANCEL, STOP, Branch, BranchStopped, Scheduler
+from mainstay.processes.function.scheduler import CANCEL, STOP, BranchStopped, FunctionBranch, Scheduler
 from mainstay.processes.run import Host
 from mainstay.tools.attempt import (
     NOT_BEGUN,
@@ -127,7 +127,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 def recorded(
-    method: Callable[Concatenate[C, Branch, P], Coroutine[Any, Any, R]],
+    method: Callable[Concatenate[C, FunctionBranch, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[C, P], Coroutine[Any, Any, R]]:
     """Make a call of the context of a method that takes the branch which makes it, as its first argument.
 
@@ -187,7 +187,7 @@ class Calls:
 
     # ------------------------------------------------------------------ answers
 
-    async def answer(self, branch: Branch, key: str, kind: StepKind, name: str, asked: str) -> Done | None:
+    async def answer(self, branch: FunctionBranch, key: str, kind: StepKind, name: str, asked: str) -> Done | None:
         """How this call ended before, if it did, or that it is refused. A call that was stopped is stopped again."""
         if key == FIRST:
             self.check_first(branch, kind, name)
@@ -211,7 +211,7 @@ class Calls:
             self.raise_stopped(done)
         return done
 
-    def check_first(self, branch: Branch, kind: StepKind, name: str) -> None:
+    def check_first(self, branch: FunctionBranch, kind: StepKind, name: str) -> None:
         """Refuse a call after a checkpoint that is not the one the function begins with: no replay would make it there.
 
         Arguments are not compared: they may come from the state. A checkpoint leaves nothing for a replay to find.
@@ -240,7 +240,9 @@ class Calls:
         self.scheduler.record(Begun(on.key, kind, on.name, asked, due, at=now))
         return replace(on, due=due, since=now)
 
-    async def wait(self, branch: Branch, kind: StepKind, asked: str, on: WaitOn, name: str | None = None) -> Any:
+    async def wait(
+        self, branch: FunctionBranch, kind: StepKind, asked: str, on: WaitOn, name: str | None = None
+    ) -> Any:
         """What a wait brought; None when its time was up. A branch that is stopped meanwhile takes nothing."""
         called = on.name if name is None else name
         await self.check_stop(branch, on.key, kind, called, asked)
@@ -268,7 +270,7 @@ class Calls:
 
     # ------------------------------------------------------------------ stops
 
-    async def check_stop(self, branch: Branch, key: str, kind: StepKind, name: str, asked: str) -> None:
+    async def check_stop(self, branch: FunctionBranch, key: str, kind: StepKind, name: str, asked: str) -> None:
         """Stop a branch that was asked to, at this call, which is the first that no record answers."""
         if branch.pending:
             dropped = branch.deliver_stop()
@@ -402,7 +404,7 @@ class StepRun:
 
     __slots__ = ("_began", "_branch", "_calls", "_clock", "_host", "_on_thread", "_progress", "_step")
 
-    def __init__(self, calls: Calls, branch: Branch, step: StepCall, progress: Callable[[Any], None]) -> None:
+    def __init__(self, calls: Calls, branch: FunctionBranch, step: StepCall, progress: Callable[[Any], None]) -> None:
         self._calls, self._branch, self._progress = calls, branch, progress
         self._host, self._clock = calls.host, calls.clock
         # Copied before anything is awaited: another branch may change the arguments while this one waits.

@@ -55,7 +55,7 @@ from mainstay.processes.function.calls import (
     recorded,
 )
 from mainstay.processes.function.replay import shape
-from mainstay.processes.function.scheduler import Branch, Group, Works
+from mainstay.processes.function.scheduler import FunctionBranch, Group, Works
 from mainstay.processes.handle import ProcessCall, ProcessHandle, R_co, Startable, handle_id, read_start, value_of
 from mainstay.tools.check import check
 from mainstay.tools.context import Deps
@@ -171,7 +171,7 @@ class ProcessContext(Generic[Deps]):
     @recorded
     async def step(
         self,
-        branch: Branch,
+        branch: FunctionBranch,
         fn: Callable[..., Any] | Call[Any],
         /,
         *args: Any,
@@ -204,7 +204,7 @@ class ProcessContext(Generic[Deps]):
         return step.returned(self.process_id, done)
 
     @recorded
-    async def sleep(self, branch: Branch, seconds: float) -> None:
+    async def sleep(self, branch: FunctionBranch, seconds: float) -> None:
         """Wait. A long sleep costs nothing: the process is on disk, and comes back when it is over."""
         _check_seconds(seconds, "sleep for")
         key, asked = branch.next_key(), f"{seconds:g}"
@@ -222,7 +222,9 @@ class ProcessContext(Generic[Deps]):
     @overload
     async def wait_signal(self, name: str, /, *, timeout: float | None = None) -> Any: ...
     @recorded
-    async def wait_signal(self, branch: Branch, name: str, kind: Any = None, /, *, timeout: float | None = None) -> Any:
+    async def wait_signal(
+        self, branch: FunctionBranch, name: str, kind: Any = None, /, *, timeout: float | None = None
+    ) -> Any:
         """The payload of the next signal of this name, also of one that came before. `kind` is what it becomes.
 
         Raises `TimedOut` when none came in time.
@@ -245,7 +247,9 @@ class ProcessContext(Generic[Deps]):
         except ValueError as error:
             raise InvalidInput(f"signal {name!r} came with a payload that does not fit: {error}") from None
 
-    async def _next_signal(self, branch: Branch, key: str, name: str, asked: str, timeout: float | None) -> Done:
+    async def _next_signal(
+        self, branch: FunctionBranch, key: str, name: str, asked: str, timeout: float | None
+    ) -> Done:
         calls, scheduler = self._calls, self._calls.scheduler
         on = calls.begin_wait(WaitOn(key, "signal", name), "signal", asked, timeout)
         await calls.check_stop(branch, key, "signal", name, asked)
@@ -264,7 +268,7 @@ class ProcessContext(Generic[Deps]):
         return done
 
     @recorded
-    async def emit(self, branch: Branch, event: str, payload: Any = None) -> None:
+    async def emit(self, branch: FunctionBranch, event: str, payload: Any = None) -> None:
         """Add an event, declared with `@process(events=[…])`, to the process's own log."""
         calls = self._calls
         schema, plain = declared(calls.row.registration, event).schema, clean(payload)
@@ -333,7 +337,9 @@ class ProcessContext(Generic[Deps]):
         return ChildHandle(self, await self._start(what, args, ChildOptions(parent_end, label, wake)), codec)
 
     @recorded
-    async def _start(self, branch: Branch, what: Any, args: Mapping[str, Any] | None, options: ChildOptions) -> str:
+    async def _start(
+        self, branch: FunctionBranch, what: Any, args: Mapping[str, Any] | None, options: ChildOptions
+    ) -> str:
         plain, calls = clean(check_args(args)), self._calls
         name = getattr(what, "name", None) or getattr(getattr(what, "spec", None), "name", None) or str(what)
         key = branch.next_key()
@@ -348,7 +354,7 @@ class ProcessContext(Generic[Deps]):
     @overload
     async def result(self, process: Any, /, *, timeout: float | None = None) -> Any: ...
     @recorded
-    async def result(self, branch: Branch, process: Any, /, *, timeout: float | None = None) -> Any:
+    async def result(self, branch: FunctionBranch, process: Any, /, *, timeout: float | None = None) -> Any:
         """How another process ended, by its handle or id: its value, or `ProcessFailed`."""
         process_id = handle_id(process)
         if process_id == self.process_id:
@@ -365,7 +371,9 @@ class ProcessContext(Generic[Deps]):
         codec = process.codec if isinstance(process, ChildHandle | ProcessHandle) else None
         return revived(codec, value, f"process {self.process_id!r} at {key}", f"the result of process {process_id!r}")
 
-    async def _end_of(self, branch: Branch, key: str, process_id: str, asked: str, timeout: float | None) -> Done:
+    async def _end_of(
+        self, branch: FunctionBranch, key: str, process_id: str, asked: str, timeout: float | None
+    ) -> Done:
         calls = self._calls
         on = calls.begin_wait(WaitOn(key, "process", process_id), "result", asked, timeout)
         while True:
@@ -392,7 +400,7 @@ class ProcessContext(Generic[Deps]):
         return msgspec.to_builtins(outcome)
 
     @recorded
-    async def _signal(self, branch: Branch, process_id: str, name: str, payload: Any) -> None:
+    async def _signal(self, branch: FunctionBranch, process_id: str, name: str, payload: Any) -> None:
         plain, calls = clean(payload), self._calls
         key = branch.next_key()
 
@@ -407,7 +415,7 @@ class ProcessContext(Generic[Deps]):
         await self._act(branch, key, "tell", name, shape((process_id, plain), {}), send)
 
     @recorded
-    async def _cancel(self, branch: Branch, process_id: str, reason: str) -> None:
+    async def _cancel(self, branch: FunctionBranch, process_id: str, reason: str) -> None:
         request = CancelRequest(f"process {self.process_id}", clean_text(reason))
 
         async def ask(_: object) -> None:
@@ -416,7 +424,13 @@ class ProcessContext(Generic[Deps]):
         await self._act(branch, branch.next_key(), "stop", process_id, shape((reason,), {}), ask)
 
     async def _act(
-        self, branch: Branch, key: str, kind: StepKind, name: str, asked: str, act: Callable[[object], Awaitable[Any]]
+        self,
+        branch: FunctionBranch,
+        key: str,
+        kind: StepKind,
+        name: str,
+        asked: str,
+        act: Callable[[object], Awaitable[Any]],
     ) -> Any:
         """Write to another process. `act` may run several times, also after a crash: what it writes carries a key that
         is the same every time, so it counts once."""
@@ -533,7 +547,7 @@ class ProcessContext(Generic[Deps]):
                     work.close()
 
     @recorded
-    async def _fork(self, branch: Branch, kind: StepKind, works: Works) -> Group:
+    async def _fork(self, branch: FunctionBranch, kind: StepKind, works: Works) -> Group:
         """Run branches to their ends. Which one was chosen is recorded before the others are asked to stop."""
         for work in works:
             if not inspect.iscoroutine(work):
@@ -614,7 +628,7 @@ class ProcessContext(Generic[Deps]):
         return decode(encode(self._calls.segment.state))
 
     @recorded
-    async def checkpoint(self, branch: Branch, state: Any, *, restart: bool = False) -> None:
+    async def checkpoint(self, branch: FunctionBranch, state: Any, *, restart: bool = False) -> None:
         """Keep `state` and forget what was recorded so far: after a crash the function begins again with it.
 
         Write a loop that never ends as one that goes on from `ctx.state`, with the checkpoint as the last call of a
@@ -631,7 +645,7 @@ class ProcessContext(Generic[Deps]):
         self._randoms.clear()
 
     @recorded
-    async def continue_as_new(self, branch: Branch, args: Mapping[str, Any] | None = None) -> NoReturn:
+    async def continue_as_new(self, branch: FunctionBranch, args: Mapping[str, Any] | None = None) -> NoReturn:
         """Begin again, as the same process, with other arguments and nothing to replay."""
         plain = clean(check_args(args))
         self._check_args(plain)
@@ -639,7 +653,7 @@ class ProcessContext(Generic[Deps]):
         await self._end_segment(branch, "continue_as_new")
         raise BeginAnew(args=plain)
 
-    async def _end_segment(self, branch: Branch, what: str) -> None:
+    async def _end_segment(self, branch: FunctionBranch, what: str) -> None:
         """Refuse unless nothing is left to replay and no other branch runs."""
         calls = self._calls
         if branch is not calls.scheduler.root or not calls.scheduler.has_one_branch:

@@ -330,7 +330,8 @@ class FunctionEngine:
                 log_raised(f"process {run.row.id} raised {outcome.message}", error)
         if scheduler.unloaded:  # its code has swallowed that
             raise await self._why_unloaded(scheduler, run)
-        calls.replay.check_over(f"its end, as {type(outcome).__name__}")
+        if not calls.replay.over:
+            calls.replay.check_over(f"its end, as {type(outcome).__name__}")
         return outcome
 
     def _cancelled(self, error: asyncio.CancelledError, calls: Calls) -> ProcessOutcome:

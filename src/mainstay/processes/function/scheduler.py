@@ -106,7 +106,7 @@ class BranchStopped(asyncio.CancelledError):
     """A branch is asked to end, at the call where that finds it."""
 
 
-class Branch:
+class FunctionBranch:
     """One line of execution. Its task and the scheduler change it, both on the event loop.
 
     `pending` are the causes for which it is to be stopped, `delivered` those for which it was; `inherited` are those
@@ -135,13 +135,13 @@ class Branch:
         "work",
     )
 
-    def __init__(self, key: str, parent: Branch | None = None) -> None:
+    def __init__(self, key: str, parent: FunctionBranch | None = None) -> None:
         self.key, self.calls = key, 0
         self.work: Coroutine[Any, Any, Any] | None = None
         self.can_run = False
         self.outside: asyncio.Future[Any] | None = None
         self.control = Control()
-        self.children: list[Branch] = []
+        self.children: list[FunctionBranch] = []
         self.pending: set[str] = set() if parent is None else set(parent.pending)
         self.inherited: set[str] = set(self.pending)
         self.delivered: set[str] = set() if parent is None else set(parent.delivered)
@@ -178,7 +178,7 @@ class Branch:
         if not self.pending:
             self.control.withdraw()
 
-    def stopped_through(self, children: Sequence[Branch]) -> bool:
+    def stopped_through(self, children: Sequence[FunctionBranch]) -> bool:
         """A cause that was passed on to its branches and stopped one of these has stopped it. Whether there was one."""
         due = {cause for each in children for cause in each.delivered & each.inherited & self.pending}
         self.delivered |= due
@@ -196,13 +196,13 @@ class Group:
 
     def __init__(
         self,
-        parent: Branch,
+        parent: FunctionBranch,
         works: Works,
         decides: Callable[[BaseException | None], bool],
         choose: Callable[[int], None],
     ) -> None:
         self.parent, self.works, self.decides, self.choose = parent, works, decides, choose
-        self.branches: list[Branch] = []
+        self.branches: list[FunctionBranch] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.values: list[Any] = [None] * len(works)
         self.errors: list[BaseException | None] = [None] * len(works)
@@ -210,7 +210,7 @@ class Group:
         self.chosen: int | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def ended_by_stop(self) -> list[Branch]:
+    def ended_by_stop(self) -> list[FunctionBranch]:
         """Those of its branches that let the exception of their stop through."""
         ends = zip(self.branches, self.errors, strict=True)
         return [branch for branch, error in ends if isinstance(error, asyncio.CancelledError)]
@@ -225,7 +225,7 @@ class Group:
 class CallResult(Struct, eq=False):
     """What a call came to, queued until its branch may go on. `event` is written with it; `taken`: it is delivered."""
 
-    branch: Branch
+    branch: FunctionBranch
     done: Done
     event: Event | None
     turn: asyncio.Future[None]
@@ -235,7 +235,7 @@ class CallResult(Struct, eq=False):
 class PendingAnswer(Struct, eq=False):
     """A branch that waits for its recorded result."""
 
-    branch: Branch
+    branch: FunctionBranch
     what: str
     turn: asyncio.Future[None]
 
@@ -487,13 +487,13 @@ class Scheduler:
     ) -> None:
         self._run, self._process_id, self._journal, self._replay = run, run.row.id, run.journal, replay
         self.waits = Waits(run.host.clock, seconds_until, self._park, run.rest, self.fail, working=1)
-        self._tasks: dict[asyncio.Task[Any], Branch] = {}
+        self._tasks: dict[asyncio.Task[Any], FunctionBranch] = {}
         self.request: CancelRequest | None = None
         self.taken: set[int] = replay.taken
         self.unloaded = False
         self.fault: Exception | None = None
         self._running, self._moves, self._spins = 1, 0, 0
-        self._outside: set[Branch] = set()
+        self._outside: set[FunctionBranch] = set()
         self._results: deque[CallResult] = deque()
         self._asking: dict[str, PendingAnswer] = {}
         self._held: list[asyncio.Future[None]] = []
@@ -501,7 +501,7 @@ class Scheduler:
         self._unmarked = replay.is_new
         self._timer: asyncio.TimerHandle | None = None
         self.replaying = not replay.over and replay.next_result() is not None
-        self.root = Branch("")
+        self.root = FunctionBranch("")
         if replay.segment.cut:
             self.root.delivered.add(CANCEL)
         task = asyncio.current_task()
@@ -512,7 +512,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------ calls
 
-    def enter_call(self) -> Branch | None:
+    def enter_call(self) -> FunctionBranch | None:
         """The running task begins a call: its branch, which cannot run until that has a result. None: it may not.
 
         A call of any other task would have no key that a replay could find it by.
@@ -524,7 +524,7 @@ class Scheduler:
         self._running -= 1
         return branch
 
-    def leave_call(self, branch: Branch) -> None:
+    def leave_call(self, branch: FunctionBranch) -> None:
         branch.in_call = False
         self.wake(branch)
 
@@ -543,7 +543,7 @@ class Scheduler:
             await asyncio.sleep(0)
         raise Unloaded
 
-    def current(self) -> Branch:
+    def current(self) -> FunctionBranch:
         """The branch of the running task, for a call that does not wait. Raises like `refuse_call`."""
         branch = self.running_branch()
         if branch is None or branch.in_call:
@@ -553,7 +553,7 @@ class Scheduler:
             raise Unloaded
         return branch
 
-    def running_branch(self) -> Branch | None:
+    def running_branch(self) -> FunctionBranch | None:
         """The branch of the running task, if it is one."""
         try:
             task = asyncio.current_task()
@@ -568,7 +568,7 @@ class Scheduler:
     # ------------------------------------------------------------------ running the code of a branch
 
     @types.coroutine
-    def drive(self, work: Coroutine[Any, Any, R], branch: Branch) -> Generator[Any, Any, R]:
+    def drive(self, work: Coroutine[Any, Any, R], branch: FunctionBranch) -> Generator[Any, Any, R]:
         """Run the coroutine of a branch to its end, passing on every suspension. That is where the scheduler sees
         whether the branch can run, and where code that swallows `Unloaded` too often is not resumed any more."""
         branch.work = work
@@ -632,14 +632,14 @@ class Scheduler:
             if self._root_task.cancelling():
                 raise
 
-    def wake(self, branch: Branch) -> None:
+    def wake(self, branch: FunctionBranch) -> None:
         """Its call has a result, or all of its branches have ended: it counts as running from now on, not from its
         next pass through the event loop, so that nothing else is delivered in between."""
         if not branch.can_run:
             branch.can_run = True
             self._running += 1
 
-    def _suspended(self, branch: Branch, waits_for: Any) -> None:
+    def _suspended(self, branch: FunctionBranch, waits_for: Any) -> None:
         """The code of a branch waits for a future, or for its next pass through the event loop (None)."""
         if not branch.in_call:
             if waits_for is None:
@@ -651,7 +651,7 @@ class Scheduler:
                 self._outside.add(branch)
         self._deliver_when_idle()
 
-    def _resumed(self, branch: Branch) -> None:
+    def _resumed(self, branch: FunctionBranch) -> None:
         """It goes on after it has waited for a future that is not ours."""
         branch.outside = None
         self._outside.discard(branch)
@@ -660,12 +660,12 @@ class Scheduler:
 
     # ------------------------------------------------------------------ groups
 
-    async def fork(self, parent: Branch, key: str, group: Group, chosen: int | None = None) -> None:
+    async def fork(self, parent: FunctionBranch, key: str, group: Group, chosen: int | None = None) -> None:
         """Run a group to its end. `chosen` is known on replay."""
         loop = asyncio.get_running_loop()
         parent.children = group.branches
         for index, work in enumerate(group.works):
-            branch = Branch(f"{key}.{index}", parent)
+            branch = FunctionBranch(f"{key}.{index}", parent)
             if chosen is not None and index != chosen:
                 branch.pending.add(DROP)
             task = loop.create_task(self._run_branch(group, index, branch, work), name=f"process {self._process_id}")
@@ -693,7 +693,9 @@ class Scheduler:
         elif parent.stopped_through(group.ended_by_stop()):
             raise BranchStopped(f"process {self._process_id} was asked to end")
 
-    async def _run_branch(self, group: Group, index: int, branch: Branch, work: Coroutine[Any, Any, Any]) -> None:
+    async def _run_branch(
+        self, group: Group, index: int, branch: FunctionBranch, work: Coroutine[Any, Any, Any]
+    ) -> None:
         """One branch. Its end counts at once, before any other branch is resumed."""
         try:
             group.values[index] = await self.drive(work, branch)
@@ -759,7 +761,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------ results
 
-    async def replayed(self, branch: Branch, key: str, kind: StepKind, name: str, asked: str) -> Done | None:
+    async def replayed(self, branch: FunctionBranch, key: str, kind: StepKind, name: str, asked: str) -> Done | None:
         """While replaying: how this call ended before, once that is next; None when it has to be made.
 
         Raises Diverged when the code makes another call than the recorded one.
@@ -782,7 +784,7 @@ class Scheduler:
         self._check_loaded()
         return done
 
-    async def deliver(self, branch: Branch, done: Done, event: Event | None = None) -> bool:
+    async def deliver(self, branch: FunctionBranch, done: Done, event: Event | None = None) -> bool:
         """Record what a call came to, in the moment in which its branch may go on with it.
 
         False when it is a signal, and the branch was asked to stop before its turn: nothing is recorded then, and
@@ -818,7 +820,7 @@ class Scheduler:
                 _release(turn)
             self._held.clear()
 
-    def _take_recorded(self, branch: Branch, done: Done) -> None:
+    def _take_recorded(self, branch: FunctionBranch, done: Done) -> None:
         self._replay.take(done.key)
         self.wake(branch)
         self.recorded_used()
@@ -962,7 +964,9 @@ class Scheduler:
             self.request = request
             self._request_stop(self.root, CANCEL, request)
 
-    def _request_stop(self, branch: Branch, cause: str, request: CancelRequest, inherited: bool = False) -> None:
+    def _request_stop(
+        self, branch: FunctionBranch, cause: str, request: CancelRequest, inherited: bool = False
+    ) -> None:
         if cause in branch.pending or cause in branch.delivered:
             return
         branch.pending.add(cause)
@@ -1044,13 +1048,13 @@ def _release(turn: asyncio.Future[None]) -> None:
         turn.set_result(None)
 
 
-def _take_back_cancels(branch: Branch, task: asyncio.Task[Any]) -> None:
+def _take_back_cancels(branch: FunctionBranch, task: asyncio.Task[Any]) -> None:
     for _ in range(min(branch.own_cancels, task.cancelling())):
         task.uncancel()
     branch.own_cancels = 0
 
 
-def _waits_for_a_lock(branch: Branch) -> bool:
+def _waits_for_a_lock(branch: FunctionBranch) -> bool:
     """Whether a branch waits for what another one may hold: a lock, an event, a queue of asyncio's."""
     inner: Any = branch.work
     while inspect.iscoroutine(following := inner.cr_await):

@@ -81,7 +81,7 @@ from mainstay.model.write import (
     Claimed,
     Complete,
     Dismiss,
-    Ending,
+    EndReceipt,
     EventAdded,
     ProcessScope,
     Prune,
@@ -482,11 +482,11 @@ async def cancel(tx: Transaction, write: Cancel[ProcessRow]) -> CancelReceipt[Pr
     return CancelReceipt("requested", row=row, woken=woken)
 
 
-async def complete(tx: Transaction, write: Complete) -> Ending:
+async def complete(tx: Transaction, write: Complete) -> EndReceipt:
     row = known(await tx.read(ProcessById(write.process_id)), write.process_id)
     check_authority(row, write.authority, write.outcome)
     if row.status in TERMINAL:
-        return Ending("already_applied" if same(row.record.outcome, write.outcome) else "superseded", row)
+        return EndReceipt("already_applied" if same(row.record.outcome, write.outcome) else "superseded", row)
     row = alive(row, write.process_id)
     if row.owner is not None:
         raise Conflict(
@@ -494,7 +494,7 @@ async def complete(tx: Transaction, write: Complete) -> Ending:
         )
     payload = {"outcome": write.outcome, "authority": write.authority}
     row, woken = await end(tx, row, write.outcome, write.at, payload)
-    return Ending("committed", row, woken)
+    return EndReceipt("committed", row, woken)
 
 
 async def resume(tx: Transaction, write: Resume[ProcessRow]) -> ProcessRow | None:
