@@ -295,7 +295,7 @@ class Relay:
         try:
             link = await connect(self._sockets.find_socket(row), self._store.identity(), row.id, self)
         except LiveEventsUnavailable as error:
-            if row.id not in self._unreachable:
+            if row.id not in self._unreachable and not error.gone:
                 log.warning("%s", error)
             self._unreachable[row.id] = str(error)
             if error.gone and row.id in self._missing:
