@@ -285,7 +285,7 @@ def catalog_of(tools: Iterable[Any], plugins: PluginSet) -> Catalog:
         if plugin in plugins.shared_tools:
             shared += offered
     catalog = catalog.extended(shared) if shared else catalog
-    if not any(spec.background for spec in catalog.specs()) and not _starts_agents(tools, plugins):
+    if not any(spec.background for spec in catalog.specs) and not _starts_agents(tools, plugins):
         return catalog
     from mainstay.builtin.processes import with_process_tools  # noqa: PLC0415  # most agents need none of these
 

@@ -68,7 +68,7 @@ from mainstay.sessions.turns import SessionTask, TurnPorts, Turns
 from mainstay.sessions.wakes.delivery import ProcessFeed, Wakes
 from mainstay.sessions.wakes.late_results import LateResults
 from mainstay.sessions.watch import SWEEP_SECONDS, TurnWatch, could_work, see_to_needs, sweep
-from mainstay.stores import open_store, os_process
+from mainstay.stores import open_store
 from mainstay.tools.dispatcher import CallPorts, Dispatcher
 
 R = TypeVar("R")
@@ -200,7 +200,7 @@ class Runtime:
         they are called.
         """
         store, clock, random = self._store, self._clock, self._random
-        mode, activity = Mode(os_process.pid), Activity()
+        mode, activity = Mode(), Activity()
         supervisor, background = Supervisor(), Supervisor()
         limits = RateLimits(self._rate_limits, self._models, clock, background.spawn)
         feed = Feed(worker.id, clock.monotonic)

@@ -29,7 +29,7 @@ class Counted:
 
 
 def names(membership: Membership) -> list[str]:
-    return sorted([spec.name for spec in membership.specs()])
+    return sorted([spec.name for spec in membership.specs])
 
 
 # ---------------------------------------------------------------------- what is there

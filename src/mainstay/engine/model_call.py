@@ -227,7 +227,7 @@ class ModelCaller:
 
     async def _request(self, run: Run, effect: CallModel) -> ModelRequest:
         agent = run.agent
-        tools: Sequence[ToolSpec] = () if effect.last else agent.catalog.specs()
+        tools: Sequence[ToolSpec] = () if effect.last else agent.catalog.specs
         instructions, messages = agent.instructions, [*run.history, *run.machine.messages()]
         if run.hooks is not None and run.hooks.in_model_calls:
             instructions, messages = await run.hooks.shape(effect.step, tools, instructions, messages)

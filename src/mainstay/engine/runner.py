@@ -30,7 +30,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+import os
+from collections.abc import Coroutine, Iterable
 from enum import IntEnum
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -212,15 +213,14 @@ class Stage(IntEnum):
 class Mode:
     """The stage of one Runtime, and whether a caller may use it: made on the event loop that the Runtime lives on.
 
-    `draining` and `leaving`: it has come at least so far. `pid` gives the id of this OS process, which is another one
-    in a forked child.
+    `draining` and `leaving`: it has come at least so far.
     """
 
-    __slots__ = ("_home", "_loop", "_pid", "_stage", "draining", "leaving")
+    __slots__ = ("_loop", "_pid", "_stage", "draining", "leaving")
 
-    def __init__(self, pid: Callable[[], int]) -> None:
+    def __init__(self) -> None:
         self._stage, self.draining, self.leaving = Stage.RUNNING, False, False
-        self._loop, self._pid, self._home = asyncio.get_running_loop(), pid, pid()
+        self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
 
     def advance(self, stage: Stage) -> None:
         self._stage = max(self._stage, stage)
@@ -230,8 +230,8 @@ class Mode:
         """Refuse a call of the host after the Runtime was left, from another loop, or in a forked child."""
         if self._stage >= Stage.LEAVING:
             raise RuntimeClosed
-        if self._home != self._pid():
-            raise StoreInherited(self._home, self._pid())
+        if self._pid != os.getpid():
+            raise StoreInherited(self._pid, os.getpid())
         if asyncio.get_running_loop() is not self._loop:
             raise WrongLoop
 

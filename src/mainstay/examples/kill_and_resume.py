@@ -256,7 +256,7 @@ class KillAndResume:
         self._view.outside(read_ledger(self._folder / "ledger.jsonl"), await turn_records(store))
 
     async def _count(self, store: Store) -> DemoReport:
-        contracts = {s.name: s.recovery for s in agent(Services(self._folder, 0)).definition().catalog.specs()}
+        contracts = {s.name: s.recovery for s in agent(Services(self._folder, 0)).definition().catalog.specs}
         lines = read_ledger(self._folder / "ledger.jsonl")
         report = count(f"{SESSION}.1", lines, await turn_records(store), self._kills, contracts)
         if not self._kills:

@@ -66,7 +66,9 @@ class Transcript(Struct):
         never = end if isinstance(end, Cancelled) else NEVER_RAN
         for key, call in self.calls.items():
             outcome = self.ended.get(key, never)
-            self.messages.append(result_message(call, outcome))
+            content, files = (outcome.value, outcome.files) if isinstance(outcome, Ok) else (told(outcome), ())
+            result = ToolResult(call.id, call.name, content, STATUS[type(outcome)], files)
+            self.messages.append(Message("tool", (result,)))
         self.calls, self.ended = {}, {}
 
 
@@ -74,12 +76,6 @@ def calls_of(parts: Sequence[Part], step: int) -> dict[str, ToolCall]:
     """The calls of a reply by their key `<step>.<index>`, in emission order."""
     found = [p for p in parts if type(p) is ToolCall]
     return {f"{step}.{index}": call for index, call in enumerate(found)} if found else {}
-
-
-def result_message(call: ToolCall, outcome: ToolOutcome) -> Message:
-    """What the model is told of a call that ended."""
-    content, files = (outcome.value, outcome.files) if isinstance(outcome, Ok) else (told(outcome), ())
-    return Message("tool", (ToolResult(call.id, call.name, content, STATUS[type(outcome)], files),))
 
 
 def told(outcome: ToolOutcome) -> object:

@@ -141,8 +141,6 @@ class Archive:
 
     async def view(self, row: SessionRow, known: View | None) -> View:
         """Committed history up to the head: what is known of it, and what was committed since."""
-        if known is not None and known.head == row.head and (known.head > 0 or (row.fork is None and not row.settings)):
-            return known
         # A new object: somebody else may be loading the same history, or running on what is remembered.
         fresh = View()
         if known is not None and 0 < known.head < row.head:

@@ -108,7 +108,10 @@ class SessionCache(Generic[TaskT]):
     async def view(self, row: SessionRow) -> View:
         """Committed history of a session, kept as long as it is in memory."""
         session = self.of(row.id)
-        session.view = view = await self._archive.view(row, session.view)
+        view = session.view
+        # At head 0 there may be a fork's past, or a prelude that was set meanwhile.
+        if view is None or view.head != row.head or (view.head == 0 and (row.fork is not None or row.settings)):
+            session.view = view = await self._archive.view(row, view)
         return view
 
     def rest(self, session_id: str) -> None:

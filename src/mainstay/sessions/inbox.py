@@ -63,8 +63,10 @@ class Inbox:
     ) -> Accepted:
         """Make an input durable, and start on it if the session was idle."""
         given_message = quote_process_reports(clean_message(said, unsaved=True))
-        message, files = await save_files(self._store.blobs, given_message)
-        checked = _check_key(key)
+        message, files = given_message, tuple[str, ...]()
+        if type(said) is not str:
+            message, files = await save_files(self._store.blobs, given_message)
+        checked = None if key is None else _check_key(key)
         now = self._clock.now()
         op = f"{self._random.bits(64):016x}"
         record = Said(message, now, op, kind, checked, depth=depth(), choice=choice)
@@ -120,9 +122,7 @@ def _given_by_digest(message: Message) -> set[str]:
     return {source.digest for source in sources if isinstance(source, Stored)}
 
 
-def _check_key(key: object) -> str | None:
-    if key is None:
-        return None
+def _check_key(key: object) -> str:
     if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY:
         raise InvalidInput(f"a key is a string of 1 to {MAX_KEY} characters, not {quoted(key):.80}")
     plain = clean_text(key)

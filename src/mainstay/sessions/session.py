@@ -133,9 +133,14 @@ class Session(Generic[T_co]):
         if foreign:
             validate.unknown_keywords("run", foreign, validate.SESSION_KEYWORDS)
         self._parts.mode.check()
-        validate.seconds(timeout)
-        self.check_wait(key)
-        accepted = await self.accept(said, "queue", key, self._parts.models.choice(model, settings))
+        if timeout is not None:
+            validate.seconds(timeout)
+        if key is None:  # refuse to wait in a turn for one behind it; one with a key may be over
+            self._parts.deadlocks.check((self.id, NEXT))
+        choice = None
+        if model is not None or settings is not None:
+            choice = self._parts.models.choice(model, settings)
+        accepted = await self.accept(said, "queue", key, choice)
         if timeout is None:
             return self.read(await self._parts.outcomes.wait(self.id, accepted.turn, accepted.known, host=True))
         try:
@@ -197,7 +202,8 @@ class Session(Generic[T_co]):
         self, said: InputContent, kind: InputKind, key: str | None, choice: ModelChoice | None = None
     ) -> Accepted:
         """Make an input durable; before it, the options that the session was opened with."""
-        await self._keep_options()
+        if self._options is not None:
+            await self._keep_options()
         return await self._parts.inbox.accept(self.id, self.agent, said, kind, key, choice)
 
     async def output_schema(self) -> dict[str, Any]:
@@ -211,11 +217,6 @@ class Session(Generic[T_co]):
                 f"agent {self.agent!r} has no output type, and no partial output: iterate over the events instead"
             )
         return schema
-
-    def check_wait(self, key: str | None) -> None:
-        """Refuse to wait in a turn for one behind it. One with a key may be over: that is known when it is accepted."""
-        if key is None:
-            self._parts.deadlocks.check((self.id, NEXT))
 
     async def _keep_options(self) -> None:
         if self._options is not None:
@@ -555,7 +556,8 @@ class TurnStream(Generic[T_co]):
     async def __aenter__(self) -> Self:
         parts, session = self._session._parts, self._session
         self._listener.skip()
-        session.check_wait(self._key)
+        if self._key is None:  # as `Session.run`
+            parts.deadlocks.check((session.id, NEXT))
         accepted = await session.accept(self._said, "queue", self._key, self._choice)
         self.turn_id = ids.turn_id(session.id, accepted.turn)
         if accepted.row.owner != parts.worker.id:

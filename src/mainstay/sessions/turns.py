@@ -16,6 +16,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -162,7 +163,9 @@ class Turns:
             # The turn before is committed, and its task does not know that yet or has still to call plugins.
             task.following = row
             return
-        task = self.cache.tasks[row.id] = SessionTask(self, self._worker.id, self.cache.of(row.id), row, opening)
+        task = self.cache.tasks[row.id] = SessionTask(
+            f"turn {row.id}.{row.turn}", self, self._worker.id, self.cache.of(row.id), row, opening
+        )
         _ = self._supervisor.spawn(self.runner.run(task), task.name)
 
     def go_on(self, row: SessionRow) -> None:
@@ -296,7 +299,8 @@ class Turns:
         """A turn as far as its records tell, ready to be driven on."""
         said, name = records[0], turn_id(scope.session_id, scope.turn)
         assert isinstance(said, Said)
-        definition.catalog.refresh()
+        if definition.catalog.providers:
+            definition.catalog.refresh()
         state = TurnState(name, Transcript([said.message]))
         machine = Machine(state, definition.budget, definition.output_rule)
         history = view.messages
@@ -444,6 +448,7 @@ class Turns:
         return tuple(found)
 
 
+@dataclass(slots=True, eq=False)
 class SessionTask:
     """Works on one session: turn after turn, while inputs wait and this worker owns it.
 
@@ -452,32 +457,18 @@ class SessionTask:
     request and an input that came while the turn was being loaded.
     """
 
-    __slots__ = (
-        "_row",
-        "_scope",
-        "_turns",
-        "_worker",
-        "cancel",
-        "following",
-        "mail",
-        "name",
-        "opening",
-        "run",
-        "session",
-        "turn",
-    )
-
-    def __init__(
-        self, turns: Turns, worker: str, session: CachedSession, row: SessionRow, opening: Said | None
-    ) -> None:
-        self._turns, self._worker, self.session, self._row, self.opening = turns, worker, session, row, opening
-        self._scope: TurnScope | None = None
-        self.name = f"turn {row.id}.{row.turn}"
-        self.run: Run | None = None
-        self.turn: int | None = None
-        self.following: SessionRow | None = None
-        self.cancel: tuple[int, CancelRequest] | None = None
-        self.mail = False
+    name: str
+    _turns: Turns
+    _worker: str
+    session: CachedSession
+    _row: SessionRow
+    opening: Said | None
+    _scope: TurnScope | None = None
+    run: Run | None = None
+    turn: int | None = None
+    following: SessionRow | None = None
+    cancel: tuple[int, CancelRequest] | None = None
+    mail: bool = False
 
     async def work(self) -> None:
         turns = self._turns

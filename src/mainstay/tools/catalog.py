@@ -58,19 +58,22 @@ def _offered(provider: ToolProvider) -> list[object]:
 
 
 class Catalog:
-    """What can be called. Providers are asked again for every turn, so their sets may change."""
+    """What can be called. Providers are asked again for every turn, so their sets may change.
+
+    `specs` are the contracts of what a model may choose from.
+    """
 
     def __init__(self, tools: Iterable[Any] = ()) -> None:
         self._fixed: dict[str, ToolEntry] = {}
-        self._providers: list[ToolProvider] = []
+        self.providers: list[ToolProvider] = []
         for item in tools:
             if isinstance(item, ToolProvider) and not isinstance(item, Tool):
-                self._providers.append(item)
+                self.providers.append(item)
             else:
                 tool = as_tool(item)
                 self._add(self._fixed, ToolEntry(tool.spec, tool=tool))
         self._entries = self._fixed
-        self._specs: tuple[ToolSpec, ...] = tuple(e.spec for e in self._fixed.values())
+        self.specs: tuple[ToolSpec, ...] = tuple(e.spec for e in self._fixed.values())
         self._json: bytes | None = None
         self.generation = 0
         self.refresh()
@@ -80,7 +83,7 @@ class Catalog:
         """A catalogue of exactly these."""
         made = cls()
         made._fixed = made._entries = entries
-        made._specs = tuple(e.spec for e in entries.values() if e.fault is None)
+        made.specs = tuple(e.spec for e in entries.values() if e.fault is None)
         return made
 
     def extended(self, tools: Iterable[Any]) -> Catalog:
@@ -90,9 +93,9 @@ class Catalog:
         made._fixed = dict(self._fixed)
         for entry in more._fixed.values():
             self._add(made._fixed, entry)
-        made._providers = [*self._providers, *more._providers]
+        made.providers = [*self.providers, *more.providers]
         made._entries = made._fixed
-        made._specs = tuple(e.spec for e in made._fixed.values())
+        made.specs = tuple(e.spec for e in made._fixed.values())
         made.refresh()
         return made
 
@@ -102,7 +105,7 @@ class Catalog:
 
     def refresh(self) -> None:
         """Ask the providers what they offer now."""
-        if not self._providers:
+        if not self.providers:
             return
         try:
             entries = self._ask()
@@ -113,12 +116,12 @@ class Catalog:
             return
         if entries != self._entries:
             self._entries, self._json = entries, None
-            self._specs = tuple(e.spec for e in entries.values() if e.fault is None)
+            self.specs = tuple(e.spec for e in entries.values() if e.fault is None)
             self.generation += 1
 
     def _ask(self) -> dict[str, ToolEntry]:
         entries = dict(self._fixed)
-        for provider in self._providers:
+        for provider in self.providers:
             for spec in _offered(provider):
                 self._add(entries, self._member(provider, spec))
         return entries
@@ -143,9 +146,6 @@ class Catalog:
     def get(self, name: str) -> ToolEntry | None:
         return self._entries.get(name)
 
-    def specs(self) -> Sequence[ToolSpec]:
-        return self._specs
-
     def names(self) -> list[str]:
         """What a model may choose from."""
         return [name for name, entry in self._entries.items() if entry.fault is None]
@@ -158,7 +158,7 @@ class Catalog:
     def projection(self) -> bytes:
         """The same as bytes."""
         if self._json is None:
-            self._json = encode(clean([_projected(spec) for spec in self._specs]))
+            self._json = encode(clean([_projected(spec) for spec in self.specs]))
         return self._json
 
 
@@ -206,6 +206,11 @@ class Membership:
 
     # ------------------------------------------------------------------ reading
 
+    @property
+    def providers(self) -> list[ToolProvider]:
+        """Those that may change what they offer."""
+        return self._base.providers + ([] if self._overlay is None else self._overlay.providers)
+
     def current(self) -> Catalog:
         """The catalogue as it is now; composed once for as long as nothing changes."""
         laid = 0 if self._overlay is None else self._overlay.generation
@@ -220,8 +225,9 @@ class Membership:
     def get(self, name: str) -> ToolEntry | None:
         return self.current().get(name)
 
-    def specs(self) -> Sequence[ToolSpec]:
-        return self.current().specs()
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return self.current().specs
 
     def names(self) -> list[str]:
         return self.current().names()

@@ -295,7 +295,7 @@ class SessionHost(TaskServices):
             messages.append((await save_files(parts.store.blobs, clean_message(said, unsaved=True)))[0])
         request = ModelRequest(
             request_messages(definition.instructions, messages),
-            definition.catalog.specs(),
+            definition.catalog.specs,
             definition.output_schema,
             session_id=self._id,
             settings=definition.settings,

@@ -659,6 +659,10 @@ class InstrumentedCatalog(Catalog):
     def generation(self) -> int:  # type: ignore[override]
         return self._inner.generation
 
+    @property
+    def providers(self) -> list[ToolProvider]:  # type: ignore[override]
+        return self._inner.providers
+
     def get(self, name: str) -> ToolEntry | None:
         entry = self._inner.get(name)
         return None if entry is None else self._wrap(entry)
@@ -671,8 +675,9 @@ class InstrumentedCatalog(Catalog):
             entry.spec, provider=InstrumentedToolProvider(entry.provider, self._faults, self._ledger), fault=entry.fault
         )
 
-    def specs(self) -> tuple[ToolSpec, ...]:
-        return tuple(self._inner.specs())
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:  # type: ignore[override]
+        return self._inner.specs
 
     def names(self) -> list[str]:
         return self._inner.names()
