@@ -140,7 +140,9 @@ class Session(Generic[T_co]):
         choice = None
         if model is not None or settings is not None:
             choice = self._parts.models.choice(model, settings)
-        accepted = await self.accept(said, "queue", key, choice)
+        if self._options is not None:
+            await self._keep_options()
+        accepted = await self._parts.inbox.accept(self.id, self.agent, said, "queue", key, choice)
         if timeout is None:
             return self.read(await self._parts.outcomes.wait(self.id, accepted.turn, accepted.known, host=True))
         try:
