@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
 
 from mainstay.errors import Fenced, InternalError, KeyConflict
-from mainstay.model.process import Event, Registration, SessionOrigin, WaitOn
+from mainstay.model.process import Event, Registration, SessionOrigin, Success, WaitOn
 from mainstay.model.session import Death, Node, WaitRow
 from mainstay.model.write import (
     Accept,
@@ -25,7 +26,7 @@ from mainstay.model.write import (
     TurnScope,
     Write,
 )
-from mainstay.stores.memory import MemoryRows
+from mainstay.stores.memory import MemoryRows, MemoryStore
 from mainstay.stores.rules import READS, transact
 from mainstay.stores.rules.rows import (
     ALL_CHANGES,
@@ -38,6 +39,8 @@ from mainstay.stores.rules.rows import (
     Transaction,
     run,
 )
+from mainstay.testing.store_contract import Author, answer, everything
+from tests.fuzzing import cases
 from tests.stores.network import NetworkStore, RemoteRows
 
 OURS = TurnScope("s", 1, 1, "w1", 1)
@@ -78,6 +81,7 @@ HOT: dict[str, tuple[list[Write[Any]], Write[Any]]] = {
         BEGUN,
         Advance(WORK, 5, (Node(1, b"waits"),), seen=2, park=(LATER,)),
     ),
+    "a process that ends": (BEGUN, Advance(WORK, 5, (Node(1, b"result"),), seen=2, outcome=Success(1))),
     "a claim of a dead worker's process": (
         BEGUN,
         Claim(ProcessRef("p"), "w2", 1, 5, proof="gone", death=Death("w1", 1)),
@@ -130,6 +134,20 @@ async def test_writes_of_one_batch_see_what_those_before_them_changed() -> None:
     assert (await store.session("s")) == closed.row
 
 
+@pytest.mark.parametrize("seed", range(cases(12, 400)))
+async def test_random_batches_are_answered_as_their_writes_one_by_one(seed: int) -> None:
+    """What a batch fetched beforehand is brought up to date by its own writes, accepted and refused."""
+    choice = random.Random(seed)
+    author, memory, store = Author(choice, 0), MemoryStore(), NetworkStore()
+    await store.open()
+
+    for at in range(1, 40):
+        batch = [await author.write(memory, at) for _ in range(choice.randint(1, 6))]
+        expected = [await answer(memory, write) for write in batch]
+        assert await asyncio.gather(*(answer(store, write) for write in batch)) == expected, batch
+        assert await everything(store) == await everything(memory), batch
+
+
 async def test_batches_of_many_sessions_take_two_round_trips() -> None:
     store = NetworkStore()
     await store.open()
@@ -171,10 +189,10 @@ async def test_a_refused_rule_leaves_none_of_its_changes_and_gives_its_numbers_b
     rows = MemoryRows()
     tx = Transaction(rows)
     tx.change(PutGrant("s", await tx.number(NextPid())))
-    before = len(tx.changes), tx.flushes, tx.numbers.copy()
+    before, numbers = tx.flushed + len(tx.changes), tx.numbers.copy()
     tx.change(PutGrant("s", await tx.number(NextPid())))
 
-    tx.undo(*before)
+    tx.undo(before, numbers)
 
     await tx.flush()
     assert list(rows.grants["s"]) == [1]
@@ -183,12 +201,12 @@ async def test_a_refused_rule_leaves_none_of_its_changes_and_gives_its_numbers_b
 
 async def test_a_rule_that_is_refused_after_its_changes_were_flushed_rolls_the_batch_back() -> None:
     tx = Transaction(MemoryRows())
-    before = len(tx.changes), tx.flushes, tx.numbers.copy()
+    before, numbers = tx.flushed + len(tx.changes), tx.numbers.copy()
     tx.change(PutGrant("s", 1))
     assert await tx.read(IsGranted("s", 1)), "a read sees what was changed before it"
 
     with pytest.raises(PartlyApplied):
-        tx.undo(*before)
+        tx.undo(before, numbers)
 
 
 def test_a_store_that_claims_to_answer_at_once_and_waits_is_named() -> None:

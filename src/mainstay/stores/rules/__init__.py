@@ -72,6 +72,7 @@ from mainstay.stores.rules.rows import (
     OwnedTurn,
     ProcessById,
     ProcessByPid,
+    ProcessesAwaiting,
     ProcessesOwnedBy,
     PutSession,
     PutWorker,
@@ -94,11 +95,11 @@ async def apply(tx: Transaction, write: Write[R], held: bool = False) -> R:
             kind = SessionById if isinstance(write.target, SessionRef) else ProcessById
             return cast(R, Claimed(await tx.read(kind(write.target.id)), won=False))
         write = unclaimed(write)
-    before = len(tx.changes), tx.flushes, tx.numbers.copy()
+    before, numbers = tx.flushed + len(tx.changes), tx.numbers.copy()
     try:
         receipt: R = await RULES[type(write)](tx, write)
     except MainstayError:
-        tx.undo(*before)
+        tx.undo(before, numbers)
         raise
     return receipt
 
@@ -300,6 +301,9 @@ def _advance(write: Advance) -> Iterator[RowRead[Any]]:
     for event in write.events:
         if event.key is not None:
             yield EventByKey(scope.pid, event.key)
+    if write.outcome is not None:
+        yield ProcessesAwaiting(scope.id)
+        yield ChildrenOf(scope.id, False)
     for wait in write.park:
         if wait.kind == "process":
             yield ProcessById(wait.name)

@@ -4,7 +4,7 @@ Reads and changes are data, as writes are. A rule reads by awaiting. A store in 
 rule over it runs to its end in one `send(None)` (`run`) and needs no event loop; a store behind a network answers
 later. A rule changes nothing itself: its changes are collected in a `Transaction`, and the store makes them in order.
 
-    a read after a change       sees it: what is collected is flushed first, unless the answer is known already
+    a read after a change       sees it: where the change may answer it otherwise, what is collected is flushed first
     a rule that is refused      leaves none of its changes; what rules before it in the batch changed stays
     a new row's number          is read (`NextSid`, `NextPid`, `NextPlace`) and counted on from there
     reads that are declared     are fetched together before the rules run (`rules.reads`, `Transaction.learn`)
@@ -406,26 +406,37 @@ _EVENTS: Kinds = frozenset({EventByKey, EventsAfter, LastEvent})
 _STEPS: Kinds = frozenset({StepAt, LastStep})
 _DEATHS: Kinds = frozenset({DeathsOf, DeathsOfSession, DeathsOfProcess})
 _GRANTS: Kinds = frozenset({IsGranted, LiveProcessesNamed, HasLiveProcesses})
-_SETS: Kinds = frozenset({ChildrenOf, ProcessesOwnedBy, HasLiveProcesses, PrunableProcesses, LiveProcessesNamed})
+_SESSIONS: Kinds = frozenset({SessionById, SessionBySid, OwnedTurn, SessionsOwnedBy, ForksOf})
+_PROCESSES: Kinds = frozenset(
+    {
+        ProcessById,
+        ProcessByPid,
+        ChildrenOf,
+        ProcessesOwnedBy,
+        HasLiveProcesses,
+        PrunableProcesses,
+        LiveProcessesNamed,
+    }
+)
 _WAKES: Kinds = frozenset({WakeByNumber, PendingWakesOf, PendingWakesFor})
 
 OUTDATED: Mapping[type[RowChange], Kinds] = {
-    AddSession: frozenset({SessionsOwnedBy, ForksOf}),
-    PutSession: frozenset({SessionsOwnedBy, ForksOf}),
-    PutSettings: frozenset(),
+    AddSession: _SESSIONS,
+    PutSession: _SESSIONS,
+    PutSettings: frozenset({SessionById, SessionBySid}),
     DropSessionData: frozenset({NodeAt, *_MAIL, InputByKey}),
     PutKey: frozenset({InputByKey}),
     AddNode: frozenset({NodeAt, OwnedTurn}),
     PutNode: frozenset({NodeAt, OwnedTurn}),
     PutMail: _MAIL,
     DropMail: _MAIL,
-    PutWait: frozenset({OwnedTurn}),
+    PutWait: frozenset({WaitById, OwnedTurn}),
     DropWaits: frozenset({WaitById, OwnedTurn}),
     ReferToBlobs: frozenset(),
-    AddProcess: _SETS,
-    PutProcess: _SETS,
+    AddProcess: _PROCESSES,
+    PutProcess: _PROCESSES,
     Entomb: frozenset(
-        {ProcessById, ProcessByPid, TombstoneOf, *_SETS, *_EVENTS, *_STEPS, *_WAKES, IsGranted, ProcessesAwaiting}
+        {TombstoneOf, DeathsOfProcess, *_PROCESSES, *_EVENTS, *_STEPS, *_WAKES, IsGranted, ProcessesAwaiting}
     ),
     LogEvent: _EVENTS,
     AddStep: _STEPS,
@@ -442,7 +453,7 @@ OUTDATED: Mapping[type[RowChange], Kinds] = {
     PutDeaths: _DEATHS,
     DropDeaths: _DEATHS,
 }
-"""Which reads a change may answer otherwise. Rows themselves are known anew after it (`Transaction._note`)."""
+"""Which reads a change may answer otherwise (`_affects`). Rows themselves are known after it (`Transaction._note`)."""
 
 PARTED: Kinds = frozenset({NodeAt, *_MAIL, *_EVENTS, *_STEPS})
 """Reads of one session or process: a change of another one leaves them as they are."""
@@ -482,17 +493,17 @@ class Transaction:
     """Rows as one batch of rules sees them, with what the rules before in the batch have changed.
 
     State, all of it used by the one thread or task that runs the batch: `changes` are collected and not flushed, and
-    `change` adds one; `flushes` counts how often they were; `numbers` are the next numbers of new rows; `_known` are
+    `change` adds one; `flushed` is how many were flushed; `numbers` are the next numbers of new rows; `_known` are
     answers that were fetched beforehand, brought up to date by the first `_noted` of the changes.
     """
 
-    __slots__ = ("_known", "_noted", "_rows", "change", "changes", "flushes", "numbers")
+    __slots__ = ("_known", "_noted", "_rows", "change", "changes", "flushed", "numbers")
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self.changes: list[RowChange] = []
         self.change = self.changes.append
-        self.flushes = 0
+        self.flushed = 0
         self.numbers: dict[RowRead[int], int] = {}
         self._known: dict[RowRead[Any], Any] = {}
         self._noted = 0
@@ -505,7 +516,9 @@ class Transaction:
                 known: T = self._known[read]
                 return known
         if self.changes:
-            await self.flush()
+            kind = type(read)
+            if any(kind in OUTDATED[type(change)] and _affects(change, read) for change in self.changes):
+                await self.flush()
         answer: T = await self._rows.readers[type(read)](self._rows, read)
         return answer
 
@@ -524,22 +537,22 @@ class Transaction:
                 self._note()
             changes = self.changes.copy()
             self.changes.clear()
-            self._noted, self.flushes = 0, self.flushes + 1
+            self._noted, self.flushed = 0, self.flushed + len(changes)
             await self._rows.flush(changes)
 
     def learn(self, answers: Mapping[RowRead[Any], Any]) -> None:
         """Answers of the store that hold now, when nothing is collected."""
         self._known.update(answers)
 
-    def undo(self, collected: int, flushes: int, numbers: dict[RowRead[int], int]) -> None:
-        """A rule is refused: only so much was collected, flushed and numbered before it."""
-        if self.flushes != flushes:
+    def undo(self, before: int, numbers: dict[RowRead[int], int]) -> None:
+        """A rule is refused: only so many changes, flushed or not, and numbers were there before it."""
+        if self.flushed > before:
             raise PartlyApplied
-        if len(self.changes) > collected:
-            del self.changes[collected:]
-            if self._noted > collected:
-                self._known.clear()  # it holds what the rule has changed
-                self._noted = collected
+        kept = before - self.flushed
+        if self._noted > kept:
+            self._known.clear()  # it holds what the rule has changed
+            self._noted = kept
+        del self.changes[kept:]
         self.numbers = numbers
 
     def _note(self) -> None:
@@ -547,18 +560,27 @@ class Transaction:
         known = self._known
         for change in self.changes[self._noted :]:
             stale, row = OUTDATED[type(change)], getattr(change, "row", None)
-            number = _number(row if row is not None else getattr(change, "tombstone", change))
-            for read in [r for r in known if type(r) in stale and (type(r) not in PARTED or _number(r) == number)]:
-                del known[read]
+            for read in [each for each in known if type(each) in stale and _affects(change, each)]:
+                answer = known.pop(read)
+                if isinstance(row, SessionRow) and isinstance(answer, TurnRows):
+                    known[read] = replace(answer, row=row)
             if isinstance(row, SessionRow):
                 known[SessionById(row.id)] = known[SessionBySid(row.sid)] = row
-                for turn in [r for r in known if isinstance(r, OwnedTurn) and r.sid == row.sid]:
-                    known[turn] = replace(known[turn], row=row)
             elif isinstance(row, ProcessRow):
                 known[ProcessById(row.id)] = known[ProcessByPid(row.pid)] = row
             elif isinstance(row, WaitRow):
                 known[WaitById(row.id)] = row
         self._noted = len(self.changes)
+
+
+def _affects(change: RowChange, read: RowRead[Any]) -> bool:
+    """Whether a change may answer a read that it outdates (`OUTDATED`): of the same session, process or parent."""
+    row = getattr(change, "row", getattr(change, "tombstone", change))
+    if type(read) in PARTED:
+        return _number(row) == _number(read)
+    if isinstance(read, ChildrenOf) and isinstance(row, ProcessRow):
+        return row.registration.parent == read.parent
+    return True
 
 
 def _number(about: object) -> int | None:
