@@ -210,7 +210,9 @@ class ModelCaller:
             asking = self._stream(attempt, replace(request, report=report))
             if timeout is not None:
                 asking = within(timeout, asking)
-            response = await run.control.guard(asking, _time_left(run) if run.agent.budget.seconds else None)
+            response = await run.control.guard(
+                asking, _time_left(run) if run.agent.budget.seconds is not None else None
+            )
         except BaseException as error:  # nothing is handled here: its place is given back
             self._limits.failed(ticket, error, attempt.begun)
             raise
