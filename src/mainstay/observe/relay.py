@@ -256,7 +256,7 @@ class Relay:
             if wanted is not None and wanted.incarnation not in followed.subscribed:
                 followed.cursors.clear()
                 followed.source, followed.under_way = "", False
-        except BaseException:
+        except BaseException:  # also a cancellation: a subscription without a reader would be kept for ever
             self.unfollow(session_id)
             raise
         finally:

@@ -507,7 +507,7 @@ async def connect(where: WorkerSocket, store: str, worker_id: str, events: LinkE
         link.abort()
         why = error.strerror or f"it did not answer within {ANSWER_SECONDS:g} s"
         raise LiveEventsUnavailable(worker_id, f"{where.path}: {why}") from None
-    except BaseException:
+    except BaseException:  # also a cancellation: the connection has no other owner yet
         link.abort()
         raise
     return link
