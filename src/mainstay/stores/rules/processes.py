@@ -565,7 +565,9 @@ async def follow_end(tx: Transaction, row: ProcessRow, at: int) -> Woken:
     over = [row]
     while over:
         row = over.pop()
-        woken |= {waiting.pid: waiting for waiting in await _resume_waiting(tx, row.id, at)}
+        for pid in await tx.read(ProcessesAwaiting(row.id)):
+            if (waiting := await _resume_waiting(tx, pid, at)) is not None:
+                woken[pid] = waiting
         for child in await _stop_children(tx, row.id, at):
             woken[child.pid] = child
             if child.status in TERMINAL:
@@ -602,18 +604,18 @@ def _request_of(parent: str) -> CancelRequest:
 
 async def resume_with_turn(tx: Transaction, turn: str, at: int) -> None:
     """A parked turn is open again: processes that were parked with it have something to do."""
-    await _resume_waiting(tx, f"#{turn}", at)
+    for pid in await tx.read(ProcessesAwaiting(f"#{turn}")):
+        await _resume_waiting(tx, pid, at)
 
 
-async def _resume_waiting(tx: Transaction, target: str, at: int) -> list[ProcessRow]:
-    woken = []
-    for pid in await tx.read(ProcessesAwaiting(target)):
-        waiting = await tx.read(ProcessByPid(pid))
-        if waiting is not None and waiting.status == "waiting":
-            waiting = await resume_parked(tx, waiting, at)
-            tx.change(PutProcess(waiting))
-            woken.append(waiting)
-    return woken
+async def _resume_waiting(tx: Transaction, pid: int, at: int) -> ProcessRow | None:
+    """Resume a process that waits for what has ended or goes on. None: another event has resumed it already."""
+    row = await tx.read(ProcessByPid(pid))
+    if row is None or row.status != "waiting":
+        return None
+    row = await resume_parked(tx, row, at)
+    tx.change(PutProcess(row))
+    return row
 
 
 async def request_cancel(tx: Transaction, row: ProcessRow, request: CancelRequest, at: int) -> tuple[ProcessRow, Woken]:
