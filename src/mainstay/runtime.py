@@ -48,8 +48,7 @@ from mainstay.processes.local import ExternalEngine, LocalEngine
 from mainstay.processes.service import ProcessService, Start
 from mainstay.processes.tool import ToolEngine
 from mainstay.processes.worker import CONCURRENCY, ProcessEvents, ProcessWatch, ProcessWorker
-from mainstay.sessions.archive import Archive
-from mainstay.sessions.cache import CACHE_BYTES, SessionCache
+from mainstay.sessions.cache import CACHE_BYTES, Archive, SessionCache
 from mainstay.sessions.definition import Defined, Definition, Models, by_name, check_limited, keep_open
 from mainstay.sessions.definition import checked as checked_models
 from mainstay.sessions.directory import FORGET_SECONDS, Retention, Sessions, forget
@@ -212,9 +211,11 @@ class Runtime:
         archive = Archive(store, definitions)
         cache: SessionCache[SessionTask] = SessionCache(archive, self._cache_bytes)
         outcomes = TurnOutcomes(store, worker, definitions, cache, archive, dispatcher.deadlocks, activity)
+        blocked = set[str]()  # sessions with wakes that wait for a commit
         ports = TurnPorts(
             services=calls.services,
             between=lambda row: wakes.between(row),
+            blocked=blocked,
             # A parked turn that goes on has freed the process that waited with it, whichever worker had parked that.
             resumed=lambda: work.find_unowned(),
             woken=lambda rows: work.reconcile_all(rows),
@@ -259,7 +260,8 @@ class Runtime:
             deps=self._deps,
             traces=self._trace,
         )
-        wakes = Wakes(store, clock, random, mode, supervisor, turns, definitions, LateResults(parts).told)
+        allowed_text = LateResults(parts).allowed_text
+        wakes = Wakes(store, clock, random, mode, supervisor, turns, definitions, allowed_text, blocked)
         process_feed = ProcessFeed(feed, store, supervisor)
         environments = Environments(parts, dispatcher, processes)
         work.serve(

@@ -11,7 +11,7 @@ from mainstay.errors import InvalidDefinition, ToolError
 from mainstay.model.message import Message
 from mainstay.plugins.hooks import CatalogContext, Plugin, SessionContext
 from mainstay.sessions.definition import Defined
-from mainstay.sessions.services.children import MAX_DEPTH
+from mainstay.sessions.services.host import MAX_DEPTH
 from mainstay.sessions.subagents import Asked, delegate, follow_up
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool, ToolOptions

@@ -1,18 +1,260 @@
-"""What this process has in memory of sessions. All of it is on disk too, and is dropped when it is idle longest."""
+"""What is committed of sessions: read from the store (`Archive`), and kept in memory (`SessionCache`).
+
+All that is in memory is on disk too. The sessions that have been idle longest are dropped first.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
-from typing import Generic, Protocol, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from mainstay.engine.driver import Run
-from mainstay.graph.view import View
+from mainstay.engine.driver import Run, decode_cancel
+from mainstay.engine.journal import load, load_turns
+from mainstay.engine.waits import asked, named, recalled
+from mainstay.errors import BlobMissing, SessionDeleted, StoreDamaged
+from mainstay.graph.commit import completions
+from mainstay.graph.view import View, stretches, with_text
 from mainstay.model.codec import encode
-from mainstay.model.message import Text
-from mainstay.model.session import SessionRow
-from mainstay.sessions.archive import Archive
+from mainstay.model.ids import split, turn_id
+from mainstay.model.llm import Usage
+from mainstay.model.message import Message, Text
+from mainstay.model.outcome import Finished, Outcome, PendingCall, Queued, Waiting
+from mainstay.model.record import INTERRUPTED, Closed, Faltered, Record, Replied, slots
+from mainstay.model.session import SessionRow, WaitRow, load_settings
+from mainstay.model.tool import Cancelled
+from mainstay.ports.store import Store
+from mainstay.sessions.definition import Definition, plainly
+from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Overlay, Setup
+from mainstay.turn.machine import usage_of
+
+PIECE = 64
+"""A long history is read so many turns at a time, and others get their turn in between."""
+
+
+class Archive:
+    """Reads a store. Keeps nothing."""
+
+    def __init__(self, store: Store, definitions: Mapping[str, Definition]) -> None:
+        self._store, self._definitions = store, definitions
+
+    @contextlib.asynccontextmanager
+    async def _reading(self, row: SessionRow) -> AsyncGenerator[None, None]:
+        """What is missing of a session that was deleted since `row` was read is no damage."""
+        try:
+            yield
+        except (StoreDamaged, BlobMissing) as error:
+            now = await self._store.session(row.id)
+            if now is None or now.deleted:
+                raise SessionDeleted(row.id) from error
+            raise
+
+    # ------------------------------------------------------------------ one turn
+
+    async def records(self, row: SessionRow, turn: int) -> list[Record]:
+        async with self._reading(row):
+            records = [record for _, record in await load(self._store, row.sid, turn, turn)]
+            if not records:
+                raise StoreDamaged(f"session {row.id}", f"turn {turn} has no records")
+            return records
+
+    async def joined(self, row: SessionRow, turn: int) -> int:
+        """The turn that an input opened, or was delivered into."""
+        found = await load_turns(self._store, row.sid, turn, turn)
+        return turn if not found or found[0].joined is None else found[0].joined
+
+    async def result(self, row: SessionRow, turn: int) -> TurnResult[Any] | None:
+        """How a turn ended; None when it has not."""
+        found = await load_turns(self._store, row.sid, turn, turn)
+        closed = found[0].closed if found else None
+        if closed is None:
+            return None
+        past, own = View(), View()
+        async with self._reading(row):
+            await self._load(row, past, turn - 1)
+        past.messages.extend(closed.prelude)
+        own.extend(turn, found[0].records)
+        return TurnResult(
+            turn_id(row.id, turn),
+            row.id,
+            row.agent,
+            with_text(closed.outcome, own.messages),
+            closed.usage,
+            found[0].records,
+            past.messages,
+            self._revive(row),
+        )
+
+    async def outcome(self, row: SessionRow, turn: int) -> Outcome:
+        """How a committed turn ended, without its past."""
+        async with self._reading(row):
+            found = await load_turns(self._store, row.sid, turn, turn)
+            closed = found[0].closed if found else None
+            if closed is None:
+                raise StoreDamaged(f"session {row.id}", f"turn {turn} is before its head and has no end")
+            own = View()
+            own.extend(turn, found[0].records)
+            return with_text(closed.outcome, own.messages)
+
+    def _revive(self, row: SessionRow) -> Callable[[Finished], Any] | None:
+        if row.settings and load_settings(row.settings).output is not None:
+            return plainly
+        definition = self._definitions.get(row.agent)
+        return None if definition is None else definition.revive
+
+    async def refused(self, row: SessionRow, turn: int) -> TurnResult[Any] | None:
+        """How a queued input will end that was cancelled before its turn came: there is nothing to wait for."""
+        mail = next((m for m in await self._store.inbox(row.sid) if m.input == turn), None)
+        if mail is None or mail.cancel is None:
+            return None
+        request = decode_cancel(mail.cancel)
+        closed = Closed(Cancelled(request.by, request.reason), Usage())
+        records = [*await self.records(row, turn), closed]
+        past = (await self.view(row, None)).messages
+        return TurnResult(turn_id(row.id, turn), row.id, row.agent, closed.outcome, closed.usage, records, past)
+
+    async def parked(self, row: SessionRow, past: list[Message]) -> TurnResult[Any]:
+        """A turn that waits."""
+        assert row.turn is not None
+        records = await self.records(row, row.turn)
+        outcome = Waiting(await self.pending(row))
+        usage = sum((usage_of(r) for r in records if isinstance(r, Replied)), Usage())
+        closed = Closed(outcome, usage)
+        return TurnResult(turn_id(row.id, row.turn), row.id, row.agent, outcome, usage, [*records, closed], past)
+
+    async def queued(self, row: SessionRow, turn: int, outcome: Queued) -> TurnResult[Any]:
+        """A turn that has not begun: nothing but its input is recorded."""
+        records = [*await self.records(row, turn), Closed(outcome, Usage())]
+        past = (await self.view(row, None)).messages
+        return TurnResult(turn_id(row.id, turn), row.id, row.agent, outcome, Usage(), records, past)
+
+    async def pending(self, row: SessionRow) -> tuple[PendingCall, ...]:
+        """What the open turn waits for, in the order in which it was asked for."""
+        waits = await asked(self._store, [w for w in await self._store.waits(row.sid) if w.state == "open"])
+        return tuple(sorted(waits, key=lambda p: split(p.call_id, 3)[1]))
+
+    async def recalled(self, row: SessionRow, wait_id: str) -> WaitRow | None:
+        """How a wait of a turn that has ended did; None when there was none."""
+        turn = named(wait_id)[1]
+        if not 0 < turn < row.next or turn == row.turn:
+            return None
+        return recalled(wait_id, row.sid, [record for _, record in await load(self._store, row.sid, turn, turn)])
+
+    # ------------------------------------------------------------------ a history
+
+    async def view(self, row: SessionRow, known: View | None) -> View:
+        """Committed history up to the head: what is known of it, and what was committed since."""
+        # A new object: somebody else may be loading the same history, or running on what is remembered.
+        fresh = View()
+        if known is not None and 0 < known.head < row.head:
+            fresh = View(known.head, list(known.messages), known.frame, known.summary, dict(known.snapshots))
+        async with self._reading(row):
+            await self._load(row, fresh, row.head)
+        if row.head == 0:
+            fresh.messages.extend(load_settings(row.settings).prelude)
+        return fresh
+
+    async def _load(self, row: SessionRow, view: View, last: int) -> None:
+        if view.head == 0 and row.fork is not None:
+            await self._load_past(row, view)
+        view.head = await self._extend(row.sid, view, view.head + 1, last, None)
+
+    async def _load_past(self, row: SessionRow, view: View) -> None:
+        lineage = [row]
+        while (fork := lineage[-1].fork) is not None:
+            source = await self._store.session_by_sid(fork.sid)
+            if source is None:
+                raise StoreDamaged(f"session {row.id}", "the session it was forked from is gone")
+            lineage.append(source)
+        for stretch in stretches(lineage)[:-1]:
+            await self._extend(stretch.sid, view, 1, stretch.last, stretch.ordinal)
+        view.head = 0
+
+    async def _extend(self, sid: int, view: View, first: int, last: int, ordinal: int | None) -> int:
+        if last < first:
+            return last
+        for begin in range(first, last + 1, PIECE):
+            end = min(begin + PIECE - 1, last)
+            found = await load_turns(self._store, sid, begin, end)
+            if [turn.number for turn in found] != list(range(begin, end + 1)):
+                raise StoreDamaged(f"session number {sid}", f"a turn between {begin} and {end} is missing")
+            for turn in found:
+                closed = turn.closed
+                if closed is None:
+                    continue  # an input that was delivered into another turn, or a note that still waits for one
+                records = turn.records if turn.number != last or ordinal is None else turn.records[: ordinal + 1]
+                view.extend(turn.number, records, closed.prelude)
+            await asyncio.sleep(0)
+        return last
+
+
+TURNS = "turns"
+"""The label of what turns themselves ask."""
+
+By: TypeAlias = Literal["label", "model"]
+"""How costs are told apart: by who asked, or by which model answered ("" where no answer named one)."""
+
+
+async def spent(store: Store, row: SessionRow, by: By = "label") -> dict[str, Usage]:
+    """The usage of a session and its children, also of open turns as far as they are recorded."""
+    found = {TURNS: Usage()} if by == "label" else {}
+    # Each with the label of the child of `row` that it goes back to.
+    family: list[tuple[SessionRow, str | None]] = [(row, None)]
+    while family:
+        member, of_child = family.pop()
+        children: dict[str, None] = {}
+        async for own, usage in _costs(store, member, by, children):
+            name = own if by == "model" or of_child is None else of_child
+            found[name] = found.get(name, Usage()) + usage
+        for child in [each for name in children if (each := await _child(store, name, member.id)) is not None]:
+            family.append((child, load_settings(child.settings).label if of_child is None else of_child))
+    return found
+
+
+async def _child(store: Store, name: str, parent: str) -> SessionRow | None:
+    """A session that was to be begun; None when a crash came first, its id was taken, or it was deleted."""
+    row = await store.session(name)
+    return row if row is not None and load_settings(row.settings).parent == parent else None
+
+
+async def _costs(store: Store, row: SessionRow, by: By, children: dict[str, None]) -> AsyncIterator[tuple[str, Usage]]:
+    """What one session has asked of models; `children` is filled with the ids of those it has begun."""
+    for first in range(1, row.next, PIECE):
+        for turn in await load_turns(store, row.sid, first, min(first + PIECE, row.next) - 1):
+            for label, model, usage in _of_turn(turn.records):
+                yield label if by == "label" else model, usage
+            children.update(dict.fromkeys([child for slot in slots(turn.records) for child in slot.children]))
+        await asyncio.sleep(0)
+    settings = load_settings(row.settings)
+    children.update(dict.fromkeys(settings.children))
+    for name, usage in (settings.ledger if by == "label" else settings.models).items():
+        yield name, usage
+
+
+def _of_turn(records: Sequence[Record]) -> Iterator[tuple[str, str, Usage]]:
+    """Label, model and usage of everything that a turn has asked.
+
+    An ask that ended the turn has no record of its own: only the turn's whole usage tells that it was begun.
+    """
+    unknown = 0
+    for record in records:
+        reply = record.reply if isinstance(record, Closed) else record
+        if isinstance(reply, Replied):
+            usage = usage_of(reply)
+            unknown += usage.unknown
+            yield TURNS, reply.model, usage
+        elif isinstance(record, Faltered) and (record.code == INTERRUPTED or record.begun) and not record.call:
+            unknown += 1
+            yield TURNS, "", Usage(unknown=1)
+        if isinstance(record, Closed) and record.usage.unknown > unknown:
+            yield TURNS, "", Usage(unknown=record.usage.unknown - unknown)
+    yield from completions(records)
+
+
+# ---------------------------------------------------------------------- in memory
 
 KEEP = 4096
 """Sessions in memory; running ones, and those with an overlay, are kept beyond that."""

@@ -35,7 +35,7 @@ from mainstay.model.write import (
 from mainstay.observe.feed import Feed
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.store import BlobStore, SessionReads, Store
-from mainstay.sessions.archive import Archive
+from mainstay.sessions.cache import Archive
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.turns import Turns
 from mainstay.tools.output import blobs_of, saved
@@ -43,7 +43,7 @@ from mainstay.tools.output import blobs_of, saved
 MAX_KEY = 512
 
 PROCESS_REPORT = "[process"
-"""How a line begins with which the runtime reports on a process (`wakes/text.py`)."""
+"""How a line begins with which the runtime reports on a process (`wakes/late_results.py`)."""
 
 
 class Inbox:
@@ -62,10 +62,13 @@ class Inbox:
         choice: ModelChoice | None = None,
     ) -> Accepted:
         """Make an input durable, and start on it if the session was idle."""
-        given_message = quote_process_reports(clean_message(said, unsaved=True))
-        message, files = given_message, tuple[str, ...]()
-        if type(said) is not str:
-            message, files = await save_files(self._store.blobs, given_message)
+        message: Message = clean_message(said, unsaved=True)
+        files: tuple[str, ...] = ()
+        if any(type(part) is Text and PROCESS_REPORT in part.text.lower() for part in message.parts):
+            message = quote_process_reports(message)
+        given_message = message
+        if any(isinstance(part, FILES) for part in message.parts):
+            message, files = await save_files(self._store.blobs, message)
         checked = None if key is None else _check_key(key)
         now = self._clock.now()
         op = f"{self._random.bits(64):016x}"
@@ -106,8 +109,6 @@ async def save_files(blobs: BlobStore, message: Message) -> tuple[Message, tuple
 
 def quote_process_reports(message: Message) -> Message:
     """The message with each line quoted that a model could take for the runtime's own report on a process."""
-    if not any(type(part) is Text and PROCESS_REPORT in part.text.lower() for part in message.parts):
-        return message
     return Message(message.role, tuple([_quoted(part) if type(part) is Text else part for part in message.parts]))
 
 

@@ -16,8 +16,7 @@ from mainstay.model.outcome import Outcome, Queued
 from mainstay.model.session import SessionRow, WorkerRow
 from mainstay.observe.feed import Feed, Reader
 from mainstay.ports.store import Store
-from mainstay.sessions.archive import Archive
-from mainstay.sessions.cache import SessionCache
+from mainstay.sessions.cache import Archive, SessionCache
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.result import TurnResult
 from mainstay.tools.answer import NOTHING, PartialOutput

@@ -24,8 +24,7 @@ from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import Store
 from mainstay.processes.service import ProcessService
-from mainstay.sessions.archive import Archive
-from mainstay.sessions.cache import SessionCache
+from mainstay.sessions.cache import Archive, SessionCache
 from mainstay.sessions.definition import Definition, Models
 from mainstay.sessions.inbox import Inbox, TurnRequests
 from mainstay.sessions.outcomes import TurnOutcomes

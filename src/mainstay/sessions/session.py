@@ -43,7 +43,7 @@ from mainstay.plugins.operations import OperationOutcome
 from mainstay.ports.provider import Provider
 from mainstay.processes.handle import ProcessCall, ProcessHandle, Startable
 from mainstay.processes.service import Start
-from mainstay.sessions.archive import spent
+from mainstay.sessions.cache import spent
 from mainstay.sessions.definition import SettingsEdit, edit_settings, with_choice, with_options
 from mainstay.sessions.operations import RuntimeOperations
 from mainstay.sessions.outcomes import Listener, PartialOutputs

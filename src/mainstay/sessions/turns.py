@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -48,8 +48,7 @@ from mainstay.plugins.registry import Kept, PluginSession
 from mainstay.plugins.turn import TurnPlugins, plugins_of
 from mainstay.ports.process import Leaving
 from mainstay.ports.services import TraceSink, TurnServices
-from mainstay.sessions.archive import Archive
-from mainstay.sessions.cache import CachedSession, SessionCache
+from mainstay.sessions.cache import Archive, CachedSession, SessionCache
 from mainstay.sessions.definition import Definition, Models
 from mainstay.sessions.outcomes import TurnOutcomes
 from mainstay.sessions.result import TurnResult
@@ -72,13 +71,14 @@ class Landed(Struct, frozen=True, gc=False):
 class TurnPorts(Struct, frozen=True):
     """What turns need of the parts that are built on them.
 
-    `services` makes what plugins and tools of a turn may ask of their session. `between` is given the session's row
-    after each commit, and delivers what waited for it. `resumed` is called when a turn goes on that was parked or left,
-    `woken` with the processes that a commit has freed.
+    `services` makes what plugins and tools of a turn may ask of their session. `between` is given the row of a session
+    after a commit, and delivers the wakes that waited for it: those of the sessions in `blocked`. `resumed` is called
+    when a turn goes on that was parked or left, `woken` with the processes that a commit has freed.
     """
 
     services: Callable[[Run], TurnServices]
     between: Callable[[SessionRow], Awaitable[SessionRow]]
+    blocked: Set[str]
     resumed: Callable[[], None]
     woken: Callable[[tuple[ProcessRow, ...]], None]
 
@@ -275,7 +275,7 @@ class Turns:
             plugins = plugins_of(run) if run.hooks is not None and run.hooks.after_commit else None
             late = [] if plugins is None else await plugins.persisted(end.end.outcome)
         after = self._ended(run, view, end, late)
-        return None if after is None else await self._ports.between(after)
+        return await self._ports.between(after) if after is not None and after.id in self._ports.blocked else after
 
     async def _load(self, row: SessionRow, scope: TurnScope) -> list[Record]:
         """The records of a turn that is ours as far as `row` tells. Raises Fenced where it is over meanwhile."""

@@ -42,15 +42,15 @@ AT_ONCE = 1000
 """Wakes in one input; more are the turn after it."""
 
 
-Vet: TypeAlias = Callable[[SessionRow, Sequence[Heard]], Awaitable[str]]
-"""What plugins of a session let it be told, in words."""
+AllowedText: TypeAlias = Callable[[SessionRow, Sequence[Heard]], Awaitable[str]]
+"""Makes the text that plugins of a session let it read."""
 
 
 class Wakes:
     """Delivers wakes to the sessions of a Runtime.
 
-    `_called` are sessions that somebody should look at, `_looking` those that somebody looks at; `_blocked` are those
-    whose wakes had to wait for a commit.
+    `_called` are sessions whose wakes are to be read, `_reading` those whose wakes a task reads. `_blocked` are those
+    whose wakes have to wait for a commit: turns share this set, and call `between` for a session in it.
     """
 
     def __init__(  # noqa: PLR0913  # put together in one place
@@ -62,11 +62,17 @@ class Wakes:
         supervisor: Supervisor,
         turns: Turns,
         definitions: Mapping[str, Definition],
-        vet: Vet,
+        allowed_text: AllowedText,
+        blocked: set[str],
     ) -> None:
         self._store, self._clock, self._random, self._mode = store, clock, random, mode
-        self._supervisor, self._turns, self._definitions, self._vet = supervisor, turns, definitions, vet
-        self._called, self._looking, self._blocked = set[str](), set[str](), set[str]()
+        self._supervisor, self._turns, self._definitions, self._allowed_text = (
+            supervisor,
+            turns,
+            definitions,
+            allowed_text,
+        )
+        self._called, self._reading, self._blocked = set[str](), set[str](), blocked
 
     # ------------------------------------------------------------------ when
 
@@ -81,11 +87,11 @@ class Wakes:
         if self._mode.draining:
             return  # it stays in the outbox, for whoever comes next
         self._called.add(session_id)
-        if session_id not in self._looking:
-            self._looking.add(session_id)
-            _ = self._supervisor.spawn(self._look_after(session_id), f"wakes of {session_id}")
+        if session_id not in self._reading:
+            self._reading.add(session_id)
+            _ = self._supervisor.spawn(self._deliver_called(session_id), f"wakes of {session_id}")
 
-    async def _look_after(self, session_id: str) -> None:
+    async def _deliver_called(self, session_id: str) -> None:
         try:
             while session_id in self._called and not self._mode.draining:
                 self._called.discard(session_id)
@@ -95,11 +101,11 @@ class Wakes:
         except StoreError as error:
             log.warning("wakes of session %s wait: %s", session_id, error)  # the watch comes back to them
         finally:
-            self._looking.discard(session_id)
+            self._reading.discard(session_id)
 
     async def between(self, row: SessionRow) -> SessionRow:
         """A turn has committed. What had to wait for it may be the next one: the session after that."""
-        if row.id not in self._blocked or self._mode.draining:
+        if self._mode.draining:
             return row
         try:
             opened = await self._deliver(row.id, between=True)
@@ -115,7 +121,8 @@ class Wakes:
         waiting: dict[str, list[WakeRow]] = {}
         for wake in await self._store.wakes():
             waiting.setdefault(wake.session_id, []).append(wake)
-        self._blocked = set(waiting)  # before looking who is busy, as below
+        self._blocked.clear()
+        self._blocked.update(waiting)  # before reading which sessions are busy, as below
         busy = {row.id for row in await self._store.open_sessions()} if waiting else ()
         for session_id, wakes in waiting.items():
             if session_id in busy:
@@ -198,7 +205,7 @@ class Wakes:
 
     async def _put(self, whom: SessionRow, known: list[tuple[WakeRow, Heard]], turn: bool) -> Accepted | None:
         session_id, agent = whom.id, whom.agent
-        text = await self._vet(whom, [each for _, each in known])
+        text = await self._allowed_text(whom, [each for _, each in known])
         now, op = self._clock.now(), f"{self._random.bits(64):016x}"
         kind: InputKind = "queue" if turn else "note"
         names = tuple(dict.fromkeys(each.wake.process_id for _, each in known))

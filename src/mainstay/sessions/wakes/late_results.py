@@ -107,7 +107,7 @@ class LateResults:
         assert setup.plugins is not None, "somebody has the hook"
         return Filters(setup.plugins.hooks("filter_value"), base, _log)
 
-    async def told(self, row: SessionRow, told: Sequence[Heard]) -> str:
+    async def allowed_text(self, row: SessionRow, told: Sequence[Heard]) -> str:
         """What a session is told of its processes, in words. Of those that it only hears the names of nobody sees
         more."""
         concerned = [hook for hook in HOOKS if self._concerned(row.agent, hook)]
