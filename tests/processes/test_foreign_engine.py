@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Plugin, ProcessContext, Runtime, process
+from mainstay import Agent, Plugin, ProcessContext, Runtime, ToolContext, process, tool
 from mainstay.model.process import (
     Abandoned,
     Cancelled,
@@ -28,7 +28,7 @@ from mainstay.model.record import Done, StepRecord
 from mainstay.model.tool import Artifact
 from mainstay.ports.process import CancelRequested, ChildOptions, Engine, EngineRun, Leaving
 from mainstay.testing import ScriptedModel
-from tests.kit import SOON, Place, crash, until
+from tests.kit import SOON, Place, agent_calling, crash, until
 
 
 class Job:
@@ -227,6 +227,26 @@ async def test_output_of_any_size_is_kept_with_the_process(file: Place) -> None:
         found = await runtime.store.blobs.get(kept["digest"])
 
     assert found == output
+
+
+async def test_a_call_that_awaits_it_has_its_artifacts(place: Place) -> None:
+    machine, seen = Machine(), list[Any]()
+
+    @tool
+    async def build(ctx: ToolContext[Any]) -> str:
+        """Build, and wait for that."""
+        handle = await ctx.start("batch", key="job")
+        await until(lambda: machine.jobs)
+        machine.jobs[handle.id].ended.set_result(b"built")
+        record = await ctx.handles.await_process(handle.to_json())
+        seen.extend((each.name, each.size) for each in record.artifacts)
+        return "done"
+
+    builder = agent_calling("build", tools=[build], plugins=[Brings(Batch(machine))])
+    async with place.runtime(builder) as runtime:
+        await (await runtime.session("s")).run("go")
+
+    assert seen == [("output", 5)]
 
 
 async def test_jobs_that_are_waited_for_do_not_keep_other_processes_from_running(place: Place) -> None:

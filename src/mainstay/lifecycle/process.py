@@ -106,7 +106,7 @@ COMPLETES_OUR_WORK: dict[type, bool] = {ExternalOwner: False, WorkflowKey: True,
 
 
 def ending(outcome: ProcessOutcome) -> str:
-    """The type of the event that tells of an outcome."""
+    """The type of the event that ends a process so."""
     tag: Any = outcome.__struct_config__.tag
     return ENDS[tag]
 

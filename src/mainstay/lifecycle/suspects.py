@@ -1,6 +1,6 @@
 """Which turns and processes are suspected of the deaths of their workers.
 
-Whatever a worker had in its hands when it died may have killed it, or only have been there. The law that tells them
+A turn or process that a worker ran when it died may have killed it, or only have been there. The rule that tells them
 apart:
 
 - A first death changes nothing: everything is taken over at once.
@@ -70,7 +70,7 @@ def excused(mark: Deaths) -> Deaths:
 
 
 def why(mark: Deaths) -> str:
-    """What to tell a person of a suspect."""
+    """Why it is a suspect, for a person."""
     return (
         f"{mark.counted} workers died with it in their hands, without a new record: it is run with no other suspect "
         f"beside it, and {mark.alone} of {STUCK_AFTER} died so"

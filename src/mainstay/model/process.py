@@ -22,7 +22,7 @@ ParentEnd: TypeAlias = Literal["cancel", "abandon"]
 WakePolicy: TypeAlias = Literal["turn", "notify", "none"]
 
 ProcessState: TypeAlias = ProcessStatus | Literal["queued", "stuck"]
-"""How a process is: its status, but for one that no worker has its hands on while its status says running."""
+"""How a process is: its status, or that no worker works on one whose status is "running"."""
 
 TERMINAL: frozenset[str] = frozenset({"completed", "failed", "cancelled", "abandoned"})
 RETIRED: frozenset[str] = TERMINAL | {"caller_departed"}
@@ -332,7 +332,7 @@ class ProcessRow(Struct, frozen=True, gc=False):
 
     @property
     def active(self) -> bool:
-        """Whether a worker has, or should have, its hands on it."""
+        """Whether a worker works on it, or should."""
         running = self.record.status == "running" and self.stuck is None and self.pruned is None
         return running and self.registration.contract.may_begin
 

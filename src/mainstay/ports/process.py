@@ -308,7 +308,7 @@ class Engine(Protocol):
         ...
 
     async def run(self, run: EngineRun) -> ProcessOutcome:
-        """Do the work and say how it ended. After a crash it is called again where the recovery contract says so."""
+        """Do the work and return how it ended. After a crash it is called again where the recovery contract says so."""
         ...
 
 

@@ -51,7 +51,7 @@ def handle_id(value: Any) -> str:
 
 
 def value_of(process_id: str, output: Any) -> Any:
-    """The value of an outcome as JSON; raises what says why there is none."""
+    """The value of an outcome as JSON. Raises ProcessFailed or one of its kind where there is none."""
     kind = output["type"]
     if kind == "success":
         return output.get("value")
@@ -69,11 +69,11 @@ def value_of(process_id: str, output: Any) -> Any:
 
 
 class SignalReceipt(int):
-    """The number of the event that a signal became, and whether somebody waits for it.
+    """The number of the event that a signal became, and whether the process waits for it.
 
     `awaited`: the process waited for this signal; None when that is not known, because another worker has it in memory
-    or the work is done outside. `waits_for`: the signals that it waits for instead. A signal that nobody waits for yet
-    is kept until the function asks for it.
+    or the work is done outside. `waits_for`: the signals that it waits for instead. A signal that no branch waits for
+    yet is kept until the function asks for it.
     """
 
     awaited: bool | None
@@ -85,7 +85,7 @@ class SignalReceipt(int):
         return receipt
 
     def note(self, name: str) -> str:
-        """What to say to who sent a signal that the process does not wait for; "" if it does, or may."""
+        """A note for the sender of a signal that the process does not wait for; "" if it does, or may."""
         if self.awaited is not False:
             return ""
         instead = f"it waits for: {', '.join(self.waits_for)}" if self.waits_for else "it waits for no signal now"
@@ -109,7 +109,7 @@ class Processes(Protocol):
 
 
 class Startable(Protocol[A_co]):
-    """A durable function, as whoever starts it sees it."""
+    """A durable function, as its callers see it."""
 
     @property
     def name(self) -> str: ...
@@ -163,7 +163,7 @@ class ProcessHandle(Generic[R_co]):
         return hash(self.id)
 
     def to_json(self) -> dict[str, str]:
-        """The handle as JSON: whoever has it may ask for the process with `runtime.handle(…)`."""
+        """The handle as JSON: a program that has it may ask for the process with `runtime.handle(…)`."""
         return handle_json(self.id)
 
     async def result(self, timeout: float | None = None) -> R_co:
@@ -179,7 +179,7 @@ class ProcessHandle(Generic[R_co]):
         return await self._processes.outcome(self.id, timeout)
 
     async def signal(self, name: str, payload: Any = None, *, key: str | None = None) -> SignalReceipt:
-        """Send it a signal: the number of the event that it became, which says too whether it waits for that.
+        """Send it a signal: the number of the event that it became, with whether the process waits for it.
 
         The same `key` is the same signal. One that its function does not declare is refused.
         """
@@ -226,7 +226,7 @@ class CancelPolicy(Protocol):
     """A host's own way to decide about cancels: `Runtime(cancel_policy=…)`.
 
     Asked for every process that the run at hand has not started itself. It cancels through `processes` or raises; what
-    it raises is told to whoever asked.
+    it raises is the answer to the caller.
     """
 
     async def cancel(self, processes: Processes, ask: CancelAsk) -> ProcessRow: ...

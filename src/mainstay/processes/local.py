@@ -11,8 +11,8 @@ A process of kind "external" is done outside, and no worker of ours ever claims 
     …
     await runtime.processes.complete(handle, {"artifact": "main.tar"})     # from anywhere, by the program that did it
 
-Who may say how it ended is decided by authority (`mainstay.lifecycle.process`): its external owner, or a request to
-abandon it that was looked into.
+Who may end it is decided by authority (`mainstay.lifecycle.process`): its external owner, or a granted request to
+abandon it.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ async def _called(work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 class External:
-    """Work that somebody outside does: its name, and the signals and events that it may have.
+    """Work that is done outside: its name, and the signals and events that it may have.
 
     `signals` may give a JSON schema for each payload. Only what is named here is taken.
     """

@@ -303,7 +303,7 @@ class ProcessRun(Generic[H]):
     `_over`: its engine has returned; a tool that ignored its cancellation may still call it, and changes nothing.
     `placed`: it has a place among the processes that run at once; `resting`: it only waits, and needs none. `_placing`
     waits for one, for all branches that want it. `written_about`: others wrote about it while it ran, perhaps after it
-    was parked. `listens` are the processes whose end it waits for. `_listener` is told what happens, after `control`.
+    was parked. `listens` are the processes whose end it waits for. `_listener` is given what happens, after `control`.
     """
 
     def __init__(self, row: ProcessRow, host: H, owner: str) -> None:
@@ -377,7 +377,7 @@ class ProcessRun(Generic[H]):
         if self.leaving:
             listener.leave()
         journal = self.journal
-        # The first event says that it was created, which is no news. `read_to` may be ahead of the row: another task
+        # The first event is `process.created`, which no listener needs. `read_to` may be ahead of the row: another task
         # has read events for the listener before.
         if after is not None and max(journal.row.record.sequence, journal.read_to) > max(after, 1):
             async with self._reading:

@@ -108,7 +108,7 @@ class Start(Struct, frozen=True):
 
 
 class ProcessService:
-    """The processes of a store. Everything here works on any process, whoever works on it."""
+    """The processes of a store. Everything here works on any process, whichever worker owns it."""
 
     def __init__(self, worker: ProcessWorker, cancel_policy: CancelPolicy | None = None) -> None:
         self._worker, self._clock = worker, worker.clock
@@ -182,9 +182,9 @@ class ProcessService:
         wake: WakeTarget | None = None,
         grants: Iterable[str] = (),
     ) -> ProcessHandle[Any]:
-        """Register work that somebody else does and will `complete`. Only signals and events named here are taken.
+        """Register work that is done outside, by a program that will `complete` it.
 
-        `signals` may give a JSON schema for each payload.
+        Only signals and events named here are taken. `signals` may give a JSON schema for each payload.
         """
         process_id, sessions = (
             check_process_id(process_id),
@@ -275,7 +275,7 @@ class ProcessService:
         return [Change(place, row.id, None if row.pruned is not None else row) for place, row in found]
 
     async def outcome(self, process_id: str, timeout: float | None = None) -> AwaitOutput:
-        """How a process ended; waits for it. A pruned one is told as that, not as an error."""
+        """How a process ended; waits for it. For a pruned one it returns `NoLongerRetained`."""
         process_id, timeout = handle_id(process_id), validate.seconds(timeout)
         self._worker.mode.check_work()
         try:
@@ -317,7 +317,7 @@ class ProcessService:
     def check_payload(self, row: ProcessRow, event_type: str, payload: Any) -> None:
         """Refuse a payload that does not fit what the process declared."""
         if not row.live:
-            return  # the write says what is wrong with it
+            return  # the write is refused, with the reason
         schema = declared(row.registration, event_type).schema
         problem = None if schema is None else check(schema, payload)
         if problem is not None:
@@ -333,7 +333,7 @@ class ProcessService:
 
     async def cancel_for(self, ask: CancelAsk, *, started: bool) -> ProcessRow:
         """Ask a process to end because a session wants it. Every such wish comes here: the host's policy decides,
-        unless the run at hand has `started` the process itself. Without a policy the caller has looked whether it may.
+        unless the run at hand has `started` the process itself. Without a policy the caller has checked whether it may.
         """
         if self.cancel_policy is not None and not started:
             return await self.cancel_policy.cancel(self, ask)
@@ -352,7 +352,7 @@ class ProcessService:
     ) -> EndReceipt:
         """Say how a process ended that no worker of ours works on: with a value, an error, or any `outcome`.
 
-        By default as its external owner. "already_applied" and "superseded" tell that it had ended before.
+        By default as its external owner. "already_applied" and "superseded": it had ended before.
         """
         process_id = handle_id(process)
         if outcome is None:
@@ -388,13 +388,13 @@ class ProcessService:
         await self._mark(handle_id(process), Event(EXTERNAL_REF_SET, clean(reference), self._clock.now()))
 
     async def caller_departed(self, process: Any) -> None:
-        """Whoever was launching this external work has vanished: nobody will say how it ended."""
+        """The program that launched this external work is gone, and will never say how it ended."""
         process_id = handle_id(process)
         added = await self._mark(process_id, Event(CALLER_DEPARTED, None, self._clock.now()))
         self._worker.ended(added.row)
 
     async def retarget(self, process: Any, wake: WakeTarget) -> None:
-        """Another session hears of this process from now on; with policy "none", nobody does."""
+        """Another session is woken by this process from now on; with policy "none", no session is."""
         readable(wake, "a wake target")
         await self._mark(handle_id(process), Event(SUBSCRIPTION_RETARGETED, wake, self._clock.now()))
 
@@ -405,7 +405,7 @@ class ProcessService:
         await self._mark(handle_id(process), Event(ABANDON_REQUESTED, request, now))
 
     async def reconcile_abandon(self, process: Any, *, by: str = "host") -> EndReceipt:
-        """Grant such a request, once it was looked into: external work ends as abandoned."""
+        """Grant such a request, after a check by its caller: external work ends as abandoned."""
         process_id = handle_id(process)
         row = known(await self._store.process(process_id), process_id)
         if row.live and row.record.abandon is None:
@@ -431,7 +431,7 @@ class ProcessService:
         return await self._share(session_id, processes, remove=True)
 
     async def transfer(self, source: str, target: str, *processes: Any) -> int:
-        """Hand these processes on: in place of `source`, `target` sees them and hears of them; all or none.
+        """Hand these processes on: in place of `source`, `target` sees them and is woken by them; all or none.
 
         What was `source`'s own is `target`'s own from then on.
         """
@@ -441,24 +441,24 @@ class ProcessService:
             return 0
         moved = await self._store.write(Transfer(source, target, ids, self._clock.now()))
         for process_id in ids:
-            self._worker.runner.look(process_id)  # what the source has not heard of yet, the target hears now
+            self._worker.runner.look(process_id)  # wakes that the source has not had go to the target
         return moved
 
     async def _share(self, session_id: str, processes: Sequence[Any], remove: bool = False) -> int:
         session_id, ids = check_session_id(session_id), tuple(handle_id(each) for each in processes)
         return await self._store.write(Share(session_id, ids, self._clock.now(), remove)) if ids else 0
 
-    # ------------------------------------------------------------------ what sessions are told
+    # ------------------------------------------------------------------ wakes of sessions
 
     async def wakes(self, state: WakeState = "pending", *, session_id: str | None = None) -> Sequence[WakeRow]:
-        """What sessions are told of processes, oldest first: "pending", "enqueued" or, with its reason, "discarded"."""
+        """Wakes of sessions by processes, oldest first: "pending", "enqueued" or, with its reason, "discarded"."""
         await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working
         if state not in get_args(WakeState):
             raise InvalidInput(f"there is no state {quoted(state)} of a wake: use pending, enqueued or discarded")
         return await self._store.wakes(None if session_id is None else validate.name(session_id, "session_id"), state)
 
     async def discard(self, *wakes: int, reason: str) -> int:
-        """Do not tell their sessions of these, by number. Returns how many were pending."""
+        """Discard these wakes, by number. Returns how many were pending."""
         why = clean_text(reason) or "the host said so"
         changed = await self._store.write(Dismiss(_numbers(wakes), self._clock.now(), why))
         return len(changed)
@@ -492,7 +492,7 @@ class ProcessService:
     ) -> int:
         """Forget processes that ended `older_than` seconds ago or earlier. Returns how many; their ids stay spent.
 
-        `watermark` is the cursor up to which somebody who follows `changes` has come: what is beyond stays.
+        `watermark` is the cursor up to which a reader of `changes` has come: what is beyond stays.
         """
         if type(older_than) not in (int, float) or not 0 <= older_than <= FOR_EVER:
             raise InvalidInput(f"prune what ended 0 or more seconds ago, not {quoted(older_than)}")

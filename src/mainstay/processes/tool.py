@@ -89,7 +89,7 @@ KIND = "tool"
 KEY = "1"
 ARTIFACT = "artifact"
 WHOLE = OutputBudget(None, None)
-"""Nobody reads it yet: whoever shows it to a model cuts it there."""
+"""Output is kept whole: it is cut where it is shown to a model."""
 PROGRESS_SECONDS = 1.0
 """How often progress is written at most. The newest counts, and the last is never lost."""
 
@@ -335,7 +335,7 @@ class ToolWork:
     async def _ended(
         self, task: asyncio.Task[AttemptResult], context: ToolContext[Any], interruption: Interruption
     ) -> AttemptEnd:
-        """How the body ended. Cancelled it may still say so; one that does not listen is left behind."""
+        """How the body ended. A cancelled one may still return; one that ignores its cancellation is left behind."""
         timed_out = False
         try:
             await self._run.guard(asyncio.wait({task}), self._spec.timeout)
@@ -427,7 +427,7 @@ class ToolWork:
                 return Success(value)
             case Failed(code, message, data):
                 return Failure(code, message, data)
-            case Denied() | ToolCancelled():  # a plugin's word: the body says no such thing
+            case Denied() | ToolCancelled():  # from a plugin: a body cannot end so
                 return Failure(str(type(end).__struct_config__.tag), end.reason)
             case OutcomeUnknown(reason):
                 if stop is StopCause.CANCELLED:
@@ -475,7 +475,7 @@ class ProcessCallHost(CallHost):
         self._progress, self._artifacts, self._services, self._handles = progress, artifacts, services, handles
 
     def progress(self, value: Any) -> None:
-        self._progress.tell(value)
+        self._progress.report(value)
 
     def artifact_store(self) -> ProcessArtifacts:
         return self._artifacts
@@ -488,7 +488,7 @@ class ProcessCallHost(CallHost):
 
 
 class Progress:
-    """How far a tool is, on disk for whoever watches its process."""
+    """How far a tool is, written to the store for readers of its process."""
 
     def __init__(self, run: EngineRun, home: Dispatcher, filters: Filters | None, tool: str) -> None:
         self._run, self._clock, self._filters, self._tool = run, home.clock, filters, tool
@@ -497,7 +497,7 @@ class Progress:
         self._newest: list[Any] = []
         self._over = False
 
-    def tell(self, value: Any) -> None:
+    def report(self, value: Any) -> None:
         """From any thread."""
         plain = clean(value)
         encode_checked(plain, "the progress of a process")
@@ -506,7 +506,7 @@ class Progress:
     def _take(self, plain: Any) -> None:
         if self._over:
             return
-        if self._filters is not None:  # here and not in `tell`: plugins are called on the event loop only
+        if self._filters is not None:  # here and not in `report`: plugins are called on the event loop only
             plain = self._filters.value("progress", plain, self._run.row.id, self._tool)
         self._newest = [plain]
         if self._task is None:

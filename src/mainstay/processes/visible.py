@@ -1,19 +1,20 @@
 """What one call may do with processes on behalf of its session, and how it is recorded.
 
-Possession is enough for what the run at hand has started itself: its registration says so. Everything else needs a
-grant. Every await, signal and cancel ends in a record, whatever came of it; a handle stands in it as it was given.
+What the run at hand has started itself, by its registration, needs no grant; every other process does. Every await,
+signal and cancel ends in a record, whatever came of it; a handle stands in it as it was given.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from typing import Any, TypeAlias, get_args
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct, ValidationError, field
 from msgspec.structs import replace
 
 from mainstay.engine.control import CANCEL_GRACE
@@ -54,14 +55,14 @@ from mainstay.ports.process import EngineRun
 from mainstay.ports.tool import StartOptions
 from mainstay.processes.handle import BY_HANDLE, CancelAsk, ProcessHandle
 from mainstay.processes.service import ProcessService, Start
-from mainstay.processes.tool import ARTIFACT, KIND, BackgroundCall
+from mainstay.processes.tool import ARTIFACT, BackgroundCall
 from mainstay.tools.dispatcher import Dispatcher
 from mainstay.wire import handle_json, parse_handle, status_json, view_json
 
 decode_wake = msgspec.json.Decoder(Wake).decode
 
 STOP_SECONDS = 0.8 * CANCEL_GRACE
-"""How long a cancelled await looks whether what it stopped has ended: its turn waits a little longer than that."""
+"""How long a cancelled await waits for the end of what it stopped: its turn waits a little longer than that."""
 
 
 Answer: TypeAlias = tuple[ToolOutcome, tuple[Artifact, ...]]
@@ -105,7 +106,7 @@ class Visible:
         return None if row is None else handle_json(row.id)
 
     async def begin(self, call: PreparedCall, spec: ToolSpec, label: str = "") -> dict[str, str]:
-        """Start the call as a process under its own id. The session may see it, and hears of its end."""
+        """Start the call as a process under its own id. The session may see it, and is woken by its end."""
         asker = self._asker
         what = BackgroundCall(asker.agent, call, spec)
         start = self._start(asker.call_id, StartOptions(label=label, wake="turn"))
@@ -286,29 +287,31 @@ class Visible:
             self._rest(-1)
 
     async def _artifacts(self, row: ProcessRow) -> tuple[Artifact, ...]:
-        if row.registration.kind != KIND:
+        """What it kept under names: files of a background tool, or of an engine that declares this event."""
+        if all(each.name != ARTIFACT for each in row.registration.events):
             return ()
         found: dict[str, Artifact] = {}
         async for event in self._service.events(row.id):
             if event.type == ARTIFACT:
-                artifact: Artifact = convert(event.payload, Artifact)
-                found[artifact.name] = artifact
+                with contextlib.suppress(ValidationError):  # an engine of a host may emit anything
+                    artifact: Artifact = convert(event.payload, Artifact)
+                    found[artifact.name] = artifact
         return tuple(found.values())
 
     async def _told(self, row: ProcessRow) -> None:
-        """The session has heard of its end by asking: it need not be woken for that."""
+        """The session has the end by asking for it: discard the wake for that."""
         waiting = [wake for wake in await self._store.wakes(self._asker.session_id) if wake.pid == row.pid]
         numbers = tuple(wake.number for wake in waiting if decode_wake(wake.body).type in ENDS.values())
         if numbers:
             try:
                 await self._store.write(Dismiss(numbers, self._home.clock.now(), "the session awaited it"))
             except asyncio.CancelledError:
-                # The wake may be gone by now. What is known is told, or nobody would ever hear of it.
+                # The wake may be gone by now: the outcome is returned all the same, or the session would never get it.
                 return
 
 
 class RestingHandle(ProcessHandle[Any]):
-    """A handle in the hands of a background tool."""
+    """The handle that a background tool has: its process rests while it waits."""
 
     __slots__ = ("_resting",)
 

@@ -61,16 +61,16 @@ PLACE = "processes"
 """What a place is called in `Admission`."""
 CONCURRENCY = 64
 PAGE = 256
-"""Processes that are looked at at a time."""
+"""Processes that are read at a time."""
 DUE_AT_ONCE = 1024
-"""Parked processes whose time has come that are looked at at a time."""
+"""Parked processes whose time has come that are read at a time."""
 
 
 class ProcessEvents(Struct, frozen=True):
     """What the worker asks of the rest of its Runtime, or lets it know.
 
     `needed`: work in hand waits for a process. `changed`: something has happened to a process here. `woken`: a session
-    may have something to hear. `start_child` starts the process that another one asks for under a key.
+    may have a wake in the outbox. `start_child` starts the process that another one asks for under a key.
     """
 
     needed: Callable[[], None]
@@ -605,9 +605,9 @@ class ProcessWatch:
             return
         for process_id in {*self._worker.awaited, *self._worker.runs}:
             row = await self._store.process(process_id)
-            if row is not None and (not row.live or row.stuck is not None or self._is_news(row)):
+            if row is not None and (not row.live or row.stuck is not None or self._has_changed(row)):
                 self._worker.reconcile(row)
 
-    def _is_news(self, row: ProcessRow) -> bool:
+    def _has_changed(self, row: ProcessRow) -> bool:
         run = self._worker.runs.get(row.id)
         return run is not None and (row.record.sequence > run.journal.read_to or row.owner != self._worker.id)

@@ -97,7 +97,7 @@ NO_TIME_LIMIT = (
 BROKEN = (Fenced, StoreError, Diverged, NotRevived, InternalError)
 """Errors that no function can handle, and that no replay would repeat: they unload the process."""
 STEP_RETRIES = RetryPolicy()
-"""How long the pauses between attempts are; how many there are is the step's to say."""
+"""How long the pauses between attempts are; how many there are is an option of the step."""
 MAX_TEXT = 16_000
 """Characters of an error that are kept."""
 
@@ -640,7 +640,7 @@ class StepRun:
             case EndCall(OutcomeUnknown(reason)):
                 scheduler.record(self._unknown(reason, attempt.attempts, at=now))
             case _:
-                pass  # what is on disk tells it already
+                pass  # the records on disk are enough
 
     def _tool_context(self, attempt: StepAttempt) -> ToolContext[Any]:
         calls = self._calls

@@ -392,7 +392,7 @@ class ProcessContext(Generic[Deps]):
         if row.pruned is not None:
             return msgspec.to_builtins(NoLongerRetained(row.status, row.pruned))
         if outcome is None:
-            return msgspec.to_builtins(Failure(row.status, "its caller has departed: nobody will say how it ended"))
+            return msgspec.to_builtins(Failure(row.status, "its caller has departed: how it ended will never be known"))
         if isinstance(outcome, Success) and outcome.blob is not None:
             outcome = Success(decode(await calls.journal.patiently(calls.host.store.blobs.get, outcome.blob.digest)))
         if isinstance(outcome, Failure):
@@ -693,7 +693,7 @@ class ChildHandle(Generic[R_co]):
         await self._context._signal(self.id, name, payload)
 
     async def cancel(self, reason: str = "") -> None:
-        """Ask it to end; `result` tells how it did."""
+        """Ask it to end; `result` is how it did."""
         await self._context._cancel(self.id, reason)
 
 

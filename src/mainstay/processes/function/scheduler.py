@@ -923,8 +923,8 @@ class Scheduler:
     async def _park(self, waits: tuple[WaitOn, ...]) -> bool:
         """Leave the process on disk, unless something has happened meanwhile: then its branches get that.
 
-        Another process may have ended after its branch looked and before this worker listened for that, so its row is
-        read again.
+        Another process may have ended after its branch read the row and before this worker listened for its end, so the
+        row is read again.
         """
         if self.unloaded:
             return False
