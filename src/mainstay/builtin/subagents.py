@@ -12,7 +12,7 @@ from mainstay.model.message import Message
 from mainstay.plugins.hooks import CatalogContext, Plugin, SessionContext
 from mainstay.sessions.definition import Defined
 from mainstay.sessions.services.host import MAX_DEPTH
-from mainstay.sessions.subagents import Asked, delegate, follow_up
+from mainstay.sessions.subagents import SubagentRequest, delegate, follow_up
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool, ToolOptions
 
@@ -84,7 +84,7 @@ def _spawning(names: tuple[str, ...], hidden: tuple[str, ...]) -> Tool[..., Any]
                 why = "output and seed are given when an agent begins: leave them out"
                 raise ToolError(why, code="invalid_tool_args")
             return await follow_up(ctx, follow, prompt, background=background)
-        asked = Asked(prompt, output=output, seed=_seeds(seed), hidden=hidden)
+        asked = SubagentRequest(prompt, output=output, seed=_seeds(seed), hidden=hidden)
         return await delegate(ctx, agent, asked, label=label, background=background)
 
     spawn_agent.__annotations__["agent"] = Literal.__getitem__(names)  # what to choose from is not known before

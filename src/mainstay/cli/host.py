@@ -51,7 +51,7 @@ ProcessArgument = Annotated[
 ByOption = Annotated[str | None, typer.Option("--by", help="Who decides.", show_default="your login name")]
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """The command cannot be done as it was asked; the text says what to do."""
 
     def __init__(self, message: str, exit_code: int = USAGE, code: str = "usage") -> None:
@@ -63,7 +63,7 @@ def perform(work: Callable[[], Coroutine[Any, Any, int]], json: bool = False) ->
     """Run a command to its exit code. A known error is one line, or one JSON object; an unknown one is a traceback."""
     try:
         code = asyncio.run(work())
-    except Refused as error:
+    except Refusal as error:
         code = error.exit_code
         _say(str(error), error.code, json)
     except MainstayError as error:
@@ -130,9 +130,9 @@ def existing(store: str | None) -> str:
     """A store that is there. Reading must not make one: a mistyped path would then look like an empty store."""
     where = store_path(store)
     if where in ("memory", ":memory:"):
-        raise Refused("a store in memory ends with its process: there is nothing to look at from here")
+        raise Refusal("a store in memory ends with its process: there is nothing to look at from here")
     if not is_there(where):
-        raise Refused(
+        raise Refusal(
             f"there is no store at {where}: name one with --store or MAINSTAY_STORE, "
             "or go to the folder where the runtime runs"
         )
@@ -146,7 +146,7 @@ def is_there(where: str) -> bool:
         return where not in ("memory", ":memory:") and ("://" in path or Path(path).exists())
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise Refused(f"{quoted(where)} cannot be looked at ({why}): check the path, and who may read it") from None
+        raise Refusal(f"{quoted(where)} cannot be looked at ({why}): check the path, and who may read it") from None
 
 
 @contextlib.asynccontextmanager
@@ -199,7 +199,7 @@ def process_id(given: str) -> str:
     try:
         found = msgspec.json.decode(given.encode())
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise Refused(
+        raise Refusal(
             f"{given!r} looks like a handle, but is not JSON ({error}): put it in single quotes, for example "
             '\'{"__handle__": "process", "id": "nightly-1"}\''
         ) from None

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from mainstay.cli.host import FAILED, JsonOption, Refused, StoreOption, deciding, existing, is_terminal, perform
+from mainstay.cli.host import FAILED, JsonOption, Refusal, StoreOption, deciding, existing, is_terminal, perform
 from mainstay.cli.processes import seconds_of
 from mainstay.cli.render import console, plural, print_json, size, text_line
 from mainstay.runtime import Runtime
@@ -122,10 +122,10 @@ def prune(
 
 def _confirm(older_than: str) -> None:
     if not (sys.stdin.isatty() and is_terminal()):
-        raise Refused("what is pruned cannot be brought back: say --yes")
+        raise Refusal("what is pruned cannot be brought back: say --yes")
     question = f"Forget every session that was idle, and process that ended, for more than {older_than}?"
     if not typer.confirm(f"{question} This cannot be undone"):
-        raise Refused("nothing was pruned", FAILED, "refused")
+        raise Refusal("nothing was pruned", FAILED, "refused")
 
 
 @contextlib.contextmanager

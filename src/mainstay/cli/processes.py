@@ -19,7 +19,7 @@ from mainstay.cli.host import (
     OK,
     JsonOption,
     ProcessArgument,
-    Refused,
+    Refusal,
     StoreOption,
     dead_workers,
     deciding,
@@ -96,7 +96,7 @@ def ps(
 
     async def work() -> int:
         if status is not None and status not in STATES:
-            raise Refused(f"there is no status {status!r}: use one of {', '.join(STATES)}")
+            raise Refusal(f"there is no status {status!r}: use one of {', '.join(STATES)}")
         over = every or status in RETIRED
         wanted = ProcessFilter((), kind, name, session_id=session, live=None if over else True)
         async with reading(store) as opened:
@@ -264,7 +264,7 @@ def _payload(text: str) -> Any:
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError as error:
-        raise Refused(f"the payload is not JSON ({error}): quote strings, for example '\"yes\"'") from None
+        raise Refusal(f"the payload is not JSON ({error}): quote strings, for example '\"yes\"'") from None
 
 
 async def cancel_process(runtime: Runtime, target: str, reason: str, by: str, json: bool) -> int:
@@ -325,7 +325,7 @@ def prune(
     async def work() -> int:
         seconds = seconds_of(older_than)
         if unknown := sorted(set(status or ()) - RETIRED):
-            raise Refused(f"only what is over can be pruned, and {', '.join(unknown)} is not: use one of "
+            raise Refusal(f"only what is over can be pruned, and {', '.join(unknown)} is not: use one of "
                           f"{', '.join(sorted(RETIRED))}")  # fmt: skip
         async with deciding(store) as runtime:
             if not yes:
@@ -344,15 +344,15 @@ def seconds_of(text: str) -> float:
     """`7d` in seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|)", text.strip())
     if found is None:
-        raise Refused(f"{text!r} is no length of time: write for example 90s, 30min, 12h or 7d")
+        raise Refusal(f"{text!r} is no length of time: write for example 90s, 30min, 12h or 7d")
     return float(found[1]) * UNITS[found[2]]
 
 
 def _confirm(older_than: str) -> None:
     if not (sys.stdin.isatty() and is_terminal()):
-        raise Refused("what is pruned cannot be brought back: say --yes")
+        raise Refusal("what is pruned cannot be brought back: say --yes")
     if not typer.confirm(f"Forget every process that ended more than {older_than} ago? This cannot be undone"):
-        raise Refused("nothing was pruned", FAILED, "refused")
+        raise Refusal("nothing was pruned", FAILED, "refused")
 
 
 def versions(store: StoreOption = None, json: JsonOption = False) -> None:
@@ -570,7 +570,7 @@ async def ended(store: Store, process: str) -> ProcessRow:
             return row
         if row.stuck is not None:
             advice = f"mend the cause, then `mainstay processes resume {row.id}`"
-            raise Refused(f"process {row.id!r} is stuck ({row.stuck}): {advice}", FAILED, "process_stuck")
+            raise Refusal(f"process {row.id!r} is stuck ({row.stuck}): {advice}", FAILED, "process_stuck")
         await _another_write(store)
 
 

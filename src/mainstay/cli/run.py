@@ -25,7 +25,7 @@ from rich.table import Table
 from mainstay.agent import Agent
 from mainstay.cli.host import (
     JsonOption,
-    Refused,
+    Refusal,
     StoreOption,
     deciding,
     existing,
@@ -89,17 +89,17 @@ def load_agent(name: str) -> Agent[object]:
     if not colon:
         module_name, attribute = name, ""
     if not module_name:
-        raise Refused(f"{name!r} does not name an agent: write module:attribute, for example app:agent")
+        raise Refusal(f"{name!r} does not name an agent: write module:attribute, for example app:agent")
     module = _import(module_name)
     if not attribute:
-        raise Refused(f"name the agent in {module_name}: {_choices(module_name, module)}")
+        raise Refusal(f"name the agent in {module_name}: {_choices(module_name, module)}")
     found: object = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise Refused(f"module {module.__name__!r} has no {attribute!r}; {_choices(module_name, module)}")
+            raise Refusal(f"module {module.__name__!r} has no {attribute!r}; {_choices(module_name, module)}")
         found = getattr(found, part)
     if not isinstance(found, Agent):
-        raise Refused(f"{name} is a {type(found).__name__}, not an Agent; {_choices(module_name, module)}")
+        raise Refusal(f"{name} is a {type(found).__name__}, not an Agent; {_choices(module_name, module)}")
     return found
 
 
@@ -114,7 +114,7 @@ def _import(name: str) -> ModuleType:
     if name.endswith(".py"):
         path = Path(name)
         if not path.exists():
-            raise Refused(f"there is no file {name}")
+            raise Refusal(f"there is no file {name}")
         folder, name = path.resolve().parent, path.stem
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
@@ -122,12 +122,12 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise Refused(f"there is no module {name!r} in {folder} or on Python's path") from None
-        raise Refused(f"module {name!r} needs {error.name!r}, which is not installed") from None
+            raise Refusal(f"there is no module {name!r} in {folder} or on Python's path") from None
+        raise Refusal(f"module {name!r} needs {error.name!r}, which is not installed") from None
     except Exception as error:  # a user's module ran, and may raise anything
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.filename}, line {frame.lineno}"
-        raise Refused(f"module {name!r} cannot be imported: {type(error).__name__}: {error} ({place})") from error
+        raise Refusal(f"module {name!r} cannot be imported: {type(error).__name__}: {error} ({place})") from error
 
 
 def _choices(name: str, module: ModuleType) -> str:
@@ -208,10 +208,10 @@ def run(
 
     async def work() -> int:
         if resume and (session is None or prompt is not None):
-            raise Refused("--resume goes on with an open turn: name its --session, and say nothing new")
+            raise Refusal("--resume goes on with an open turn: name its --session, and say nothing new")
         where, text = (agent, prompt) if model is None or prompt is not None else (None, agent)
         if where is None and model is None:
-            raise Refused("which agent? name one (module:attribute), or a model (--model anthropic:…)")
+            raise Refusal("which agent? name one (module:attribute), or a model (--model anthropic:…)")
         loaded = Agent(model or "") if where is None else load_agent(where)
         if where is not None and model is not None:
             loaded = loaded.override(model=model)
@@ -227,7 +227,7 @@ def what_is_said(given: str | None, example: str) -> str:
     if given is not None and given != "-":
         return given
     if given is None and sys.stdin.isatty():
-        raise Refused(f"say something: {example}, or pipe it in")
+        raise Refusal(f"say something: {example}, or pipe it in")
     return sys.stdin.buffer.read().decode(errors="replace")
 
 
@@ -288,7 +288,7 @@ class OneTurn:
         row = await find(self._store, session.id)
         number = row.turn if row.turn is not None else row.head
         if not number:
-            raise Refused(f"nothing was ever said to session {session.id!r}: there is no turn to go on with")
+            raise Refusal(f"nothing was ever said to session {session.id!r}: there is no turn to go on with")
         await session.resume()  # a stuck turn is worked on again; to any other it means nothing
         return turn_id(session.id, number)
 
@@ -588,7 +588,7 @@ def call(
             try:
                 outcome = await runtime.operations.call(name, given, session=session)
             except MissingSession as error:
-                raise Refused(f"operation {error.operation!r} works on a session: name it with --session") from None
+                raise Refusal(f"operation {error.operation!r} works on a session: name it with --session") from None
             if not json:
                 print_value(outcome.output)
             results = [await _ended(runtime, turn) for turn in outcome.accepted]
@@ -616,9 +616,9 @@ def _arguments(text: str) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
-        raise Refused(f'the arguments are not JSON ({error}): write for example \'{{"word": "tea"}}\'') from None
+        raise Refusal(f'the arguments are not JSON ({error}): write for example \'{{"word": "tea"}}\'') from None
     if not isinstance(found, dict):
-        raise Refused('the arguments are a JSON object, for example \'{"word": "tea"}\'')
+        raise Refusal('the arguments are a JSON object, for example \'{"word": "tea"}\'')
     return found
 
 

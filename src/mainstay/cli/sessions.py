@@ -16,7 +16,7 @@ from mainstay.cli.host import (
     FAILED,
     ByOption,
     JsonOption,
-    Refused,
+    Refusal,
     StoreOption,
     answered_by,
     condition,
@@ -98,7 +98,7 @@ def sessions(
 
     async def work() -> int:
         if state is not None and state not in STATES:
-            raise Refused(f"there is no state {state!r}: use one of {', '.join(STATES)}")
+            raise Refusal(f"there is no state {state!r}: use one of {', '.join(STATES)}")
         wanted = SessionFilter(agent, None if state is None else STATES[state], prefix, limit)
         async with reading(store) as opened:
             dead = await dead_workers(opened)
@@ -166,7 +166,7 @@ def fork(
         async with deciding(store) as runtime:
             await find(runtime.store, session)
             if as_ is not None and await runtime.store.session(as_) is not None:
-                raise Refused(f"there is a session {as_!r} already: choose another id", 1, "conflict")
+                raise Refusal(f"there is a session {as_!r} already: choose another id", 1, "conflict")
             branch = await (await runtime.session(session)).fork(at, session_id=as_)
         if json:
             print_json({"session_id": branch.id, "agent": branch.agent, "source": session, "at": at})
@@ -202,9 +202,9 @@ def delete(
 
 def _confirm(row: SessionRow) -> None:
     if not (sys.stdin.isatty() and is_terminal()):
-        raise Refused(f"deleting {row.id} cannot be undone: say --yes")
+        raise Refusal(f"deleting {row.id} cannot be undone: say --yes")
     if not typer.confirm(f"Delete {row.id} with {plural(row.head, 'turn')}? This cannot be undone"):
-        raise Refused("nothing was deleted", 1, "refused")
+        raise Refusal("nothing was deleted", 1, "refused")
 
 
 # ---------------------------------------------------------------------- show: one session
@@ -562,7 +562,7 @@ def _json_value(text: str) -> Any:
     try:
         return msgspec.json.decode(text.encode())
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise Refused(f"--value is not JSON ({error}): quote strings, for example --value '\"seat 12A\"'") from None
+        raise Refusal(f"--value is not JSON ({error}): quote strings, for example --value '\"seat 12A\"'") from None
 
 
 def _answer(
@@ -593,7 +593,7 @@ def _turn_of(call: str) -> tuple[str, int]:
     try:
         session_id, (turn, *_) = ids.split(call, 3)
     except UnknownTurn:
-        raise Refused(f"{call!r} is not a call id: it looks like session.turn.step.index") from None
+        raise Refusal(f"{call!r} is not a call id: it looks like session.turn.step.index") from None
     return session_id, turn
 
 
@@ -626,11 +626,11 @@ async def _is_process(store: Store, target: str, said: bool | None) -> bool:
     a_session = (row := await store.session(target)) is not None and not row.deleted
     a_process = await store.process(target) is not None
     if a_session and a_process:
-        raise Refused(f"{target!r} is a session and a process: say --session or --process")
+        raise Refusal(f"{target!r} is a session and a process: say --session or --process")
     if not a_session and not a_process:
         if row is not None:
             raise SessionDeleted(target)
-        raise Refused(
+        raise Refusal(
             f"there is no session {target!r} in this store: `mainstay sessions` shows what is; nor a process: "
             "`mainstay ps` shows those",
             code="not_found",

@@ -79,11 +79,11 @@ class Hooks(Struct, frozen=True):
 HookArguments: TypeAlias = Callable[[Plugin], Sequence[Any]]
 """Makes the arguments of one plugin's hook."""
 
-AnswerReader: TypeAlias = Callable[[Plugin, Any], Any]
+ReadAnswer: TypeAlias = Callable[[Plugin, Any], Any]
 """Makes of an answer what it means. What it raises is a fault of the plugin that answered, not of the next one."""
 
 
-async def collect(hooks: Hooks, arguments: HookArguments, read: AnswerReader | None = None) -> list[tuple[Plugin, Any]]:
+async def collect(hooks: Hooks, arguments: HookArguments, read: ReadAnswer | None = None) -> list[tuple[Plugin, Any]]:
     """Ask all in order."""
     chain = HookChain(hooks)
 
@@ -93,7 +93,7 @@ async def collect(hooks: Hooks, arguments: HookArguments, read: AnswerReader | N
     return await chain.run(calls())
 
 
-async def first(hooks: Hooks, arguments: HookArguments, read: AnswerReader | None = None) -> tuple[Plugin, Any] | None:
+async def first(hooks: Hooks, arguments: HookArguments, read: ReadAnswer | None = None) -> tuple[Plugin, Any] | None:
     """Ask in order until one answers with something: not None and, unless `read` says otherwise, not empty."""
     chain, read = HookChain(hooks), read or _something
 
@@ -108,7 +108,7 @@ async def first(hooks: Hooks, arguments: HookArguments, read: AnswerReader | Non
 
 
 async def pipe(
-    hooks: Hooks, value: T, arguments: Callable[[Plugin, T], Sequence[Any]], read: AnswerReader | None = None
+    hooks: Hooks, value: T, arguments: Callable[[Plugin, T], Sequence[Any]], read: ReadAnswer | None = None
 ) -> T:
     """Hand a value from one to the next."""
     chain = HookChain(hooks)
@@ -238,7 +238,7 @@ class HookChain:
                 self._timer.cancel()
 
     async def call(
-        self, plugin: Plugin, method: Callable[..., Any], args: Sequence[Any], read: AnswerReader | None = None
+        self, plugin: Plugin, method: Callable[..., Any], args: Sequence[Any], read: ReadAnswer | None = None
     ) -> Any:
         """Call one hook. What it raises is a fault of its plugin; only a cancellation from outside is not."""
         self._plugin = plugin
@@ -285,7 +285,7 @@ class HookChain:
         except RuntimeError:  # no loop runs any more
             return False
 
-    def _read(self, plugin: Plugin, answer: Any, read: AnswerReader) -> Any:
+    def _read(self, plugin: Plugin, answer: Any, read: ReadAnswer) -> Any:
         try:
             return read(plugin, answer)
         except PluginFault:

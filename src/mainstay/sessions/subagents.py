@@ -87,7 +87,7 @@ REFUSALS = (InvalidInput, Conflict, NotFound, PluginError, Unavailable)
 """What is wrong with the asking, and would be wrong again: it fails the process, and is told to who asked."""
 
 
-class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class SubagentRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a subagent is started with.
 
     `input` is what it is told. It begins with `seed`, messages as if they had been said before; with `output`, a JSON
@@ -109,16 +109,16 @@ class Asked(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
         return bool(self.output is not None or self.seed or self.hidden or self.only is not None or self.options)
 
 
-def read_asked(agent: str, args: Mapping[str, Any]) -> Asked:
+def read_asked(agent: str, args: Mapping[str, Any]) -> SubagentRequest:
     """The arguments of a start. InvalidProcess says what to mend."""
     try:
-        return checked(agent, convert(dict(args), Asked))
+        return checked(agent, convert(dict(args), SubagentRequest))
     except msgspec.ValidationError as error:
-        known = ", ".join(Asked.__struct_fields__)
+        known = ", ".join(SubagentRequest.__struct_fields__)
         raise InvalidProcess(f"agent {agent!r} cannot be started like this: {error} (it takes: {known})") from None
 
 
-def checked(agent: str, asked: Asked) -> Asked:
+def checked(agent: str, asked: SubagentRequest) -> SubagentRequest:
     """What a subagent is asked, when it makes sense. InvalidProcess says what to mend."""
     if asked.session_id is not None and asked.decides:
         raise InvalidProcess(
@@ -134,7 +134,7 @@ def checked(agent: str, asked: Asked) -> Asked:
     return asked
 
 
-def creating(asked: Asked, agent: str, child: str | None, label: str) -> CreateSession:
+def creating(asked: SubagentRequest, agent: str, child: str | None, label: str) -> CreateSession:
     """The request for the session of a subagent."""
     return CreateSession(
         agent,
@@ -243,7 +243,7 @@ class TurnEngine:
     # ------------------------------------------------------------------ one process
 
     async def run(self, run: EngineRun) -> ProcessOutcome:
-        asked, attention = msgspec.convert(run.registration.input, Asked), Attention()
+        asked, attention = msgspec.convert(run.registration.input, SubagentRequest), Attention()
         agent = run.registration.name
         child = Child(run.row.id, agent, asked.session_id or child_session(run.row.id, agent))
         await run.listen(attention, after=0)  # a message that was passed on before is known by its key
@@ -267,7 +267,7 @@ class TurnEngine:
         row = await self._store.session(child.session_id) if run.resumed else None
         return row is not None and row.next > 1
 
-    async def _begin(self, run: EngineRun, asked: Asked, child: Child) -> None:
+    async def _begin(self, run: EngineRun, asked: SubagentRequest, child: Child) -> None:
         """Make the session, and say to it what it was started for: both once, however often this is done."""
         if asked.session_id is None:
             await self._create(run.registration, asked, child)
@@ -275,7 +275,7 @@ class TurnEngine:
         accepted = await self._parts.inbox.accept(child.session_id, child.agent, asked.input, "queue", key)
         child.turns.append(accepted.turn)
 
-    async def _create(self, registration: Registration, asked: Asked, child: Child) -> None:
+    async def _create(self, registration: Registration, asked: SubagentRequest, child: Child) -> None:
         request = creating(asked, child.agent, child.session_id, registration.label)
         parent = registration.origin.session_id if isinstance(registration.origin, SessionOrigin) else None
         if parent is not None:
@@ -425,7 +425,7 @@ def agent_tool(
         Args:
             task: What to do. The agent knows nothing of this conversation: say all that it needs.
         """
-        return await delegate(ctx, agent.name, Asked(task), background=background)
+        return await delegate(ctx, agent.name, SubagentRequest(task), background=background)
 
     ask.__annotations__["return"] = dict[str, str] if background else returns
     told = f"Give a task to the agent {agent.name}, who works on it alone and answers."
@@ -447,7 +447,7 @@ def _tool_name(name: str) -> str:
 
 
 async def delegate(
-    ctx: ToolContext[Any], agent: str, asked: Asked, *, label: str = "", background: bool = False
+    ctx: ToolContext[Any], agent: str, asked: SubagentRequest, *, label: str = "", background: bool = False
 ) -> Any:
     """Run an agent as a subagent of the calling session: its answer, or with `background` its handle at once.
 
@@ -480,7 +480,7 @@ async def follow_up(ctx: ToolContext[Any], handle: Any, text: str, *, background
             await found.signal("message", text, key=ctx.call_id)
         except ProcessEnded:
             session_id = row.registration.input.get("session_id") or child_session(process_id, row.registration.name)
-            asked = Asked(text, session_id)
+            asked = SubagentRequest(text, session_id)
             return await delegate(
                 ctx, row.registration.name, asked, label=row.registration.label, background=background
             )
@@ -511,12 +511,14 @@ async def answer(handle: ProcessHandle[Any]) -> Any:
     raise ToolError(why, code=code, data={"handle": handle.to_json(), "outcome": msgspec.to_builtins(outcome)})
 
 
-async def _start(ctx: ToolContext[Any], agent: str, asked: Asked, label: str, background: bool) -> ProcessHandle[Any]:
+async def _start(
+    ctx: ToolContext[Any], agent: str, asked: SubagentRequest, label: str, background: bool
+) -> ProcessHandle[Any]:
     services = _services(ctx)
     at = services.scope
     if asked.session_id is None:
         child = child_session(ctx.call_id, agent)
-        asked = Asked(asked.input, await services.create_session(creating(asked, agent, child, label)))
+        asked = SubagentRequest(asked.input, await services.create_session(creating(asked, agent, child, label)))
     if at.run is not None and not background:
         at.run.start_children()
     start = Start(

@@ -37,7 +37,7 @@ FOUND = Usage(unknown=-1)
 """An ask whose cost nobody has seen, and that it was seen after all."""
 
 
-class Completions:
+class DirectCompletions:
     """Asks the model of the session at hand."""
 
     __slots__ = ("_at",)

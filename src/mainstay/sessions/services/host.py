@@ -47,7 +47,7 @@ from mainstay.ports.provider import Provider
 from mainstay.sessions.inbox import pick_agent, save_files
 from mainstay.sessions.outcomes import BegunTurn, Listener
 from mainstay.sessions.parts import ServiceScope, SessionParts
-from mainstay.sessions.services.completions import Completions, tokens_of
+from mainstay.sessions.services.completions import DirectCompletions, tokens_of
 from mainstay.sessions.services.tasks import TaskServices
 from mainstay.sessions.setup import Setup, Tracer, checked_options, probe_of
 from mainstay.tools.answer import schema_codec
@@ -418,7 +418,7 @@ class SessionHost(TaskServices):
         model: str | Provider | None = None,
     ) -> Completion:
         choice = self._parts.models.choice(model, settings)
-        return await Completions(self.scope).complete(asked, label, output, system, tools, choice)
+        return await DirectCompletions(self.scope).complete(asked, label, output, system, tools, choice)
 
     async def count_tokens(
         self,
@@ -429,7 +429,7 @@ class SessionHost(TaskServices):
         model: str | Provider | None = None,
     ) -> int:
         choice = self._parts.models.choice(model, None)
-        return await Completions(self.scope).count_tokens(asked, system, tools, choice)
+        return await DirectCompletions(self.scope).count_tokens(asked, system, tools, choice)
 
     async def count_next(self, said: InputContent | None) -> int:
         """How many tokens the first question of the next turn would have."""
