@@ -125,7 +125,7 @@ def test_a_context_without_annotation_never_becomes_an_argument_of_the_model() -
 
     with pytest.raises(InvalidDefinition, match="ctx: ProcessContext"):
 
-        @process  # ty: ignore[dynamic-function-decorator-return]
+        @process
         async def nightly(ctx, day: str) -> str:  # type: ignore[no-untyped-def]
             return day
 

@@ -24,7 +24,7 @@ from mainstay.errors import (
 )
 from mainstay.model.process import EventType, WakeTarget
 from mainstay.processes.local import External
-from tests.kit import SOON, Place
+from tests.kit import SOON, Place, untyped
 
 WRONG: Any = 5
 
@@ -137,7 +137,7 @@ def test_a_method_is_refused_because_its_instance_would_be_gone() -> None:
     with pytest.raises(InvalidDefinition, match="is a method"):
 
         class Books:
-            @process
+            @untyped(process)
             async def nightly(self, ctx: ProcessContext) -> None: ...
 
 

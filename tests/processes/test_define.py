@@ -10,7 +10,7 @@ import pytest
 from mainstay import ProcessContext, Runtime, process
 from mainstay.errors import InvalidDefinition, InvalidInput, InvalidProcess
 from mainstay.model.process import EventType
-from tests.kit import Place
+from tests.kit import Place, untyped
 from tests.processes.functions import living, memory, result
 
 __all__ = ["memory"]
@@ -39,7 +39,7 @@ class NoJson:
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: process(NOT_ASYNC), "decorate an `async def` once"),
     (lambda: process(process(fine)), "decorate an `async def` once"),
-    (lambda: process(no_context), "annotate one as `ctx: ProcessContext`"),
+    (lambda: untyped(process)(no_context), "annotate one as `ctx: ProcessContext`"),
     (lambda: process(name="no spaces")(fine), "as its name"),
     (lambda: process(name="")(fine), "as its name"),
     (lambda: process(version="")(fine), "is not usable: give a short text"),

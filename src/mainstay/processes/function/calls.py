@@ -128,7 +128,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 def recorded(
     method: Callable[Concatenate[C, FunctionBranch, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[C, P], Coroutine[Any, Any, R]]:
+) -> Callable[Concatenate[C, P], Coroutine[object, None, R]]:
     """Make a call of the context of a method that takes the branch which makes it, as its first argument.
 
     Only a branch may make a call, and none while the process is unloaded. What no function can handle goes past its

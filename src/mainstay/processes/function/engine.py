@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 from msgspec.structs import replace
 
@@ -178,20 +178,9 @@ def _event(owner: str, declared: EventType | str) -> EventType:
     return made
 
 
-class Decorator(Protocol):
-    """`process(…)` with options: what makes a durable function of an `async def`."""
-
-    @overload
-    def __call__(self, fn: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> Process[P, R]: ...
-    @overload
-    def __call__(self, fn: Callable[..., Coroutine[Any, Any, R]], /) -> Process[..., R]: ...
-
-
-# A checker sees the arguments of a function whose context comes first, as it should; one may stand elsewhere.
+# To a checker the context comes first, so that it sees the other arguments; when it runs it may stand anywhere.
 @overload
 def process(fn: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> Process[P, R]: ...
-@overload
-def process(fn: Callable[..., Coroutine[Any, Any, R]], /) -> Process[..., R]: ...
 @overload
 def process(
     *,
@@ -200,7 +189,7 @@ def process(
     signals: Mapping[str, Any] | None = None,
     events: Iterable[EventType | str] = (),
     max_attempts: int | None = None,
-) -> Decorator: ...
+) -> Callable[[Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]], Process[P, R]]: ...
 def process(
     fn: Callable[..., Any] | None = None,
     /,
