@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from mainstay.errors import InvalidDefinition
 from mainstay.model.message import Message, Part, ToolCall, ToolResult
 from mainstay.model.tool import OutputBudget
-from mainstay.model.transcript import told
+from mainstay.model.transcript import shown_outcome
 from mainstay.plugins.hooks import Plugin, ToolEndContext, ViewContext
 from mainstay.tools.output import project
 
@@ -187,4 +187,4 @@ class OutputLimit(Plugin):
 
     def project_result(self, ctx: ToolEndContext) -> Any:
         # The message of a failure may be long as well: it is often a program's output.
-        return project(told(ctx.outcome), ctx.tool.output_budget or self._usual).value
+        return project(shown_outcome(ctx.outcome), ctx.tool.output_budget or self._usual).value

@@ -129,6 +129,10 @@ class Run:
         self.records.append(record)
         self.noted = True
 
+    def use(self, agent: Any) -> None:
+        """Go on with another definition of the agent: its tools were switched by the turn itself."""
+        self.agent = agent
+
     def show(self, history: list[Message]) -> None:
         """From the next model call on, show this in place of the past."""
         self.history = history

@@ -57,6 +57,10 @@ class View(Struct):
         self._note(records, begin)
         self.head = number
 
+    def reach(self, number: int) -> None:
+        """What was taken in goes up to this turn of the session, also where others after the last one ended in it."""
+        self.head = number
+
     def add(self, number: int, messages: Iterable[Message], records: Sequence[Record] = ()) -> None:
         """Take in a turn that was just committed here; `records` where plugins took part in it."""
         begin = len(self.messages)

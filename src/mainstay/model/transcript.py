@@ -66,7 +66,7 @@ class Transcript(Struct):
         never = end if isinstance(end, Cancelled) else NEVER_RAN
         for key, call in self.calls.items():
             outcome = self.ended.get(key, never)
-            content, files = (outcome.value, outcome.files) if isinstance(outcome, Ok) else (told(outcome), ())
+            content, files = (outcome.value, outcome.files) if isinstance(outcome, Ok) else (shown_outcome(outcome), ())
             result = ToolResult(call.id, call.name, content, STATUS[type(outcome)], files)
             self.messages.append(Message("tool", (result,)))
         self.calls, self.ended = {}, {}
@@ -78,7 +78,7 @@ def calls_of(parts: Sequence[Part], step: int) -> dict[str, ToolCall]:
     return {f"{step}.{index}": call for index, call in enumerate(found)} if found else {}
 
 
-def told(outcome: ToolOutcome) -> object:
+def shown_outcome(outcome: ToolOutcome) -> object:
     """An outcome for the model: the value where the tool returned one, an explanation where not."""
     if isinstance(outcome, Ok):
         return outcome.value

@@ -160,7 +160,7 @@ class Archive:
     async def _load(self, row: SessionRow, view: View, last: int) -> None:
         if view.head == 0 and row.fork is not None:
             await self._load_past(row, view)
-        view.head = await self._extend(row.sid, view, view.head + 1, last, None)
+        view.reach(await self._extend(row.sid, view, view.head + 1, last, None))
 
     async def _load_past(self, row: SessionRow, view: View) -> None:
         lineage = [row]
@@ -171,7 +171,7 @@ class Archive:
             lineage.append(source)
         for stretch in stretches(lineage)[:-1]:
             await self._extend(stretch.sid, view, 1, stretch.last, stretch.ordinal)
-        view.head = 0
+        view.reach(0)  # its own turns begin here
 
     async def _extend(self, sid: int, view: View, first: int, last: int, ordinal: int | None) -> int:
         if last < first:

@@ -238,9 +238,7 @@ class Visit:
                 after = await write_referring(functools.partial(self._parts.store.write, write), put)
             except StaleSettings:
                 continue
-            setup.waiting = wanted.snapshots
-            if setup.settings == row.settings:
-                setup.settings = after.settings  # nothing else has changed: it still fits
+            setup.saved(row.settings, after.settings, wanted.snapshots)
             return
 
     def _check(self, row: SessionRow, settings: Settings, setup: Setup) -> None:

@@ -98,6 +98,12 @@ class Setup(Struct):
         if row.settings == expected and not end.tools:
             self.settings = row.settings
 
+    def saved(self, before: bytes, after: bytes, waiting: dict[str, PluginSnapshot]) -> None:
+        """A command put its plugins' states on disk: it still fits if nothing else has changed the settings."""
+        self.waiting = waiting
+        if self.settings == before:
+            self.settings = after
+
     def take_issues(self) -> list[Issue]:
         """What the turn that begins now reports, and no later one."""
         issues, self.issues = self.issues, []

@@ -341,7 +341,7 @@ class Turns:
         except TurnAborted as refused:
             return Setup(definition), refused
         if before is not None:
-            made.issues += await changed(before, made, probe)
+            made.issues.extend(await changed(before, made, probe))
         resident.keep_setup(made)
         return made, None
 

@@ -305,7 +305,7 @@ class SessionHost(TaskServices):
         catalog = run.agent.catalog
         if not isinstance(catalog, Membership):
             catalog = Membership(catalog)
-            run.agent = replace(run.agent, catalog=catalog)
+            run.use(replace(run.agent, catalog=catalog))
         state = catalog.edit(edits)
         plugins.switch(edits)
         return state.generation

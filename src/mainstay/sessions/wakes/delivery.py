@@ -32,7 +32,7 @@ from mainstay.ports.host import Clock, Random
 from mainstay.ports.store import Store
 from mainstay.sessions.definition import Definition
 from mainstay.sessions.turns import Turns
-from mainstay.sessions.wakes.late_results import Heard, heard, read
+from mainstay.sessions.wakes.late_results import WakeNews, read, read_news
 
 log = logging.getLogger("mainstay.sessions")
 
@@ -42,7 +42,7 @@ AT_ONCE = 1000
 """Wakes in one input; more are the turn after it."""
 
 
-AllowedText: TypeAlias = Callable[[SessionRow, Sequence[Heard]], Awaitable[str]]
+AllowedText: TypeAlias = Callable[[SessionRow, Sequence[WakeNews]], Awaitable[str]]
 """Makes the text that plugins of a session let it read."""
 
 
@@ -192,18 +192,18 @@ class Wakes:
             await self._discard(wakes, str(error))
             return None
 
-    async def _readable(self, wakes: Sequence[WakeRow]) -> list[tuple[WakeRow, Heard]]:
+    async def _readable(self, wakes: Sequence[WakeRow]) -> list[tuple[WakeRow, WakeNews]]:
         """Wakes with what they say. One that cannot be read must not keep the others waiting."""
         known = []
         for row in wakes:
             try:
-                known.append((row, await heard(self._store, row)))
+                known.append((row, await read_news(self._store, row)))
             except ValueError as error:
                 log.error("wake %d of session %s is unreadable: %s", row.number, row.session_id, error)
                 await self._discard([row], f"it is unreadable: {error}")
         return known
 
-    async def _put(self, whom: SessionRow, known: list[tuple[WakeRow, Heard]], turn: bool) -> Accepted | None:
+    async def _put(self, whom: SessionRow, known: list[tuple[WakeRow, WakeNews]], turn: bool) -> Accepted | None:
         session_id, agent = whom.id, whom.agent
         text = await self._allowed_text(whom, [each for _, each in known])
         now, op = self._clock.now(), f"{self._random.bits(64):016x}"

@@ -3,7 +3,7 @@
     a background tool    `after_tool_call` sees how it ended before its process records that
     any other process    `after_tool_call` sees what a session is told of it before that becomes an input
     both                 `project_result` decides what the session is told
-    whatever it is       `filter_value` sees the text that the session is told, and progress and artifacts of its tools
+    whatever it is       `filter_value` sees the text that the session reads, and progress and artifacts of its tools
 
 The id of the process stands for that of the call. There is no turn: a result may be replaced, and a fault withholds it,
 as in one; events and traces are emitted. What a plugin wants said or created beside it has no place, and is logged.
@@ -32,7 +32,7 @@ from mainstay.model.plugin import EmitEvents, EmitTrace, kind_of
 from mainstay.model.process import ProcessRow, Wake, WakeRow
 from mainstay.model.session import Answer, SessionRow
 from mainstay.model.tool import Cancelled, Failed, Ok, OutputBudget, PreparedCall, ToolOutcome, ToolSpec
-from mainstay.model.transcript import told as shown_of
+from mainstay.model.transcript import shown_outcome
 from mainstay.observe.feed import TurnEvents
 from mainstay.plugins import decisions
 from mainstay.plugins.calls import Filters, Hooks, after_tool_call, probed, withheld
@@ -107,32 +107,32 @@ class LateResults:
         assert setup.plugins is not None, "somebody has the hook"
         return Filters(setup.plugins.hooks("filter_value"), base, _log)
 
-    async def allowed_text(self, row: SessionRow, told: Sequence[Heard]) -> str:
-        """What a session is told of its processes, in words. Of those that it only hears the names of nobody sees
-        more."""
+    async def allowed_text(self, row: SessionRow, news: Sequence[WakeNews]) -> str:
+        """What a session reads of its processes, as its plugins let it. Of those beyond the first few it reads the
+        names, which no plugin sees."""
         concerned = [hook for hook in HOOKS if self._concerned(row.agent, hook)]
         if not concerned:
-            return in_words(told)
+            return news_text(news)
         setup = await self.setup(row)
         if concerned != ["filter_value"]:
-            told = [await self._seen(row, setup, each) for each in told[:IN_FULL]] + list(told[IN_FULL:])
+            news = [await self._seen(row, setup, each) for each in news[:IN_FULL]] + list(news[IN_FULL:])
         if "filter_value" not in concerned:
-            return in_words(told)
-        text: str = self._filters(row, setup).value("wake", in_words(told))
+            return news_text(news)
+        text: str = self._filters(row, setup).value("wake", news_text(news))
         return text
 
-    async def _seen(self, row: SessionRow, setup: Setup | TurnAborted, told: Heard) -> Heard:
-        outcome = outcome_of(told)
+    async def _seen(self, row: SessionRow, setup: Setup | TurnAborted, news: WakeNews) -> WakeNews:
+        outcome = outcome_of(news)
         if outcome is None:
-            return told  # there is nothing to see
-        process = await self._parts.store.process(told.wake.process_id)
-        tool, args = _asked(process, setup, told.wake.name)
-        showing = Showing(self._parts, row, setup, told.wake.process_id, tool, args)
+            return news  # plugins have nothing to see
+        process = await self._parts.store.process(news.wake.process_id)
+        tool, args = _asked(process, setup, news.wake.name)
+        showing = Showing(self._parts, row, setup, news.wake.process_id, tool, args)
         # Why it was cancelled is whoever's words that wanted it: the tool's engine has not seen them.
-        ended = told.wake.type in ENDS.values() and isinstance(outcome, Ok | Failed)
+        ended = news.wake.type in ENDS.values() and isinstance(outcome, Ok | Failed)
         seen = outcome if ended and _is_vetted(process, row.id) else await showing.vetted(outcome)
         seen = await showing.projected(seen)
-        return told if seen == outcome else instead(told, seen)
+        return news if seen == outcome else replaced(news, seen)
 
     def _concerned(self, agent: str, hook: str) -> bool:
         definition = self._parts.definitions.get(agent)
@@ -263,7 +263,7 @@ _decode = msgspec.json.Decoder(Wake).decode
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
-class Heard(Struct, frozen=True):
+class WakeNews(Struct, frozen=True):
     """A wake that was read. `value` is what its process returned or told; `lost` says why it cannot be shown."""
 
     wake: Wake
@@ -276,53 +276,53 @@ def read(row: WakeRow) -> Wake:
     return _decode(row.body)
 
 
-async def heard(store: Store, row: WakeRow) -> Heard:
+async def read_news(store: Store, row: WakeRow) -> WakeNews:
     """A wake with its value, which may be beside the store."""
     wake = read(row)
     payload = wake.payload
     if wake.type not in ENDS.values() or not isinstance(payload, dict) or payload.get("type") != "success":
-        return Heard(wake, payload)
+        return WakeNews(wake, payload)
     if (blob := payload.get("blob")) is None:
-        return Heard(wake, payload.get("value"))
+        return WakeNews(wake, payload.get("value"))
     try:
-        return Heard(wake, msgspec.json.decode(await store.blobs.get(blob["digest"])))
+        return WakeNews(wake, msgspec.json.decode(await store.blobs.get(blob["digest"])))
     except (BlobMissing, StoreDamaged) as error:
-        return Heard(wake, None, str(error))
+        return WakeNews(wake, None, str(error))
 
 
-def outcome_of(told: Heard) -> ToolOutcome | None:
+def outcome_of(news: WakeNews) -> ToolOutcome | None:
     """What a wake says as the outcome of a call; None when there is nothing to be shown of it."""
-    wake, payload = told.wake, told.wake.payload
-    if told.lost:
+    wake, payload = news.wake, news.wake.payload
+    if news.lost:
         return None
     kind = payload.get("type") if wake.type in ENDS.values() and isinstance(payload, dict) else None
     if kind == "failure":
         return Failed(payload["code"], payload.get("message", ""), payload.get("data"))
     if kind == "cancelled":
         return Cancelled(payload.get("by", ""), payload.get("reason", ""))
-    return None if kind == "abandoned" else Ok(told.value)
+    return None if kind == "abandoned" else Ok(news.value)
 
 
-def instead(told: Heard, outcome: ToolOutcome) -> Heard:
+def replaced(news: WakeNews, outcome: ToolOutcome) -> WakeNews:
     """The same news with another outcome. What happened stays what it was; what is shown of it does not."""
-    wake = told.wake
+    wake = news.wake
     if isinstance(outcome, Ok):
         payload = {"type": "success"} if wake.type in ENDS.values() else outcome.value
-        return Heard(replace(wake, payload=payload), outcome.value)
+        return WakeNews(replace(wake, payload=payload), outcome.value)
     if wake.type not in ENDS.values():
-        return Heard(replace(wake, payload=None), shown_of(outcome))
+        return WakeNews(replace(wake, payload=None), shown_outcome(outcome))
     if isinstance(outcome, Cancelled) and wake.payload.get("type") == "cancelled":
-        return Heard(replace(wake, payload=wake.payload | {"by": outcome.by, "reason": outcome.reason}))
+        return WakeNews(replace(wake, payload=wake.payload | {"by": outcome.by, "reason": outcome.reason}))
     failed = (
         outcome if isinstance(outcome, Failed) else Failed(str(type(outcome).__struct_config__.tag), outcome.reason)
     )
     payload = {"type": "failure", "code": failed.code, "message": failed.message, "data": failed.data}
-    return Heard(replace(wake, payload=payload))
+    return WakeNews(replace(wake, payload=payload))
 
 
-def in_words(told: Sequence[Heard]) -> str:
-    """What a session is told, in the order in which it happened."""
-    full, rest = told[:IN_FULL], told[IN_FULL:]
+def news_text(news: Sequence[WakeNews]) -> str:
+    """What a session reads of its processes, in the order in which it happened."""
+    full, rest = news[:IN_FULL], news[IN_FULL:]
     room = max(LEAST, ROOM // max(len(full), 1))
     blocks = [_block(each, OutputBudget(room, LINES)) for each in full]
     if rest:
@@ -331,15 +331,15 @@ def in_words(told: Sequence[Heard]) -> str:
     return "\n\n".join(blocks)
 
 
-def _block(told: Heard, budget: OutputBudget) -> str:
-    wake = told.wake
+def _block(news: WakeNews, budget: OutputBudget) -> str:
+    wake = news.wake
     lines = [f"[process{_named(wake)} {_event(wake)}]"]
     lines.append(f"handle: {_json({'__handle__': 'process', 'id': wake.process_id})}")
     asked = f"asked for by call {wake.call_id}" if wake.call_id else ""
     what = ", ".join(part for part in (_short(wake.name), asked) if part)
     if what:
         lines.append(f"what: {what}")
-    lines += _body(told, budget)
+    lines += _body(news, budget)
     return "\n".join(lines)
 
 
@@ -358,12 +358,12 @@ def _event(wake: Wake) -> str:
     return wake.status if wake.type in ENDS.values() else f"tells: {_short(wake.type)}"
 
 
-def _body(told: Heard, budget: OutputBudget) -> list[str]:
-    wake, payload = told.wake, told.wake.payload
-    if told.lost:
-        return [f"value: it cannot be shown ({told.lost})"]
+def _body(news: WakeNews, budget: OutputBudget) -> list[str]:
+    wake, payload = news.wake, news.wake.payload
+    if news.lost:
+        return [f"value: it cannot be shown ({news.lost})"]
     if wake.type not in ENDS.values():
-        return [f"payload: {_shown(told.value, budget)}"]
+        return [f"payload: {_shown(news.value, budget)}"]
     kind = payload.get("type") if isinstance(payload, dict) else None
     if kind == "failure":
         error = f"{payload['code']}: {payload.get('message', '')}"
@@ -375,7 +375,7 @@ def _body(told: Heard, budget: OutputBudget) -> list[str]:
         return [f"cancelled {_shown(why, budget)}", *unknown]
     if kind == "abandoned":
         return ["it was given up: whether its last effect happened is not known (outcome_unknown)"]
-    return [f"value: {_shown(told.value, budget)}"]
+    return [f"value: {_shown(news.value, budget)}"]
 
 
 def _shown(value: Any, budget: OutputBudget) -> str:
