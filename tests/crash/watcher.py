@@ -31,8 +31,8 @@ async def watch(folder: Path) -> None:
         session = await runtime.session("s")
         reading = asyncio.create_task(keep(session.observe(kept[-1] if kept else None), ledger))
         assert runtime._parts is not None
-        channel = runtime._parts.feed.channel("s")
-        await until(lambda: channel.head is not None)  # it knows what is committed: the next one is news
+        followed = runtime._parts.relay._followed
+        await until(lambda: "s" in followed and followed["s"].ready.is_set())  # the next turn is news
         print_line("ready")
         await reading
 
