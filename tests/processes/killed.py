@@ -7,11 +7,14 @@ ledger: said again after a kill, it is the same thing.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import datetime
+import decimal
 from typing import Any
 
 import msgspec
 
-from mainstay import Process, ProcessContext, Retry, Runtime, process
+from mainstay import Process, ProcessContext, Retry, Runtime, call, process
 from mainstay.engine.lease import LeaseTerms
 from mainstay.errors import OutcomeUnknown, StepFailed
 from mainstay.testing.crash import Lab, Played
@@ -62,6 +65,31 @@ async def noted(ctx: Ctx, what: str) -> str:
 @process
 async def plain(ctx: Ctx) -> list[str]:
     return [await paid(ctx, "a"), await noted(ctx, "b"), await paid(ctx, "c")]
+
+
+@dataclasses.dataclass
+class Bill:
+    day: datetime.date
+    amount: decimal.Decimal
+
+
+async def bill(lab: Lab, what: str) -> Bill:
+    await lab.effect("note", what)
+    return Bill(datetime.date(2026, 11, 16), decimal.Decimal("1.10"))
+
+
+@process
+async def billing(ctx: Ctx, what: str) -> Bill:
+    found = await ctx.step(call(bill, ctx.deps, what), recovery="rerun")
+    return Bill(found.day, found.amount * 2)
+
+
+@process
+async def typed(ctx: Ctx) -> list[str]:
+    """Reads attributes of what its steps and its child return: JSON would raise at these lines."""
+    first = await ctx.step(call(bill, ctx.deps, "a"), recovery="rerun")
+    second = await (await ctx.start(billing.call("b"))).result()
+    return [first.day.isoformat(), str(first.amount + second.amount), await noted(ctx, "c")]
 
 
 @process
@@ -175,7 +203,8 @@ async def limited(ctx: Ctx) -> list[Any]:
 
 
 FUNCTIONS: tuple[Process[..., Any], ...] = (
-    plain, branching, waiting, leaf, raising, looping, polling, choosing, cancelled, bidding, joined, limited,
+    plain, typed, billing, branching, waiting, leaf, raising, looping, polling, choosing, cancelled, bidding, joined,
+    limited,
 )  # fmt: skip
 
 
@@ -199,6 +228,10 @@ async def _plainly(lab: Lab, what: Process[..., Any]) -> None:
 
 async def play_plain(lab: Lab) -> None:
     await _plainly(lab, plain)
+
+
+async def play_typed(lab: Lab) -> None:
+    await _plainly(lab, typed)
 
 
 async def play_branching(lab: Lab) -> None:

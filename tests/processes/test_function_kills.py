@@ -16,6 +16,7 @@ from tests.processes.killed import ended
 # How each scenario ends when nobody kills it.
 ENDS: dict[Callable[..., Any], Any] = {
     killed.play_plain: ["paid a", "noted b", "paid c"],
+    killed.play_typed: ["2026-11-16", "3.30", "noted c"],
     killed.play_branching: [["paid a1", "noted a2", "paid a3"], ["paid b1", "noted b2", "paid b3"]],
     killed.play_waiting: [1, "noted t", 2, "noted n"],
     killed.play_parked: [1, "noted t", 2, "noted n"],
@@ -30,6 +31,7 @@ ENDS: dict[Callable[..., Any], Any] = {
 # How often each of their effects happens then. A kill may repeat what may be repeated, and lose what may not.
 EFFECTS: dict[Callable[..., Any], dict[tuple[str, str], int]] = {
     killed.play_plain: {("pay", "a"): 1, ("note", "b"): 1, ("pay", "c"): 1},
+    killed.play_typed: {("note", "a"): 1, ("note", "b"): 1, ("note", "c"): 1},
     killed.play_branching: {
         (kind, f"{branch}{number}"): 1 for branch in "ab" for kind, number in (("pay", 1), ("note", 2), ("pay", 3))
     },
