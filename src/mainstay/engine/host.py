@@ -58,7 +58,7 @@ class ClockSkew:
     def _offset(self) -> int:
         return self._clock.now() - round(self._clock.monotonic() * 1000)
 
-    def look(self) -> int:
+    def measure(self) -> int:
         """The time now, after taking note of a jump since the last look."""
         now, jump = self._clock.now(), self._offset() - self._base
         if abs(jump) > JUMP_MS:
@@ -75,5 +75,5 @@ class ClockSkew:
         return due
 
     def seconds_until(self, since: int, due: int) -> float:
-        now = self.look()
+        now = self.measure()
         return max(0, self.due(since, due) - now) / 1000

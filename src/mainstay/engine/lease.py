@@ -289,12 +289,12 @@ class Pulse:
 
     def _ask(self) -> bool:
         try:
-            self._loop.call_soon_threadsafe(self._hear)
+            self._loop.call_soon_threadsafe(self._answered)
         except RuntimeError:
             return False
         return True
 
-    def _hear(self) -> None:
+    def _answered(self) -> None:
         self._heard = time.monotonic()
         self._complained = False
 

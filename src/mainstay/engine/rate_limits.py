@@ -436,9 +436,9 @@ class RateLimits:
             if self._timer is not None:
                 self._timer.cancel()
             self._due = due
-            self._timer = self._spawn(self._look_again(due - now), "mainstay rate limits")
+            self._timer = self._spawn(self._advance_later(due - now), "mainstay rate limits")
 
-    async def _look_again(self, seconds: float) -> None:
+    async def _advance_later(self, seconds: float) -> None:
         await self._clock.sleep(max(seconds, SHORTEST))
         self._due = self._timer = None
         self._advance()

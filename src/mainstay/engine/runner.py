@@ -110,13 +110,13 @@ class ScopeRunner(Generic[ScopeRow]):
 
     async def _catch_up(self, key: str) -> None:
         await self._worker.speak()  # writes are applied in order: the cancelled one is decided when this one is
-        await self._look(key)
+        await self._reread(key)
 
-    def look(self, key: str) -> None:
+    def reread(self, key: str) -> None:
         """Something may have been written about a scope: read its row, beside the caller."""
-        _ = self._supervisor.spawn(self._look(key), f"look at {key}")
+        _ = self._supervisor.spawn(self._reread(key), f"reread {key}")
 
-    async def _look(self, key: str) -> None:
+    async def _reread(self, key: str) -> None:
         row = await self._kind.read(key)
         if row is not None:
             self._kind.reconcile(row)

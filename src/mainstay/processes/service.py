@@ -441,7 +441,7 @@ class ProcessService:
             return 0
         moved = await self._store.write(Transfer(source, target, ids, self._clock.now()))
         for process_id in ids:
-            self._worker.runner.look(process_id)  # wakes that the source has not had go to the target
+            self._worker.runner.reread(process_id)  # wakes that the source has not had go to the target
         return moved
 
     async def _share(self, session_id: str, processes: Sequence[Any], remove: bool = False) -> int:

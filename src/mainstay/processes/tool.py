@@ -81,7 +81,7 @@ from mainstay.tools.context import CallHost, ToolContext
 from mainstay.tools.define import Tool
 from mainstay.tools.dispatcher import Dispatcher
 from mainstay.tools.invoke import Interruption, Ready, execute
-from mainstay.tools.output import AttemptResult, Look, OutputRules
+from mainstay.tools.output import AttemptResult, OutputRules, Review
 
 log = logging.getLogger("mainstay.processes")
 
@@ -131,7 +131,7 @@ class Tools(Protocol):
 
     def handles(self, run: EngineRun, agent: str) -> Handles: ...
 
-    def look(self, agent: str, session_id: str, call: PreparedCall, spec: ToolSpec) -> Look | None:
+    def review(self, agent: str, session_id: str, call: PreparedCall, spec: ToolSpec) -> Review | None:
         """What the plugins of its session make of how a call ended; None when none of them wants to know."""
         ...
 
@@ -179,12 +179,12 @@ class ToolEngine:
             ready = Ready(entry, call, None if entry.tool is None else entry.tool.bind(asked.args))
         except ToolError as error:  # its definition has changed since
             return Failure(error.code, error.message)
-        look, filters, services = None, None, None
+        review, filters, services = None, None, None
         if session_id is not None:
-            look = self._tools.look(asked.agent, session_id, call, entry.spec)
+            review = self._tools.review(asked.agent, session_id, call, entry.spec)
             filters = await self._tools.filters(asked.agent, session_id)
             services = functools.partial(self._tools.host, asked.agent, session_id)
-        extras = CallExtras(look, filters, services, functools.partial(self._tools.handles, run, asked.agent))
+        extras = CallExtras(review, filters, services, functools.partial(self._tools.handles, run, asked.agent))
         records = await run.journal.load() if run.resumed else []
         return await ToolWork(run, ready, self._home, extras).go(records)
 
@@ -217,12 +217,12 @@ def session_of(registration: Registration) -> str | None:
 class CallExtras(Struct, frozen=True):
     """What a background call has from its session and the Runtime.
 
-    `look` is what plugins make of how it ended, where there are any that see it before it is recorded; `filters` what
+    `review` is what plugins make of how it ended, where there are any that see it before it is recorded; `filters` what
     they let be stored of its progress and its artifacts. `services` and `handles` make what its context offers; a
     process without a session has no services.
     """
 
-    look: Look | None
+    review: Review | None
     filters: Filters | None
     services: Callable[[], ToolHost] | None
     handles: Callable[[], Handles]
@@ -415,8 +415,8 @@ class ToolWork:
             case EndCall(outcome, harmless):
                 if stop is StopCause.CANCELLED and harmless:
                     return self._cancelled(unknown=self.repeated > 0)
-                if self._extras.look is not None and (stop is None or isinstance(outcome, Ok | Failed)):
-                    outcome = await self._extras.look(outcome)
+                if self._extras.review is not None and (stop is None or isinstance(outcome, Ok | Failed)):
+                    outcome = await self._extras.review(outcome)
                 return self._outcome(outcome, stop)
             case _:
                 assert_never(verdict)
@@ -450,7 +450,7 @@ class ToolWork:
 
     async def _put_off(self, failed: Failed, due: int) -> None:
         # Plugins see how the tool ends. Until then nothing that it said is stored.
-        now, message = self._clock.now(), failed.message if self._extras.look is None else WITHHELD
+        now, message = self._clock.now(), failed.message if self._extras.review is None else WITHHELD
         self._run.journal.record(StepFaltered(KEY, failed.code, message, due, self.attempts, now))
         await self._until(due)
 

@@ -201,7 +201,7 @@ class Visible:
         except StoreError:
             raise
         except MainstayError as error:
-            outcome, artifacts = Failed(error.code, _told(error)), ()
+            outcome, artifacts = Failed(error.code, _error_words(error)), ()
         spent = int((self._home.clock.monotonic() - began) * 1000)
         return ToolRecord(self._asker.call_id, tool, args, outcome, duration_ms=spent, artifacts=artifacts)
 
@@ -210,7 +210,7 @@ class Visible:
         row = await self._seen(process_id)
         output = await self._end_of(row, timeout)
         artifacts = await self._artifacts(row) if isinstance(output, Success) else ()
-        await self._told(row)
+        await self._discard_wake(row)
         return as_call(process_id, output), artifacts
 
     async def _signal(self, handle: Any, name: str, payload: Any) -> Answer:
@@ -222,7 +222,7 @@ class Visible:
         except StoreError:
             raise
         except MainstayError as error:
-            return Failed(error.code, f"signal failed: {_told(error)}"), ()
+            return Failed(error.code, f"signal failed: {_error_words(error)}"), ()
         note = receipt.note(name)
         return Ok({"process_id": process_id, "sequence": int(receipt)} | ({"note": note} if note else {})), ()
 
@@ -233,7 +233,7 @@ class Visible:
         except StoreError:
             raise
         except MainstayError as error:
-            return Failed(error.code, f"cancel failed: {_told(error)}"), ()
+            return Failed(error.code, f"cancel failed: {_error_words(error)}"), ()
         except ToolError as error:
             return Failed(error.code, f"cancel failed: {error.message}"), ()
         except Exception as error:  # the host's own policy may raise anything; whoever asked is told
@@ -298,7 +298,7 @@ class Visible:
                     found[artifact.name] = artifact
         return tuple(found.values())
 
-    async def _told(self, row: ProcessRow) -> None:
+    async def _discard_wake(self, row: ProcessRow) -> None:
         """The session has the end by asking for it: discard the wake for that."""
         waiting = [wake for wake in await self._store.wakes(self._asker.session_id) if wake.pid == row.pid]
         numbers = tuple(wake.number for wake in waiting if decode_wake(wake.body).type in ENDS.values())
@@ -328,7 +328,7 @@ class RestingHandle(ProcessHandle[Any]):
             self._resting(-1)
 
 
-def _told(error: MainstayError) -> str:
+def _error_words(error: MainstayError) -> str:
     """An error in the words of a model, which has tools for handles."""
     more = "; list_processes shows those that you may use" if isinstance(error, UnknownProcess) else ""
     return f"{model_text(error)}{more}"
@@ -351,4 +351,4 @@ def as_call(process_id: str, output: AwaitOutput) -> ToolOutcome:
             return OutcomeUnknown(f"process {process_id!r} was given up ({evidence.writer}){proof}")
         case _:
             gone = ProcessPruned(process_id, output.status, output.pruned_at)
-            return Failed(gone.code, _told(gone))
+            return Failed(gone.code, _error_words(gone))

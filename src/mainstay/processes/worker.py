@@ -339,7 +339,7 @@ class ProcessWorker:
         were asked to stop, and one that waited with the turn goes on."""
         for run in self.runs.values():
             if (run.registration.parent or "").rpartition(".")[0] == session_id:
-                self.runner.look(run.row.id)
+                self.runner.reread(run.row.id)
         self.find_unowned()
 
     async def read(self, key: str) -> ProcessRow | None:
@@ -543,7 +543,7 @@ class ProcessTask(ProcessRun[ProcessWorker]):
         # A write of another worker may have ended the process.
         written = self.written_about or worker.waiters.of(process_id, "end")
         if written and (self.parked or self.leaving or isinstance(error, Fenced)) and not worker.mode.leaving:
-            worker.runner.look(process_id)
+            worker.runner.reread(process_id)
         worker.fill_places()
 
 
@@ -589,7 +589,7 @@ class ProcessWatch:
         if self._worker.backlog:
             return  # what was found before has no place yet, and would be found again
         skew = self._worker.skew
-        now = skew.look()
+        now = skew.measure()
         passed = 0
         while True:
             due = await self._store.due_processes(now + skew.back, DUE_AT_ONCE, passed)

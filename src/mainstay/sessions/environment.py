@@ -33,7 +33,7 @@ from mainstay.sessions.wakes.late_results import LateResults
 from mainstay.tools.catalog import Catalog, Membership, ToolEntry
 from mainstay.tools.define import Tool
 from mainstay.tools.dispatcher import Dispatcher
-from mainstay.tools.output import Look
+from mainstay.tools.output import Review
 
 
 class Environment(Struct, frozen=True, tag="environment.1", omit_defaults=True):
@@ -109,8 +109,8 @@ class Environments:
     def host(self, agent: str, session_id: str) -> ToolHost:
         return SessionHost(self._parts, session_id, agent)
 
-    def look(self, agent: str, session_id: str, call: PreparedCall, spec: ToolSpec) -> Look | None:
-        return LateResults(self._parts).look(agent, session_id, call, spec)
+    def review(self, agent: str, session_id: str, call: PreparedCall, spec: ToolSpec) -> Review | None:
+        return LateResults(self._parts).review(agent, session_id, call, spec)
 
     async def filters(self, agent: str, session_id: str) -> Filters | None:
         return await LateResults(self._parts).filters(agent, session_id)

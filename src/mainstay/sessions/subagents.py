@@ -344,7 +344,7 @@ class TurnEngine:
                 self._parts.activity.changed.set()
                 with self._parts.deadlocks.waiting((child.session_id, turn)):
                     await asyncio.wait((future, attention.changed), return_when=asyncio.FIRST_COMPLETED)
-                result = _heard_of(future, turn_id(child.session_id, turn)) if future.done() else None
+                result = _result_of(future, turn_id(child.session_id, turn)) if future.done() else None
         finally:
             waiters.withdraw(child.session_id, turn, future)
         return result
@@ -377,7 +377,7 @@ class TurnEngine:
             before = page[-1].pid
 
 
-def _heard_of(future: asyncio.Future[TurnResult[Any]], turn: str) -> TurnResult[Any]:
+def _result_of(future: asyncio.Future[TurnResult[Any]], turn: str) -> TurnResult[Any]:
     error = future.exception()
     if error is None or isinstance(error, SessionDeleted | StoreError | RuntimeClosed):
         return future.result()
@@ -393,10 +393,10 @@ def _ending(result: TurnResult[Any], request: CancelRequest | None, typed: bool)
         by, reason = (outcome.by, outcome.reason) if request is None else (request.by, request.reason)
         return Cancelled(by, reason)
     data = {"session_id": result.session_id, "turn_id": result.turn_id, "outcome": msgspec.to_builtins(outcome)}
-    return Failure(kind_of(outcome), _told(outcome), data)
+    return Failure(kind_of(outcome), _words_of(outcome), data)
 
 
-def _told(outcome: Outcome) -> str:
+def _words_of(outcome: Outcome) -> str:
     """What went wrong with a turn, in a sentence."""
     match outcome:
         case BudgetSpent(which=which, limit=limit):

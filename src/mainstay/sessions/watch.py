@@ -54,7 +54,7 @@ class TurnWatch:
         """Every turn without an owner is claimed in each poll."""
 
     async def end_due(self) -> None:
-        now = self._skew.look()
+        now = self._skew.measure()
         for wait in await self._parts.store.waits(due=now + self._skew.back):
             for pending in await asked(self._parts.store, [wait]):
                 if self._skew.due(pending.since, wait.due or 0) <= now:

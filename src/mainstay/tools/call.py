@@ -583,7 +583,7 @@ class ActiveCall(CallHost):
             return await returned(outcome.value, self.output_rules(spec, args))
         if plugins is None or not plugins.looks:
             return AttemptResult(outcome)
-        return AttemptResult(await self.look(ToolSpec(self.asked.name) if spec is None else spec, args, outcome))
+        return AttemptResult(await self.review(ToolSpec(self.asked.name) if spec is None else spec, args, outcome))
 
     async def _confirm_owner(self) -> None:
         """Before anything acts: an owner that was fenced while it stood still starts nothing."""
@@ -852,7 +852,7 @@ class ActiveCall(CallHost):
             return outcome
         return await self.plugins.filtered(self.id, spec, args, outcome)
 
-    async def look(self, spec: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:
+    async def review(self, spec: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> ToolOutcome:
         """What plugins let be recorded of how the call ended."""
         assert self.plugins is not None
         left, said = await self.plugins.after_call(self.id, spec, args, outcome)
@@ -874,7 +874,7 @@ class ActiveCall(CallHost):
             end = end.otherwise
         if stop is not None and not isinstance(end, Failed):
             return result  # our own words: the body said nothing
-        return AttemptResult(await self.look(spec, ready.call.args, end), result.blobs)
+        return AttemptResult(await self.review(spec, ready.call.args, end), result.blobs)
 
     def output_rules(self, spec: ToolSpec | None, args: dict[str, Any]) -> OutputRules:
         """What a returned value passes, also when its tool is gone meanwhile: plugins, then the budget."""
@@ -887,9 +887,9 @@ class ActiveCall(CallHost):
         if not plugins.looks:
             return OutputRules(self.run.journal, budget, filter_file=filter_file)
         spec = ToolSpec(name) if spec is None else spec
-        look = functools.partial(self.look, spec, args) if plugins.judges else None
+        review = functools.partial(self.review, spec, args) if plugins.judges else None
         project = functools.partial(plugins.project, self.id, spec, args) if plugins.projects else None
-        return OutputRules(self.run.journal, budget, look, project, filter_file)
+        return OutputRules(self.run.journal, budget, review, project, filter_file)
 
     def _slot(self) -> Slot | None:
         """What a record of this call carries: what the turn has gathered, and what plugins decided about the call."""

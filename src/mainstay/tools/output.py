@@ -1,6 +1,6 @@
 """What becomes of what a tool returned: files into the store, plugins, the output budget.
 
-    a value → JSON, its files in the store → plugins (`look`) → what the model sees (`project`, else the budget) → Ok
+    a value → JSON, its files in the store → plugins (`review`) → what the model sees (`project`, else the budget) → Ok
 
 The output budget says what a model sees of a value when the whole is too large for it; the whole is kept beside it.
 
@@ -42,7 +42,7 @@ class Keeps(Protocol):
     async def keep_file(self, path: str) -> tuple[str, int]: ...
 
 
-Look: TypeAlias = Callable[[ToolOutcome], Awaitable[ToolOutcome]]
+Review: TypeAlias = Callable[[ToolOutcome], Awaitable[ToolOutcome]]
 """What plugins make of how a call ended, before anything of it is kept."""
 
 Project: TypeAlias = Callable[[ToolOutcome], Awaitable[Projected]]
@@ -53,14 +53,14 @@ FilterFile: TypeAlias = Callable[[str, bytes, str], bytes]
 
 
 class OutputRules(msgspec.Struct, frozen=True, gc=False):
-    """What a returned value passes: `look`, then `project` or the `budget`; the whole goes to `keeps`.
+    """What a returned value passes: `review`, then `project` or the `budget`; the whole goes to `keeps`.
 
     The bytes of its files pass `filter_file` before they are kept.
     """
 
     keeps: Keeps
     budget: OutputBudget
-    look: Look | None = None
+    review: Review | None = None
     project: Project | None = None
     filter_file: FilterFile | None = None
 
@@ -93,8 +93,8 @@ async def returned(value: Any, rules: OutputRules) -> AttemptResult:
         return AttemptResult(
             Failed("output_too_large", f"the result has {len(encoded):,} bytes, the limit is {MAX_VALUE:,}")
         )
-    if rules.look is not None:
-        seen = await rules.look(Ok(plain, files=files))
+    if rules.review is not None:
+        seen = await rules.review(Ok(plain, files=files))
         if not isinstance(seen, Ok):
             return AttemptResult(seen)
         plain, encoded, files = seen.value, encode(seen.value), seen.files

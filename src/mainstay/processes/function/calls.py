@@ -235,7 +235,7 @@ class Calls:
         before = self.replay.left_open(on.key, kind, on.name, asked)
         if before is not None and before.begun is not None:
             return replace(on, due=before.begun.due, since=before.begun.at)
-        now = self.host.skew.look()  # a clock jump that was not noticed yet came before this wait, not after it
+        now = self.host.skew.measure()  # a clock jump that was not noticed yet came before this wait, not after it
         due = None if seconds is None else now + math.ceil(seconds * 1000)
         self.scheduler.record(Begun(on.key, kind, on.name, asked, due, at=now))
         return replace(on, due=due, since=now)

@@ -273,7 +273,7 @@ class ProcessFeed:
     def __init__(self, feed: Feed, store: Store, supervisor: Supervisor) -> None:
         self._feed, self._store, self._supervisor = feed, store, supervisor
         self._rows: dict[str, tuple[ProcessRow, int]] = {}
-        self._telling = False
+        self._publishing = False
         self._told: OrderedDict[str, int] = OrderedDict()
         self._cursor: int | None = None
 
@@ -304,17 +304,17 @@ class ProcessFeed:
         if waiting is not None and waiting[0].record.sequence > row.record.sequence:
             row = waiting[0]
         self._rows[row.id] = row, after if waiting is None else min(after, waiting[1])
-        if not self._telling:
-            self._telling = True
-            _ = self._supervisor.spawn(self._tell(), "news of processes")
+        if not self._publishing:
+            self._publishing = True
+            _ = self._supervisor.spawn(self._publish_all(), "events of processes")
 
-    async def _tell(self) -> None:
+    async def _publish_all(self) -> None:
         try:
             while self._rows:
                 row, after = self._rows.pop(next(iter(self._rows)))
                 await self._publish(row, self._told.get(row.id, after))
         finally:
-            self._telling = False
+            self._publishing = False
 
     async def _publish(self, row: ProcessRow, after: int) -> None:
         if after >= row.record.sequence:

@@ -43,7 +43,7 @@ from mainstay.processes.tool import KIND, read_input, session_of
 from mainstay.sessions.parts import SessionParts
 from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.setup import Setup
-from mainstay.tools.output import Look, project
+from mainstay.tools.output import Review, project
 
 log = logging.getLogger("mainstay.sessions")
 
@@ -57,7 +57,7 @@ class LateResults:
     def __init__(self, parts: SessionParts) -> None:
         self._parts = parts
 
-    def look(self, agent: str, session_id: str, call: PreparedCall, tool: ToolSpec) -> Look | None:
+    def review(self, agent: str, session_id: str, call: PreparedCall, tool: ToolSpec) -> Review | None:
         """What becomes of the outcome of a background tool; None when no plugin wants to see it."""
         if not self._concerned(agent, "after_tool_call"):
             return None

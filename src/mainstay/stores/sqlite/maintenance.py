@@ -236,12 +236,12 @@ async def on_thread(work: Callable[[Tell], R], tell: Tell) -> R:
     """Do long work on a thread and tell on the event loop how far it is. Cancelled, it is stopped and cleaned up."""
     loop, stop = asyncio.get_running_loop(), threading.Event()
 
-    def told(done: int, whole: int) -> None:
+    def advance(done: int, whole: int) -> None:
         if stop.is_set():
             raise _Stopped
         loop.call_soon_threadsafe(tell, done, whole)
 
-    working = loop.run_in_executor(None, work, told)
+    working = loop.run_in_executor(None, work, advance)
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:

@@ -660,7 +660,7 @@ class InstrumentedCatalog(Catalog):
         return self._inner.generation
 
     @property
-    def providers(self) -> list[ToolProvider]:  # type: ignore[override]
+    def providers(self) -> list[ToolProvider]:  # type: ignore[override]  # ty: ignore[incompatible-property-override]
         return self._inner.providers
 
     def get(self, name: str) -> ToolEntry | None:
@@ -676,7 +676,7 @@ class InstrumentedCatalog(Catalog):
         )
 
     @property
-    def specs(self) -> tuple[ToolSpec, ...]:  # type: ignore[override]
+    def specs(self) -> tuple[ToolSpec, ...]:  # type: ignore[override]  # ty: ignore[incompatible-property-override]
         return self._inner.specs
 
     def names(self) -> list[str]:
