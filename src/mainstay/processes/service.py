@@ -283,9 +283,6 @@ class ProcessService:
                 row = await self._worker.wait_end(process_id)
         except TimeoutError:
             raise TimedOut(f"process {process_id!r} did not end", timeout) from None
-        return await self._output(row)
-
-    async def _output(self, row: ProcessRow) -> AwaitOutput:
         if row.pruned is not None:
             return NoLongerRetained(row.status, row.pruned)
         if row.stuck is not None:
