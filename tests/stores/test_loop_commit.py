@@ -23,7 +23,14 @@ from mainstay.model.session import Node
 from mainstay.model.write import Accept, Append, Write
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.stores.sqlite.database import TICK
-from mainstay.stores.sqlite.group_commit import LIGHT_BYTES, LOOP_BATCH, STALLS_APART, GroupWriter, SyncPace
+from mainstay.stores.sqlite.group_commit import (
+    LIGHT_BYTES,
+    LIGHT_RECORDS,
+    LOOP_BATCH,
+    STALLS_APART,
+    GroupWriter,
+    SyncPace,
+)
 from tests.stores.test_group_commit import Notebook, beat, locked, opened_turn, record
 
 HERE = threading.current_thread().name
@@ -94,6 +101,13 @@ async def test_a_heavy_write_goes_to_the_thread_and_keeps_its_place(desk: Desk) 
 
     assert desk.notes.kept == ["a1", "a2", "a3"]
     assert desk.notes.threads["a2"] == "writer"
+
+
+async def test_a_write_of_many_records_goes_to_the_thread(desk: Desk) -> None:
+    light = record("a", 1)
+    await desk.write(Append(light.scope, tuple(Node(number, b"1") for number in range(1, LIGHT_RECORDS + 2)), 0))
+
+    assert desk.notes.threads == {"a1": "writer"}
 
 
 async def test_a_write_that_refers_to_a_blob_goes_to_the_thread(desk: Desk) -> None:

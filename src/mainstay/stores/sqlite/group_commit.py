@@ -55,8 +55,8 @@ STALLS_APART = 100
 """After a slow commit, the loop leaves writing to the thread for so many times as long as it took."""
 LOOP_BATCH = 128
 """Writes that the loop commits at once: a few milliseconds, for which its other tasks wait."""
-LIGHT_BYTES = 16 * 1024
-"""Bytes of one record in a light write."""
+LIGHT_RECORDS, LIGHT_BYTES = 32, 16 * 1024
+"""Records in a light write, and the bytes of all of them."""
 
 SHORT_OF_MEMORY = 0.01
 """Seconds to wait for others to give memory back."""
@@ -415,10 +415,8 @@ def is_light(write: Write[Any]) -> bool:
         return not write.blobs and len(write.body) <= LIGHT_BYTES
     if not isinstance(write, (Append, Commit, Advance)):
         return isinstance(write, (Claim, Release)) or (isinstance(write, Register) and not write.blobs)
-    for node in write.records if isinstance(write, Advance) else write.nodes:
-        if len(node.body) > LIGHT_BYTES:
-            return False
-    return not write.blobs
+    nodes = write.records if isinstance(write, Advance) else write.nodes
+    return not write.blobs and len(nodes) <= LIGHT_RECORDS and sum([len(node.body) for node in nodes]) <= LIGHT_BYTES
 
 
 def _follows(item: Item, failed: dict[object, BaseException]) -> bool:
