@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from types import MethodType, NoneType, UnionType
+from types import FunctionType, MethodType, NoneType, UnionType
 from typing import (
     Annotated,
     Any,
@@ -502,7 +502,8 @@ def returns_codec(fn: Callable[..., Any], where: str) -> ValueCodec | None:
 
     It is kept with the function, whose annotation does not change.
     """
-    written = _written(fn)
+    plain = type(fn) is FunctionType and _RETURNS in fn.__dict__
+    written = fn if plain else _written(fn)
     kept = getattr(written, "__dict__", {})
     if _RETURNS in kept:
         found: ValueCodec | None = kept[_RETURNS]
