@@ -295,7 +295,8 @@ class Runtime:
         self._watcher = ScopeWatcher(worker, store, clock, activity, kinds, followers, jobs, runs)
         self._supervisor, self._background, self._dispatcher = supervisor, background, dispatcher
         self._worker, self._turns, self._work, self._wakes = worker, turns, work, wakes
-        self._process_feed, self._live_server = process_feed, LiveServer(feed, store.identity(), outcomes.works_on)
+        self._process_feed = process_feed
+        self._live_server = LiveServer(feed, store.identity(), outcomes.works_on, activity.written)
         return parts
 
     async def __aexit__(

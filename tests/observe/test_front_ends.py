@@ -238,6 +238,31 @@ async def test_a_front_end_steers_and_cancels_the_turn_of_a_worker(file: Place) 
             assert (await turn.result()).outcome.__class__.__name__ == "Cancelled"
 
 
+async def test_a_front_end_tells_workers_that_it_wrote_and_hears_of_the_end_by_the_event(file: Place) -> None:
+    async with file.runtime(echo()) as worker, file.runtime() as front:
+        session = await front.session("s", agent="support")
+        async with watching(front, "s") as reader:
+            # Neither polls its store any more, but for what it is told.
+            front._watching.cancel()
+            worker._watching.cancel()
+            assert worker._parts is not None
+            written = worker._parts.activity.written
+            await until(lambda: worker._watching.done() and front._watching.done())
+            written.clear()
+            async with session.stream("hello") as turn:
+                await until(written.is_set)
+                await worker._watcher.poll()
+                assert (await turn.result()).text == "re: hello"
+            written.clear()
+            receipt = await session.send("again")
+            await until(written.is_set)
+            await worker._watcher.poll()
+            assert (await receipt.result()).text == "re: again"
+            await reader.committed("s.2")
+
+    assert reader.kinds == ["TurnStarted", "TextDelta", "TurnCommitted"] * 2
+
+
 async def test_observing_ends_when_the_session_is_deleted_elsewhere(file: Place) -> None:
     async with file.runtime(echo()) as worker, file.runtime() as front:
         await (await worker.session("s")).run("one")

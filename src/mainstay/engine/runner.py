@@ -245,9 +245,10 @@ class Mode:
 
 class Activity:
     """When to look again: `changed` is set when something of this Runtime has changed or running work begins to wait,
-    `polled` when the store was looked at for what others have written."""
+    `polled` when the store was looked at for what others have written, `written` when another process says that it
+    wrote."""
 
-    __slots__ = ("changed", "polled")
+    __slots__ = ("changed", "polled", "written")
 
     def __init__(self) -> None:
-        self.changed, self.polled = asyncio.Event(), asyncio.Event()
+        self.changed, self.polled, self.written = asyncio.Event(), asyncio.Event(), asyncio.Event()

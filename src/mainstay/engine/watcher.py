@@ -1,6 +1,6 @@
 """Polling the store for what others have changed, and for turns and processes that no living worker owns.
 
-One loop per Runtime, four times a second:
+One loop per Runtime, four times a second, and as soon as a front end says that it has written:
 
     changed?           another OS process has written, half a renewal has passed, or a worker has died
       adopt            launch what this worker owns and has no task for
@@ -16,6 +16,7 @@ is particular to turns and to processes is passed in: `sessions/watch.py`, `proc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
@@ -34,6 +35,8 @@ from mainstay.ports.store import Store
 log = logging.getLogger("mainstay.engine")
 
 PERIOD = 0.25
+SOONEST = 0.01
+"""Seconds between two polls where other processes say all the time that they have written."""
 SUSPECTS_AT_ONCE = 8
 """Suspects that are tried in one poll, of which one may run."""
 CLAIMS_AT_ONCE = 256
@@ -147,7 +150,11 @@ class ScopeWatcher:
                     log.exception("a fault of ours; the watcher goes on for all other scopes")
                 self._activity.polled.set()
                 self._activity.changed.set()
-                await asyncio.sleep(PERIOD)
+                await asyncio.sleep(SOONEST)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(PERIOD - SOONEST):
+                        await self._activity.written.wait()
+                self._activity.written.clear()
         finally:
             await self._beside.stop()
 

@@ -28,7 +28,18 @@ from mainstay.model.ids import split, turn_id
 from mainstay.model.outcome import Outcome
 from mainstay.model.session import SessionRow, WorkerRow
 from mainstay.observe.feed import DELTAS, Channel, Cursor, Feed
-from mainstay.observe.remote import ANSWER_SECONDS, Ask, Done, Link, Replay, Replayed, Subscribe, connect
+from mainstay.observe.remote import (
+    ANSWER_SECONDS,
+    Ask,
+    Done,
+    Link,
+    Replay,
+    Replayed,
+    Subscribe,
+    Unsubscribe,
+    Wrote,
+    connect,
+)
 from mainstay.ports.store import OnDisk, Store
 
 log = logging.getLogger("mainstay.observe")
@@ -50,6 +61,10 @@ class LocalTurns(Protocol):
 
     async def outcome(self, row: SessionRow) -> Outcome:
         """How the last committed turn of a session ended."""
+        ...
+
+    async def answer(self, session_id: str) -> None:
+        """Give the tasks that wait for turns of a session what the store says of their ends."""
         ...
 
 
@@ -270,7 +285,12 @@ class Relay:
             del self._followed[session_id]
             for worker_id in followed.subscribed:
                 if worker_id in self._links:
-                    self._links[worker_id].unsubscribe(session_id)
+                    self._links[worker_id].say(Unsubscribe(session_id))
+
+    def announce_write(self) -> None:
+        """Something was written that another worker may have to take up: those that are connected look at once."""
+        for link in self._links.values():
+            link.say(Wrote())
 
     # ------------------------------------------------------------------ connections
 
@@ -325,6 +345,8 @@ class Relay:
         followed = self._followed.get(event.session_id)
         if followed is not None and not self._turns.works_on(event.session_id):  # else that worker was relieved
             followed.receive(worker_id, event)
+            if isinstance(event, TurnCommitted | WaitingFor):
+                _ = self._spawn(self._turns.answer(event.session_id), f"waiters of {event.session_id}")
 
     def lost(self, link: Link, left: bool) -> None:
         worker_id = link.worker_id

@@ -10,6 +10,10 @@ Frames are a length of four bytes and JSON. The reader begins with `Hello`; then
     Ask           what the worker does for a session; answered by `Done` after every event published until then
     Replay        the events kept after a cursor, in one frame (`Replayed`), beside what is subscribed to
 
+or say, without an answer:
+
+    Wrote         something in the store is new, so that the worker need not wait for its next poll
+
 A worker that is left sends `Bye` after its last event: nothing of what it published is missing. A connection that ends
 without it leaves that open.
 
@@ -91,6 +95,10 @@ class Replay(Struct, frozen=True, tag_field="ask", tag="replay"):
     cursor: str
 
 
+class Wrote(Struct, frozen=True, tag_field="ask", tag="wrote"):
+    """A hint: the worker polls its store in any case, four times a second."""
+
+
 class Welcome(Struct, frozen=True, tag_field="event", tag="live_welcome"):
     worker: str
 
@@ -118,7 +126,7 @@ class Bye(Struct, frozen=True, tag_field="event", tag="live_bye"):
 
 
 Request: TypeAlias = Subscribe | Ask | Replay
-_REQUESTS = msgspec.json.Decoder(Hello | Subscribe | Unsubscribe | Ask | Replay)
+_REQUESTS = msgspec.json.Decoder(Hello | Subscribe | Unsubscribe | Ask | Replay | Wrote)
 _ANSWERS = msgspec.json.Decoder(AnyEvent | Welcome | Refused | Done | Replayed | Bye)
 _encode = msgspec.json.Encoder().encode
 
@@ -169,10 +177,10 @@ def _peer(connection: socket.socket) -> int | None:
 
 class LiveServer:
     """Sends events of a worker's turns to Runtimes that subscribe. `works_on` is the turn of a session that a task here
-    is at."""
+    is at; `written` is set when another Runtime says that it wrote."""
 
-    def __init__(self, feed: Feed, store: str, works_on: Callable[[str], int]) -> None:
-        self.feed, self.store, self.works_on = feed, store, works_on
+    def __init__(self, feed: Feed, store: str, works_on: Callable[[str], int], written: asyncio.Event) -> None:
+        self.feed, self.store, self.works_on, self.written = feed, store, works_on, written
         self.connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
@@ -264,7 +272,7 @@ class _Connection(asyncio.Protocol):
         except ValueError as error:  # also what msgspec cannot decode
             self._refuse(f"this is no request: {error}")
 
-    def _answer(self, asked: Hello | Request | Unsubscribe) -> None:
+    def _answer(self, asked: Hello | Request | Unsubscribe | Wrote) -> None:
         server = self._server
         if isinstance(asked, Hello):
             known = (VERSION, server.feed.incarnation, server.store)
@@ -280,6 +288,8 @@ class _Connection(asyncio.Protocol):
             if subscription is not None:
                 self._waiting.pop(subscription, None)
                 subscription.end()
+        elif isinstance(asked, Wrote):
+            server.written.set()
         elif isinstance(asked, Subscribe):
             self._subscribe(asked)
         elif isinstance(asked, Ask):
@@ -493,9 +503,9 @@ class Link(asyncio.Protocol):
         finally:
             self._asked.pop(number, None)
 
-    def unsubscribe(self, session_id: str) -> None:
+    def say(self, what: Unsubscribe | Wrote) -> None:
         if self._transport is not None:
-            self._transport.write(_frame(Unsubscribe(session_id)))
+            self._transport.write(_frame(what))
 
     def abort(self) -> None:
         if self._transport is not None and not self._transport.is_closing():

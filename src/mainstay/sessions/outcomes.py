@@ -9,7 +9,7 @@ from typing import Any
 from mainstay.engine.lease import Worker
 from mainstay.engine.runner import Activity
 from mainstay.engine.waiters import Deadlocks, Waiters, in_hand
-from mainstay.errors import SessionDeleted, TurnFailed, UnknownSession
+from mainstay.errors import MainstayError, SessionDeleted, TurnFailed, UnknownSession
 from mainstay.model.event import AnyEvent, Gap, Retracted, TextDelta, TurnCommitted, TurnStarted, WaitingFor
 from mainstay.model.ids import MAX_TURN, split, turn_id
 from mainstay.model.outcome import Outcome, Queued
@@ -121,6 +121,18 @@ class TurnOutcomes:
         """Turns of a session whose waiters are to be answered when the turn is only queued."""
         turns = self.waiters.parts(session_id)
         return [turn for turn in turns if not self._hosts.isdisjoint(self.waiters.of(session_id, turn))]
+
+    async def answer(self, session_id: str) -> None:
+        """Give the tasks that wait for turns of a session what the store says of their ends."""
+        for turn in self.waiters.parts(session_id):
+            try:
+                result = await self.on_disk(session_id, turn)
+            except MainstayError as error:
+                self.waiters.resolve(session_id, turn, error)
+            else:
+                if result is not None:
+                    self.waiters.resolve(session_id, turn, result)
+        await self.answer_queued(session_id)
 
     async def answer_queued(self, session_id: str) -> None:
         """Answer hosts that wait for a turn of a session which cannot begin now with the reason; others wait on."""

@@ -206,7 +206,10 @@ class Session(Generic[T_co]):
         """Make an input durable; before it, the options that the session was opened with."""
         if self._options is not None:
             await self._keep_options()
-        return await self._parts.inbox.accept(self.id, self.agent, said, kind, key, choice)
+        accepted = await self._parts.inbox.accept(self.id, self.agent, said, kind, key, choice)
+        if accepted.row.owner != self._parts.worker.id:
+            self._parts.relay.announce_write()
+        return accepted
 
     async def output_schema(self) -> dict[str, Any]:
         """The schema of what its turns answer with. Raises InvalidInput where they answer with text."""
@@ -388,9 +391,10 @@ class Session(Generic[T_co]):
             session_id, (turn,) = ids.split(turn_id, 1)
             if session_id != self.id:
                 raise UnknownTurn(turn_id)
-        return await self._parts.requests.cancel(
-            self.id, self.agent, CancelRequest(clean_text(by), clean_text(reason)), turn
-        )
+        request = CancelRequest(clean_text(by), clean_text(reason))
+        status = await self._parts.requests.cancel(self.id, self.agent, request, turn)
+        self._parts.relay.announce_write()
+        return status
 
     async def resume(self) -> bool:
         """Work again on a turn that got stuck (`doctor` says why). False when none is."""
@@ -477,6 +481,7 @@ class Session(Generic[T_co]):
         if kind != "approval":  # there may be several: one for each attempt that somebody was asked about
             name = await self._newest_wait(name)
         resolved: Resolved = await self._parts.requests.resolve(name, answer)
+        self._parts.relay.announce_write()
         if resolved.status == "unknown":
             raise UnknownCall(call_id)
         if resolved.status == "already_resolved":
@@ -565,6 +570,7 @@ class TurnStream(Generic[T_co]):
         if accepted.row.owner != parts.worker.id:
             await parts.relay.follow(session.id, accepted.row, since=accepted.turn)
             self._follows = True
+            parts.relay.announce_write()
         self._done = asyncio.create_task(parts.outcomes.wait(session.id, accepted.turn, accepted.known, host=True))
         return self
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from mainstay.engine.host import ClockSkew
 from mainstay.engine.waits import asked
-from mainstay.errors import MainstayError, StoreError
+from mainstay.errors import StoreError
 from mainstay.model.session import SessionRow
 from mainstay.ports.store import Store
 from mainstay.processes.worker import ProcessWorker
@@ -65,7 +65,7 @@ class TurnWatch:
         for session_id in parts.outcomes.waiters.names:
             if session_id not in parts.cache.tasks:
                 # No task here will answer them: what they wait for may be stuck, or behind something that is.
-                await self._answer(session_id)
+                await parts.outcomes.answer(session_id)
         if changed:
             await self._reconcile_running()
         if parts.clock.monotonic() - self._trimmed >= TRIM_SECONDS:
@@ -85,20 +85,7 @@ class TurnWatch:
             # A relieved run may wait for its model for long, and will not say how another worker ended the turn.
             run = parts.cache.run(session_id)
             if run is None or run.scope.generation != row.generation:
-                await self._answer(session_id)
-
-    async def _answer(self, session_id: str) -> None:
-        """Give the tasks that wait for turns of a session what the store says of their ends."""
-        outcomes = self._parts.outcomes
-        for turn in outcomes.waiters.parts(session_id):
-            try:
-                result = await outcomes.on_disk(session_id, turn)
-            except MainstayError as error:
-                outcomes.waiters.resolve(session_id, turn, error)
-            else:
-                if result is not None:
-                    outcomes.waiters.resolve(session_id, turn, result)
-        await outcomes.answer_queued(session_id)
+                await parts.outcomes.answer(session_id)
 
 
 async def sweep(store: Store) -> None:
