@@ -272,9 +272,9 @@ class Machine:
         state.usage = state.usage + usage_of(reply)
         state.attempt, state.due, state.progress = 1, 0, False
         state.failed = ()  # the model that answered stays with the turn; the others may have recovered by the next step
-        state.calls = {}
+        state.calls, started = {}, frozenset(reply.started)  # a reply may ask for tens of thousands of calls
         for index, (key, call) in enumerate(state.transcript.calls.items()):
-            begun = index in reply.started  # with this record
+            begun = index in started  # with this record
             store = reply.store if begun else ""
             asked = AskedCall(key, call.id, call.name, call.args, call.raw, begun, attempts=int(begun), store=store)
             state.calls[key] = asked
