@@ -28,7 +28,7 @@ JSON_TYPES = (dict, list, tuple, str, int, float, bool, type(None))
 class ValueCodec:
     """How values of one type are stored and brought back. `schema` is that of their JSON."""
 
-    __slots__ = ("_foreign", "_holder", "kind", "schema")
+    __slots__ = ("_foreign", "_holder", "_scalar", "kind", "schema")
 
     def __init__(self, kind: Any) -> None:
         """Raises InvalidDefinition, with the type named, when there is no way back from JSON."""
@@ -40,12 +40,15 @@ class ValueCodec:
         except Exception as error:  # a foreign type describes itself with code of its own
             raise InvalidDefinition(f"{shown(kind)} cannot be brought back from JSON ({error}): {ADVICE}") from error
         self.kind, self._foreign = kind, described.foreign
+        self._scalar = kind if kind in (str, int, float, bool) else None  # its own JSON: most results are
         self.schema: Schema = tidy(described.schemas[0], described.defs)
         # In a field of a struct, whose decoder msgspec keeps: it would make that of a bare type anew for each value.
         self._holder = msgspec.defstruct("Holder", [("value", plain)])
 
     def from_json(self, value: Any) -> Any:
-        """The value that `to_json` gave. ValueError says what does not fit."""
+        """The value that `store` gave the JSON of. ValueError says what does not fit."""
+        if type(value) is self._scalar:
+            return value
         try:
             return self._read(value)
         except msgspec.ValidationError:
@@ -62,6 +65,8 @@ class ValueCodec:
     def store(self, value: Any) -> Any:
         """The JSON of a value that comes back as it is. ValueError says why it does not: it is not of this type, or
         members of a union look alike as JSON."""
+        if type(value) is self._scalar:
+            return clean(value)
         plain = to_json(value)
         try:
             back = self._read(plain)
