@@ -216,6 +216,40 @@ async def test_another_process_reads_the_result_by_the_same_annotation(file: Pla
     assert done.stdout.strip() == repr(Report(REPORT.id, [Row(DAY, decimal.Decimal(1))])), done.stderr
 
 
+REPLAYED = """
+import asyncio, json, sys
+from mainstay import Runtime
+from tests.processes.test_typed import RETURNING, SEEN, looking
+
+async def main() -> None:
+    async with Runtime(sys.argv[1], processes=[looking]) as runtime:
+        for what in RETURNING:
+            await runtime.handle(what.replace(" ", "-")).signal("go")
+            print(what, await runtime.handle(what.replace(" ", "-")).result(20), SEEN[-1] == RETURNING[what][1])
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_another_process_replays_every_type(file: Place) -> None:
+    async with dying(file, looking) as runtime:
+        location = str(untyped(runtime.store).location)
+        for what in RETURNING:
+            await parked(await runtime.start(looking.call(what), id=what.replace(" ", "-")))
+
+    done = subprocess.run(
+        [sys.executable, "-c", REPLAYED, location],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+    )
+
+    expected = [f"{what} {type(value).__name__} True" for what, (_, value) in RETURNING.items()]
+    assert done.stdout.splitlines() == expected, done.stderr
+
+
 async def test_a_tool_that_starts_a_function_gets_its_type(memory: Place) -> None:
     from tests.kit import agent_calling
 
