@@ -148,24 +148,10 @@ class Channel:
         self.subscribers: set[Woken] = set()
 
     def publish(self, kind: type[LiveEvent], turn_id: str, fields: dict[str, Any]) -> None:
+        # Every piece of text passes here: what `relay` shares with it is written out twice.
         self.next = position = self.next + 1
         cursor = self.relayed or f"{self._prefix}{position}{self._suffix}"
-        self._added(kind(self.session_id, turn_id, cursor, **fields))
-
-    def publish_hearsay(self, kind: type[LiveEvent], turn_id: str, fields: dict[str, Any]) -> None:
-        """Publish what was read from the store, where every Runtime can find it."""
-        self._hearsay.add(self.next)
-        self.publish(kind, turn_id, fields)
-
-    def relay(self, event: AnyEvent) -> None:
-        """Publish an event of another worker."""
-        self._hearsay.add(self.next)
-        self.next += 1
-        self.relayed = event.cursor
-        self._added(event)
-
-    def _added(self, event: Any) -> None:
-        self._events.append(event)
+        self._events.append(kind(self.session_id, turn_id, cursor, **fields))
         self._times.append(self._feed.monotonic())
         if len(self._events) > REPLAY_EVENTS:
             self._drop()
@@ -173,8 +159,27 @@ class Channel:
         for reader in self.readers:
             if reader.waiter is not None and not reader.waiter.done():
                 reader.waiter.set_result(None)
-        for subscriber in self.subscribers:
-            subscriber.wake()
+        if self.subscribers:
+            for subscriber in self.subscribers:
+                subscriber.wake()
+
+    def publish_hearsay(self, kind: type[LiveEvent], turn_id: str, fields: dict[str, Any]) -> None:
+        """Publish what was read from the store, where every Runtime can find it."""
+        self._hearsay.add(self.next)
+        self.publish(kind, turn_id, fields)
+
+    def relay(self, event: AnyEvent) -> None:
+        """Publish an event of another worker. It is sent to no other Runtime: those follow that worker themselves."""
+        self._hearsay.add(self.next)
+        self.next += 1
+        self.relayed = event.cursor
+        self._events.append(event)
+        self._times.append(self._feed.monotonic())
+        if len(self._events) > REPLAY_EVENTS:
+            self._drop()
+        self.unread = True
+        for reader in self.readers:
+            reader.wake()
 
     def mark(self, kind: type[LiveEvent], turn: str, generation: int) -> None:
         """A turn begins, parks or ends with the next event: its cursor, and those after it, tell so."""
