@@ -18,6 +18,7 @@ from mainstay import Agent, ModelRequest, Runtime
 from mainstay.errors import LiveEventsUnavailable
 from mainstay.model.event import Gap, TextDelta
 from mainstay.model.session import Offers, WorkerRow
+from mainstay.observe.remote import ANSWER_SECONDS
 from mainstay.ports.store import WorkerSocket
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.testing import FunctionModel
@@ -225,6 +226,21 @@ async def test_odd_cursors_and_sessions_are_answered(short: Place) -> None:
         writer.write(frame({"ask": "ask", "number": 3, "session_id": "s"}))
         assert await answer(reader) == {"event": "live_done", "number": 3}
         writer.close()
+
+
+async def test_a_worker_that_does_not_answer_keeps_no_reader_from_the_others(short: Place) -> None:
+    async with short.runtime(echo("other")) as stopped, short.runtime(echo()) as worker, short.runtime() as front:
+        _, where = await listening(stopped)
+        stopped._live_server.abandon()
+        os.unlink(where.path)
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.bind(where.path)
+            silent.listen()
+            session = await front.session("s", agent="support")
+            async with asyncio.timeout(ANSWER_SECONDS), session.stream("hello") as turn:
+                kinds = [type(event).__name__ async for event in turn]
+        assert kinds == ["TurnStarted", "TextDelta", "TurnCommitted"]
+        assert worker._live_server.connections
 
 
 # ---------------------------------------------------------------------- readers that do not read

@@ -44,6 +44,8 @@ from mainstay.ports.store import OnDisk, Store
 
 log = logging.getLogger("mainstay.observe")
 
+FOLLOW_SECONDS = 1.0
+"""How long a reader waits until its session is followed at every worker; it is followed at the rest beside it."""
 AGAIN = 0.02
 """Seconds until a worker is asked again whether it has announced what it committed."""
 
@@ -267,7 +269,13 @@ class Relay:
         try:
             if self._sockets is not None:
                 rows = [each for each in await self._turns.workers() if _listens(each)]
-                await asyncio.gather(*(self._subscribe_at(each, followed) for each in rows))
+                at = [
+                    self._spawn(self._subscribe_at(each, followed), f"follow {session_id} at {each.id}")
+                    for each in rows
+                ]
+                if at:
+                    # A worker that is stopped or blocked must not keep readers from what all others send.
+                    await asyncio.wait(at, timeout=FOLLOW_SECONDS)
             if wanted is not None and wanted.incarnation not in followed.subscribed:
                 followed.cursors.clear()
                 followed.source, followed.under_way = "", False
