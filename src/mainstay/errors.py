@@ -14,6 +14,7 @@
     │   └── TurnFull            the turn has no more room for records
     ├── Conflict              the request disagrees with what is already durable
     │   ├── KeyConflict         a key was used before with other content
+    │   ├── MetadataConflict    the session exists, and is for somebody else
     │   ├── WrongAgent          the session belongs to another agent
     │   ├── AlreadyAnswered     an approval or wait has its answer
     │   ├── StaleSettings       the settings of a session have changed since they were read
@@ -83,6 +84,7 @@ Exceptions carry ids and JSON, never live structs. The message is made from the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 MAX_QUOTED = 500
@@ -281,6 +283,22 @@ class KeyConflict(Conflict):
         self.session_id, self.key, self.turn_id = session_id, key, turn_id
         super().__init__(
             f"key {key!r} of session {session_id!r} was used for turn {turn_id} with other content: use a new key"
+        )
+
+
+class MetadataConflict(Conflict):
+    """The session exists, and is for somebody else."""
+
+    code = "metadata_conflict"
+
+    def __init__(self, session_id: str, given: Mapping[str, object], stored: Mapping[str, object]) -> None:
+        self.session_id, self.given, self.stored = session_id, dict(given), dict(stored)
+        keys = sorted(
+            key for key in {*given, *stored} if key not in given or key not in stored or given[key] != stored[key]
+        )
+        super().__init__(
+            f"session {session_id!r} has other metadata than the given one, in {', '.join(map(repr, keys))}: open it "
+            "without metadata=, or change it with session.update(metadata=…)"
         )
 
 

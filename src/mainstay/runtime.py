@@ -24,6 +24,7 @@ from mainstay.errors import (
     AlreadyAnswered,
     InvalidDefinition,
     InvalidInput,
+    MetadataConflict,
     RuntimeClosed,
     UnknownWait,
     WrongAgent,
@@ -33,6 +34,7 @@ from mainstay.model import validate
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.ids import check_session_id, mint
 from mainstay.model.llm import RateLimit
+from mainstay.model.message import Scalar
 from mainstay.model.process import ProcessRow
 from mainstay.model.session import Answer, Offers, load_settings
 from mainstay.observe.feed import Feed
@@ -403,11 +405,21 @@ class Runtime:
 
     @overload
     async def session(
-        self, session_id: str | None = None, *, agent: Answering[R], options: Mapping[str, Any] | None = None
+        self,
+        session_id: str | None = None,
+        *,
+        agent: Answering[R],
+        options: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Scalar] | None = None,
     ) -> Session[R]: ...
     @overload
     async def session(
-        self, session_id: str | None = None, *, agent: str | None = None, options: Mapping[str, Any] | None = None
+        self,
+        session_id: str | None = None,
+        *,
+        agent: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Scalar] | None = None,
     ) -> Session[Any]: ...
     async def session(
         self,
@@ -415,6 +427,7 @@ class Runtime:
         *,
         agent: str | Answering[Any] | None = None,
         options: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Scalar] | None = None,
     ) -> Session[Any]:
         """Open a session, or begin one: nothing is written until something is said. None mints an id.
 
@@ -422,8 +435,12 @@ class Runtime:
         worker on this store has: that worker runs its turns.
 
         `options` are for its plugins, by plugin id; they are kept with the session and hold until others are given.
+
+        `metadata` says whom a new session is for: small flat JSON, stored with the first input. One that exists must
+        have the same, or MetadataConflict is raised; `session.update` changes it.
         """
         parts = self._open()
+        wanted = None if metadata is None else validate.metadata(metadata)
         answers = None
         if agent is not None and not isinstance(agent, str):
             answers = validate.having(agent, "agent", "read_output")
@@ -434,10 +451,12 @@ class Runtime:
             raise WrongAgent(row.id, agent, row.agent)
         name = await find_agent(parts.definitions, agent, parts.worker, self._store) if row is None else row.agent
         session_id = session_id or parts.mint("s")
+        if row is not None and wanted is not None and wanted != (stored := load_settings(row.settings).metadata):
+            raise MetadataConflict(row.id, wanted, stored)
         if options is not None:
             settings = load_settings(b"" if row is None else row.settings)
             options = checked_options(parts.definitions.get(name), session_id, options, settings)
-        return Session(parts, session_id, name, options, answers)
+        return Session(parts, session_id, name, options, answers, wanted if row is None else None)
 
     async def resolve(self, key: str, value: Any = None, *, error: str | None = None) -> None:
         """Complete a deferred tool call by its signed key: with a value, or as failed with `error`."""

@@ -12,6 +12,7 @@ import pytest
 
 from mainstay.model.write import ProcessFilter
 from mainstay.stores.sqlite import SqliteStore, schema
+from mainstay.stores.sqlite.database import put_mark
 
 SECRET = bytes(range(32))
 SECRET_CRC = b"\x8a\x7e\x26\x91"  # of that secret, little-endian
@@ -59,6 +60,8 @@ def make(path: Path, version: int) -> None:
             for statement in schema.MIGRATIONS[number]:
                 connection.execute(statement)
         connection.execute("INSERT INTO meta VALUES ('secret', ?), ('secret_crc', ?)", (SECRET, SECRET_CRC))
+        if version >= 4:
+            put_mark(connection, "id", b"0123456789abc")
         connection.execute(f"PRAGMA user_version = {version}")
 
 

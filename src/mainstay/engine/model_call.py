@@ -25,6 +25,7 @@ from mainstay.engine.control import Escaped, OutOfTime, TurnAborted, TurnCancell
 from mainstay.engine.driver import PER_CALL, Run
 from mainstay.engine.rate_limits import RateLimits, Ticket
 from mainstay.engine.retry import MODEL_RETRIES, RetryBudget, RetryPolicy
+from mainstay.engine.waiters import current_metadata
 from mainstay.errors import BlobMissing, InvalidInput, MainstayError, ProviderError, StoreDamaged
 from mainstay.model.codec import MAX_VALUE, clean_part, clean_text, encode, error_text
 from mainstay.model.effect import CallModel, GaveUp, TimeIsUp
@@ -247,6 +248,7 @@ class ModelCaller:
             "turn",
             functools.partial(self._read, run),
             provider_tools=() if effect.last else agent.provider_tools,
+            metadata=current_metadata(),
         )
 
     async def _read(self, run: Run, stored: Stored) -> AsyncIterator[bytes]:

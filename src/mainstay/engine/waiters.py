@@ -30,6 +30,7 @@ from msgspec import Struct
 
 from mainstay.errors import WaitsForItself
 from mainstay.model.ids import turn_id
+from mainstay.model.message import NO_METADATA, Metadata
 
 Place: TypeAlias = tuple[str, int | None]
 """A turn, by its session and number; a process, by its id and None."""
@@ -40,12 +41,13 @@ NEXT = 1 << 62
 class CurrentWork(Struct, gc=False):
     """What a task works for: a turn, a tool's call in one, or a process. `home` is the worker that has it: other
     Runtimes in this process have sessions of the same names. `over`: what is left of it keeps nothing waiting. `depth`
-    is the turn's own, or that of the wakes of the process."""
+    is the turn's own, or that of the wakes of the process. `metadata` says whom it is for."""
 
     home: str
     place: Place
     over: bool = False
     depth: int = 0
+    metadata: Metadata = NO_METADATA
 
     def begin(self) -> CurrentWork:
         """From here on the running task, and every task and thread that it makes, works for this."""
@@ -64,11 +66,17 @@ def in_hand() -> bool:
     return _work.get() is not None
 
 
-def set_depth(depth: int) -> None:
-    """The turn that the running task works for is so deep: its first record says so."""
+def current_metadata() -> Metadata:
+    """Whom the running task works for; what it starts inherits this."""
+    me = _work.get()
+    return NO_METADATA if me is None else me.metadata
+
+
+def set_origin(depth: int, metadata: Metadata) -> None:
+    """The turn that the running task works for is so deep, and for whom: what it starts inherits both."""
     me = _work.get()
     if me is not None:
-        me.depth = depth
+        me.depth, me.metadata = depth, metadata
 
 
 def depth() -> int:

@@ -11,7 +11,7 @@ from msgspec.json import encode
 from msgspec.structs import force_setattr, replace
 
 from mainstay.errors import InvalidDefinition, InvalidInput, quoted
-from mainstay.model.message import Message, OpenFile, Part, Reasoning, Text, ToolCall
+from mainstay.model.message import NO_METADATA, Message, Metadata, OpenFile, Part, Reasoning, Text, ToolCall
 from mainstay.model.tool import ProviderTool, ToolSpec
 
 Stop: TypeAlias = Literal["end", "tool_calls", "length", "filtered", "paused"]
@@ -236,7 +236,8 @@ class ModelRequest(Struct, frozen=True, gc=False):
 
     `label` says what it is asked for: "turn", or the label of a direct completion. `open_file` reads the blobs that its
     messages refer to. A provider that gets rate limits with an answer passes them to `report`. `provider_tools` are
-    what the provider may run itself while it answers.
+    what the provider may run itself while it answers. `metadata` says whom it is asked for, for
+    the provider alone: none of ours sends it.
     """
 
     messages: Sequence[Message]
@@ -252,6 +253,7 @@ class ModelRequest(Struct, frozen=True, gc=False):
     open_file: OpenFile | None = None
     report: Callable[[RateReport], None] | None = None
     provider_tools: Sequence[ProviderTool] = ()
+    metadata: Metadata = NO_METADATA
 
 
 class ModelResponse(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -9,7 +9,7 @@ record holds one.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
@@ -192,6 +192,35 @@ class ProviderPart(Struct, frozen=True, gc=False, tag="provider_part", omit_defa
 
 
 Part: TypeAlias = Text | Reasoning | ToolCall | ToolResult | ProviderPart | Image | Document | Audio | FileRef
+
+
+Scalar: TypeAlias = str | int | float | bool
+"""A value of metadata."""
+
+
+class Metadata(dict[str, Scalar]):
+    """Whom something is done for, as hooks, tools and processes see it. A dict to whatever reads or encodes it, which
+    cannot be changed, because everything that works for a turn shares it; `copy()` gives one that can be."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("metadata cannot be changed here: session.update(metadata=…) does that, for the turns to come")
+
+    if not TYPE_CHECKING:  # to a checker it is the dict that it derives from
+        __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __copy__(self) -> Metadata:
+        return self
+
+    def __deepcopy__(self, _: object) -> Metadata:
+        return self
+
+    def __reduce__(self) -> tuple[type[Metadata], tuple[dict[str, Scalar]]]:
+        return Metadata, (dict(self),)
+
+
+NO_METADATA = Metadata()
 
 
 class Message(Struct, frozen=True, gc=False):

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
+from mainstay.model.message import Scalar
 from mainstay.model.session import CancelRequest
 from mainstay.model.tool import BlobRef
 
@@ -119,6 +120,7 @@ class Registration(Struct, frozen=True, gc=False, omit_defaults=True):
     caller that starts work says what becomes of it when its owner dies. `env` is the digest of the environment it was
     asked for in. Signals are declared among `events`, as `signal.<name>`; with `open_signals` any other may be sent
     too. `depth` is that of the wakes which it leads to (see `Said`): one more than that of the turn that started it.
+    `metadata` is that of the turn or process which asked for it.
     """
 
     id: str
@@ -138,6 +140,7 @@ class Registration(Struct, frozen=True, gc=False, omit_defaults=True):
     parent: str | None = None
     parent_end: ParentEnd = "abandon"
     depth: int = 0
+    metadata: dict[str, Scalar] = {}
 
     @property
     def contract(self) -> RecoveryContract:

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from mainstay.model.llm import ModelChoice, Stop, Usage
-from mainstay.model.message import Message, Part, Text
+from mainstay.model.message import Message, Part, Scalar, Text
 from mainstay.model.outcome import Outcome
 from mainstay.model.plugin import Decision, Issue, PluginSnapshot
 from mainstay.model.tool import Artifact, ToolOutcome
@@ -61,6 +61,7 @@ class Said(Struct, frozen=True, gc=False, tag="said.1", omit_defaults=True):
 
     `wakes` are the processes that it reports: then the runtime wrote the input, not a person. `depth` counts the
     wakes that led to it: 0 for what was said from outside, one more for each wake by work that a turn has started.
+    `metadata` is the input's own, beside that of its session.
     """
 
     message: Message
@@ -71,6 +72,7 @@ class Said(Struct, frozen=True, gc=False, tag="said.1", omit_defaults=True):
     wakes: tuple[str, ...] = ()
     depth: int = 0
     choice: ModelChoice | None = None
+    metadata: dict[str, Scalar] = {}
 
 
 class Joined(Struct, frozen=True, gc=False, tag="joined.1"):

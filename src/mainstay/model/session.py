@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.model.llm import ModelChoice, Usage
-from mainstay.model.message import Message
+from mainstay.model.message import Message, Scalar
 from mainstay.model.plugin import PluginSnapshot
 from mainstay.model.record import InputKind
 
@@ -51,6 +51,21 @@ class SessionRow(Struct, frozen=True, gc=False):
     updated: int = 0
     deleted: bool = False
     settings: bytes = b""
+
+    @property
+    def metadata(self) -> dict[str, Scalar]:
+        """Whom it is for now."""
+        return load_settings(self.settings).metadata
+
+    @property
+    def title(self) -> str:
+        """What the host calls it; empty where it was not given one."""
+        return load_settings(self.settings).title
+
+    @property
+    def cursor(self) -> str:
+        """Where a listing goes on that ended with this session."""
+        return f"{self.updated}.{self.sid}"
 
 
 class InboxRow(Struct, frozen=True, gc=False):
@@ -203,6 +218,13 @@ class EarlierChoice(Struct, frozen=True, gc=False, omit_defaults=True):
     choice: ModelChoice | None = None
 
 
+class EarlierMetadata(Struct, frozen=True, gc=False, omit_defaults=True):
+    """The metadata that the turns before `until` were opened under."""
+
+    until: int
+    metadata: dict[str, Scalar] = {}
+
+
 class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
     """Kept in the session's row. `options` are keyed by plugin.
 
@@ -214,6 +236,8 @@ class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
     out. `output` is the schema of what turns answer with, in place of the agent's own;
     `depth` counts the parents above it. `choice` is the model that its turns ask in place of the agent's; `earlier` are
     choices before it, oldest first, kept for inputs that were accepted under them and may not have ended yet.
+    `metadata` says whom the session is for; `replaced` is what the open turn was opened under, where that has changed
+    since. `title` is what the host calls it.
     """
 
     options: dict[str, Any] = {}
@@ -232,6 +256,9 @@ class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
     depth: int = 0
     choice: ModelChoice | None = None
     earlier: tuple[EarlierChoice, ...] = ()
+    metadata: dict[str, Scalar] = {}
+    replaced: EarlierMetadata | None = None
+    title: str = ""
 
 
 _DECODER = msgspec.json.Decoder(Settings)
@@ -262,6 +289,33 @@ def choosing(settings: Settings, choice: ModelChoice | None, first: int, followi
     return replace(settings, choice=choice, earlier=tuple(earlier))
 
 
+def labels_of(settings: bytes) -> frozenset[tuple[str, str]]:
+    """The metadata in a row's settings as stores look sessions up by it: keys, and values as JSON."""
+    found = load_settings(settings).metadata if b'"metadata"' in settings else {}
+    return frozenset([(key, label(value)) for key, value in found.items()])
+
+
+def label(value: Scalar) -> str:
+    """A value as it is looked up: 1, 1.0, True and "1" are four different ones."""
+    return msgspec.json.encode(value).decode()
+
+
+def metadata_for(settings: Settings, turn: int) -> dict[str, Scalar]:
+    """The metadata that a turn was opened under: an update meanwhile is for the turns after it."""
+    replaced = settings.replaced
+    return replaced.metadata if replaced is not None and turn < replaced.until else settings.metadata
+
+
+def describing(settings: Settings, metadata: dict[str, Scalar], open_turn: int | None) -> Settings:
+    """The settings with other metadata, for turns that are opened from now on."""
+    if metadata == settings.metadata:
+        return settings
+    replaced = None
+    if open_turn is not None:
+        replaced = EarlierMetadata(open_turn + 1, metadata_for(settings, open_turn))
+    return replace(settings, metadata=metadata, replaced=replaced)
+
+
 def edited_tools(state: ToolState, edits: Mapping[str, bool | None]) -> ToolState:
     """The state after some tools were switched on, off, or (None) left to the catalogue again."""
     members = {name: member for name, member in (state.members | dict(edits)).items() if member is not None}
@@ -288,5 +342,15 @@ def settings_of_fork(data: bytes, latest: bool) -> bytes:
     settings = load_settings(data)
     waiting, saved = (settings.snapshots, settings.saved) if latest else ({}, "")
     return dump_settings(
-        replace(settings, snapshots=waiting, saved=saved, ledger={}, models={}, children=(), earlier=())
+        replace(
+            settings,
+            snapshots=waiting,
+            saved=saved,
+            ledger={},
+            models={},
+            children=(),
+            earlier=(),
+            replaced=None,
+            title="",
+        )
     )

@@ -9,6 +9,7 @@ here. To type checkers such words are unknown still.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Never, NoReturn, TypeVar
 
@@ -17,6 +18,12 @@ from msgspec.json import decode as decode_as
 
 from mainstay.errors import InvalidDefinition, InvalidInput, quoted
 from mainstay.model.codec import INT_MAX, clean_text, encode
+from mainstay.model.message import Scalar
+
+METADATA_BYTES = 4096
+METADATA_KEY = 64
+MOST_METADATA = 32
+RESERVED_METADATA = "mainstay."
 
 S = TypeVar("S", bound=Struct)
 T = TypeVar("T")
@@ -71,6 +78,36 @@ def having(value: T, what: str, *methods: str, refuse: type[InvalidInput] = Inva
     if missing:
         raise refuse(f"{what}={quoted(value)} is not usable: it has no {missing[0]}()")
     return value
+
+
+def metadata(value: object, what: str = "metadata", refuse: type[InvalidInput] = InvalidInput) -> dict[str, Scalar]:
+    """Small flat JSON that says whom something is for, as it is stored. Its keys are sorted, so that equal metadata is
+    equal bytes."""
+    if not isinstance(value, Mapping):
+        raise refuse(f'{what}={quoted(value)} is not usable: give a dict, such as {{"user": "u-17"}}')
+    if len(value) > MOST_METADATA:
+        raise refuse(f"{what} has {len(value)} keys: {MOST_METADATA} are the most; keep more in a store of your own")
+    found = dict[str, Scalar]()
+    for key, each in value.items():
+        text, place = plain_text(key), f"{what}[{quoted(key)}]"
+        if not text or len(text) > METADATA_KEY:
+            raise refuse(f"{place} is not usable: a key is text of 1 to {METADATA_KEY} characters, without NUL")
+        if text.startswith(RESERVED_METADATA):
+            raise refuse(f"{place} is not usable: keys that begin with {RESERVED_METADATA!r} are Mainstay's own")
+        scalar = plain_text(each) if isinstance(each, str) else each
+        if (
+            scalar is None
+            or not isinstance(scalar, str | int | float)
+            or (type(scalar) is int and abs(scalar) > INT_MAX)
+            or (isinstance(scalar, float) and not math.isfinite(scalar))
+        ):
+            raise refuse(
+                f"{place}={quoted(each)} is not usable: give text, a number or a truth value; leave out the unknown"
+            )
+        found[text] = scalar
+    if (size := len(encode(found))) > METADATA_BYTES:
+        raise refuse(f"{what} is {size} bytes of JSON: {METADATA_BYTES} are the most; keep more in a store of your own")
+    return dict(sorted(found.items()))
 
 
 def read_back(value: S, what: str, refuse: type[InvalidInput] = InvalidInput) -> S:

@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from mainstay.model.message import Scalar
 from mainstay.model.process import Event, ProcessOutcome, ProcessRow, Registration, WaitOn, WakeRow
 from mainstay.model.record import InputKind, Spilled
 from mainstay.model.session import Answer, CancelRequest, Death, Node, SessionRow, WaitRow, WorkerRow
@@ -167,7 +168,8 @@ class Accepted(Struct, frozen=True, gc=False):
 class Accept(Write[Accepted], frozen=True, gc=False):
     """Take an input in: create the session if need be, open a turn or queue, and claim it for `worker` if given.
 
-    `stuck` says why a turn that it opens is set aside until a person resumes it; it is not claimed then.
+    `stuck` says why a turn that it opens is set aside until a person resumes it; it is not claimed then. `metadata`, if
+    given, is that of a new session; one that exists must have the same, or `MetadataConflict` is raised.
     """
 
     session_id: str
@@ -181,6 +183,7 @@ class Accept(Write[Accepted], frozen=True, gc=False):
     worker: str | None = None
     blobs: tuple[str, ...] = ()
     stuck: str | None = None
+    metadata: dict[str, Scalar] | None = None
 
 
 class Appended(Struct, frozen=True, gc=False):
@@ -544,6 +547,11 @@ class SessionFilter(Struct, frozen=True, gc=False, omit_defaults=True):
     prefix: str = ""
     limit: int = 100
     before: int | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
+    """Keys with their values as JSON (`model.session.label`); a session has all of them."""
+    since: int | None = None
+    after: tuple[int, int] | None = None
+    """The time of the last change and the number of the session that a page before this one ended with."""
 
 
 class StoreFacts(Struct, frozen=True, gc=False):

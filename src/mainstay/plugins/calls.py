@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from mainstay.engine.control import Guarded
 from mainstay.errors import PluginFault, ToolError
 from mainstay.model.codec import clean, clean_text, copied, encode, error_text
+from mainstay.model.message import NO_METADATA, Metadata
 from mainstay.model.plugin import AskPerson, Decision, Issue, ReplaceArgs
 from mainstay.model.tool import Failed, ToolOutcome
 from mainstay.plugins.decisions import (
@@ -503,7 +504,7 @@ class Filters:
     `refused` is the plugin that keeps the session from opening: nothing passes then.
     """
 
-    __slots__ = ("_base", "_hooks", "_refused", "_report")
+    __slots__ = ("_base", "_hooks", "_metadata", "_refused", "_report")
 
     def __init__(
         self,
@@ -511,8 +512,10 @@ class Filters:
         base: tuple[str, str, str, Any],
         report: Callable[[PluginFault], None],
         refused: str | None = None,
+        metadata: Metadata = NO_METADATA,
     ) -> None:
         self._hooks, self._base, self._report, self._refused = hooks, base, report, refused
+        self._metadata = metadata
 
     def value(self, kind: FilterKind, value: Any, call_id: str = "", tool: str = "") -> Any:
         """A text or JSON as it may be stored and shown; in place of what is withheld, that it is."""
@@ -525,7 +528,7 @@ class Filters:
         """A text or JSON as filters leave it. Raises PluginFault when one of them fails."""
         if self._refused is not None:
             raise PluginFault(self._refused, "filter_value", "the session cannot be opened")
-        ctx = FilterContext(*self._base, kind, call_id, tool)
+        ctx = FilterContext(*self._base, kind, call_id, tool, metadata=self._metadata)
         for plugin, method in self._hooks.entries:
             try:
                 answer = method(ctx, copied(value))
@@ -539,7 +542,7 @@ class Filters:
         may not."""
         if self._refused is not None:
             raise _kept_back(kind, name, self._refused, "failed")
-        ctx = FilterContext(*self._base, kind, call_id, tool, name, media_type)
+        ctx = FilterContext(*self._base, kind, call_id, tool, name, media_type, metadata=self._metadata)
         for plugin, method in self._hooks.entries:
             try:
                 answer = method(ctx, _readable(data))

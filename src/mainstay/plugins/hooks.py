@@ -17,7 +17,7 @@ from msgspec import Struct
 from mainstay.model.agent import Budget
 from mainstay.model.effect import Boundary
 from mainstay.model.llm import ModelResponse, Usage
-from mainstay.model.message import Message
+from mainstay.model.message import NO_METADATA, Message, Metadata
 from mainstay.model.outcome import Outcome
 from mainstay.model.plugin import CompactedHistory, Directive, PluginSnapshot, PromptPart, TriggerEvent
 from mainstay.model.tool import ToolOutcome, ToolSpec
@@ -50,6 +50,7 @@ class SessionContext(Struct, frozen=True):
     parent: str | None = None
     hidden: frozenset[str] = frozenset()
     depth: int = 0
+    metadata: Metadata = NO_METADATA
 
 
 class SessionConfig(Struct, frozen=True):
@@ -59,7 +60,13 @@ class SessionConfig(Struct, frozen=True):
     budget: Budget = Budget()
 
 
-class HookContext(Struct, frozen=True):
+class Described(Struct, frozen=True, kw_only=True):
+    """`metadata` says whom something is done for: that of the session and of the input, when the turn was opened."""
+
+    metadata: Metadata = NO_METADATA
+
+
+class HookContext(Described, frozen=True):
     """What every hook of a turn knows. `deps` are the host's live objects."""
 
     session_id: str

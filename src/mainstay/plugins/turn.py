@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from mainstay.engine.control import TurnAborted, TurnCancelled
 from mainstay.engine.driver import Run
+from mainstay.engine.waiters import current_metadata
 from mainstay.errors import InvalidInput, PluginFault
 from mainstay.graph.commit import End, ledger
 from mainstay.model.codec import MAX_VALUE, CopiedOnRead, clean, clean_text, convert, copied, encode, error_text
@@ -113,6 +114,7 @@ class TurnPlugins:
         "_edits",
         "_host",
         "_kept",
+        "_metadata",
         "_mute",
         "_run",
         "_session",
@@ -136,6 +138,7 @@ class TurnPlugins:
         self._run, self._session, self._kept, self._host = run, session, kept, host
         self._table = table = session.table
         self._base = (run.scope.session_id, run.turn_id, run.agent.name, host.deps)
+        self._metadata = current_metadata()
         self._stateful = [plugin for plugin, _ in table["snapshot"].entries] if "snapshot" in table else []
         self._stream: Transformed | None = None
         self._edits: dict[str, bool | None] = {}
@@ -149,7 +152,7 @@ class TurnPlugins:
         self.projects = "project_result" in table
         self.looks = self.judges or self.projects
         filtering = table.get("filter_value")
-        self.filters = None if filtering is None else Filters(filtering, self._base, self._report)
+        self.filters = None if filtering is None else Filters(filtering, self._base, self._report, None, self._metadata)
 
     # ------------------------------------------------------------------ a turn begins
 
@@ -166,7 +169,7 @@ class TurnPlugins:
         messages: tuple[Message, ...] = ()
         if (hooks := self._table.get("before_turn")) is not None:
             hooks = probed(hooks, self._host.probe)
-            ctx = TurnContext(*self._base, self._host, said.message, CopiedOnRead(run.history))
+            ctx = TurnContext(*self._base, self._host, said.message, CopiedOnRead(run.history), metadata=self._metadata)
             asked = collect(hooks, lambda _: (replace(ctx, said=copied(said.message)),))
             messages = await self._directed("before_turn", await self._asked(asked))
         if not any(type(r) is Framed for r in run.records):
@@ -184,7 +187,9 @@ class TurnPlugins:
         hooks = self._table.get("compact")
         if hooks is None:
             return False
-        past = CompactContext(*self._base, self._host, CopiedOnRead(self._run.history), overflow)
+        past = CompactContext(
+            *self._base, self._host, CopiedOnRead(self._run.history), overflow, metadata=self._metadata
+        )
         found = await self._asked(first(hooks, lambda _: (past,), _frame))
         if found is not None:
             await self._host.frame(found[1].reason, found[1].summary)
@@ -194,7 +199,13 @@ class TurnPlugins:
         """A boundary in the middle of a turn."""
         hooks = self._table["at_checkpoint"]
         await self._run.journal.flush()  # what a hook has seen is not asked for again
-        ctx = CheckpointContext(*self._base, self._host, boundary, CopiedOnRead(self._run.machine.messages()))
+        ctx = CheckpointContext(
+            *self._base,
+            self._host,
+            boundary,
+            CopiedOnRead(self._run.machine.messages()),
+            metadata=self._metadata,
+        )
         return await self._directed("at_checkpoint", await self._asked(collect(hooks, lambda _: (ctx,))))
 
     # ------------------------------------------------------------------ the model
@@ -203,12 +214,18 @@ class TurnPlugins:
         self, step: int, tools: Sequence[ToolSpec], instructions: str, messages: list[Message]
     ) -> tuple[str, list[Message]]:
         if (hooks := self._table.get("prompt")) is not None:
-            ctx = PromptContext(*self._base, self._host, step, tuple([self._session.show(tool) for tool in tools]))
+            ctx = PromptContext(
+                *self._base,
+                self._host,
+                step,
+                tuple([self._session.show(tool) for tool in tools]),
+                metadata=self._metadata,
+            )
             answers = await self._asked(collect(hooks, lambda _: (ctx,), _parts))
             instructions = compose(instructions, [part for _, parts in answers for part in parts])
         if (hooks := self._table.get("transform_view")) is not None:
             hooks = probed(hooks, self._host.probe)
-            view = ViewContext(*self._base, self._host, step, len(self._run.history))
+            view = ViewContext(*self._base, self._host, step, len(self._run.history), metadata=self._metadata)
             ours = len(messages) - len(self._run.history)
             shown: CopiedOnRead[Message] = await self._asked(
                 pipe(
@@ -227,7 +244,7 @@ class TurnPlugins:
 
     def transform(self, step: int, text: str, final: bool = False) -> tuple[str, bool]:
         """A piece of text as it is shown, and whether the model is stopped here."""
-        ctx = StreamContext(*self._base, step, final)
+        ctx = StreamContext(*self._base, step, final, metadata=self._metadata)
         stopped = False
         for plugin, method in self._table["transform_text"].entries:
             try:
@@ -245,7 +262,7 @@ class TurnPlugins:
 
     async def respond(self, response: ModelResponse, step: int) -> ModelResponse:
         if (hooks := self._table.get("transform_response")) is not None:
-            ctx = StreamContext(*self._base, step)
+            ctx = StreamContext(*self._base, step, metadata=self._metadata)
             try:
                 response = await self._asked(pipe(hooks, response, lambda _, value: (ctx, copied(value)), _response))
             except (TurnAborted, TurnCancelled, Leaving) as end:
@@ -260,7 +277,7 @@ class TurnPlugins:
     async def stream_finished(self, step: int, reason: StreamEnd) -> None:
         """Tell that a model call is over. Also while the turn is being cancelled, so only its time limit guards it."""
         if (hooks := self._table.get("stream_finished")) is not None:
-            ctx = StreamContext(*self._base, step)
+            ctx = StreamContext(*self._base, step, metadata=self._metadata)
             try:
                 await collect(hooks, lambda _: (ctx, reason))
             except PluginFault as fault:
@@ -273,7 +290,9 @@ class TurnPlugins:
         shown = known[1] if known is not None and known[0] is tool else self._session.show(tool)
         base = (*self._base, self._host.at(f"{call_id}.before"), call_id, shown)
         asked = self._table["before_tool_call"]
-        verdict = await before_tool_call(asked, lambda now, again: ToolCallContext(*base, now, again), args)
+        verdict = await before_tool_call(
+            asked, lambda now, again: ToolCallContext(*base, now, again, metadata=self._metadata), args
+        )
         if verdict.asides:
             await self._asides("before_tool_call", verdict.asides, f"{call_id}.before")
         return verdict
@@ -296,7 +315,7 @@ class TurnPlugins:
 
     def _end_context(self, call_id: str, tool: ToolSpec, args: dict[str, Any]) -> EndContext:
         base = (*self._base, self._host.at(f"{call_id}.after"), call_id, self._session.show(tool), args)
-        return lambda outcome: ToolEndContext(*base, outcome)
+        return lambda outcome: ToolEndContext(*base, outcome, metadata=self._metadata)
 
     async def project(self, call_id: str, tool: ToolSpec, args: dict[str, Any], outcome: ToolOutcome) -> Projected:
         """What the model sees of a result: what its plugin, and then filters, make of it."""
@@ -348,7 +367,7 @@ class TurnPlugins:
         """What each plugin is shown of the end; an answer may hold JSON that is about to be committed."""
         machine, base = self._run.machine, self._base
         messages, usage = CopiedOnRead(machine.messages()), machine.state.usage
-        return lambda _: (TurnEndContext(*base, self._host, copied(outcome), messages, usage),)
+        return lambda _: (TurnEndContext(*base, self._host, copied(outcome), messages, usage, metadata=self._metadata),)
 
     # ------------------------------------------------------------------ what rides in records
 

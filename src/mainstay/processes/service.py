@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_args, overload
 import msgspec
 from msgspec import Struct
 
-from mainstay.engine.waiters import wake_depth
+from mainstay.engine.waiters import current_metadata, wake_depth
 from mainstay.errors import InvalidInput, InvalidProcess, ProcessEnded, ProcessStuck, TimedOut, quoted
 from mainstay.lifecycle.process import (
     ABANDON_REQUESTED,
@@ -140,6 +140,7 @@ class ProcessService:
             wake=start.wake,
             env=start.env,
             depth=wake_depth(),
+            metadata=dict(current_metadata()),
         )
         encode_checked(registration, "the arguments of a process")
         blobs = () if start.env is None else (start.env,)

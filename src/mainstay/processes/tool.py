@@ -25,6 +25,7 @@ from msgspec import Struct, ValidationError
 from msgspec.structs import replace
 
 from mainstay.engine.control import CANCEL_GRACE
+from mainstay.engine.waiters import current_metadata
 from mainstay.errors import Fenced, InvalidProcess, StoreError, TimedOut, ToolError
 from mainstay.model.codec import clean, convert, encode_checked
 from mainstay.model.process import (
@@ -390,6 +391,7 @@ class ToolWork:
             payload=self._ready.call.payload,
             host=ProcessCallHost(progress, artifacts, self._extras.services, self._extras.handles),
             store="" if first is None else first.store,
+            metadata=current_metadata(),
         )
 
     # ------------------------------------------------------------------ what it means

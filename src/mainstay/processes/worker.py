@@ -37,6 +37,7 @@ from mainstay.errors import (
     quoted,
 )
 from mainstay.model.codec import error_text
+from mainstay.model.message import Metadata
 from mainstay.model.process import Cancelled, ProcessOutcome, ProcessRow, Registration
 from mainstay.model.session import CancelRequest, Offers
 from mainstay.model.write import (
@@ -489,7 +490,12 @@ class ProcessTask(ProcessRun[ProcessWorker]):
     async def work(self) -> None:
         """Have the engine of its kind run it, and write how it ended."""
         worker = self.host
-        work = CurrentWork(worker.id, (self.row.id, None), depth=self.registration.depth).begin()
+        work = CurrentWork(
+            worker.id,
+            (self.row.id, None),
+            depth=self.registration.depth,
+            metadata=Metadata(self.registration.metadata),
+        ).begin()
         if self.row.record.cancel is not None:
             self.cancel(self.row.record.cancel)
         try:

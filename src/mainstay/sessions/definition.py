@@ -10,12 +10,21 @@ from typing import Any, Protocol, TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from mainstay.errors import InvalidDefinition, InvalidInput, MainstayError, ProviderError, StaleSettings, quoted
+from mainstay.errors import (
+    InvalidDefinition,
+    InvalidInput,
+    MainstayError,
+    MetadataConflict,
+    ProviderError,
+    StaleSettings,
+    quoted,
+)
 from mainstay.model import validate
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
 from mainstay.model.llm import DEFAULT_SETTINGS, Delta, ModelChoice, ModelRequest, ModelSettings
+from mainstay.model.message import Scalar
 from mainstay.model.outcome import Finished
-from mainstay.model.session import SessionRow, Settings, choosing, dump_settings, load_settings
+from mainstay.model.session import SessionRow, Settings, choosing, describing, dump_settings, load_settings
 from mainstay.model.tool import OutputBudget, ProviderTool
 from mainstay.model.write import Configure
 from mainstay.plugins.registry import PluginSet
@@ -242,9 +251,33 @@ async def edit_settings(store: Store, clock: Clock, session_id: str, agent: str,
         return
 
 
-def with_options(options: Mapping[str, Any]) -> SettingsEdit:
-    """The edit that sets options of plugins. They are durable because recovery has no host code to ask for them."""
-    return lambda old, _: replace(old, options=old.options | dict(options))
+def with_options(options: Mapping[str, Any], metadata: dict[str, Scalar] | None) -> SettingsEdit:
+    """The edit that sets options of plugins. They are durable because recovery has no host code to ask for them.
+
+    A session that they create begins with `metadata`, which one that exists must have.
+    """
+
+    def edit(old: Settings, row: SessionRow) -> Settings:
+        if metadata is not None and row.sid and metadata != old.metadata:
+            raise MetadataConflict(row.id, metadata, old.metadata)
+        begun = old if row.sid else replace(old, metadata=metadata or {})
+        return replace(begun, options=old.options | dict(options))
+
+    return edit
+
+
+def with_description(
+    metadata: dict[str, Scalar] | None, title: str | None, begin: dict[str, Scalar] | None
+) -> SettingsEdit:
+    """The edit that says anew whom a session is for, from its next turn on, and what it is called; None leaves it. A
+    session that it creates begins with `begin`."""
+
+    def edit(old: Settings, row: SessionRow) -> Settings:
+        wanted = begin if metadata is None and not row.sid else metadata
+        described = old if wanted is None else describing(old, wanted, row.turn)
+        return described if title is None else replace(described, title=title)
+
+    return edit
 
 
 def with_choice(choice: ModelChoice | None, reset: bool) -> SettingsEdit:

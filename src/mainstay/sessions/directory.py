@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from msgspec import Struct
@@ -13,8 +14,9 @@ from mainstay.engine.lease import Worker
 from mainstay.errors import InvalidDefinition, InvalidInput, StoreError, quoted
 from mainstay.model import validate
 from mainstay.model.ids import check_session_id
+from mainstay.model.message import Scalar
 from mainstay.model.process import SessionOrigin
-from mainstay.model.session import SessionRow, SessionState
+from mainstay.model.session import SessionRow, SessionState, label
 from mainstay.model.write import ProcessFilter, SessionFilter
 from mainstay.processes.service import FOR_EVER
 from mainstay.sessions.parts import SessionParts
@@ -26,6 +28,7 @@ FORGET_SECONDS = 3600.0
 AT_ONCE = 100
 """Sessions, or processes, that are looked at at a time."""
 MOST_DAYS = 36_600
+CURSOR = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")
 
 
 class Retention(Struct, frozen=True):
@@ -90,22 +93,47 @@ async def _with_live_processes(parts: SessionParts) -> set[str]:
         await asyncio.sleep(0)
 
 
+def _place(cursor: object) -> tuple[int, int]:
+    found = CURSOR.fullmatch(cursor) if isinstance(cursor, str) else None
+    if found is None:
+        raise InvalidInput(f"cursor={quoted(cursor)} is not usable: give the `cursor` of the last session of a page")
+    return int(found[1]), int(found[2])
+
+
 class Sessions:
     """The sessions of a store."""
 
     def __init__(self, parts: SessionParts) -> None:
         self._parts = parts
 
-    async def list(
-        self, *, agent: str | None = None, state: str | None = None, prefix: str = "", limit: int = 100
+    async def list(  # noqa: PLR0913  # what sessions are found by, each by name
+        self,
+        *,
+        agent: str | None = None,
+        state: str | None = None,
+        prefix: str = "",
+        metadata: Mapping[str, Scalar] | None = None,
+        since: int | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
     ) -> Sequence[SessionRow]:
-        """Sessions, the most recently changed first."""
+        """Sessions, the most recently changed first: those with all of the given `metadata`, changed `since` a time (in
+        milliseconds). A page goes on where another one ended with `cursor=page[-1].cursor`."""
         await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working
         self._parts.mode.check()
         if state is not None and state not in get_args(SessionState):
             known = ", ".join(get_args(SessionState))
             raise InvalidInput(f"there is no state {quoted(state)} of a session: use {known}")
-        wanted = SessionFilter(agent, state, prefix, validate.count(limit, "limit"))
+        found = {} if metadata is None else validate.metadata(metadata)
+        wanted = SessionFilter(
+            agent,
+            state,
+            prefix,
+            validate.count(limit, "limit"),
+            metadata=tuple([(key, label(value)) for key, value in found.items()]),
+            since=None if since is None else validate.count(since, "since"),
+            after=None if cursor is None else _place(cursor),
+        )
         return await self._parts.store.sessions(validate.readable(wanted, "the filter"))
 
     async def prune(self, older_than: float) -> int:

@@ -16,7 +16,7 @@ from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, quoted
 from mainstay.model import validate
 from mainstay.model.codec import clean_message, clean_text, encode, encode_checked
 from mainstay.model.llm import ModelChoice
-from mainstay.model.message import FILES, InputContent, Message, Stored, Text
+from mainstay.model.message import FILES, InputContent, Message, Scalar, Stored, Text
 from mainstay.model.record import InputKind, Said, Spilled
 from mainstay.model.session import Answer, CancelRequest, SessionRow
 from mainstay.model.write import (
@@ -52,7 +52,7 @@ class Inbox:
     def __init__(self, store: Store, clock: Clock, random: Random, turns: Turns) -> None:
         self._store, self._clock, self._random, self._turns = store, clock, random, turns
 
-    async def accept(  # what an input is, each by its place
+    async def accept(  # noqa: PLR0913  # what an input is, each by its place
         self,
         session_id: str,
         agent: str,
@@ -60,8 +60,11 @@ class Inbox:
         kind: InputKind = "queue",
         key: str | None = None,
         choice: ModelChoice | None = None,
+        metadata: dict[str, Scalar] | None = None,
+        of_session: dict[str, Scalar] | None = None,
     ) -> Accepted:
-        """Make an input durable, and start on it if the session was idle."""
+        """Make an input durable, and start on it if the session was idle. `metadata` is the input's own; `of_session`
+        is what a new session is for, and one that exists must be."""
         message: Message = clean_message(said, unsaved=True)
         files: tuple[str, ...] = ()
         if any(type(part) is Text and PROCESS_REPORT in part.text.lower() for part in message.parts):
@@ -72,12 +75,14 @@ class Inbox:
         checked = None if key is None else _check_key(key)
         now = self._clock.now()
         op = f"{self._random.bits(64):016x}"
-        record = Said(message, now, op, kind, checked, depth=depth(), choice=choice)
+        record = Said(message, now, op, kind, checked, depth=depth(), choice=choice, metadata=metadata or {})
         whole = encode_checked(record, "the input")
         body, blobs = (whole, ()) if len(whole) <= SPILL_BYTES else await spill(self._store, whole)
-        digest = hashlib.blake2b(encode((kind == "note", message)), digest_size=16).digest() if key is not None else b""
+        digest = b"" if checked is None else _digest(kind, message, metadata)
         worker = self._turns.worker_for(agent)
-        accept = Accept(session_id, agent, body, op, now, kind, checked, digest, worker, (*blobs, *files))
+        accept = Accept(
+            session_id, agent, body, op, now, kind, checked, digest, worker, (*blobs, *files), None, of_session
+        )
         write = functools.partial(self._turns.runner.write, session_id, accept)
 
         async def put_again() -> None:
@@ -97,6 +102,12 @@ class Inbox:
         elif kind != "queue":
             self._turns.has_mail(session_id)
         return accepted
+
+
+def _digest(kind: InputKind, message: Message, metadata: dict[str, Scalar] | None) -> bytes:
+    """What the same key must come with."""
+    content = (kind == "note", message, metadata) if metadata else (kind == "note", message)
+    return hashlib.blake2b(encode(content), digest_size=16).digest()
 
 
 async def save_files(blobs: BlobStore, message: Message) -> tuple[Message, tuple[str, ...]]:

@@ -30,7 +30,7 @@ from mainstay.model import ids, validate
 from mainstay.model.codec import clean, clean_text, copied, encode_checked
 from mainstay.model.event import AnyEvent
 from mainstay.model.llm import ModelChoice, ModelSettings, Usage
-from mainstay.model.message import InputContent, Message
+from mainstay.model.message import InputContent, Message, Scalar
 from mainstay.model.outcome import PendingCall
 from mainstay.model.plugin import PromptPart
 from mainstay.model.process import ProcessRow, WakePolicy
@@ -44,7 +44,7 @@ from mainstay.ports.provider import Provider
 from mainstay.processes.handle import ProcessCall, ProcessHandle, Startable
 from mainstay.processes.service import Start
 from mainstay.sessions.cache import spent
-from mainstay.sessions.definition import SettingsEdit, edit_settings, with_choice, with_options
+from mainstay.sessions.definition import SettingsEdit, edit_settings, with_choice, with_description, with_options
 from mainstay.sessions.operations import RuntimeOperations
 from mainstay.sessions.outcomes import Listener, PartialOutputs
 from mainstay.sessions.parts import SessionParts
@@ -56,6 +56,8 @@ from mainstay.sessions.wakes.late_results import LateResults
 from mainstay.tools.catalog import Membership
 
 R = TypeVar("R")
+
+MAX_TITLE = 200
 
 
 class Receipt(Generic[T_co]):
@@ -89,7 +91,7 @@ class Session(Generic[T_co]):
     One that was opened with an Agent object (`answers`) gives results of that agent's output type.
     """
 
-    __slots__ = ("_answers", "_options", "_parts", "agent", "id")
+    __slots__ = ("_answers", "_metadata", "_options", "_parts", "agent", "id")
 
     def __init__(
         self,
@@ -98,8 +100,10 @@ class Session(Generic[T_co]):
         agent: str,
         options: Mapping[str, Any] | None = None,
         answers: Answering[T_co] | None = None,
+        metadata: dict[str, Scalar] | None = None,
     ) -> None:
         self._parts, self.id, self.agent, self._answers = parts, session_id, agent, answers
+        self._metadata = metadata  # what the session has to be for, until the first write has compared it
         self._options = options  # written before the first thing that is said or asked of plugins
 
     if not TYPE_CHECKING:  # to a checker it has the attributes that it has
@@ -120,11 +124,13 @@ class Session(Generic[T_co]):
         timeout: float | None = None,
         model: str | Provider | None = None,
         settings: ModelSettings | None = None,
+        metadata: Mapping[str, Scalar] | None = None,
         **foreign: Never,
     ) -> TurnResult[T_co]:
         """Say something and wait until its turn ends or parks.
 
-        `model` and `settings` are for this turn alone, and kept with the input.
+        `model` and `settings` are for this turn alone, and kept with the input. So is `metadata`, which its turn sees
+        over that of the session.
 
         The turn goes on if the wait is cancelled; `timeout` and `cancel()` stop the turn itself. The same `key` with
         the same content is the same turn, however often it is said. Behind a parked turn, and where no living worker
@@ -142,7 +148,9 @@ class Session(Generic[T_co]):
             choice = self._parts.models.choice(model, settings)
         if self._options is not None:
             await self._keep_options()
-        accepted = await self._parts.inbox.accept(self.id, self.agent, said, "queue", key, choice)
+        own = None if metadata is None else validate.metadata(metadata)
+        accepted = await self._parts.inbox.accept(self.id, self.agent, said, "queue", key, choice, own, self._metadata)
+        self._metadata = None
         if timeout is None:
             return self.read(await self._parts.outcomes.wait(self.id, accepted.turn, accepted.known, host=True))
         try:
@@ -160,20 +168,29 @@ class Session(Generic[T_co]):
         key: str | None = None,
         model: str | Provider | None = None,
         settings: ModelSettings | None = None,
+        metadata: Mapping[str, Scalar] | None = None,
         **foreign: Never,
     ) -> Receipt[T_co]:
         """Say something and return as soon as it is on disk. It runs after what was said before it."""
         if foreign:
             validate.unknown_keywords("send", foreign, validate.SESSION_KEYWORDS)
         self._parts.mode.check()
-        return self._receipt(await self.accept(said, "queue", key, self._parts.models.choice(model, settings)))
+        choice = self._parts.models.choice(model, settings)
+        return self._receipt(await self.accept(said, "queue", key, choice, metadata))
 
-    async def steer(self, said: InputContent, *, key: str | None = None, **foreign: Never) -> Receipt[T_co]:
+    async def steer(
+        self,
+        said: InputContent,
+        *,
+        key: str | None = None,
+        metadata: Mapping[str, Scalar] | None = None,
+        **foreign: Never,
+    ) -> Receipt[T_co]:
         """Say something to the running turn: it arrives at its next boundary. With none running, it opens a turn."""
         if foreign:
             validate.unknown_keywords("steer", foreign, validate.SESSION_KEYWORDS)
         self._parts.mode.check()
-        return self._receipt(await self.accept(said, "steer", key))
+        return self._receipt(await self.accept(said, "steer", key, None, metadata))
 
     def stream(
         self,
@@ -182,13 +199,14 @@ class Session(Generic[T_co]):
         key: str | None = None,
         model: str | Provider | None = None,
         settings: ModelSettings | None = None,
+        metadata: Mapping[str, Scalar] | None = None,
         **foreign: Never,
     ) -> TurnStream[T_co]:
         """Say something and watch its turn: `async with session.stream(…) as turn: async for event in turn: …`."""
         if foreign:
             validate.unknown_keywords("stream", foreign, validate.SESSION_KEYWORDS)
         self._parts.mode.check()
-        return TurnStream(self, said, key, self._parts.models.choice(model, settings))
+        return TurnStream(self, said, key, self._parts.models.choice(model, settings), metadata)
 
     async def configure(
         self, *, model: str | Provider | None = None, settings: ModelSettings | None = None, reset: bool = False
@@ -200,13 +218,37 @@ class Session(Generic[T_co]):
         await self._keep_options()
         await self._edit(with_choice(self._parts.models.choice(model, settings), reset))
 
-    async def accept(
-        self, said: InputContent, kind: InputKind, key: str | None, choice: ModelChoice | None = None
-    ) -> Accepted:
-        """Make an input durable; before it, the options that the session was opened with."""
+    async def update(self, *, metadata: Mapping[str, Scalar] | None = None, title: str | None = None) -> None:
+        """Say anew whom the session is for, in place of all its metadata, or what it is called.
+
+        On disk when this returns. Turns that are opened from now on see it; one that is open keeps what it was opened
+        under.
+        """
+        self._parts.mode.check()
+        wanted = None if metadata is None else validate.metadata(metadata)
+        called = None if title is None else validate.name(title, "title")
+        if called is not None and len(called) > MAX_TITLE:
+            raise InvalidInput(f"a title of {len(called)} characters is too long: {MAX_TITLE} are the most")
         if self._options is not None:
             await self._keep_options()
-        accepted = await self._parts.inbox.accept(self.id, self.agent, said, kind, key, choice)
+        await self._edit(with_description(wanted, called, self._metadata))
+        if metadata is not None:
+            self._metadata = None
+
+    async def accept(
+        self,
+        said: InputContent,
+        kind: InputKind,
+        key: str | None,
+        choice: ModelChoice | None = None,
+        metadata: Mapping[str, Scalar] | None = None,
+    ) -> Accepted:
+        """Make an input durable; before it, the options that the session was opened with."""
+        own = None if metadata is None else validate.metadata(metadata)
+        if self._options is not None:
+            await self._keep_options()
+        accepted = await self._parts.inbox.accept(self.id, self.agent, said, kind, key, choice, own, self._metadata)
+        self._metadata = None
         if accepted.row.owner != self._parts.worker.id:
             self._parts.relay.announce_write()
         return accepted
@@ -225,7 +267,7 @@ class Session(Generic[T_co]):
 
     async def _keep_options(self) -> None:
         if self._options is not None:
-            await self._edit(with_options(self._options))
+            await self._edit(with_options(self._options, self._metadata))
             self._options = None
 
     async def _edit(self, edit: SettingsEdit) -> None:
@@ -553,8 +595,15 @@ class TurnStream(Generic[T_co]):
     """A turn under watch. Iterating ends when the turn commits, parks or is queued behind a parked one; leaving early
     does not stop the turn."""
 
-    def __init__(self, session: Session[T_co], said: InputContent, key: str | None, choice: ModelChoice | None) -> None:
-        self._session, self._said, self._key, self._choice = session, said, key, choice
+    def __init__(
+        self,
+        session: Session[T_co],
+        said: InputContent,
+        key: str | None,
+        choice: ModelChoice | None,
+        metadata: Mapping[str, Scalar] | None,
+    ) -> None:
+        self._session, self._said, self._key, self._choice, self._metadata = session, said, key, choice, metadata
         self._listener = Listener(session._parts.feed, session.id)
         self._done: asyncio.Task[TurnResult[Any]] | None = None
         self._left = self._follows = False
@@ -565,7 +614,7 @@ class TurnStream(Generic[T_co]):
         self._listener.skip()
         if self._key is None:  # as `Session.run`
             parts.deadlocks.check((session.id, NEXT))
-        accepted = await session.accept(self._said, "queue", self._key, self._choice)
+        accepted = await session.accept(self._said, "queue", self._key, self._choice, self._metadata)
         self.turn_id = ids.turn_id(session.id, accepted.turn)
         if accepted.row.owner != parts.worker.id:
             await parts.relay.follow(session.id, accepted.row, since=accepted.turn)

@@ -19,7 +19,7 @@ from mainstay.graph.commit import End
 from mainstay.graph.view import View
 from mainstay.model import validate
 from mainstay.model.codec import clean, clean_text, convert, copied, error_text
-from mainstay.model.message import Message, Text
+from mainstay.model.message import Message, Metadata, Text
 from mainstay.model.plugin import Issue, PluginSnapshot, PromptPart
 from mainstay.model.record import Record
 from mainstay.model.session import SessionRow, Settings, edited_tools, load_settings, settings_after_commit
@@ -191,6 +191,7 @@ def contexts_of(definition: Definition, session_id: str, settings: Settings) -> 
             settings.parent,
             hidden,
             settings.depth,
+            Metadata(settings.metadata),
         )
         for plugin in definition.plugins.plugins
     }

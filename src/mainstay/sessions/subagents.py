@@ -284,7 +284,7 @@ class TurnEngine:
             sound = sound_child(request)
             settings = Settings(
                 options=sound.options, hidden=sound.hidden, label=sound.label, only=sound.only, prelude=sound.prelude,
-                output=sound.output,
+                output=sound.output, metadata=dict(registration.metadata),
             )  # fmt: skip
             write = Configure(child.session_id, child.agent, dump_settings(settings), self._clock.now(), b"")
             await self._store.write(write)

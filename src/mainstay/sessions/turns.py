@@ -29,18 +29,19 @@ from mainstay.engine.lease import Worker
 from mainstay.engine.model_call import ModelCaller
 from mainstay.engine.rate_limits import RateLimits
 from mainstay.engine.runner import Activity, Mode, ScopeRunner, Supervisor
-from mainstay.engine.waiters import CurrentWork, set_depth
+from mainstay.engine.waiters import CurrentWork, set_origin
 from mainstay.errors import Fenced, SessionDeleted, StoreDamaged, StoreUnavailable, TurnFailed
 from mainstay.graph.commit import End, ledger
 from mainstay.graph.view import View
 from mainstay.model.effect import CallModel, CancelTurn, Checkpoint, Delivery, Effect, RunTools
 from mainstay.model.event import InputDelivered, TurnCommitted, TurnStarted
 from mainstay.model.ids import turn_id
+from mainstay.model.message import Metadata
 from mainstay.model.outcome import Waiting
 from mainstay.model.plugin import Issue
 from mainstay.model.process import ProcessRow
 from mainstay.model.record import Asking, Closed, Delivered, Framed, Record, Said
-from mainstay.model.session import CancelRequest, InboxRow, SessionRow, choice_for, load_settings
+from mainstay.model.session import CancelRequest, InboxRow, SessionRow, choice_for, load_settings, metadata_for
 from mainstay.model.transcript import Transcript
 from mainstay.model.write import CancelWon, Claim, Committed, Release, SessionRef, TurnScope
 from mainstay.observe.feed import Feed, TurnEvents
@@ -234,8 +235,9 @@ class Turns:
         said = records[0]
         if not isinstance(said, Said):
             raise StoreDamaged(f"session {scope.session_id}", f"turn {scope.turn} does not begin with its input")
-        if said.depth:
-            set_depth(said.depth)
+        if said.depth or said.metadata or row.settings:
+            of_session = metadata_for(load_settings(row.settings), scope.turn)
+            set_origin(said.depth, Metadata(of_session | said.metadata))
         view = await self.cache.view(row)
         setup, refused = await self._equip(resident, row, view, records)
         definition = setup.definition

@@ -116,6 +116,9 @@ class MemoryRows:
     def put_settings(self, change: rows.PutSettings) -> None:
         """Nothing to do: the row itself keeps them here."""
 
+    def put_labels(self, change: rows.PutLabels) -> None:
+        """Nothing to do: a listing looks into the settings of each row."""
+
     async def sessions_owned_by(self, read: rows.SessionsOwnedBy) -> list[SessionRow]:
         return [row for sid in self.open_sids if (row := self.by_sid[sid]).owner == read.worker_id]
 

@@ -26,7 +26,7 @@ from mainstay.engine.admission import Admission
 from mainstay.engine.control import CANCEL_GRACE, Control
 from mainstay.engine.driver import Run
 from mainstay.engine.lease import Worker
-from mainstay.engine.waiters import CurrentWork, depth
+from mainstay.engine.waiters import CurrentWork, current_metadata, depth
 from mainstay.engine.waits import decode_pending, sign, wait_id, whole
 from mainstay.errors import Fenced, InternalError, MainstayError, ProcessPruned, StoreError
 from mainstay.model.codec import clean, encode, model_text
@@ -756,10 +756,10 @@ class ActiveCall(CallHost):
         """What one attempt is given, of a call whose first attempt started in `store`. The running task works for the
         call from here on."""
         run, shared, scope = self.run, self.shared, self.run.scope
-        self._loop = asyncio.get_running_loop()
+        self._loop, metadata = asyncio.get_running_loop(), current_metadata()
         if self._work is not None:
             self._work.end()  # that of its preparation
-        self._work = CurrentWork(shared.worker.id, (scope.session_id, scope.turn), depth=depth()).begin()
+        self._work = CurrentWork(shared.worker.id, (scope.session_id, scope.turn), False, depth(), metadata).begin()
         return ToolContext(
             session_id=scope.session_id,
             turn_id=run.turn_id,
@@ -771,6 +771,7 @@ class ActiveCall(CallHost):
             payload=ready.call.payload,
             host=self,
             store=store,
+            metadata=metadata,
         )
 
     def _close_context(self) -> tuple[Artifact, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from mainstay.errors import ToolError, quoted
+from mainstay.model.message import NO_METADATA, Metadata
 from mainstay.model.process import ParentEnd, WakePolicy
 from mainstay.model.tool import Artifact, PreparedCall, ToolSpec
 from mainstay.ports.services import ToolHost
@@ -60,6 +61,7 @@ class ToolContext(Generic[Deps]):
 
     `idempotency_key` is the same for every attempt of one call, also after a crash, independent of the arguments, and
     no other call's in any store: pass it to whatever you call, so that a repeated attempt can be recognised there.
+    `metadata` says whom the call is for: that of the session and of the input, as they held when the turn was opened.
     """
 
     __slots__ = (
@@ -76,6 +78,7 @@ class ToolContext(Generic[Deps]):
         "deferred",
         "deps",
         "generation",
+        "metadata",
         "payload",
         "session_id",
         "tool",
@@ -95,9 +98,11 @@ class ToolContext(Generic[Deps]):
         payload: Any = None,
         host: CallHost = _NO_HOST,
         store: str = "",
+        metadata: Metadata = NO_METADATA,
     ) -> None:
         self.session_id, self.turn_id, self.call_id, self.tool = session_id, turn_id, call_id, tool
         self.attempt, self.generation, self.payload = attempt, generation, payload
+        self.metadata = metadata
         # A tool that asks for deps is given them by its host; one that does not never looks.
         self.deps = cast(Deps, deps)
         self._host, self._store = host, store

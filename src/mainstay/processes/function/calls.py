@@ -37,6 +37,7 @@ from msgspec.structs import replace
 from mainstay.engine.admission import Needs
 from mainstay.engine.control import OutOfTime, SelfCancelled, TurnCancelled
 from mainstay.engine.retry import RetryPolicy
+from mainstay.engine.waiters import current_metadata
 from mainstay.errors import (
     Diverged,
     Fenced,
@@ -653,6 +654,7 @@ class StepRun:
             deps=self._host.deps,
             host=StepCallHost(self._progress),
             store=attempt.store,
+            metadata=current_metadata(),
         )
 
 

@@ -31,6 +31,7 @@ from mainstay.errors import (
 )
 from mainstay.lifecycle.process import PROGRESS, SIGNAL, check_args, check_signal, declared
 from mainstay.model.codec import clean, clean_text, decode, encode, encode_checked
+from mainstay.model.message import Metadata
 from mainstay.model.process import (
     Event,
     Failure,
@@ -129,6 +130,11 @@ class ProcessContext(Generic[Deps]):
     def attempt(self) -> int:
         """1, and one more for every worker that died on it."""
         return self._calls.row.attempts
+
+    @property
+    def metadata(self) -> Metadata:
+        """Whom it is for: the metadata of the turn or process that asked for it. The same in every run."""
+        return Metadata(self._calls.run.registration.metadata)
 
     @property
     def deps(self) -> Deps:

@@ -20,6 +20,7 @@ from mainstay.engine.control import TurnAborted
 from mainstay.engine.driver import Run
 from mainstay.engine.journal import load as load_records
 from mainstay.engine.journal import load_turns
+from mainstay.engine.waiters import current_metadata
 from mainstay.errors import Conflict, InvalidInput, PluginError, StaleSettings, TooDeep, Unavailable, UnknownTurn
 from mainstay.model import ids, validate
 from mainstay.model.codec import CopiedOnRead, clean_message, clean_text, copied, encode, encode_checked
@@ -124,6 +125,7 @@ class Children:
             prelude=prelude,
             output=request.output,
             depth=parent.depth + 1,
+            metadata=dict(current_metadata()) or parent.metadata,
         )
         encode_checked(settings, "what the child begins with")
         return settings

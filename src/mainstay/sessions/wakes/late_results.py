@@ -27,10 +27,10 @@ from mainstay.errors import BlobMissing, PluginFault, StoreDamaged
 from mainstay.lifecycle.process import ENDS
 from mainstay.model.codec import read_only_spec
 from mainstay.model.event import PluginEvent
-from mainstay.model.message import ToolCall
+from mainstay.model.message import Metadata, ToolCall
 from mainstay.model.plugin import EmitEvents, EmitTrace, kind_of
 from mainstay.model.process import ProcessRow, Wake, WakeRow
-from mainstay.model.session import Answer, SessionRow
+from mainstay.model.session import Answer, SessionRow, load_settings
 from mainstay.model.tool import Cancelled, Failed, Ok, OutputBudget, PreparedCall, ToolOutcome, ToolSpec
 from mainstay.model.transcript import shown_outcome
 from mainstay.observe.feed import TurnEvents
@@ -102,10 +102,11 @@ class LateResults:
 
     def _filters(self, row: SessionRow, setup: Setup | TurnAborted) -> Filters:
         base = (row.id, "", row.agent, self._parts.deps)
+        metadata = Metadata(load_settings(row.settings).metadata)
         if isinstance(setup, TurnAborted):
-            return Filters(Hooks("filter_value"), base, _log, setup.plugin)
+            return Filters(Hooks("filter_value"), base, _log, setup.plugin, metadata)
         assert setup.plugins is not None, "somebody has the hook"
-        return Filters(setup.plugins.hooks("filter_value"), base, _log)
+        return Filters(setup.plugins.hooks("filter_value"), base, _log, None, metadata)
 
     async def allowed_text(self, row: SessionRow, news: Sequence[WakeNews]) -> str:
         """What a session reads of its processes, as its plugins let it. Of those beyond the first few it reads the
@@ -162,6 +163,7 @@ class Showing:
         self._parts, self._agent, self._session_id, self._setup = parts, row.agent, row.id, setup
         self._call_id, self._tool, self._args = call_id, read_only_spec(tool), args
         self._services = SessionHost(parts, row.id, row.agent)
+        self._metadata = Metadata(load_settings(row.settings).metadata)
 
     async def vetted(self, outcome: ToolOutcome) -> ToolOutcome:
         """The outcome as `after_tool_call` leaves it."""
@@ -195,7 +197,16 @@ class Showing:
 
     def _context(self, outcome: ToolOutcome) -> ToolEndContext:
         base = (self._session_id, "", self._agent, self._services.deps)
-        return ToolEndContext(*base, self._services, self._call_id, self._tool, self._args, outcome, late=True)
+        return ToolEndContext(
+            *base,
+            self._services,
+            self._call_id,
+            self._tool,
+            self._args,
+            outcome,
+            late=True,
+            metadata=self._metadata,
+        )
 
     def _asides(self, given: decisions.Asides) -> None:
         for plugin, directive in given:

@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from mainstay.model.process import ProcessRow
-from mainstay.model.session import SessionRow
+from mainstay.model.session import SessionRow, labels_of
 from mainstay.model.write import ProcessFilter, SessionFilter
 
-Comparison: TypeAlias = Literal["=", ">=", "<", "starts with", "one of", "contains"]
+Comparison: TypeAlias = Literal["=", ">=", "<", "starts with", "one of", "contains", "contains all"]
 
 
 class Condition(NamedTuple):
     """`field` of a filter, compared with `attribute` of a row. "one of": the field lists values. "contains": the
-    attribute does."""
+    attribute does; "contains all": both do."""
 
     field: str
     comparison: Comparison
@@ -31,6 +31,9 @@ SESSIONS = (
     Condition("state", "=", "state"),
     Condition("prefix", "starts with", "id"),
     Condition("before", "<", "updated"),
+    Condition("since", ">=", "updated"),
+    Condition("metadata", "contains all", "labels"),
+    Condition("after", "<", "place"),
 )
 PROCESSES = (
     Condition("status", "one of", "state"),
@@ -54,6 +57,8 @@ SESSION_ATTRIBUTES: Mapping[str, Callable[[SessionRow], Any]] = {
     "state": lambda row: row.state,
     "id": lambda row: row.id,
     "updated": lambda row: row.updated,
+    "labels": lambda row: labels_of(row.settings),
+    "place": lambda row: (row.updated, row.sid),
 }
 PROCESS_ATTRIBUTES: Mapping[str, Callable[[ProcessRow], Any]] = {
     "state": lambda row: row.state,
@@ -84,18 +89,23 @@ HOLDS: dict[Comparison, Callable[[Any, Any], bool]] = {
     "starts with": lambda found, value: found.startswith(value),
     "one of": lambda found, value: found in value,
     "contains": lambda found, value: value in found,
+    "contains all": lambda found, value: found.issuperset(value),
 }
 
 
 def where(wanted: SessionFilter | ProcessFilter, attributes: Mapping[str, str]) -> tuple[list[str], list[Any]]:
     """The clauses of a WHERE and their arguments. An attribute that is compared by "contains" is a query of the values,
-    with a `?` for the one that is sought."""
+    with a `?` for each part of the one that is sought."""
     clauses, args = list[str](), list[Any]()
     for condition, value in _set(wanted):
         found = attributes[condition.attribute]
         match condition.comparison:
             case "=" if isinstance(value, bool):
                 clauses.append(f"{found} = {int(value)}")  # spelt out: only so is a partial index used
+                continue
+            case "<" if isinstance(value, tuple):
+                clauses.append(f"{found} < ({', '.join('?' * len(value))})")
+                args += value
                 continue
             case "=" | ">=" | "<":
                 clauses.append(f"{found} {condition.comparison} ?")
@@ -104,6 +114,11 @@ def where(wanted: SessionFilter | ProcessFilter, attributes: Mapping[str, str]) 
             case "one of":
                 clauses.append(f"{found} IN ({', '.join('?' * len(value))})")
                 args += value
+                continue
+            case "contains all":
+                for each in value:
+                    clauses.append(found)
+                    args += each
                 continue
             case "contains":
                 clauses.append(found)

@@ -257,6 +257,13 @@ class PutSettings(RowChange, frozen=True, gc=False):
     settings: bytes
 
 
+class PutLabels(RowChange, frozen=True, gc=False):
+    """All that a session can be found by, in place of what it was found by before."""
+
+    sid: int
+    labels: frozenset[tuple[str, str]]
+
+
 class DropSessionData(RowChange, frozen=True, gc=False):
     sid: int
 
@@ -424,6 +431,7 @@ OUTDATED: Mapping[type[RowChange], Kinds] = {
     AddSession: _SESSIONS,
     PutSession: _SESSIONS,
     PutSettings: frozenset({SessionById, SessionBySid}),
+    PutLabels: frozenset(),
     DropSessionData: frozenset({NodeAt, *_MAIL, InputByKey}),
     PutKey: frozenset({InputByKey}),
     AddNode: frozenset({NodeAt, OwnedTurn}),

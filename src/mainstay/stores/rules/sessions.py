@@ -10,6 +10,7 @@ from mainstay.errors import (
     InternalError,
     InvalidSessionId,
     KeyConflict,
+    MetadataConflict,
     SessionDeleted,
     SessionFull,
     StaleSettings,
@@ -28,7 +29,11 @@ from mainstay.model.session import (
     InboxRow,
     Node,
     SessionRow,
+    Settings,
     WaitRow,
+    dump_settings,
+    labels_of,
+    load_settings,
     settings_after_commit,
     settings_of_fork,
 )
@@ -78,6 +83,7 @@ from mainstay.stores.rules.rows import (
     PutDeaths,
     PutGrant,
     PutKey,
+    PutLabels,
     PutMail,
     PutNode,
     PutSession,
@@ -112,12 +118,16 @@ async def accept(tx: Transaction, write: Accept) -> Accepted:
             return Accepted(turn, row, opened=row.turn == turn, known=True)
         if row.next > MAX_TURN:
             raise SessionFull(row.id, MAX_TURN)
+        if write.metadata is not None and write.metadata != (stored := load_settings(row.settings).metadata):
+            raise MetadataConflict(row.id, write.metadata, stored)
     if write.blobs:
         await check_blobs(tx, write.blobs)
     opens = write.kind != "note" and (row is None or row.turn is None)
     created = row is None
     if row is None:
         row = SessionRow(await tx.number(NextSid()), write.session_id, write.agent, created=write.at)
+        if write.metadata:
+            row = _configured(tx, row, dump_settings(Settings(metadata=write.metadata)))
     turn, owner = row.next, write.worker if write.stuck is None else None
     if opens:
         row = replace(
@@ -459,6 +469,8 @@ async def configure(tx: Transaction, write: Configure) -> SessionRow:
 def _configured(tx: Transaction, row: SessionRow, settings: bytes) -> SessionRow:
     if settings != row.settings:
         tx.change(PutSettings(row.sid, settings))
+        if (labels := labels_of(settings)) != labels_of(row.settings):
+            tx.change(PutLabels(row.sid, labels))
     return replace(row, settings=settings)
 
 

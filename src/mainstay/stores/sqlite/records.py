@@ -344,7 +344,11 @@ def _asked(path: str) -> str:
     return f"coalesce(json_extract(CAST(substr({REGISTRATION}, 5) AS TEXT), '$.{path}'), '')"
 
 
-SESSION_COLUMNS = {name: name for name in ("agent", "state", "id", "updated")}
+SESSION_COLUMNS = {
+    **{name: name for name in ("agent", "state", "id", "updated")},
+    "labels": "sid IN (SELECT sid FROM labels WHERE key = ? AND value = ?)",
+    "place": "(updated, sid)",
+}
 PROCESS_COLUMNS = {
     "state": STATE,
     "live": "live",

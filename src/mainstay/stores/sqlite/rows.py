@@ -227,6 +227,11 @@ class SqlRows:
             (change.sid, with_checksum(change.sid, change.settings)),
         )
 
+    def put_labels(self, change: rows.PutLabels) -> None:
+        self._do("DELETE FROM labels WHERE sid = ?", (change.sid,))
+        for key, value in sorted(change.labels):
+            self._do("INSERT INTO labels (key, value, sid) VALUES (?, ?, ?)", (key, value, change.sid))
+
     async def sessions_owned_by(self, read: rows.SessionsOwnedBy) -> list[SessionRow]:
         return [session_row(r) for r in self._do(f"{OPEN_SESSIONS} AND owner = ?", (read.worker_id,))]
 
@@ -272,7 +277,7 @@ class SqlRows:
         sid = change.sid
         self.last, self.rewrote = (0, 0), True
         self._do("DELETE FROM nodes WHERE place BETWEEN ? AND ?", (sid << 36, ((sid + 1) << 36) - 1))
-        for table in ("inbox", "keys", "blobs", "settings"):
+        for table in ("inbox", "keys", "blobs", "settings", "labels"):
             self._do(f"DELETE FROM {table} WHERE sid = ?", (sid,))
 
     def refer_to_blobs(self, change: rows.ReferToBlobs) -> None:

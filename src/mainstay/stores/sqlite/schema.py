@@ -204,6 +204,18 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         )
         """,
     ),
+    5: (
+        # What sessions are found by: their metadata, a row for each key. `value` is JSON. The settings have the truth.
+        """
+        CREATE TABLE labels (
+            key TEXT NOT NULL,
+            value TEXT NOT NULL,
+            sid INTEGER NOT NULL,
+            PRIMARY KEY (key, value, sid)
+        ) WITHOUT ROWID
+        """,
+        "CREATE INDEX labels_of_session ON labels (sid)",
+    ),
 }
 
 VERSION = max(MIGRATIONS)

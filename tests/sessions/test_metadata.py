@@ -1,0 +1,261 @@
+"""Whom a session is for: kept with its first input, seen by all that its turns do, and what sessions are found by."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mainstay import Agent, Plugin, ProcessContext, ToolCall, ToolContext, process, tool
+from mainstay.errors import Conflict, InvalidInput, MetadataConflict
+from mainstay.model.llm import ModelRequest
+from mainstay.plugins.hooks import ToolCallContext
+from mainstay.testing import FunctionModel
+from tests.kit import Place
+
+pytestmark = pytest.mark.anyio
+
+Seen = list[tuple[str, dict[str, Any]]]
+
+
+def watched(seen: Seen) -> tuple[Agent[Any], Any]:
+    """An agent whose model, hook, tool and background process note whom they work for."""
+
+    @process
+    async def job(ctx: ProcessContext[Any]) -> str:
+        seen.append(("process", dict(ctx.metadata)))
+        await ctx.step(inside)
+        return "done"
+
+    @tool
+    async def inside(ctx: ToolContext[Any]) -> str:
+        """A tool as a step."""
+        seen.append(("step", dict(ctx.metadata)))
+        return "x"
+
+    @tool
+    async def work(ctx: ToolContext[Any]) -> str:
+        """Start something, and wait for it."""
+        seen.append(("tool", dict(ctx.metadata)))
+        handle = await ctx.start(job)
+        return str(await handle.result())
+
+    class Watch(Plugin):
+        id = "watch"
+
+        async def before_tool_call(self, ctx: ToolCallContext) -> None:
+            seen.append(("hook", dict(ctx.metadata)))
+
+    def model(request: ModelRequest) -> str | list[ToolCall]:
+        seen.append(("model", dict(request.metadata)))
+        return "done" if request.messages[-1].role == "tool" else [ToolCall("", "work", {})]
+
+    return Agent(FunctionModel(model), tools=[work], plugins=[Watch()]), job
+
+
+async def test_a_turn_and_all_that_it_does_see_the_metadata_of_its_session_and_its_input(
+    place: Place,
+) -> None:
+    seen: Seen = []
+    agent, job = watched(seen)
+    async with place.runtime(agent, processes=[job]) as runtime:
+        session = await runtime.session("a", metadata={"user": "u-17", "paying": True})
+        await session.run("go", metadata={"ip": "127.0.0.1"})
+
+    whom = {"user": "u-17", "paying": True, "ip": "127.0.0.1"}
+    assert [who for who, _ in seen] == ["model", "hook", "tool", "process", "step", "model"]
+    assert [found for _, found in seen] == [whom] * 6
+
+
+async def test_metadata_of_a_session_is_there_after_a_restart_and_that_of_an_input_is_not_the_next_ones(
+    place: Place,
+) -> None:
+    seen: Seen = []
+    agent, job = watched(seen)
+    async with place.runtime(agent, processes=[job]) as runtime:
+        await (await runtime.session("a", metadata={"user": "u-17"})).run("go", metadata={"ip": "127.0.0.1"})
+    seen.clear()
+    async with place.runtime(agent, processes=[job]) as runtime:
+        await (await runtime.session("a")).run("again")
+
+    assert {tuple(found.items()) for _, found in seen} == {(("user", "u-17"),)}
+
+
+async def test_opening_a_session_writes_nothing(place: Place) -> None:
+    async with place.runtime(Agent("scripted")) as runtime:
+        await runtime.session("a", metadata={"user": "u-17"})
+
+        assert await runtime.sessions.list() == []
+
+
+async def test_a_session_that_exists_is_opened_with_the_same_metadata_or_with_none(
+    place: Place,
+) -> None:
+    async with place.runtime(Agent(FunctionModel(lambda _: "ok"))) as runtime:
+        await (await runtime.session("a", metadata={"user": "u-17", "tenant": 4})).run("hello")
+
+        await (await runtime.session("a", metadata={"tenant": 4, "user": "u-17"})).run("the order does not matter")
+        await (await runtime.session("a")).run("hello")
+        with pytest.raises(MetadataConflict, match=r"'a' has other metadata .* in 'user'") as caught:
+            await runtime.session("a", metadata={"user": "u-18", "tenant": 4})
+        assert isinstance(caught.value, Conflict)
+        assert caught.value.stored == {"user": "u-17", "tenant": 4}
+
+
+@pytest.mark.parametrize("options", [None, {}])
+async def test_of_two_who_open_a_new_session_for_different_people_the_second_is_refused(
+    place: Place, options: dict[str, Any] | None
+) -> None:
+    async with place.runtime(Agent(FunctionModel(lambda _: "ok"))) as runtime:
+        one = await runtime.session("a", metadata={"user": "one"}, options=options)
+        two = await runtime.session("a", metadata={"user": "two"}, options=options)
+        await one.run("hello")
+
+        with pytest.raises(MetadataConflict):
+            await two.run("hello")
+        assert len(await one.history()) == 2
+        [row] = await runtime.sessions.list()
+        assert row.metadata == {"user": "one"}
+
+
+async def test_an_open_turn_keeps_what_it_was_opened_under_and_the_next_sees_the_update(
+    place: Place,
+) -> None:
+    seen: list[str] = []
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def wait(ctx: ToolContext[Any]) -> str:
+        """Wait."""
+        seen.append(str(ctx.metadata["user"]))
+        begun.set()
+        await go_on.wait()
+        return "ok"
+
+    def model(request: ModelRequest) -> str | list[ToolCall]:
+        seen.append(str(request.metadata["user"]))
+        return "done" if request.messages[-1].role == "tool" else [ToolCall("", "wait", {})]
+
+    async with place.runtime(Agent(FunctionModel(model), tools=[wait])) as runtime:
+        session = await runtime.session("a", metadata={"user": "old"})
+        first, second = await session.send("one"), await session.send("two")
+        await begun.wait()
+        await session.update(metadata={"user": "newer"})
+        await session.update(metadata={"user": "newest"}, title="A talk")
+        go_on.set()
+        await first.result()
+        await second.result()
+        [row] = await runtime.sessions.list(metadata={"user": "newest"})
+
+        assert seen == ["old", "old", "old", "newest", "newest", "newest"]
+        assert (row.id, row.title) == ("a", "A talk")
+        assert await runtime.sessions.list(metadata={"user": "old"}) == []
+
+
+async def test_sessions_are_found_by_all_of_the_given_metadata_and_page_by_page(place: Place) -> None:
+    async with place.runtime(Agent(FunctionModel(lambda _: "ok"))) as runtime:
+        for number in range(6):
+            whom = {"user": f"u-{number % 2}", "tenant": "x" if number < 4 else "y"}
+            await (await runtime.session(f"s-{number}", metadata=whom)).run("hello")
+        await (await runtime.session("plain")).run("hello")
+        listing = runtime.sessions.list
+        found = await listing(metadata={"user": "u-1"})
+        first = await listing(metadata={"user": "u-1"}, limit=2)
+        rest = await listing(metadata={"user": "u-1"}, limit=2, cursor=first[-1].cursor)
+
+        assert [row.id for row in found] == ["s-5", "s-3", "s-1"]
+        assert [row.id for row in first] + [row.id for row in rest] == ["s-5", "s-3", "s-1"]
+        assert [row.id for row in await listing(metadata={"user": "u-1", "tenant": "y"})] == ["s-5"]
+        assert await listing(metadata={"user": "nobody"}) == []
+        assert len(await listing(since=found[0].updated)) >= 1
+        assert len(await listing()) == 7
+
+
+async def test_values_of_different_types_are_different(place: Place) -> None:
+    async with place.runtime(Agent(FunctionModel(lambda _: "ok"))) as runtime:
+        for name, value in (("int", 1), ("float", 1.0), ("bool", True), ("text", "1")):
+            await (await runtime.session(name, metadata={"v": value})).run("hello")
+
+        for name, value in (("int", 1), ("float", 1.0), ("bool", True), ("text", "1")):
+            assert [row.id for row in await runtime.sessions.list(metadata={"v": value})] == [name]
+
+
+async def test_a_fork_is_for_the_same_person_and_a_deleted_session_is_found_no_more(
+    place: Place,
+) -> None:
+    async with place.runtime(Agent(FunctionModel(lambda _: "ok"))) as runtime:
+        session = await runtime.session("a", metadata={"user": "u-17"})
+        await session.run("hello")
+        await session.fork(session_id="b")
+        await runtime.sessions.delete("a")
+
+        assert [row.id for row in await runtime.sessions.list(metadata={"user": "u-17"})] == ["b"]
+
+
+async def test_the_same_key_with_other_metadata_is_another_input(place: Place) -> None:
+    async with place.runtime(Agent(FunctionModel(lambda _: "ok"))) as runtime:
+        session = await runtime.session("a")
+        await session.run("hello", key="k", metadata={"user": "one"})
+
+        assert (await session.send("hello", key="k", metadata={"user": "one"})).known
+        with pytest.raises(Conflict):
+            await session.send("hello", key="k", metadata={"user": "two"})
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ("u-17", "give a dict"),
+        ({"user": None}, "leave out the unknown"),
+        ({"user": ["u-17"]}, "text, a number or a truth value"),
+        ({"user": {"id": 1}}, "text, a number or a truth value"),
+        ({"user": float("nan")}, "text, a number or a truth value"),
+        ({"user": 2**70}, "text, a number or a truth value"),
+        ({"user": "\ud800"}, "text, a number or a truth value"),
+        ({"": "x"}, "a key is text of 1 to 64"),
+        ({7: "x"}, "a key is text of 1 to 64"),
+        ({"k" * 65: "x"}, "a key is text of 1 to 64"),
+        ({"mainstay.user": "x"}, "Mainstay's own"),
+        ({f"k{number}": 1 for number in range(33)}, "32 are the most"),
+        ({"text": "x" * 5000}, "4096 are the most"),
+    ],
+    ids=[
+        "no dict",
+        "null",
+        "list",
+        "nested",
+        "nan",
+        "huge",
+        "surrogate",
+        "no key",
+        "number",
+        "long",
+        "own",
+        "many",
+        "big",
+    ],
+)
+async def test_metadata_that_cannot_be_kept_is_refused_before_anything_is_written(
+    place: Place, metadata: Any, words: str
+) -> None:
+    async with place.runtime(Agent(FunctionModel(lambda _: "ok"))) as runtime:
+        with pytest.raises(InvalidInput, match=words):
+            await runtime.session("a", metadata=metadata)
+        session = await runtime.session("a")
+        for say in (session.run, session.send, session.steer):
+            with pytest.raises(InvalidInput, match=words):
+                await say("hello", metadata=metadata)
+        with pytest.raises(InvalidInput, match=words):
+            await session.update(metadata=metadata)
+        with pytest.raises(InvalidInput, match=words):
+            await runtime.sessions.list(metadata=metadata)
+
+        assert await runtime.sessions.list() == []
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "1", "1.x", "-1.2", "9" * 30 + ".1", 7])
+async def test_a_cursor_that_is_none_is_refused(place: Place, cursor: Any) -> None:
+    async with place.runtime(Agent("scripted")) as runtime:
+        with pytest.raises(InvalidInput, match="cursor"):
+            await runtime.sessions.list(cursor=cursor)
