@@ -43,7 +43,7 @@ from mainstay.observe.remote import LiveServer
 from mainstay.plugins.registry import engines_of
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TraceSink
-from mainstay.ports.store import OnDisk, Store
+from mainstay.ports.store import OnDisk, Store, WorkerSockets
 from mainstay.processes.function.engine import FunctionEngine, Process, by_definition
 from mainstay.processes.handle import CancelPolicy, ProcessCall, ProcessHandle, Startable
 from mainstay.processes.local import ExternalEngine, LocalEngine
@@ -168,7 +168,7 @@ class Runtime:
             made = isinstance(getattr(self._agents[agent], "model", None), str)
             await keep_open(definition.provider, connections, made)
         agents, functions, socket = tuple(definitions), tuple([each.definition for each in self._functions]), None
-        if (agents or functions) and isinstance(self._store, OnDisk):
+        if (agents or functions) and isinstance(self._store, WorkerSockets):
             socket = self._store.new_socket(name)
             if socket is not None:
                 opened.callback(self._store.remove_socket, socket)
@@ -249,7 +249,7 @@ class Runtime:
             models=models,
             limits=limits,
             feed=feed,
-            relay=Relay(feed, store, store if isinstance(store, OnDisk) else None, outcomes, background.spawn),
+            relay=Relay(feed, store, store if isinstance(store, WorkerSockets) else None, outcomes, background.spawn),
             deadlocks=dispatcher.deadlocks,
             cache=cache,
             archive=archive,

@@ -40,7 +40,7 @@ from mainstay.observe.remote import (
     Wrote,
     connect,
 )
-from mainstay.ports.store import OnDisk, Store
+from mainstay.ports.store import Store, WorkerSockets
 
 log = logging.getLogger("mainstay.observe")
 
@@ -164,7 +164,7 @@ class Relay:
         self,
         feed: Feed,
         store: Store,
-        sockets: OnDisk | None,
+        sockets: WorkerSockets | None,
         turns: LocalTurns,
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
     ) -> None:

@@ -1,7 +1,7 @@
 """Live events over a socket: from the worker that runs a turn to other Runtimes on this machine.
 
-A worker listens on a socket that its store gives it (`OnDisk.new_socket`) and its row names. The socket is its owner's
-alone, and each end asks the kernel which user the other one is before it sends anything.
+A worker listens on a socket that its store gives it (`WorkerSockets.new_socket`) and its row names. The socket is its
+owner's alone, and each end asks the kernel which user the other one is before it sends anything.
 
 Frames are a length of four bytes and JSON. The reader begins with `Hello`; then it may ask:
 

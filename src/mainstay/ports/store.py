@@ -192,11 +192,8 @@ class WorkerSocket(Struct, frozen=True):
 
 
 @runtime_checkable
-class OnDisk(Protocol):
-    """What a store can do that lives in a file of its own. `location` is that file."""
-
-    @property
-    def location(self) -> str: ...
+class WorkerSockets(Protocol):
+    """What a store can do whose workers are on one machine: give each a socket, where others read its live events."""
 
     def new_socket(self, worker_id: str) -> WorkerSocket | None:
         """Where a worker of this store is to listen; None where there can be no socket."""
@@ -207,6 +204,14 @@ class OnDisk(Protocol):
         ...
 
     def remove_socket(self, where: WorkerSocket) -> None: ...
+
+
+@runtime_checkable
+class OnDisk(Protocol):
+    """What a store can do that lives in a file of its own. `location` is that file."""
+
+    @property
+    def location(self) -> str: ...
 
     async def backup(self, to: str, tell: Tell) -> None:
         """Copy it, with its blobs, while it is used. The copy is there whole or not at all, and is `held`."""
