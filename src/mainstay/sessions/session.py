@@ -151,6 +151,8 @@ class Session(Generic[T_co]):
         own = None if metadata is None else validate.metadata(metadata)
         accepted = await self._parts.inbox.accept(self.id, self.agent, said, "queue", key, choice, own, self._metadata)
         self._metadata = None
+        if accepted.row.owner != self._parts.worker.id:
+            self._parts.relay.announce_write()
         if timeout is None:
             return self.read(await self._parts.outcomes.wait(self.id, accepted.turn, accepted.known, host=True))
         try:
