@@ -169,6 +169,12 @@ def test_not_a_number_comes_back_too() -> None:
     assert back[1] == 1.0
 
 
+def test_a_bool_is_an_int_where_an_int_is_declared() -> None:
+    back = value_codec(int).from_json(value_codec(int).store(True))
+
+    assert (back, type(back)) == (1, int)
+
+
 class Client:
     """No data: nothing could make one of JSON."""
 

@@ -67,6 +67,8 @@ class ValueCodec:
         members of a union look alike as JSON."""
         if type(value) is self._scalar:
             return clean(value)
+        if self._scalar is int and type(value) is bool:
+            return int(value)  # a bool is an int to type checkers, and comes back as one
         plain = to_json(value)
         try:
             back = self._read(plain)
