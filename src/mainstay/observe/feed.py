@@ -168,6 +168,16 @@ class Channel:
         self._hearsay.add(self.next)
         self.publish(kind, turn_id, fields)
 
+    def publish_gap(self, reason: str, turn: str = "") -> None:
+        """Publish a gap in what came from another worker, or before the end of a `turn` that the store tells of."""
+        last = turn or (turn_id(self.session_id, self.head) if self.head else "")
+        self.relayed = ""
+        self.publish_hearsay(Gap, turn, {"reason": reason, "last_committed": last})
+
+    def set_head(self, head: int) -> None:
+        """Readers know of the turns up to this one, and are to be told of those after it."""
+        self.head = head
+
     def relay(self, event: AnyEvent) -> None:
         """Publish an event of another worker. It is sent to no other Runtime: those follow that worker themselves."""
         self._hearsay.add(self.next)

@@ -126,7 +126,7 @@ class Followed:
                 return False
             self.retract("another worker took the turn over")
         if not begins and number >= self.whole:
-            self.gap("the turn had begun before its events could be asked for")
+            self.channel.publish_gap("the turn had begun before its events could be asked for")
         self.source, self.turn, self.under_way, self.step = worker_id, event.turn_id, True, -1
         self.told, self.whole = number, max(self.whole, number + 1)
         if begins:
@@ -139,19 +139,13 @@ class Followed:
             self.channel.publish_hearsay(Retracted, self.turn, {"step": self.step, "reason": reason})
         self.step, self.under_way = -1, False
 
-    def gap(self, reason: str) -> None:
-        head = self.channel.head
-        last = turn_id(self.channel.session_id, head) if head else ""
-        self.channel.relayed = ""
-        self.channel.publish_hearsay(Gap, "", {"reason": reason, "last_committed": last})
-
     def bereave(self, worker_id: str) -> None:
         """A worker is dead."""
         self.cursors.pop(worker_id, None)
         self.subscribed.discard(worker_id)
         if self.source == worker_id and self.under_way:
             self.under_way, self.step, self.source = False, -1, ""
-            self.gap(f"worker {worker_id} died while it ran the turn: what it had not sent is lost")
+            self.channel.publish_gap(f"worker {worker_id} died while it ran the turn: what it had not sent is lost")
 
 
 class Relay:
@@ -197,13 +191,13 @@ class Relay:
             position, wanted = wanted.position, None
         is_first = session_id not in self._followed
         if is_first and wanted is not None and wanted.turn is not None and not channel.readers:
-            channel.head = row.head if wanted.turn > row.head else wanted.turn - 1
+            channel.set_head(row.head if wanted.turn > row.head else wanted.turn - 1)
         self._feed.behind(session_id, row.head)
         followed = await self.follow(session_id, row, wanted if is_first else None, cursor)
         try:
             if wanted is not None and is_first:
                 if wanted.incarnation not in followed.subscribed and (reason := self._is_missing(wanted, row)):
-                    channel.head = max(channel.head or 0, row.head)
+                    channel.set_head(max(channel.head or 0, row.head))
                     position = channel.first
                 await self.announce_missed(session_id)
             elif wanted is not None and (found := channel.after(cursor)) is not None:
@@ -347,7 +341,7 @@ class Relay:
             followed.subscribed.discard(worker_id)
             return
         if isinstance(done, Done) and done.lost:
-            followed.gap(done.lost)
+            followed.channel.publish_gap(done.lost)
 
     def receive(self, worker_id: str, event: AnyEvent) -> None:
         followed = self._followed.get(event.session_id)
@@ -427,8 +421,7 @@ class Relay:
                 name, why = turn_id(session_id, row.head), "another process worked on the session"
                 if self._unreachable:
                     why += f", and its events cannot be read: {next(iter(self._unreachable.values()))}"
-                channel.relayed = ""
-                channel.publish_hearsay(Gap, name, {"reason": why, "last_committed": name})
+                channel.publish_gap(why, name)
                 channel.mark(TurnCommitted, name, 0)
                 channel.publish_hearsay(TurnCommitted, name, {"outcome": outcome})
 
