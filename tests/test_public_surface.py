@@ -16,6 +16,7 @@ PUBLIC = [
     "Agent",
     "Audio",
     "Budget",
+    "Caller",
     "Document",
     "FileRef",
     "Image",

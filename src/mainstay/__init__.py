@@ -7,7 +7,7 @@ change in any release.
 
 from mainstay.agent import Agent
 from mainstay.errors import MainstayError, Retry, ToolError, TurnFailed
-from mainstay.model.agent import Budget
+from mainstay.model.agent import Budget, Caller
 from mainstay.model.llm import ModelRequest, ModelResponse, ModelSettings, RateLimit, Usage
 from mainstay.model.message import Audio, Document, FileRef, Image, Message, ToolCall, ToolResult
 from mainstay.model.tool import ProviderTool
@@ -30,6 +30,7 @@ __all__ = [
     "Agent",
     "Audio",
     "Budget",
+    "Caller",
     "Document",
     "FileRef",
     "Image",

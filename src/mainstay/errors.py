@@ -74,6 +74,7 @@
     │   ├── LiveEventsUnavailable a worker's events can be read only from the store
     │   └── ProviderUnavailable its agent, and so its model, is not part of this Runtime
     ├── ProviderError         a model call failed; `retryable` says what happens next
+    ├── DepsFailed            the function of `Runtime(deps=…)` made no objects for a run
     ├── ScriptExhausted       a scripted model has no answer left, or answers left over
     └── InternalError         our bug
 
@@ -844,6 +845,20 @@ class ProviderError(MainstayError):
         if code is not None:
             self.code = code
         super().__init__(message)
+
+
+class DepsFailed(MainstayError):
+    """The function that makes `ctx.deps` raised, or returned what is no object of its own.
+
+    A turn with no record ends as `Failed("deps_failed", …)`. A turn with records and a process are set aside with this
+    as the reason: they go on where they were, once the function is mended and they are resumed.
+    """
+
+    code = "deps_failed"
+
+    def __init__(self, reason: str, session_id: str = "") -> None:
+        self.reason, self.session_id = reason, session_id
+        super().__init__(f"the deps function made no objects for this run: {reason}")
 
 
 class ScriptExhausted(MainstayError):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeVar, overload
 
 from msgspec.structs import replace
 
+from mainstay.engine.deps import function_of_caller
 from mainstay.engine.host import SystemClock, SystemRandom
 from mainstay.engine.lease import LeaseTerms, Pulse, Worker
 from mainstay.engine.rate_limits import RateLimits
@@ -116,7 +117,9 @@ class Runtime:
         self._random: Random = SystemRandom() if random is None else able(random, "random", "bits")
         self._trace = None if trace is None else able(trace, "trace", "write")
         self._cancel_policy = None if cancel_policy is None else able(cancel_policy, "cancel_policy", "cancel")
-        self._deps, self._recover = deps, validate.flag(recover, "recover", InvalidDefinition)
+        self._make_deps = function_of_caller(deps, "deps")
+        self._deps = deps if self._make_deps is None else None
+        self._recover = validate.flag(recover, "recover", InvalidDefinition)
         self._grace = validate.seconds(grace, "grace", InvalidDefinition)
         self._concurrency = validate.count(concurrency, "concurrency", 1, InvalidDefinition)
         self._cache_bytes = validate.count(cache_bytes, "cache_bytes", 0, InvalidDefinition)
@@ -209,7 +212,7 @@ class Runtime:
             services=lambda run: SessionHost(parts, run.scope.session_id, run.agent.name, run),
             handles=lambda run, call_id: environments.for_call(run, call_id),
         )
-        dispatcher = Dispatcher(store, worker, clock, random, self._deps, calls)
+        dispatcher = Dispatcher(store, worker, clock, random, self._deps, calls, self._make_deps)
         archive = Archive(store, definitions)
         cache: SessionCache[SessionTask] = SessionCache(archive, self._cache_bytes)
         outcomes = TurnOutcomes(store, worker, definitions, cache, archive, dispatcher.deadlocks, activity)
@@ -260,6 +263,7 @@ class Runtime:
             processes=processes,
             tasks=tasks,
             deps=self._deps,
+            make_deps=self._make_deps,
             traces=self._trace,
         )
         allowed_text = LateResults(parts).allowed_text

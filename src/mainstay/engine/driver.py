@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from mainstay.engine.control import Control, TurnAborted, TurnCancelled
 from mainstay.engine.journal import TurnJournal
 from mainstay.errors import TurnFull
-from mainstay.model.effect import Aborted, CancelTurn, Effect, Finish, NoRoom
+from mainstay.model.effect import Aborted, CancelTurn, Effect, Finish, NoDeps, NoRoom
 from mainstay.model.ids import MAX_ORDINAL
 from mainstay.model.message import Message
 from mainstay.model.outcome import Outcome, PendingCall
@@ -51,6 +51,7 @@ class Run:
     takeovers since the newest record: a model call then in flight was asked before. `history` is what a model is shown
     of the past. `held` belongs to the tools: what was prepared and reserved for calls whose start is recorded. `hooks`
     is what plugins do to the turn, if they do anything. `children`: it has started processes that end with it.
+    `deps` are the live objects of this run.
     """
 
     __slots__ = (
@@ -59,6 +60,7 @@ class Run:
         "children",
         "clock",
         "control",
+        "deps",
         "events",
         "found",
         "held",
@@ -88,11 +90,12 @@ class Run:
         history: list[Message],
         interrupted: int = 0,
         hooks: Callable[[Run], TurnHooks] | None = None,
+        deps: Any = None,
     ) -> None:
         self.scope, self.machine, self.journal = scope, machine, journal
         self.events, self.clock, self.agent = events, clock, agent
         self.records, self.history, self.interrupted = records, history, interrupted
-        self.turn_id = machine.state.turn_id
+        self.turn_id, self.deps = machine.state.turn_id, deps
         self.control = Control()
         self.held: dict[str, Any] = {}
         self.issues: list[Issue] = []
@@ -132,6 +135,18 @@ class Run:
     def use(self, agent: Any) -> None:
         """Go on with another definition of the agent: its tools were switched by the turn itself."""
         self.agent = agent
+
+    def give(self, deps: Any) -> None:
+        """The live objects of this run are made: tools and hooks see them from here on."""
+        self.deps = deps
+        if self.hooks is not None:
+            self.hooks.give(deps)
+
+    def without_deps(self, failed: str | None = None) -> None:
+        """There are no live objects, and so no hook is called. The turn ends: it is cancelled, or has `failed`."""
+        self.hooks = None
+        if failed is not None:
+            self.machine.receive(NoDeps(failed))
 
     def show(self, history: list[Message]) -> None:
         """From the next model call on, show this in place of the past."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from mainstay.errors import InvalidDefinition, quoted
+from mainstay.model.message import NO_METADATA, Metadata
 from mainstay.model.tool import OutputBudget
 
 MOST = 2**53
@@ -41,6 +42,18 @@ class Budget(Struct, frozen=True, gc=False, omit_defaults=True):
             value = getattr(self, name)
             if value is not None and not (type(value) in (int, float) and 0 <= value < MOST):
                 raise InvalidDefinition(f"a budget of {quoted(value)} {name} is not usable: give 0 or more, or None")
+
+
+class Caller(Struct, frozen=True):
+    """What a run works for: what a function of `Runtime(deps=…)` and of `Agent(instructions=…)` is given.
+
+    `session_id` and `agent` are those of the turn; of a process, those of the session that asked for it, "" where the
+    host did. `metadata` is what held when the turn was opened, or the process started.
+    """
+
+    session_id: str = ""
+    agent: str = ""
+    metadata: Metadata = NO_METADATA
 
 
 class AgentSpec(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -120,10 +120,16 @@ class NoRoom(Struct, frozen=True, gc=False, tag="no_room"):
     """The turn has used the records that it can have, up to those that its end takes."""
 
 
+class NoDeps(Struct, frozen=True, gc=False, tag="no_deps"):
+    """The objects that the turn runs with could not be made, before it did anything."""
+
+    reason: str
+
+
 class TimeIsUp(Struct, frozen=True, gc=False, tag="time_is_up"):
     """The budget's seconds were spent in the middle of a model call."""
 
 
 Received: TypeAlias = (
-    Replied | Started | Faltered | Ended | Delivery | GaveUp | TimeIsUp | NoRoom | Aborted | CancelTurn
+    Replied | Started | Faltered | Ended | Delivery | GaveUp | TimeIsUp | NoRoom | NoDeps | Aborted | CancelTurn
 )

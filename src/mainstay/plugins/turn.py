@@ -137,7 +137,7 @@ class TurnPlugins:
     def __init__(self, run: Run, session: PluginSession, kept: Kept, host: TurnServices, issues: list[Issue]) -> None:
         self._run, self._session, self._kept, self._host = run, session, kept, host
         self._table = table = session.table
-        self._base = (run.scope.session_id, run.turn_id, run.agent.name, host.deps)
+        self._base = (run.scope.session_id, run.turn_id, run.agent.name, run.deps)
         self._metadata = current_metadata()
         self._stateful = [plugin for plugin, _ in table["snapshot"].entries] if "snapshot" in table else []
         self._stream: Transformed | None = None
@@ -153,6 +153,12 @@ class TurnPlugins:
         self.looks = self.judges or self.projects
         filtering = table.get("filter_value")
         self.filters = None if filtering is None else Filters(filtering, self._base, self._report, None, self._metadata)
+
+    def give(self, deps: Any) -> None:
+        session_id, turn_id, agent, _ = self._base
+        self._base = session_id, turn_id, agent, deps
+        if self.filters is not None:
+            self.filters = Filters(self._table["filter_value"], self._base, self._report, None, self._metadata)
 
     # ------------------------------------------------------------------ a turn begins
 

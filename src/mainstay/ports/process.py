@@ -157,7 +157,7 @@ class EngineHost(Protocol):
 
     @property
     def deps(self) -> Any:
-        """Live objects of the host."""
+        """Live objects of the host that all runs share; None where they are made for each run (`EngineRun.deps`)."""
         ...
 
     async def start_child(
@@ -208,6 +208,11 @@ class EngineRun(Protocol):
 
     @property
     def host(self) -> EngineHost: ...
+
+    @property
+    def deps(self) -> Any:
+        """Live objects of the host for this run: `ctx.deps`."""
+        ...
 
     @property
     def journal(self) -> EngineJournal: ...
@@ -297,7 +302,8 @@ class EngineRun(Protocol):
 class Engine(Protocol):
     """Runs the processes of one kind.
 
-    One that has `draft` too (`Drafts`) says what `runtime.start` may be given besides a registration.
+    One that has `draft` too (`Drafts`) says what `runtime.start` may be given besides a registration. Where the host's
+    live objects are made for each run, one with `uses_deps = False` is run without them.
     """
 
     @property

@@ -357,6 +357,10 @@ class TurnHooks(Protocol):
         """Whether a plugin could make the conversation before this turn shorter."""
         ...
 
+    def give(self, deps: Any) -> None:
+        """The live objects of this run are made: hooks see them from here on."""
+        ...
+
     async def shrink(self) -> bool:
         """Make it shorter, because the model refuses it as too long; False when that cannot be done."""
         ...

@@ -66,6 +66,7 @@ class LocalEngine:
     """
 
     kind = KIND
+    uses_deps = False
 
     def __init__(self, store: Store, worker_id: str, alive: Callable[[], set[str] | None]) -> None:
         self._store, self._worker_id, self.alive = store, worker_id, alive
@@ -160,6 +161,7 @@ class ExternalEngine:
     """Registers external work, and runs none."""
 
     kind = "external"
+    uses_deps = False
 
     def knows(self, registration: Registration) -> bool:
         return False

@@ -311,7 +311,7 @@ class ProcessRun(Generic[H]):
         self.resumed = row.record.first_started is not None
         self.scope = ProcessScope(row.id, row.pid, owner, row.generation)
         self.journal = ProcessJournal(host.store, self.scope, row, host.clock, host.announce)
-        self.control = Control()
+        self.control, self.deps = Control(), host.deps
         self._listener: ProcessListener | None = None
         self.placed, self.resting = True, False
         self.parked = self.leaving = self.written_about = self._over = False

@@ -387,7 +387,7 @@ class ToolWork:
             tool=self._spec.name,
             attempt=self.attempts,
             generation=run.scope.generation,
-            deps=self._home.deps,
+            deps=run.deps,
             payload=self._ready.call.payload,
             host=ProcessCallHost(progress, artifacts, self._extras.services, self._extras.handles),
             store="" if first is None else first.store,

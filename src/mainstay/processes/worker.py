@@ -24,9 +24,10 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from mainstay.engine.admission import Capacity, Needs
+from mainstay.engine.deps import RunDeps
 from mainstay.engine.host import ClockSkew
 from mainstay.engine.runner import Mode, ScopeRunner, Supervisor
-from mainstay.engine.waiters import CurrentWork, Waiters, in_hand
+from mainstay.engine.waiters import CurrentWork, Waiters, current_metadata, in_hand
 from mainstay.errors import (
     Fenced,
     InvalidDefinition,
@@ -36,9 +37,10 @@ from mainstay.errors import (
     UnknownProcess,
     quoted,
 )
+from mainstay.model.agent import Caller
 from mainstay.model.codec import error_text
 from mainstay.model.message import Metadata
-from mainstay.model.process import Cancelled, ProcessOutcome, ProcessRow, Registration
+from mainstay.model.process import Cancelled, ProcessOutcome, ProcessRow, Registration, SessionOrigin
 from mainstay.model.session import CancelRequest, Offers
 from mainstay.model.write import (
     Cancel,
@@ -104,6 +106,7 @@ class ProcessWorker:
         self.worker, self.store, self.clock = dispatcher.worker, dispatcher.store, dispatcher.clock
         self.id = self.worker.id
         self.random, self.threads, self.deps = dispatcher.random, dispatcher.threads, dispatcher.deps
+        self.make_deps = dispatcher.make_deps
         self.admission, self.deadlocks, self.skew = dispatcher.admission, dispatcher.deadlocks, ClockSkew(self.clock)
         self._supervisor, self.mode, self.passive = supervisor, mode, passive
         self.place_needs: Needs = (Capacity(PLACE, concurrency),)
@@ -500,7 +503,9 @@ class ProcessTask(ProcessRun[ProcessWorker]):
             self.cancel(self.row.record.cancel)
         try:
             try:
-                outcome: ProcessOutcome = await worker.engines[self.registration.kind].run(self)
+                engine = worker.engines[self.registration.kind]
+                made = worker.make_deps is not None and getattr(engine, "uses_deps", True)
+                outcome: ProcessOutcome = await (self._run_with_deps(engine) if made else engine.run(self))
             except CancelRequested as asked:
                 outcome = Cancelled(asked.request.by, asked.request.reason)
             worker.ended((await self.journal.settle(outcome)).row)
@@ -513,6 +518,30 @@ class ProcessTask(ProcessRun[ProcessWorker]):
             raise InvalidDefinition(f"its engine raised {type(error).__name__}: {error_text(error)}") from error
         finally:
             work.end()
+
+    async def _run_with_deps(self, engine: Engine) -> ProcessOutcome:
+        """Run it with live objects of its own, which are left at its end and where it leaves memory."""
+        worker, origin = self.host, self.registration.origin
+        session_id = origin.session_id if isinstance(origin, SessionOrigin) else ""
+        row = await worker.store.session(session_id) if session_id else None
+        assert worker.make_deps is not None
+        caller = Caller(session_id, "" if row is None else row.agent, current_metadata())
+        deps = RunDeps(worker.make_deps, caller, worker.random)
+        try:
+            self.deps = await deps.enter(self.guard, self._wait_for_deps)
+            outcome = await engine.run(self)
+        except BaseException as error:  # the host's objects are left however the run ends
+            await deps.leave(error)
+            raise
+        await deps.leave()
+        return outcome
+
+    async def _wait_for_deps(self, seconds: float) -> None:
+        """Wait without a place: processes whose objects can be made run meanwhile."""
+        self.rest()
+        await self.host.clock.sleep(seconds)
+        self.rest(False)
+        await self.place()
 
     async def give_back(self) -> None:
         """Give it up for another worker, with what has happened written down."""

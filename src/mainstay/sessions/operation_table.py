@@ -13,6 +13,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import reduce
 from operator import or_
 from types import UnionType
@@ -203,6 +204,7 @@ class OperationSeams(Struct, frozen=True):
     emit: Callable[[str, str, tuple[Any, ...]], None]
     deps: Any = None
     start: StartTask | None = None
+    make_deps: Callable[[str | None], AbstractAsyncContextManager[Any]] | None = None
 
 
 class TaskRun(Struct, frozen=True):
@@ -211,6 +213,7 @@ class TaskRun(Struct, frozen=True):
     process_id: str
     attempt: int
     progress: Callable[[Any], None]
+    deps: Any = None
 
 
 class Operations:
@@ -259,13 +262,22 @@ class Operations:
         kwargs = operation.bind(args)
         if kind == "task":
             return await self._start(operation, args, session)
+        if self._seams.make_deps is None:
+            return await self._answer(operation, kwargs, session, self._seams.deps)
+        async with self._seams.make_deps(session) as deps:
+            return await self._answer(operation, kwargs, session, deps)
+
+    async def _answer(
+        self, operation: Operation, kwargs: dict[str, Any], session: str | None, deps: Any
+    ) -> OperationOutcome:
+        """What a query or a command says."""
         plugins = None if session is None else await self._seams.instances(session)
         plugin = operation.plugin if plugins is None else _instance(operation, plugins)
         host = self._seams.host(session)
-        if kind == "query":
-            ctx = QueryContext(session, self._seams.agent, self._seams.deps, ReadOnly(host))
+        if operation.definition.kind == "query":
+            ctx = QueryContext(session, self._seams.agent, deps, ReadOnly(host))
             return _read_query(operation, await operation.invoke(plugin, kwargs, ctx))
-        told = CommandContext(session, self._seams.agent, self._seams.deps, host)
+        told = CommandContext(session, self._seams.agent, deps, host)
         return await self._act(operation, session, plugins, operation.invoke(plugin, kwargs, told))
 
     async def _start(self, operation: Operation, args: Args, session: str | None) -> OperationOutcome:
@@ -284,7 +296,7 @@ class Operations:
         told = TaskContext(
             session,
             self._seams.agent,
-            self._seams.deps,
+            task.deps,
             self._seams.host(session),
             task.process_id,
             task.attempt,

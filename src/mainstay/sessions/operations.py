@@ -8,14 +8,16 @@ decides what becomes of it when its Runtime dies: `once`, the default, is given 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.engine.control import SelfCancelled
+from mainstay.engine.control import Control, SelfCancelled
+from mainstay.engine.deps import RunDeps
 from mainstay.engine.journal import write_referring
 from mainstay.errors import (
     Conflict,
@@ -30,9 +32,10 @@ from mainstay.errors import (
     UnknownSession,
 )
 from mainstay.model import validate
+from mainstay.model.agent import Caller
 from mainstay.model.event import PluginEvent
 from mainstay.model.ids import check_session_id, turn_id
-from mainstay.model.message import Message
+from mainstay.model.message import NO_METADATA, Message, Metadata
 from mainstay.model.plugin import PluginSnapshot
 from mainstay.model.process import Cancelled, Failure, ProcessOutcome, ProcessRecovery, Registration, Success
 from mainstay.model.session import SessionRow, Settings, dump_settings, load_settings
@@ -83,7 +86,7 @@ class OperationEngine:
 
     async def run(self, run: EngineRun) -> ProcessOutcome:
         asked = run.registration
-        task = TaskRun(asked.id, run.attempt, run.progress)
+        task = TaskRun(asked.id, run.attempt, run.progress, run.deps)
         try:
             operations = self._operations(asked.input["agent"])
         except RuntimeClosed:
@@ -164,10 +167,27 @@ class RuntimeOperations:
                 self._emit,
                 self._parts.deps,
                 functools.partial(self._start, agent),
+                None if self._parts.make_deps is None else functools.partial(self._deps, agent),
             ),
         )
 
     # ------------------------------------------------------------------ seams
+
+    @contextlib.asynccontextmanager
+    async def _deps(self, agent: str, session_id: str | None) -> AsyncGenerator[Any]:
+        """Live objects for one query or command, which belongs to no run."""
+        parts = self._parts
+        assert parts.make_deps is not None
+        row = None if session_id is None else await parts.store.session(session_id)
+        metadata = NO_METADATA if row is None else Metadata(load_settings(row.settings).metadata)
+        deps = RunDeps(parts.make_deps, Caller(session_id or "", agent, metadata), parts.random)
+        made = await deps.enter(Control().guard, parts.clock.sleep)
+        try:
+            yield made
+        except BaseException as error:  # the host's objects are left however the operation ends
+            await deps.leave(error)
+            raise
+        await deps.leave()
 
     def _host(self, agent: str, session_id: str | None) -> SessionHost:
         return SessionHost(self._parts, session_id or "", agent)

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from mainstay.engine.deps import Make
 from mainstay.engine.driver import Run
 from mainstay.engine.lease import Worker
 from mainstay.engine.rate_limits import RateLimits
@@ -54,6 +55,7 @@ class SessionParts(Struct, frozen=True):
     processes: ProcessService
     tasks: TaskTable
     deps: Any
+    make_deps: Make | None
     traces: TraceSink | None
 
     def mint(self, prefix: str) -> str:

@@ -210,6 +210,7 @@ class TurnEngine:
     """Runs agents as processes."""
 
     kind = KIND
+    uses_deps = False
 
     def __init__(self, parts: SessionParts, work: ProcessWorker) -> None:
         self._parts, self._work, self._store, self._clock = parts, work, parts.store, parts.clock

@@ -22,17 +22,19 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.engine.control import TurnAborted
+from mainstay.engine.control import TurnAborted, TurnCancelled
+from mainstay.engine.deps import RunDeps
 from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
 from mainstay.engine.journal import TurnJournal, load, taken
 from mainstay.engine.lease import Worker
 from mainstay.engine.model_call import ModelCaller
 from mainstay.engine.rate_limits import RateLimits
 from mainstay.engine.runner import Activity, Mode, ScopeRunner, Supervisor
-from mainstay.engine.waiters import CurrentWork, set_origin
-from mainstay.errors import Fenced, SessionDeleted, StoreDamaged, StoreUnavailable, TurnFailed
+from mainstay.engine.waiters import CurrentWork, current_metadata, set_origin
+from mainstay.errors import DepsFailed, Fenced, SessionDeleted, StoreDamaged, StoreUnavailable, TurnFailed
 from mainstay.graph.commit import End, ledger
 from mainstay.graph.view import View
+from mainstay.model.agent import Caller
 from mainstay.model.effect import CallModel, CancelTurn, Checkpoint, Delivery, Effect, RunTools
 from mainstay.model.event import InputDelivered, TurnCommitted, TurnStarted
 from mainstay.model.ids import turn_id
@@ -228,7 +230,9 @@ class Turns:
         """Answer hosts that wait for a turn of this session, which cannot begin now."""
         _ = self._supervisor.spawn(self.outcomes.answer_queued(session_id), f"queued in {session_id}")
 
-    async def turn(self, task: SessionTask, row: SessionRow, scope: TurnScope) -> SessionRow | None:
+    async def turn(  # noqa: C901, PLR0915  # a turn from its row to its end, in one place
+        self, task: SessionTask, row: SessionRow, scope: TurnScope
+    ) -> SessionRow | None:
         """One turn; the session's row after its commit, or None when it was parked or given back."""
         opening, resident = task.opening, task.session
         records: list[Record] = [opening] if opening is not None else await self._load(row, scope)
@@ -258,6 +262,8 @@ class Turns:
             if refused is not None:
                 await self._dispatcher.conclude(run, refused.plugin)
                 run.abort(refused)
+            elif self._dispatcher.make_deps is not None:
+                await self._give_deps(task, run)
             end = await self._drive(run, row)
         except Leaving:
             self._dispatcher.withdraw(run)
@@ -276,8 +282,26 @@ class Turns:
                 resident.keep_setup(setup)
             plugins = plugins_of(run) if run.hooks is not None and run.hooks.after_commit else None
             late = [] if plugins is None else await plugins.persisted(end.end.outcome)
+        if task.deps is not None:
+            await task.leave_deps(None)
         after = self._ended(run, view, end, late)
         return await self._ports.between(after) if after is not None and after.id in self._ports.blocked else after
+
+    async def _give_deps(self, task: SessionTask, run: Run) -> None:
+        """Make the live objects of this run. Raises DepsFailed where the turn has done something before."""
+        dispatcher, name = self._dispatcher, run.agent.name
+        assert dispatcher.make_deps is not None
+        caller = Caller(run.scope.session_id, name, current_metadata())
+        deps = task.deps = RunDeps(dispatcher.make_deps, caller, dispatcher.random)
+        try:
+            run.give(await deps.enter(run.control.guard, self.clock.sleep))
+        except TurnCancelled:
+            run.without_deps()
+        except DepsFailed as failed:
+            if run.resumed:
+                raise
+            log.warning("turn %s fails: %s", run.turn_id, failed)
+            run.without_deps(str(failed))
 
     async def _load(self, row: SessionRow, scope: TurnScope) -> list[Record]:
         """The records of a turn that is ours as far as `row` tells. Raises Fenced where it is over meanwhile."""
@@ -320,7 +344,10 @@ class Turns:
         hooks, session, kept = None, setup.plugins, setup.kept
         if session is not None and kept is not None and (session.acts or setup.issues):
             hooks = functools.partial(self._hooks, session, kept, setup.take_issues() if setup.issues else [])
-        return Run(scope, machine, journal, events, self.clock, definition, records, history, interrupted, hooks)
+        return Run(
+            scope, machine, journal, events, self.clock, definition, records, history, interrupted, hooks,
+            self._dispatcher.deps,
+        )  # fmt: skip
 
     def _hooks(self, session: PluginSession, kept: Kept, issues: list[Issue], run: Run) -> TurnPlugins:
         return TurnPlugins(run, session, kept, self._ports.services(run), issues)
@@ -456,7 +483,8 @@ class SessionTask:
 
     `run` is the running turn, `turn` its number until its end is announced, and `opening` its input if that was
     accepted just now. `following` is the row of a turn that was opened behind it. `cancel` and `mail` are a cancel
-    request and an input that came while the turn was being loaded.
+    request and an input that came while the turn was being loaded. `deps` are the live objects of the running turn,
+    where a function makes them.
     """
 
     name: str
@@ -471,6 +499,7 @@ class SessionTask:
     following: SessionRow | None = None
     cancel: tuple[int, CancelRequest] | None = None
     mail: bool = False
+    deps: RunDeps | None = None
 
     async def work(self) -> None:
         turns = self._turns
@@ -482,11 +511,20 @@ class SessionTask:
             work = CurrentWork(self._worker, (row.id, row.turn)).begin()
             try:
                 after = await turns.turn(self, row, scope)
+            except BaseException as error:  # the host's objects are left however the run ends
+                if self.deps is not None:
+                    await self.leave_deps(error)
+                raise
             finally:
                 work.end()
             if after is None:
                 return
             self._row, self.opening = after, None
+
+    async def leave_deps(self, error: BaseException | None) -> None:
+        deps, self.deps = self.deps, None
+        if deps is not None:
+            await deps.leave(error)
 
     async def give_back(self) -> None:
         if self._scope is not None:

@@ -257,9 +257,6 @@ class Shared(Protocol):
     def random(self) -> Random: ...
 
     @property
-    def deps(self) -> Any: ...
-
-    @property
     def threads(self) -> Threads: ...
 
     @property
@@ -767,7 +764,7 @@ class ActiveCall(CallHost):
             tool=ready.call.name,
             attempt=attempt,
             generation=scope.generation,
-            deps=shared.deps,
+            deps=run.deps,
             payload=ready.call.payload,
             host=self,
             store=store,

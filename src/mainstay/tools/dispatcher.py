@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from mainstay.engine.admission import Admission
 from mainstay.engine.control import CANCEL_GRACE
+from mainstay.engine.deps import Make
 from mainstay.engine.driver import Parked, Run
 from mainstay.engine.lease import Worker
 from mainstay.engine.waiters import Deadlocks
@@ -51,12 +52,23 @@ class CallPorts(Struct, frozen=True):
 class Dispatcher:
     """Handles RunTools for every turn of a Runtime, and owns what all attempts of tools share.
 
+    `deps` are the live objects that all runs share; `make_deps` makes those of one run, where the host gave a function.
     `running` names the tool behind each call whose body is under way. `_abandoned` are tasks that did not end when they
     were cancelled: nothing waits for them, and asyncio itself keeps only weak references to tasks.
     """
 
-    def __init__(self, store: Store, worker: Worker, clock: Clock, random: Random, deps: Any, ports: CallPorts) -> None:
+    def __init__(  # noqa: PLR0913  # put together in one place
+        self,
+        store: Store,
+        worker: Worker,
+        clock: Clock,
+        random: Random,
+        deps: Any,
+        ports: CallPorts,
+        make_deps: Make | None = None,
+    ) -> None:
         self.store, self.worker, self.clock, self.random, self.deps = store, worker, clock, random, deps
+        self.make_deps = make_deps
         self.services, self.handles = ports.services, ports.handles
         self.threads = Threads()
         self.admission, self.deadlocks = Admission(), Deadlocks(worker.id)

@@ -42,6 +42,7 @@ from mainstay.model.effect import (
     Effect,
     Finish,
     GaveUp,
+    NoDeps,
     NoRoom,
     Received,
     RunTools,
@@ -75,7 +76,7 @@ from mainstay.model.record import (
     Slot,
     Started,
 )
-from mainstay.model.tool import Cancelled, Ok
+from mainstay.model.tool import Cancelled, Failed, Ok
 from mainstay.model.transcript import Transcript
 from mainstay.turn import prompt
 
@@ -350,6 +351,9 @@ class Machine:
     def _no_room(self, end: NoRoom) -> None:
         self._finish(BudgetSpent("records", MAX_ORDINAL))
 
+    def _no_deps(self, end: NoDeps) -> None:
+        self._finish(Failed("deps_failed", end.reason))
+
     def _tool_started(self, record: Started) -> None:
         call = self._call(record.call)
         self._keep(record)
@@ -438,6 +442,7 @@ class Machine:
         (Phase.TOOLS, Ended): _tool_ended,
         (Phase.AFTER_WORK, Delivery): _delivered,
         (Phase.BEFORE_COMPLETION, Delivery): _delivered,
+        (Phase.OPENING, NoDeps): _no_deps,
         (Phase.OPENING, NoRoom): _no_room,
         (Phase.ASKING, NoRoom): _no_room,
         (Phase.TOOLS, NoRoom): _no_room,

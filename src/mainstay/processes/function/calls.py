@@ -409,7 +409,7 @@ class StepRun:
         self._calls, self._branch, self._progress = calls, branch, progress
         self._host, self._clock = calls.host, calls.clock
         # Copied before anything is awaited: another branch may change the arguments while this one waits.
-        self._step = step.with_copies(calls.host.deps) if step.changes else step
+        self._step = step.with_copies(calls.run.deps) if step.changes else step
         self._began = self._on_thread = False
 
     async def run(self) -> Any:
@@ -563,7 +563,7 @@ class StepRun:
     async def _run_body(self, attempt: StepAttempt) -> BodyEnd:
         step, contract = self._step, self._step.contract
         # An attempt that may be followed by another must not leave its changes of the arguments to it.
-        own = step.with_copies(self._host.deps) if contract.retries and step.changes else step
+        own = step.with_copies(self._calls.run.deps) if contract.retries and step.changes else step
         context = self._tool_context(attempt) if step.sees_key else None
         try:
             value = await self._branch.control.guard(self._body(own, context), contract.timeout)
@@ -651,7 +651,7 @@ class StepRun:
             tool=self._step.name,
             attempt=attempt.attempts,
             generation=calls.run.scope.generation,
-            deps=self._host.deps,
+            deps=self._calls.run.deps,
             host=StepCallHost(self._progress),
             store=attempt.store,
             metadata=current_metadata(),

@@ -139,7 +139,7 @@ class ProcessContext(Generic[Deps]):
     @property
     def deps(self) -> Deps:
         """Live objects of the host, never stored."""
-        found: Deps = self._calls.host.deps
+        found: Deps = self._calls.run.deps
         return found
 
     # ------------------------------------------------------------------ doing

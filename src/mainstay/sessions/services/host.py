@@ -205,7 +205,10 @@ class SessionHost(TaskServices):
     ) -> None:
         self._parts, self._id, self._agent, self._run = parts, session_id, agent, run
         self._call, self._where, self._turn = call, where, turn if run is None else run.turn_id
-        self.deps = parts.deps
+
+    @property
+    def deps(self) -> Any:
+        return self._parts.deps if self._run is None else self._run.deps
 
     @functools.cached_property
     def scope(self) -> ServiceScope:
