@@ -294,9 +294,7 @@ class MetadataConflict(Conflict):
 
     def __init__(self, session_id: str, given: Mapping[str, object], stored: Mapping[str, object]) -> None:
         self.session_id, self.given, self.stored = session_id, dict(given), dict(stored)
-        keys = sorted(
-            key for key in {*given, *stored} if key not in given or key not in stored or given[key] != stored[key]
-        )
+        keys = sorted(key for key in {*given, *stored} if repr(given.get(key)) != repr(stored.get(key)))
         super().__init__(
             f"session {session_id!r} has other metadata than the given one, in {', '.join(map(repr, keys))}: open it "
             "without metadata=, or change it with session.update(metadata=…)"

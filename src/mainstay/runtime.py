@@ -37,7 +37,7 @@ from mainstay.model.ids import check_session_id, mint
 from mainstay.model.llm import RateLimit
 from mainstay.model.message import Scalar
 from mainstay.model.process import ProcessRow
-from mainstay.model.session import Answer, Offers, load_settings
+from mainstay.model.session import Answer, Offers, load_settings, same_metadata
 from mainstay.observe.feed import Feed
 from mainstay.observe.relay import Relay
 from mainstay.observe.remote import LiveServer
@@ -455,8 +455,8 @@ class Runtime:
             raise WrongAgent(row.id, agent, row.agent)
         name = await find_agent(parts.definitions, agent, parts.worker, self._store) if row is None else row.agent
         session_id = session_id or parts.mint("s")
-        if row is not None and wanted is not None and wanted != (stored := load_settings(row.settings).metadata):
-            raise MetadataConflict(row.id, wanted, stored)
+        if row is not None and wanted is not None and not same_metadata(wanted, row.metadata):
+            raise MetadataConflict(row.id, wanted, row.metadata)
         if options is not None:
             settings = load_settings(b"" if row is None else row.settings)
             options = checked_options(parts.definitions.get(name), session_id, options, settings)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from mainstay import Agent, Plugin, ProcessContext, ToolCall, ToolContext, process, tool
+from mainstay import Agent, ModelSettings, Plugin, ProcessContext, ToolCall, ToolContext, process, tool
+from mainstay.engine.journal import load
 from mainstay.errors import Conflict, InvalidInput, MetadataConflict
 from mainstay.model.llm import ModelRequest
-from mainstay.plugins.hooks import ToolCallContext
+from mainstay.model.record import Said
+from mainstay.plugins.hooks import PromptContext, ToolCallContext
 from mainstay.testing import FunctionModel
 from tests.kit import Place
 
@@ -259,3 +262,131 @@ async def test_a_cursor_that_is_none_is_refused(place: Place, cursor: Any) -> No
     async with place.runtime(Agent("scripted")) as runtime:
         with pytest.raises(InvalidInput, match="cursor"):
             await runtime.sessions.list(cursor=cursor)
+
+
+# ---------------------------------------------------------------------- what else may create a session, or work for it
+
+
+async def test_values_that_are_equal_to_python_and_not_on_disk_are_a_conflict_and_an_update(place: Place) -> None:
+    async with place.runtime(Agent(FunctionModel(lambda _: "ok"))) as runtime:
+        session = await runtime.session("a", metadata={"v": 1})
+        await session.run("hello")
+
+        with pytest.raises(MetadataConflict, match="in 'v'"):
+            await runtime.session("a", metadata={"v": True})
+        await session.update(metadata={"v": True})
+        assert [row.id for row in await runtime.sessions.list(metadata={"v": True})] == ["a"]
+        assert await runtime.sessions.list(metadata={"v": 1}) == []
+
+
+@pytest.mark.parametrize("first", ["configure", "disable", "title", "start"])
+async def test_whatever_creates_a_session_keeps_the_metadata_that_it_was_opened_with(place: Place, first: str) -> None:
+    seen: Seen = []
+    agent, job = watched(seen)
+    async with place.runtime(agent, processes=[job]) as runtime:
+        session = await runtime.session("a", metadata={"user": "u-17"})
+        match first:
+            case "configure":
+                await session.configure(settings=ModelSettings(temperature=0.5))
+            case "disable":
+                await session.tools.disable("work")
+                await session.tools.enable("work")
+            case "title":
+                await session.update(title="A talk")
+            case _:
+                await (await session.start(job, wake="none")).result()
+                assert [found for _, found in seen] == [{"user": "u-17"}] * 2
+        await session.run("hello")
+
+        assert {tuple(found.items()) for _, found in seen} == {(("user", "u-17"),)}
+        assert [row.id for row in await runtime.sessions.list(metadata={"user": "u-17"})] == ["a"]
+
+
+async def test_a_key_gives_nobody_the_turn_of_a_session_that_is_for_another_person(place: Place) -> None:
+    async with place.runtime(Agent(FunctionModel(lambda _: "a secret of one"))) as runtime:
+        one = await runtime.session("a", metadata={"user": "one"})
+        two = await runtime.session("a", metadata={"user": "two"})
+        await one.run("hello", key="k")
+
+        with pytest.raises(MetadataConflict):
+            await two.run("hello", key="k")
+
+
+async def test_a_steered_input_keeps_its_metadata_and_the_turn_keeps_that_of_its_opening(place: Place) -> None:
+    seen: list[dict[str, Any]] = []
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def wait(ctx: ToolContext[Any]) -> str:
+        """Wait."""
+        begun.set()
+        await go_on.wait()
+        return "ok"
+
+    def model(request: ModelRequest) -> str | list[ToolCall]:
+        seen.append(dict(request.metadata))
+        return [ToolCall("", "wait", {})] if len(request.messages) == 1 else "done"
+
+    async with place.runtime(Agent(FunctionModel(model), tools=[wait])) as runtime:
+        session = await runtime.session("a", metadata={"user": "u-17"})
+        running = await session.send("go", metadata={"ip": "one"})
+        await begun.wait()
+        await session.steer("and this", metadata={"ip": "two"})
+        go_on.set()
+        await running.result()
+        row = await runtime.store.session("a")
+        assert row is not None
+        [(_, said), *_] = await load(runtime.store, row.sid, 2, 2)
+
+    assert seen == [{"user": "u-17", "ip": "one"}] * 2
+    assert isinstance(said, Said)
+    assert said.metadata == {"ip": "two"}
+
+
+async def test_a_subagent_works_for_the_same_person_and_is_found_by_that(place: Place) -> None:
+    seen: list[tuple[str, dict[str, Any]]] = []
+
+    def ask(request: ModelRequest) -> str | list[ToolCall]:
+        seen.append(("parent", dict(request.metadata)))
+        return "done" if request.messages[-1].role == "tool" else [ToolCall("", "helper", {"task": "look"})]
+
+    def look(request: ModelRequest) -> str:
+        seen.append(("child", dict(request.metadata)))
+        return "found"
+
+    helper = Agent(FunctionModel(look), name="helper")
+    parent = Agent(FunctionModel(ask), name="parent", tools=[helper.as_tool(description="Looks things up.")])
+    async with place.runtime(parent) as runtime:
+        await (await runtime.session("a", agent="parent", metadata={"user": "u-17"})).run("go", metadata={"ip": "x"})
+        found = await runtime.sessions.list(metadata={"user": "u-17"})
+
+    assert seen == [(who, {"user": "u-17", "ip": "x"}) for who in ("parent", "child", "parent")]
+    assert {row.agent for row in found} == {"parent", "helper"}
+
+
+async def test_a_completion_and_a_line_of_the_trace_say_whom_they_are_for(place: Place) -> None:
+    asked: list[dict[str, Any]] = []
+    lines: list[Mapping[str, Any]] = []
+
+    class Sink:
+        def write(self, name: str, payload: Mapping[str, Any]) -> None:
+            lines.append(payload)
+
+    class Ask(Plugin):
+        id = "ask"
+
+        async def prompt(self, ctx: PromptContext) -> list[str]:
+            await ctx.host.complete("what?", label="inner")
+            ctx.host.trace("asked")
+            return []
+
+    def model(request: ModelRequest) -> str:
+        asked.append(dict(request.metadata))
+        return "ok"
+
+    async with place.runtime(Agent(FunctionModel(model), plugins=[Ask()]), trace=Sink()) as runtime:
+        await (await runtime.session("a", metadata={"user": "u-17"})).run("go")
+
+    assert asked == [{"user": "u-17"}] * 2
+    assert lines
+    assert [line.get("metadata") for line in lines] == [{"user": "u-17"}] * len(lines)

@@ -295,6 +295,11 @@ def labels_of(settings: bytes) -> frozenset[tuple[str, str]]:
     return frozenset([(key, label(value)) for key, value in found.items()])
 
 
+def same_metadata(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> bool:
+    """Whether both say the same. To Python 1, 1.0 and True are equal; to who looks sessions up they are not."""
+    return one == other and all(type(value) is type(other[key]) for key, value in one.items())
+
+
 def label(value: Scalar) -> str:
     """A value as it is looked up: 1, 1.0, True and "1" are four different ones."""
     return msgspec.json.encode(value).decode()
@@ -308,7 +313,7 @@ def metadata_for(settings: Settings, turn: int) -> dict[str, Scalar]:
 
 def describing(settings: Settings, metadata: dict[str, Scalar], open_turn: int | None) -> Settings:
     """The settings with other metadata, for turns that are opened from now on."""
-    if metadata == settings.metadata:
+    if same_metadata(metadata, settings.metadata):
         return settings
     replaced = None
     if open_turn is not None:

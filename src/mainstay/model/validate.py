@@ -94,13 +94,14 @@ def metadata(value: object, what: str = "metadata", refuse: type[InvalidInput] =
             raise refuse(f"{place} is not usable: a key is text of 1 to {METADATA_KEY} characters, without NUL")
         if text.startswith(RESERVED_METADATA):
             raise refuse(f"{place} is not usable: keys that begin with {RESERVED_METADATA!r} are Mainstay's own")
-        scalar = plain_text(each) if isinstance(each, str) else each
-        if (
-            scalar is None
-            or not isinstance(scalar, str | int | float)
-            or (type(scalar) is int and abs(scalar) > INT_MAX)
-            or (isinstance(scalar, float) and not math.isfinite(scalar))
-        ):
+        scalar: Scalar | None = None
+        if isinstance(each, str):
+            scalar = plain_text(each)
+        elif isinstance(each, int) and abs(each) <= INT_MAX:
+            scalar = each if type(each) is bool else int(each)
+        elif isinstance(each, float) and math.isfinite(each):
+            scalar = float(each)
+        if scalar is None:
             raise refuse(
                 f"{place}={quoted(each)} is not usable: give text, a number or a truth value; leave out the unknown"
             )

@@ -281,6 +281,7 @@ class Configure(Write[SessionRow], frozen=True, gc=False):
     """Replace the settings of a session, which is created if need be.
 
     `expected`: only if they are these still. `next`: only if no input was accepted since it was the next one's number.
+    `head`: only if no turn has ended since this was the last one, for the next one may have been opened then.
     """
 
     session_id: str
@@ -290,6 +291,7 @@ class Configure(Write[SessionRow], frozen=True, gc=False):
     expected: bytes | None = None
     blobs: tuple[str, ...] = ()
     next: int | None = None
+    head: int | None = None
 
 
 class Branch(Write[SessionRow], frozen=True, gc=False):

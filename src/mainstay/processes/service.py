@@ -27,6 +27,7 @@ from mainstay.lifecycle.process import (
 from mainstay.model import validate
 from mainstay.model.codec import clean, clean_text, encode_checked
 from mainstay.model.ids import check_session_id, mint
+from mainstay.model.message import Scalar
 from mainstay.model.process import (
     RETIRED,
     Abandoned,
@@ -105,6 +106,8 @@ class Start(Struct, frozen=True):
     wake: WakeTarget | None = None
     grants: tuple[str, ...] = ()
     env: str | None = None
+    metadata: dict[str, Scalar] | None = None
+    """Whom it is for; None: whom the work at hand is for."""
 
 
 class ProcessService:
@@ -140,7 +143,7 @@ class ProcessService:
             wake=start.wake,
             env=start.env,
             depth=wake_depth(),
-            metadata=dict(current_metadata()),
+            metadata=dict(current_metadata()) if start.metadata is None else start.metadata,
         )
         encode_checked(registration, "the arguments of a process")
         blobs = () if start.env is None else (start.env,)
@@ -206,6 +209,7 @@ class ProcessService:
             events=types + validate.several(events, "events"),
             wake=wake,
             depth=wake_depth(),
+            metadata=dict(current_metadata()),
         )
         readable(registration, f"process {process_id!r}")
         encode_checked(registration, "the metadata of a process")

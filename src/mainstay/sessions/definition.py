@@ -24,7 +24,15 @@ from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
 from mainstay.model.llm import DEFAULT_SETTINGS, Delta, ModelChoice, ModelRequest, ModelSettings
 from mainstay.model.message import Scalar
 from mainstay.model.outcome import Finished
-from mainstay.model.session import SessionRow, Settings, choosing, describing, dump_settings, load_settings
+from mainstay.model.session import (
+    SessionRow,
+    Settings,
+    choosing,
+    describing,
+    dump_settings,
+    load_settings,
+    same_metadata,
+)
 from mainstay.model.tool import OutputBudget, ProviderTool
 from mainstay.model.write import Configure
 from mainstay.plugins.registry import PluginSet
@@ -245,7 +253,9 @@ async def edit_settings(store: Store, clock: Clock, session_id: str, agent: str,
         if wanted == row.settings:
             return
         try:
-            await store.write(Configure(session_id, agent, wanted, clock.now(), row.settings, next=row.next))
+            await store.write(
+                Configure(session_id, agent, wanted, clock.now(), row.settings, next=row.next, head=row.head)
+            )
         except StaleSettings:
             continue
         return
@@ -258,7 +268,7 @@ def with_options(options: Mapping[str, Any], metadata: dict[str, Scalar] | None)
     """
 
     def edit(old: Settings, row: SessionRow) -> Settings:
-        if metadata is not None and row.sid and metadata != old.metadata:
+        if metadata is not None and row.sid and not same_metadata(metadata, old.metadata):
             raise MetadataConflict(row.id, metadata, old.metadata)
         begun = old if row.sid else replace(old, metadata=metadata or {})
         return replace(begun, options=old.options | dict(options))
@@ -266,15 +276,11 @@ def with_options(options: Mapping[str, Any], metadata: dict[str, Scalar] | None)
     return edit
 
 
-def with_description(
-    metadata: dict[str, Scalar] | None, title: str | None, begin: dict[str, Scalar] | None
-) -> SettingsEdit:
-    """The edit that says anew whom a session is for, from its next turn on, and what it is called; None leaves it. A
-    session that it creates begins with `begin`."""
+def with_description(metadata: dict[str, Scalar] | None, title: str | None) -> SettingsEdit:
+    """The edit that says anew whom a session is for, from its next turn on, and what it is called; None leaves it."""
 
     def edit(old: Settings, row: SessionRow) -> Settings:
-        wanted = begin if metadata is None and not row.sid else metadata
-        described = old if wanted is None else describing(old, wanted, row.turn)
+        described = old if metadata is None else describing(old, metadata, row.turn)
         return described if title is None else replace(described, title=title)
 
     return edit

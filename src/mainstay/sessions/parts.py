@@ -13,10 +13,11 @@ from mainstay.engine.driver import Run
 from mainstay.engine.lease import Worker
 from mainstay.engine.rate_limits import RateLimits
 from mainstay.engine.runner import Activity, Mode
-from mainstay.engine.waiters import Deadlocks
+from mainstay.engine.waiters import Deadlocks, current_metadata, in_hand
 from mainstay.errors import ProviderUnavailable, Unavailable, UnknownSession
 from mainstay.model import validate
 from mainstay.model.ids import mint
+from mainstay.model.message import Metadata
 from mainstay.model.session import SessionRow
 from mainstay.model.write import Configure
 from mainstay.observe.feed import Feed
@@ -122,6 +123,10 @@ class ServiceScope:
         if row is None or row.deleted:
             raise UnknownSession(session_id or self.id)
         return row
+
+    async def metadata(self) -> Metadata:
+        """Whom it is asked for: what holds for the work at hand; outside of any, the session's."""
+        return current_metadata() if in_hand() else Metadata((await self.row_or_new()).metadata)
 
     async def configure(self, session_id: str, agent: str, settings: bytes, expected: bytes) -> SessionRow:
         """Replace settings, if they are still the expected ones."""

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from msgspec.structs import replace
 
 from mainstay.engine.runner import Supervisor
+from mainstay.engine.waiters import in_hand
 from mainstay.errors import InvalidInput, ProcessNotVisible, SessionDeleted, UnknownProcess, quoted
 from mainstay.model import validate
 from mainstay.model.process import Abandoned, Cancelled, Failure, ProcessRow, SessionOrigin, WakePolicy, WakeTarget
@@ -52,6 +53,7 @@ class SessionProcesses:
             origin=SessionOrigin(self._id),
             wake=WakeTarget(self._id, self._agent, wake),  # also for "none": it tells whose session it is
             grants=(self._id,) if listed else (),
+            metadata=None if row is None or in_hand() else row.metadata,
         )
         return await self._service.start(what, args, ours)
 

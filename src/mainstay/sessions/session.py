@@ -217,8 +217,9 @@ class Session(Generic[T_co]):
         what was said before. Durable: it holds in every process. What was accepted before asks as it was accepted."""
         self._parts.mode.check()
         validate.flag(reset, "reset")
-        await self._keep_options()
-        await self._edit(with_choice(self._parts.models.choice(model, settings), reset))
+        choice = self._parts.models.choice(model, settings)
+        await self._begin()
+        await self._edit(with_choice(choice, reset))
 
     async def update(self, *, metadata: Mapping[str, Scalar] | None = None, title: str | None = None) -> None:
         """Say anew whom the session is for, in place of all its metadata, or what it is called.
@@ -231,11 +232,8 @@ class Session(Generic[T_co]):
         called = None if title is None else validate.name(title, "title")
         if called is not None and len(called) > MAX_TITLE:
             raise InvalidInput(f"a title of {len(called)} characters is too long: {MAX_TITLE} are the most")
-        if self._options is not None:
-            await self._keep_options()
-        await self._edit(with_description(wanted, called, self._metadata))
-        if metadata is not None:
-            self._metadata = None
+        await self._begin()
+        await self._edit(with_description(wanted, called))
 
     async def accept(
         self,
@@ -271,6 +269,12 @@ class Session(Generic[T_co]):
         if self._options is not None:
             await self._edit(with_options(self._options, self._metadata))
             self._options = None
+
+    async def _begin(self) -> None:
+        """Before something else than an input creates the session: what it was opened with is there first."""
+        if self._options is not None or self._metadata is not None:
+            await self._edit(with_options(self._options or {}, self._metadata))
+            self._options = self._metadata = None
 
     async def _edit(self, edit: SettingsEdit) -> None:
         await edit_settings(self._parts.store, self._parts.clock, self.id, self.agent, edit)
@@ -350,7 +354,7 @@ class Session(Generic[T_co]):
     @property
     def tools(self) -> SessionTools:
         """What this session is shown, and switching single tools on and off."""
-        return SessionTools(self._parts, self.id, self.agent, self._keep_options)
+        return SessionTools(self._parts, self.id, self.agent, self._keep_options, self._begin)
 
     async def call(self, operation: str, args: Mapping[str, Any] | None = None) -> OperationOutcome:
         """Call an operation of this session's plugins."""
@@ -408,7 +412,7 @@ class Session(Generic[T_co]):
         its next turn, "none" tells nobody. The same `id` with the same content is the same process, started once.
         """
         self._parts.mode.check()
-        await self._keep_options()
+        await self._begin()
         return await self._processes.start(what, args, wake, Start(id, label))
 
     async def processes(self, status: str | Sequence[str] | None = None, **wanted: Any) -> Sequence[ProcessRow]:
@@ -670,13 +674,21 @@ class TurnStream(Generic[T_co]):
 class SessionTools:
     """`session.tools`: membership is availability, so a tool that is switched off cannot be called, only seen here."""
 
-    __slots__ = ("_agent", "_parts", "_ready", "_services", "_session_id")
+    __slots__ = ("_agent", "_begin", "_parts", "_ready", "_services", "_session_id")
 
-    def __init__(self, parts: SessionParts, session_id: str, agent: str, ready: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        parts: SessionParts,
+        session_id: str,
+        agent: str,
+        ready: Callable[[], Awaitable[None]],
+        begin: Callable[[], Awaitable[None]],
+    ) -> None:
         parts.mode.check()
         self._parts, self._session_id, self._agent = parts, session_id, agent
         self._services = SessionHost(parts, session_id, agent)
         self._ready = ready  # options that the session was opened with decide what plugins hide
+        self._begin = begin  # what is switched may be the first thing that is kept of the session
 
     async def list(self) -> Sequence[Mapping[str, Any]]:
         """The tools that a model is shown in this session, as JSON."""
@@ -695,7 +707,7 @@ class SessionTools:
 
     async def apply(self, state: ToolState) -> int:
         """Replace the state, if nobody edited it since `state` was read; returns the new generation."""
-        await self._ready()
+        await self._begin()
         return await self._services.apply_tool_state(state)
 
     async def enable(self, *names: str) -> int:
@@ -711,7 +723,7 @@ class SessionTools:
         return await self._set(names, None)
 
     async def _set(self, names: Sequence[str], member: bool | None) -> int:
-        await self._ready()
+        await self._begin()
         return await self._services.set_tools(names, member)
 
     def overlay(

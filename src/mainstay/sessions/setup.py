@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import Struct, ValidationError, structs
 
 from mainstay.engine.control import TurnAborted
+from mainstay.engine.waiters import current_metadata
 from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, PluginError, PluginFault, quoted
 from mainstay.graph.commit import End
 from mainstay.graph.view import View
@@ -368,6 +369,8 @@ class Tracer:
 
     def write(self, name: str, payload: Any = None, context: Mapping[str, Any] | None = None) -> None:
         told = {"session_id": self._session_id, "turn_id": self._turn_id, "payload": payload, "context": context or {}}
+        if metadata := current_metadata():
+            told["metadata"] = dict(metadata)
         try:
             self._sink.write(name, told)
         except Exception as error:  # a sink of the host may raise anything: no turn and no plugin is to blame for it

@@ -71,6 +71,7 @@ class DirectCompletions:
             settings=settings,
             label=label,
             open_file=self._open_file,
+            metadata=await self._at.metadata(),
         )
         provider = await self._provider("" if choice is None else choice.model)
         run = self._at.run
@@ -100,6 +101,7 @@ class DirectCompletions:
             session_id=self._at.id,
             label="count",
             open_file=self._open_file,
+            metadata=await self._at.metadata(),
         )
         return await tokens_of(await self._provider("" if choice is None else choice.model), request)
 

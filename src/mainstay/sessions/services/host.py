@@ -20,12 +20,12 @@ from mainstay.engine.control import TurnAborted
 from mainstay.engine.driver import Run
 from mainstay.engine.journal import load as load_records
 from mainstay.engine.journal import load_turns
-from mainstay.engine.waiters import current_metadata
+from mainstay.engine.waiters import current_metadata, in_hand
 from mainstay.errors import Conflict, InvalidInput, PluginError, StaleSettings, TooDeep, Unavailable, UnknownTurn
 from mainstay.model import ids, validate
 from mainstay.model.codec import CopiedOnRead, clean_message, clean_text, copied, encode, encode_checked
 from mainstay.model.llm import Completion, ModelRequest, ModelSettings
-from mainstay.model.message import InputContent, Message
+from mainstay.model.message import InputContent, Message, Metadata
 from mainstay.model.plugin import CreateSession
 from mainstay.model.record import Framed, Noted, Slot, slots
 from mainstay.model.session import (
@@ -125,7 +125,7 @@ class Children:
             prelude=prelude,
             output=request.output,
             depth=parent.depth + 1,
-            metadata=dict(current_metadata()) or parent.metadata,
+            metadata=dict(current_metadata()) if in_hand() else parent.metadata,
         )
         encode_checked(settings, "what the child begins with")
         return settings
@@ -451,6 +451,7 @@ class SessionHost(TaskServices):
             settings=definition.settings,
             label="count",
             open_file=lambda stored: parts.store.blobs.pieces(stored.digest),
+            metadata=Metadata(row.metadata),
         )
         return await tokens_of(definition.provider, request)
 

@@ -33,7 +33,7 @@ from mainstay.model.session import (
     WaitRow,
     dump_settings,
     labels_of,
-    load_settings,
+    same_metadata,
     settings_after_commit,
     settings_of_fork,
 )
@@ -111,6 +111,9 @@ async def accept(tx: Transaction, write: Accept) -> Accepted:
     row = await tx.read(SessionById(write.session_id))
     if row is not None:
         _check_usable(row, write.agent)
+        # Before the key: who opened the session for another person must not be given a turn of the first one's.
+        if write.metadata is not None and not same_metadata(write.metadata, row.metadata):
+            raise MetadataConflict(row.id, write.metadata, row.metadata)
         if write.key is not None and (known := await tx.read(InputByKey(row.id, write.key))) is not None:
             turn, digest = known
             if digest != write.digest:
@@ -118,8 +121,6 @@ async def accept(tx: Transaction, write: Accept) -> Accepted:
             return Accepted(turn, row, opened=row.turn == turn, known=True)
         if row.next > MAX_TURN:
             raise SessionFull(row.id, MAX_TURN)
-        if write.metadata is not None and write.metadata != (stored := load_settings(row.settings).metadata):
-            raise MetadataConflict(row.id, write.metadata, stored)
     if write.blobs:
         await check_blobs(tx, write.blobs)
     opens = write.kind != "note" and (row is None or row.turn is None)
@@ -454,6 +455,8 @@ async def configure(tx: Transaction, write: Configure) -> SessionRow:
     if write.expected is not None and write.expected != (b"" if row is None else row.settings):
         raise StaleSettings(write.session_id)
     if write.next is not None and write.next != (1 if row is None else row.next):
+        raise StaleSettings(write.session_id)
+    if write.head is not None and write.head != (0 if row is None else row.head):
         raise StaleSettings(write.session_id)
     await check_blobs(tx, write.blobs)
     if row is None:
