@@ -23,7 +23,7 @@ class LiveEvent(Struct, frozen=True, gc=False, tag_field="event"):
 
 
 class TurnStarted(LiveEvent, frozen=True, gc=False, tag="turn_started"):
-    """A worker runs the turn. `resumed` is true after a takeover or a restart."""
+    """A worker runs the turn. `resumed`: it goes on from what earlier workers have recorded of it."""
 
     resumed: bool = False
 

@@ -39,9 +39,9 @@ class Waiting(Struct, frozen=True, gc=False, tag="waiting"):
 
 
 class Queued(Struct, frozen=True, gc=False, tag="queued", omit_defaults=True):
-    """The input is on disk and its turn has not begun: the turn `behind` which it waits is parked until `calls` are
-    answered, or (`behind` None) no living worker has its agent, or the store is a copy that was not restored yet.
-    `reason` says what to do.
+    """The input is on disk and its turn cannot begin or go on now: the turn `behind` which it waits is parked until
+    `calls` are answered, or (`behind` None) no living worker has its agent, or the store is a copy that was not
+    restored yet. `reason` says what to do.
 
     Not an end, and never in a record: only the host's `run` and `stream` return it, and the same key returns how the
     turn ended once it has.
