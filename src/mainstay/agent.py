@@ -7,12 +7,13 @@ import atexit
 import copy
 import os
 import threading
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, Literal, Never, NoReturn, TypeVar, cast, overload
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, NoReturn, TypeAlias, TypeVar, cast, overload
 
+from mainstay.engine.deps import function_of_caller
 from mainstay.errors import InvalidDefinition, PluginConflict, quoted
 from mainstay.model import validate
-from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
+from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget, Caller
 from mainstay.model.codec import clean_text, error_text
 from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
 from mainstay.model.message import InputContent
@@ -32,11 +33,15 @@ from mainstay.tools.catalog import Catalog
 T = TypeVar("T")
 R = TypeVar("R")
 
+Instruct: TypeAlias = Callable[[Caller], str | Awaitable[str]]
+"""Writes the instructions of a turn."""
+
 
 class Agent(Generic[T]):
     """What an agent is: model, instructions, tools, output type, budget. Holds nothing that runs.
 
-    `model` is "provider:model", a Provider object, or "scripted" (no key, no network). `budget` limits a turn,
+    `model` is "provider:model", a Provider object, or "scripted" (no key, no network). `instructions` are text, or a
+    function of the `Caller` that writes them for each turn. `budget` limits a turn,
     `output_budget` what the model sees of each tool's output. A session is set aside after `wake_depth` wakes in a row,
     each by work that the turn before has started.
     """
@@ -47,7 +52,7 @@ class Agent(Generic[T]):
         model: str | Provider = "scripted",
         *,
         name: str = "assistant",
-        instructions: str = "",
+        instructions: str | Instruct = "",
         tools: Iterable[Any] = (),
         plugins: Iterable[Any] = (),
         output: None = None,
@@ -65,7 +70,7 @@ class Agent(Generic[T]):
         *,
         output: type[T],
         name: str = "assistant",
-        instructions: str = "",
+        instructions: str | Instruct = "",
         tools: Iterable[Any] = (),
         plugins: Iterable[Any] = (),
         budget: Budget | None = None,
@@ -80,7 +85,7 @@ class Agent(Generic[T]):
         model: str | Provider = "scripted",
         *,
         name: str = "assistant",
-        instructions: str = "",
+        instructions: str | Instruct = "",
         tools: Iterable[Any] = (),
         plugins: Iterable[Any] = (),
         output: Any = None,
@@ -104,7 +109,13 @@ class Agent(Generic[T]):
             raise InvalidDefinition(f"an agent's name is 1 to 100 printable characters, not {quoted(name)}")
         if mode != "tools":
             raise InvalidDefinition("code mode is not part of this version: use mode='tools'")
-        self.name, self.model, self.instructions = name, model, clean_text(instructions)
+        self._instruct = None if isinstance(instructions, str) else function_of_caller(instructions, "instructions")
+        if self._instruct is None and not isinstance(instructions, str):
+            raise InvalidDefinition(
+                f"instructions={quoted(instructions)} is not usable: give text, or a function of the Caller"
+            )
+        self.name, self.model = name, model
+        self.instructions = clean_text(instructions) if isinstance(instructions, str) else instructions
         self.tools, self.output = validate.several(tools, "tools", InvalidDefinition), output
         self.budget, self.output_budget = budget or Budget(), output_budget or OutputBudget()
         self.wake_depth = wake_depth
@@ -129,7 +140,7 @@ class Agent(Generic[T]):
         return AgentSpec(
             self.name,
             model,
-            self.instructions,
+            self._text,
             tuple(self._catalog.names()),
             self._plugins.ids,
             output,
@@ -145,7 +156,7 @@ class Agent(Generic[T]):
         return Definition(
             self.name,
             provider,
-            self.instructions,
+            self._text,
             self._catalog,
             self.budget,
             None if codec is None else codec.schema,
@@ -157,7 +168,13 @@ class Agent(Generic[T]):
             self.wake_depth,
             self.settings,
             self._provider_tools,
+            instruct=self._instruct,
         )
+
+    @property
+    def _text(self) -> str:
+        """The instructions that are the same in every turn."""
+        return self.instructions if isinstance(self.instructions, str) else ""
 
     def read_output(self, finished: Finished) -> T:
         """The output of a turn of this agent: a value of its output type, or the text when it has none. ValueError says

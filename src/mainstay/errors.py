@@ -74,7 +74,9 @@
     │   ├── LiveEventsUnavailable a worker's events can be read only from the store
     │   └── ProviderUnavailable its agent, and so its model, is not part of this Runtime
     ├── ProviderError         a model call failed; `retryable` says what happens next
-    ├── DepsFailed            the function of `Runtime(deps=…)` made no objects for a run
+    ├── NotPrepared           a function of the host's made nothing for a run
+    │   ├── DepsFailed          that of `Runtime(deps=…)`: no live objects
+    │   └── InstructionsFailed  that of `Agent(instructions=…)`: no text
     ├── ScriptExhausted       a scripted model has no answer left, or answers left over
     └── InternalError         our bug
 
@@ -845,18 +847,33 @@ class ProviderError(MainstayError):
         super().__init__(message)
 
 
-class DepsFailed(MainstayError):
-    """The function that makes `ctx.deps` raised, or returned what is no object of its own.
+class NotPrepared(MainstayError):
+    """A function that is called before every run raised, or returned what cannot be used.
 
-    A turn with no record ends as `Failed("deps_failed", …)`. A turn with records and a process are set aside with this
-    as the reason: they go on where they were, once the function is mended and they are resumed.
+    A turn with no record ends as `Failed(code, …)`. A turn with records and a process are set aside with this as the
+    reason: they go on where they were, once the function is mended and they are resumed.
     """
 
-    code = "deps_failed"
+    code = "not_prepared"
+    what = "function"
 
     def __init__(self, reason: str, session_id: str = "") -> None:
         self.reason, self.session_id = reason, session_id
-        super().__init__(f"the deps function made no objects for this run: {reason}")
+        super().__init__(f"the {self.what} failed for this run: {reason}")
+
+
+class DepsFailed(NotPrepared):
+    """The function that makes `ctx.deps` made no objects."""
+
+    code = "deps_failed"
+    what = "deps function"
+
+
+class InstructionsFailed(NotPrepared):
+    """The function that writes an agent's instructions gave no text."""
+
+    code = "instructions_failed"
+    what = "instructions function"
 
 
 class ScriptExhausted(MainstayError):

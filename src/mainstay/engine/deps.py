@@ -5,8 +5,10 @@ turn or a process and makes objects for that run alone. They are never stored: t
 a crash or a park calls the function again.
 
     Retry(after=…)     it is called again then; the run waits, and a cancel request or the end of the Runtime ends that
-    anything else      DepsFailed: a turn with no record ends as Failed; one with records, and a process, are set aside
+    anything else      NotPrepared: a turn with no record ends as Failed; one with records, and a process, are set aside
                        with the reason, because a bad deploy must not fail all that was interrupted
+
+A function of `Agent(instructions=…)` is called in the same way, and returns text.
 
 A function is told from an object by its type. Functions, methods and `functools.partial` objects are called; anything
 else is the object itself, though it may be callable: a class, a mock or a client with `__call__` is more often meant as
@@ -27,15 +29,16 @@ from typing import Any, TypeAlias
 
 from mainstay.engine.control import Escaped, SelfCancelled
 from mainstay.engine.retry import RetryPolicy
-from mainstay.errors import DepsFailed, InvalidDefinition, Retry, quoted
+from mainstay.errors import DepsFailed, InstructionsFailed, InvalidDefinition, NotPrepared, Retry, quoted
 from mainstay.model.agent import Caller
-from mainstay.model.codec import error_text
+from mainstay.model.codec import clean_text, error_text
 from mainstay.ports.host import Random
 
 log = logging.getLogger("mainstay.engine")
 
 Make: TypeAlias = Callable[[Caller], Any]
 Wait: TypeAlias = Callable[[float], Awaitable[None]]
+Guard: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
 
 DEPS_RETRIES = RetryPolicy(base=1.0, cap=60.0, asked_cap=3600.0)
 
@@ -66,17 +69,18 @@ def function_of_caller(given: Any, what: str) -> Make | None:
 class RunDeps:
     """The live objects of one run, made by a function. `value` is what `ctx.deps` is, once entered."""
 
-    def __init__(self, make: Make, caller: Caller, random: Random) -> None:
+    def __init__(self, make: Make, caller: Caller, random: Random, failed: type[NotPrepared] = DepsFailed) -> None:
+        self._failed = failed
         self._make, self._caller, self._random = make, caller, random
         self._managed: AbstractAsyncContextManager[Any] | None = None
         self.value: Any = None
 
-    async def enter(self, guard: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]], wait: Wait) -> Any:
+    async def enter(self, guard: Guard, wait: Wait) -> Any:
         """The objects. `guard` ends the work when the run is to stop; `wait` is for the time between attempts."""
         try:
             return await guard(self._enter(wait))
         except (SelfCancelled, Escaped) as error:
-            raise DepsFailed(str(error), self._caller.session_id) from error
+            raise self._failed(str(error), self._caller.session_id) from error
 
     async def _enter(self, wait: Wait) -> Any:
         attempt = 0
@@ -86,10 +90,17 @@ class RunDeps:
                 self.value = await self._call()
             except Retry as again:
                 delay = DEPS_RETRIES.delay(attempt, again.after, self._random)
-                log.warning("deps for %s: attempt %d asks to wait %.1f s: %s", self._for, attempt, delay, again)
+                log.warning(
+                    "the %s for %s: attempt %d asks to wait %.1f s: %s",
+                    self._failed.what,
+                    self._for,
+                    attempt,
+                    delay,
+                    again,
+                )
                 await wait(delay)
             except Exception as error:  # code of the host's: which run it was for, and what it raised, is told
-                raise DepsFailed(f"{type(error).__name__}: {error_text(error)}", self._caller.session_id) from error
+                raise self._failed(f"{type(error).__name__}: {error_text(error)}", self._caller.session_id) from error
             else:
                 return self.value
 
@@ -125,3 +136,13 @@ class RunDeps:
     @property
     def _for(self) -> str:
         return f"session {self._caller.session_id}" if self._caller.session_id else "a process of the host"
+
+
+async def instructions_of(make: Make, caller: Caller, random: Random, guard: Guard, wait: Wait) -> str:
+    """What an agent's function says to its model in one run of a turn."""
+    made = RunDeps(make, caller, random, InstructionsFailed)
+    text = await made.enter(guard, wait)
+    await made.leave()
+    if not isinstance(text, str):
+        raise InstructionsFailed(f"it returned a {type(text).__name__}: return text", caller.session_id)
+    return clean_text(text)

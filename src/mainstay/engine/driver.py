@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from mainstay.engine.control import Control, TurnAborted, TurnCancelled
 from mainstay.engine.journal import TurnJournal
-from mainstay.errors import TurnFull
-from mainstay.model.effect import Aborted, CancelTurn, Effect, Finish, NoDeps, NoRoom
+from mainstay.errors import NotPrepared, TurnFull
+from mainstay.model.effect import Aborted, CancelTurn, Effect, Finish, NoRoom, Unprepared
 from mainstay.model.ids import MAX_ORDINAL
 from mainstay.model.message import Message
 from mainstay.model.outcome import Outcome, PendingCall
@@ -142,11 +142,11 @@ class Run:
         if self.hooks is not None:
             self.hooks.give(deps)
 
-    def without_deps(self, failed: str | None = None) -> None:
-        """There are no live objects, and so no hook is called. The turn ends: it is cancelled, or has `failed`."""
+    def unprepared(self, failed: NotPrepared | None = None) -> None:
+        """What the turn runs with is not there, and so no hook is called. It ends: it is cancelled, or has `failed`."""
         self.hooks = None
         if failed is not None:
-            self.machine.receive(NoDeps(failed))
+            self.machine.receive(Unprepared(failed.code, str(failed)))
 
     def show(self, history: list[Message]) -> None:
         """From the next model call on, show this in place of the past."""

@@ -120,10 +120,11 @@ class NoRoom(Struct, frozen=True, gc=False, tag="no_room"):
     """The turn has used the records that it can have, up to those that its end takes."""
 
 
-class NoDeps(Struct, frozen=True, gc=False, tag="no_deps"):
-    """The objects that the turn runs with could not be made, before it did anything."""
+class Unprepared(Struct, frozen=True, gc=False, tag="unprepared"):
+    """What the turn runs with could not be made, before it did anything."""
 
-    reason: str
+    code: str
+    message: str
 
 
 class TimeIsUp(Struct, frozen=True, gc=False, tag="time_is_up"):
@@ -131,5 +132,5 @@ class TimeIsUp(Struct, frozen=True, gc=False, tag="time_is_up"):
 
 
 Received: TypeAlias = (
-    Replied | Started | Faltered | Ended | Delivery | GaveUp | TimeIsUp | NoRoom | NoDeps | Aborted | CancelTurn
+    Replied | Started | Faltered | Ended | Delivery | GaveUp | TimeIsUp | NoRoom | Unprepared | Aborted | CancelTurn
 )

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from mainstay.engine.deps import Make
 from mainstay.errors import (
     InvalidDefinition,
     InvalidInput,
@@ -46,7 +47,8 @@ from mainstay.tools.catalog import Catalog, Membership
 
 class Definition(Struct):
     """A live agent. `output_rule` reads a final text as JSON of the output type; `revive` makes the typed output.
-    `models` are those that `provider` stands for, in the order in which they are asked."""
+    `instruct` makes the instructions of one run of a turn, where the host gave a function; `instructions` are then what
+    plugins have added to them. `models` are those that `provider` stands for, in the order in which they are asked."""
 
     name: str
     provider: Provider
@@ -63,9 +65,15 @@ class Definition(Struct):
     settings: ModelSettings = DEFAULT_SETTINGS
     provider_tools: tuple[ProviderTool, ...] = ()
     models: tuple[Provider, ...] = ()
+    instruct: Make | None = None
 
     def __post_init__(self) -> None:
         self.models = candidates(self.provider)  # made once, and again when a turn chooses another provider
+
+    def instructed(self, text: str) -> Definition:
+        """The definition with the instructions that its function has made."""
+        both = [each for each in (text, self.instructions) if each]
+        return replace(self, instructions="\n\n".join(both), instruct=None)
 
 
 def answering(definition: Definition, schema: dict[str, Any]) -> Definition:

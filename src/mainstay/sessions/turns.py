@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from mainstay.engine.control import TurnAborted, TurnCancelled
-from mainstay.engine.deps import RunDeps
+from mainstay.engine.deps import RunDeps, instructions_of
 from mainstay.engine.driver import Handler, Parked, Run, decode_cancel, drive
 from mainstay.engine.journal import TurnJournal, load, taken
 from mainstay.engine.lease import Worker
@@ -31,7 +31,7 @@ from mainstay.engine.model_call import ModelCaller
 from mainstay.engine.rate_limits import RateLimits
 from mainstay.engine.runner import Activity, Mode, ScopeRunner, Supervisor
 from mainstay.engine.waiters import CurrentWork, current_metadata, set_origin
-from mainstay.errors import DepsFailed, Fenced, SessionDeleted, StoreDamaged, StoreUnavailable, TurnFailed
+from mainstay.errors import Fenced, NotPrepared, SessionDeleted, StoreDamaged, StoreUnavailable, TurnFailed
 from mainstay.graph.commit import End, ledger
 from mainstay.graph.view import View
 from mainstay.model.agent import Caller
@@ -262,8 +262,8 @@ class Turns:
             if refused is not None:
                 await self._dispatcher.conclude(run, refused.plugin)
                 run.abort(refused)
-            elif self._dispatcher.make_deps is not None:
-                await self._give_deps(task, run)
+            elif self._dispatcher.make_deps is not None or definition.instruct is not None:
+                await self._prepare(task, run)
             end = await self._drive(run, row)
         except Leaving:
             self._dispatcher.withdraw(run)
@@ -287,21 +287,27 @@ class Turns:
         after = self._ended(run, view, end, late)
         return await self._ports.between(after) if after is not None and after.id in self._ports.blocked else after
 
-    async def _give_deps(self, task: SessionTask, run: Run) -> None:
-        """Make the live objects of this run. Raises DepsFailed where the turn has done something before."""
-        dispatcher, name = self._dispatcher, run.agent.name
-        assert dispatcher.make_deps is not None
-        caller = Caller(run.scope.session_id, name, current_metadata())
-        deps = task.deps = RunDeps(dispatcher.make_deps, caller, dispatcher.random)
+    async def _prepare(self, task: SessionTask, run: Run) -> None:
+        """Call the host's functions for this run. Raises NotPrepared where the turn has done something before."""
+        make, instruct, random = self._dispatcher.make_deps, run.agent.instruct, self._dispatcher.random
+        caller, guard, wait = (
+            Caller(run.scope.session_id, run.agent.name, current_metadata()),
+            run.control.guard,
+            self.clock.sleep,
+        )
         try:
-            run.give(await deps.enter(run.control.guard, self.clock.sleep))
+            if make is not None:
+                deps = task.deps = RunDeps(make, caller, random)
+                run.give(await deps.enter(guard, wait))
+            if instruct is not None:
+                run.use(run.agent.instructed(await instructions_of(instruct, caller, random, guard, wait)))
         except TurnCancelled:
-            run.without_deps()
-        except DepsFailed as failed:
+            run.unprepared()
+        except NotPrepared as failed:
             if run.resumed:
                 raise
             log.warning("turn %s fails: %s", run.turn_id, failed)
-            run.without_deps(str(failed))
+            run.unprepared(failed)
 
     async def _load(self, row: SessionRow, scope: TurnScope) -> list[Record]:
         """The records of a turn that is ours as far as `row` tells. Raises Fenced where it is over meanwhile."""

@@ -42,11 +42,11 @@ from mainstay.model.effect import (
     Effect,
     Finish,
     GaveUp,
-    NoDeps,
     NoRoom,
     Received,
     RunTools,
     TimeIsUp,
+    Unprepared,
 )
 from mainstay.model.ids import MAX_ORDINAL
 from mainstay.model.llm import Usage
@@ -351,8 +351,8 @@ class Machine:
     def _no_room(self, end: NoRoom) -> None:
         self._finish(BudgetSpent("records", MAX_ORDINAL))
 
-    def _no_deps(self, end: NoDeps) -> None:
-        self._finish(Failed("deps_failed", end.reason))
+    def _unprepared(self, end: Unprepared) -> None:
+        self._finish(Failed(end.code, end.message))
 
     def _tool_started(self, record: Started) -> None:
         call = self._call(record.call)
@@ -442,7 +442,7 @@ class Machine:
         (Phase.TOOLS, Ended): _tool_ended,
         (Phase.AFTER_WORK, Delivery): _delivered,
         (Phase.BEFORE_COMPLETION, Delivery): _delivered,
-        (Phase.OPENING, NoDeps): _no_deps,
+        (Phase.OPENING, Unprepared): _unprepared,
         (Phase.OPENING, NoRoom): _no_room,
         (Phase.ASKING, NoRoom): _no_room,
         (Phase.TOOLS, NoRoom): _no_room,

@@ -16,13 +16,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mainstay.engine.control import TurnAborted
+from mainstay.engine.control import Control, TurnAborted
+from mainstay.engine.deps import instructions_of
 from mainstay.engine.driver import Run
 from mainstay.engine.journal import load as load_records
 from mainstay.engine.journal import load_turns
 from mainstay.engine.waiters import current_metadata, in_hand
 from mainstay.errors import Conflict, InvalidInput, PluginError, StaleSettings, TooDeep, Unavailable, UnknownTurn
 from mainstay.model import ids, validate
+from mainstay.model.agent import Caller
 from mainstay.model.codec import CopiedOnRead, clean_message, clean_text, copied, encode, encode_checked
 from mainstay.model.llm import Completion, ModelRequest, ModelSettings
 from mainstay.model.message import InputContent, Message, Metadata
@@ -440,6 +442,10 @@ class SessionHost(TaskServices):
         """How many tokens the first question of the next turn would have."""
         parts, row = self._parts, await self.scope.row_or_new()
         definition = await parts.models.applied((await self.setup(row)).definition, load_settings(row.settings).choice)
+        if definition.instruct is not None:
+            caller = Caller(self._id, definition.name, Metadata(load_settings(row.settings).metadata))
+            made = instructions_of(definition.instruct, caller, parts.random, Control().guard, parts.clock.sleep)
+            definition = definition.instructed(await made)
         messages = [*(await parts.cache.view(row)).prompt()]
         if said is not None:
             messages.append((await save_files(parts.store.blobs, clean_message(said, unsaved=True)))[0])
