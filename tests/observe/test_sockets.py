@@ -18,6 +18,7 @@ from mainstay import Agent, ModelRequest, Runtime
 from mainstay.errors import LiveEventsUnavailable
 from mainstay.model.event import Gap, TextDelta
 from mainstay.model.session import Offers, WorkerRow
+from mainstay.observe.relay import RECONNECT_SECONDS
 from mainstay.observe.remote import ANSWER_SECONDS
 from mainstay.ports.store import WorkerSocket
 from mainstay.stores.sqlite import SqliteStore
@@ -241,6 +242,35 @@ async def test_a_worker_that_does_not_answer_keeps_no_reader_from_the_others(sho
                 kinds = [type(event).__name__ async for event in turn]
         assert kinds == ["TurnStarted", "TextDelta", "TurnCommitted"]
         assert worker._live_server.connections
+
+
+NESTED = b'{"event": "live_done", "number": 0, "more": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+
+
+@pytest.mark.parametrize("said", [{"event": "of a later version"}, NESTED], ids=["unknown", "nested"])
+async def test_a_worker_that_is_not_understood_is_not_asked_again_without_pause(short: Place, said: Any) -> None:
+    connected: list[float] = []
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.append(asyncio.get_running_loop().time())
+        asked = await answer(reader)
+        writer.write(frame({"event": "live_welcome", "worker": asked["worker"]}))
+        asked = await answer(reader)
+        writer.write(frame({"event": "live_done", "number": asked["number"]}))
+        writer.write(frame(said))
+        await reader.read()
+        writer.close()
+
+    async with short.runtime(echo()) as worker, short.runtime() as front:
+        _, where = await listening(worker)
+        worker._live_server.abandon()
+        os.unlink(where.path)
+        async with await asyncio.start_unix_server(speak, where.path), watching(front, "s") as reader:
+            await until(lambda: len(connected) >= 3)
+            await (await front.session("s", agent="support")).run("hello")
+            await reader.committed("s.1")
+    assert connected[2] - connected[0] >= RECONNECT_SECONDS
+    assert reader.kinds == ["Gap", "TurnCommitted"]
 
 
 # ---------------------------------------------------------------------- readers that do not read

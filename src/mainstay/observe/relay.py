@@ -46,6 +46,8 @@ log = logging.getLogger("mainstay.observe")
 
 FOLLOW_SECONDS = 1.0
 """How long a reader waits until its session is followed at every worker; it is followed at the rest beside it."""
+RECONNECT_SECONDS = 1.0
+"""A connection that breaks twice within this time is made again after it, not at once."""
 AGAIN = 0.02
 """Seconds until a worker is asked again whether it has announced what it committed."""
 
@@ -168,6 +170,7 @@ class Relay:
         self._rows: dict[str, WorkerRow] = {}
         self._connecting: dict[str, asyncio.Task[None]] = {}
         self._missing: set[str] = set()
+        self._lost_at: dict[str, float] = {}
         self._unreachable: dict[str, str] = {}
         self._polling: asyncio.Task[None] | None = None
         self._closed = False
@@ -364,10 +367,21 @@ class Relay:
                     followed.source = ""
         if not left and not self._closed and self._followed:
             self._missing.add(worker_id)
-            _ = self._spawn(self._connect(self._rows[worker_id]), f"live events of {worker_id}")
+            _ = self._spawn(self._connect_again(self._rows[worker_id]), f"live events of {worker_id}, again")
+
+    async def _connect_again(self, row: WorkerRow) -> None:
+        """At once, unless its last connection broke just before: one that sends what is not understood here, as a newer
+        version may, would break each."""
+        now = asyncio.get_running_loop().time()
+        before, self._lost_at[row.id] = self._lost_at.get(row.id), now
+        if before is not None and now - before < RECONNECT_SECONDS:
+            await asyncio.sleep(RECONNECT_SECONDS)
+        if row.id in self._missing and self._followed:
+            await self._connect(row)
 
     def _bereave(self, worker_id: str) -> None:
         self._missing.discard(worker_id)
+        self._lost_at.pop(worker_id, None)
         self._unreachable.pop(worker_id, None)
         for followed in list(self._followed.values()):
             followed.bereave(worker_id)

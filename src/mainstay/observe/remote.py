@@ -269,7 +269,7 @@ class _Connection(asyncio.Protocol):
         try:
             for frame in self._frames.receive(data):
                 self._answer(_REQUESTS.decode(frame))
-        except ValueError as error:  # also what msgspec cannot decode
+        except (ValueError, RecursionError) as error:  # also what msgspec cannot decode
             self._refuse(f"this is no request: {error}")
 
     def _answer(self, asked: Hello | Request | Unsubscribe | Wrote) -> None:
@@ -455,7 +455,7 @@ class Link(asyncio.Protocol):
         try:
             for frame in self._frames.receive(data):
                 self._receive(_ANSWERS.decode(frame))
-        except ValueError as error:  # also what msgspec cannot decode
+        except (ValueError, RecursionError) as error:  # also what msgspec cannot decode
             log.warning("worker %s sends what is not understood here: %s", self.worker_id, error)
             self.abort()
 
