@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dis
 import math
 import os
 import shutil
@@ -13,7 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from itertools import count, pairwise
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -21,7 +24,7 @@ import pytest
 from mainstay.errors import Fenced, StoreUnavailable
 from mainstay.model.session import Node
 from mainstay.model.write import Accept, Append, Write
-from mainstay.stores.sqlite import SqliteStore
+from mainstay.stores.sqlite import SqliteStore, group_commit
 from mainstay.stores.sqlite.database import TICK
 from mainstay.stores.sqlite.group_commit import (
     LIGHT_BYTES,
@@ -199,6 +202,58 @@ async def test_no_write_is_forgotten_when_a_signal_handler_raises_in_the_transac
 
     assert answers == ["receipt of a1", "receipt of b1"]
     assert [type(error) for error in raised] == [Alarm]
+
+
+class Signals:
+    """Raises `Alarm` in the writer's code on this thread, at the `number`th place where the interpreter looks for
+    signals: after a call, and at the beginning of a function or of a loop's next round."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self.came_at = ""
+        self._places: dict[CodeType, set[int]] = {}
+
+    def trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename != group_commit.__file__:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode" and frame.f_lasti in self._places_in(frame.f_code):
+            self._left -= 1
+            if self._left == 0:
+                self.came_at = f"{frame.f_code.co_name}, line {frame.f_lineno}"
+                sys.settrace(None)
+                raise Alarm
+        return self.trace
+
+    def _places_in(self, code: CodeType) -> set[int]:
+        if code not in self._places:
+            found = list(dis.get_instructions(code))
+            after = {b.offset for a, b in pairwise(found) if a.opname == "RESUME" or a.opname.startswith("CALL")}
+            self._places[code] = after | {each.argval for each in found if each.opname == "JUMP_BACKWARD"}
+            if code.co_name == "_flush":  # it has not begun: the event loop may lose any callback so
+                self._places[code].remove(min(after))
+        return self._places[code]
+
+
+async def test_no_write_or_lock_is_forgotten_wherever_a_signal_handler_raises() -> None:
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    for number in count(1):
+        async with desk_of() as desk, asyncio.timeout(10):
+            signals = Signals(number)
+            waiting = [desk.writer.write(write) for write in (record("a", 1), record("b", 1), record("a", 2))]
+            sys.settrace(signals.trace)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            sys.settrace(None)
+
+            answers = await asyncio.gather(*waiting)
+            assert answers == ["receipt of a1", "receipt of b1", "receipt of a2"], signals.came_at
+            assert await desk.write(record("c", 1)) == ["receipt of c1"], signals.came_at
+        assert sorted(desk.notes.kept) == ["a1", "a2", "b1", "c1"], signals.came_at
+        assert desk.notes.kept.index("a1") < desk.notes.kept.index("a2"), signals.came_at
+        if not signals.came_at:
+            break
+    assert number > 20, "the places are found"
 
 
 async def test_a_cancelled_await_cancels_nothing(desk: Desk) -> None:

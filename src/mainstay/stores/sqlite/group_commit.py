@@ -134,13 +134,15 @@ class GroupWriter:
     commit may have landed. Both are filled from any thread, and emptied under `_in_use`, which is held as long as the
     backend is used. So a loop that gets `_in_use` and finds both empty overtakes nothing. `_collected` belongs to the
     loop.
+
+    `_in_use` is reentrant only because such a lock knows its thread, see `_flush`.
     """
 
     def __init__(self, backend: Backend, name: str, loop_sync: float = LOOP_SYNC) -> None:
         self._backend = backend
         self._queue: deque[Item | None] = deque()
         self._doubtful: Sequence[Item] = ()
-        self._in_use = threading.Lock()
+        self._in_use = threading.RLock()
         # A token says that the queue may hold something. One is enough, whatever it holds.
         self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -169,7 +171,8 @@ class GroupWriter:
     def leave_loop(self) -> None:
         """Hand over what is collected, and collect no more. On the loop, before `stop`."""
         self._loop = None
-        self._hand_over(self._take_collected())
+        self._queue_collected()
+        self._hand_over(())
 
     def stop(self) -> None:
         """End after what is queued; waits for it."""
@@ -188,67 +191,81 @@ class GroupWriter:
                 loop.call_soon(self._flush)
             self._collected.append(item)
         else:
-            self._hand_over([*self._take_collected(), item])
+            self._queue_collected()
+            self._hand_over([item])
         return future
 
     def submit(self, write: Write[Any], done: Done) -> None:
         """The same from any thread; `done` is called on the writer's, even while the event loop is blocked."""
         self._hand_over([Item(write, done=done)])
 
-    def _hand_over(self, items: list[Item]) -> None:
+    def _hand_over(self, items: Sequence[Item]) -> None:
         self._queue.extend(items)
         if self._tokens.empty():  # one that is there is taken after this, and finds the items
             self._tokens.put(None)
 
     # ------------------------------------------------------------------ the event loop
 
-    def _take_collected(self) -> list[Item]:
-        taken, self._collected = self._collected, []
-        return taken
+    def _queue_collected(self) -> None:
+        """Both at once: without a call, nothing comes between."""
+        self._queue += self._collected
+        self._collected = []
 
     def _flush(self) -> None:
         """Commit what one pass of the loop has collected, or hand it over where anything but the sync is to be waited
-        for."""
-        batch = self._take_collected()
-        if not batch:
-            return  # handed over meanwhile, to keep the order
-        if os_process.pid() != self._pid:  # in a forked child: its parent has a flush of its own
-            for item in batch:
-                item.error = StoreInherited(self._pid, os_process.pid())
-            _resolve(batch)
-        elif len(batch) > LOOP_BATCH or not self._in_use.acquire(blocking=False):
-            self._hand_over(batch)
-        else:
-            try:
-                written = self._commit_on_loop(batch)
-            finally:
-                self._in_use.release()
-            if written:
-                _resolve(batch)
+        for.
 
-    def _commit_on_loop(self, batch: list[Item]) -> bool:
-        """False where the thread has it now: to write it, or to find out which of its writes landed."""
-        backend = self._backend
+        A signal handler of the host may raise after any call here. What is collected stays collected until it is in the
+        queue, in doubt or written, and `release` refuses a lock that is not this thread's: no write is forgotten, and
+        no lock is kept.
+        """
+        batch = self._collected
         try:
-            if self._queue or self._doubtful or not backend.begin_nowait():
-                self._hand_over(batch)
-                return False
+            if os_process.pid() != self._pid:  # in a forked child: its parent has a flush of its own
+                for item in batch:
+                    item.error = StoreInherited(self._pid, os_process.pid())
+                self._collected = []
+                _resolve(batch)
+            elif 0 < len(batch) <= LOOP_BATCH and self._in_use.acquire(blocking=False):
+                self._commit_on_loop(batch)
+        finally:
+            try:  # noqa: SIM105  # a call of `suppress` would come before the one of `release`
+                self._in_use.release()
+            except RuntimeError:
+                pass
+            if self._collected:
+                self._queue_collected()
+                self._hand_over(())
+
+    def _commit_on_loop(self, batch: list[Item]) -> None:
+        """Leaves `_collected` as it is where the thread is to write it."""
+        backend = self._backend
+        if self._queue or self._doubtful:
+            return
+        try:
+            if not backend.begin_nowait():
+                return
             self.batches += 1
             self._apply_all(batch)
             began = time.perf_counter()
             backend.commit()
             self._pace.note(time.perf_counter() - began)
         except BaseException as error:  # also what a signal handler of the host raises: no write may be forgotten
-            self._doubtful = batch
+            self._doubtful, self._collected = batch, []
             with contextlib.suppress(Exception):  # the thread does it again
                 backend.rollback()
             self._tokens.put(None)
             if not isinstance(error, Exception):
                 raise
-            return False
+            return
+        self._collected = []
+        try:
+            _resolve(batch)
+        except BaseException:  # the same: the others wait for their answers
+            _resolve(batch)
+            raise
         if backend.tired():
             self._tokens.put(None)  # only the thread folds the WAL
-        return True
 
     # ------------------------------------------------------------------ the thread
 
