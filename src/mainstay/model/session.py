@@ -77,6 +77,18 @@ class InboxRow(Struct, frozen=True, gc=False):
     cancel: bytes | None = None
 
 
+class QueuedInput(Struct, frozen=True, gc=False):
+    """An input that waits: for its turn, or (`kind` "steer") for the next boundary of the running one. `at` is when it
+    was accepted (ms)."""
+
+    turn_id: str
+    kind: InputKind
+    message: Message
+    at: int
+    key: str | None = None
+    metadata: dict[str, Scalar] = {}
+
+
 class WaitRow(Struct, frozen=True, gc=False):
     """A durable one-shot promise of a turn. `body` tells a person what is asked, `answer` how it was resolved.
 

@@ -119,19 +119,21 @@ CancelStatus: TypeAlias = Literal["requested", "already_requested", "completion_
 
 class CancelReceipt(Struct, Generic[Row], frozen=True, gc=False):
     """Status "completion_won": it had ended before. `turn` is which one, of a session. `woken`: processes that have
-    something to do because of it, or have ended with it."""
+    something to do because of it, or have ended with it. `each` are the statuses of the inputs in `Cancel.queued`."""
 
     status: CancelStatus
     turn: int | None = None
     row: Row | None = None
     woken: tuple[ProcessRow, ...] = ()
+    each: tuple[CancelStatus, ...] = ()
 
 
 class Cancel(Write[CancelReceipt[Row]], Generic[Row], frozen=True, gc=False):
     """Ask a turn or a process to stop. The first request stands.
 
     Of a session it is the open turn, or `turn` if it is still open or queued; `worker` claims it if it has no
-    owner. A process that has not begun ends at once.
+    owner. With `queued` it is these inputs, all in one transaction, as far as they still wait: the open turn goes on.
+    A process that has not begun ends at once.
     """
 
     target: ScopeRef[Row]
@@ -139,6 +141,7 @@ class Cancel(Write[CancelReceipt[Row]], Generic[Row], frozen=True, gc=False):
     at: int
     turn: int | None = None
     worker: str | None = None
+    queued: tuple[int, ...] = ()
 
 
 class Resume(Write[Row | None], Generic[Row], frozen=True, gc=False):

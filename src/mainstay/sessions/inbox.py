@@ -242,6 +242,24 @@ class TurnRequests:
             self._turns.cancelled(receipt.row, request, receipt.turn)
         return receipt.status
 
+    async def cancel_queued(
+        self, session_id: str, inputs: tuple[int, ...], request: CancelRequest
+    ) -> tuple[CancelStatus, ...]:
+        """Ask that the turns of these inputs end before they begin, as far as the inputs still wait.
+
+        A running turn here may have read one whose delivery is not on disk yet: it is not asked for.
+        """
+        read = self._turns.read_by_running(session_id)
+        over: CancelStatus = "completion_won"
+        write = Cancel(
+            SessionRef(session_id), request, self._clock.now(), queued=tuple([n for n in inputs if n not in read])
+        )
+        if not write.queued:
+            return (over,) * len(inputs)
+        receipt: CancelReceipt[SessionRow] = await self._turns.runner.write(session_id, write)
+        statuses = iter(receipt.each)
+        return tuple([over if number in read else next(statuses) for number in inputs])
+
     async def resume(self, session_id: str, agent: str) -> bool:
         """Work again on a turn that is stuck. False when none is."""
         resume = Resume(SessionRef(session_id), self._clock.now(), self._turns.worker_for(agent), self._worker.lived)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Never, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, NoReturn, Self, TypeAlias, TypeVar, overload
 
 import msgspec
 
@@ -34,8 +34,8 @@ from mainstay.model.message import InputContent, Message, Scalar
 from mainstay.model.outcome import PendingCall
 from mainstay.model.plugin import PromptPart
 from mainstay.model.process import ProcessRow, WakePolicy
-from mainstay.model.record import Ended, InputKind, Replied
-from mainstay.model.session import Answer, CancelRequest, SessionRow, ToolState, load_settings
+from mainstay.model.record import Ended, InputKind, Replied, Said
+from mainstay.model.session import Answer, CancelRequest, QueuedInput, SessionRow, ToolState, load_settings
 from mainstay.model.tool import OutcomeUnknown
 from mainstay.model.transcript import calls_of
 from mainstay.model.write import Accepted, Branch, CancelStatus, Resolved
@@ -83,6 +83,58 @@ class Receipt(Generic[T_co]):
 
     def __repr__(self) -> str:
         return f"Receipt({self.turn_id!r})"
+
+
+QueueCancelStatus: TypeAlias = Literal["cancelled", "already_cancelled", "taken", "unknown"]
+"""What became of a request to cancel an input that waited. "taken": a turn has begun with it, or has read it."""
+QUEUE_STATUSES: dict[CancelStatus, QueueCancelStatus] = {
+    "requested": "cancelled",
+    "already_requested": "already_cancelled",
+    "completion_won": "taken",
+    "unknown": "unknown",
+}
+
+
+class InputQueue(Sequence[QueuedInput]):
+    """What waited in a session when it was asked, oldest first (`session.queue()`)."""
+
+    def __init__(self, parts: SessionParts, session_id: str, inputs: Sequence[QueuedInput]) -> None:
+        self._parts, self._session_id, self._inputs = parts, session_id, tuple(inputs)
+
+    @overload
+    def __getitem__(self, index: int) -> QueuedInput: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[QueuedInput]: ...
+    def __getitem__(self, index: int | slice) -> QueuedInput | Sequence[QueuedInput]:
+        return self._inputs[index]
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    async def cancel(
+        self, *inputs: str | QueuedInput, reason: str = "", by: str = "host"
+    ) -> dict[str, QueueCancelStatus]:
+        """Cancel the named inputs, or all of this list, in one write: what became of each, by turn id.
+
+        The turn of a cancelled input ends as `Cancelled` without beginning, when its turn comes. One that was "taken"
+        meanwhile is not stopped: `session.cancel(turn_id=…)` does that. What was accepted after the list is not in it.
+        """
+        self._parts.mode.check()
+        numbers: dict[str, int] = {}
+        for each in inputs or self._inputs:
+            name = each.turn_id if isinstance(each, QueuedInput) else validate.name(each, "turn_id")
+            session_id, (numbers[name],) = ids.split(name, 1)
+            if session_id != self._session_id:
+                raise UnknownTurn(name)
+        if not numbers:
+            return {}
+        request = CancelRequest(clean_text(by), clean_text(reason))
+        statuses = await self._parts.requests.cancel_queued(self._session_id, tuple(numbers.values()), request)
+        self._parts.relay.announce_write()
+        return {name: QUEUE_STATUSES[status] for name, status in zip(numbers, statuses, strict=True)}
+
+    def __repr__(self) -> str:
+        return f"InputQueue({[each.turn_id for each in self._inputs]})"
 
 
 class Session(Generic[T_co]):
@@ -327,6 +379,27 @@ class Session(Generic[T_co]):
         if row is None or self._usable(row).cancel is not None:
             return []
         return list(await self._parts.archive.pending(row))
+
+    async def queue(self) -> InputQueue:
+        """The inputs that wait: for their turn, or for the next boundary of the running one. Not notes, which begin no
+        turn, and not those that were cancelled.
+
+            queue = await session.queue()
+            await queue.cancel(queue[0].turn_id)       # or several, or none named: all of this list
+        """
+        await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working
+        self._parts.mode.check()
+        row = await self._parts.store.session(self.id)
+        found: list[QueuedInput] = []
+        for mail in [] if row is None else await self._parts.store.inbox(self._usable(row).sid):
+            if mail.kind == "note" or mail.cancel is not None:
+                continue
+            records = await load(self._parts.store, mail.sid, mail.input, mail.input)
+            said = records[0][1] if records else None
+            if isinstance(said, Said):
+                name = ids.turn_id(self.id, mail.input)
+                found.append(QueuedInput(name, mail.kind, copied(said.message), said.at, said.key, dict(said.metadata)))
+        return InputQueue(self._parts, self.id, found)
 
     async def usage(self, by: Literal["label", "model"] = "label") -> dict[str, Usage]:
         """What this session has asked of models so far: under "turns" its turns, under its label every other question.

@@ -201,6 +201,12 @@ class Turns:
         elif task is not None:
             task.mail = True
 
+    def read_by_running(self, session_id: str) -> set[int]:
+        """The inputs that the running turn of a session has read, whether or not that is on disk."""
+        task = self.cache.tasks.get(session_id)
+        run = None if task is None else task.run
+        return set() if run is None else {*taken(run.records), *[d.input for d in run.machine.state.delivered]}
+
     async def claim(self, row: SessionRow) -> bool:
         """Take over an open turn and work on it."""
         if row.agent not in self._definitions or not self.may_begin(row) or self.store.held() is not None:

@@ -45,6 +45,7 @@ from mainstay.model.write import (
     Branch,
     Cancel,
     CancelReceipt,
+    CancelStatus,
     CancelWon,
     Claim,
     Claimed,
@@ -407,7 +408,11 @@ def _is_open(wait: WaitRow | None) -> bool:
 async def cancel(tx: Transaction, write: Cancel[SessionRow]) -> CancelReceipt[SessionRow]:
     row = await tx.read(SessionById(write.target.id))
     if row is None or row.deleted:
-        return CancelReceipt("unknown")
+        nothing: CancelStatus = "unknown"
+        return CancelReceipt(nothing, each=(nothing,) * len(write.queued))
+    if write.queued:
+        each = [await _cancel_queued(tx, row, number, write.request) for number in write.queued]
+        return CancelReceipt("requested", None, row, (), tuple([receipt.status for receipt in each]))
     turn = write.turn if write.turn is not None else row.turn
     if turn is None:
         return CancelReceipt("completion_won", row.head or None, row)
