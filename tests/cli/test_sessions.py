@@ -51,6 +51,65 @@ def test_sessions_can_be_chosen(wanted: list[str], found: list[str], talked: Pat
     assert [s["id"] for s in shell_json("sessions", *wanted, store=talked)] == found
 
 
+@pytest.fixture
+def described(store: Path) -> Path:
+    """Sessions of two tenants, one of them with a title."""
+
+    async def work(runtime: Runtime) -> None:
+        for number, whom in enumerate([{"user": "u-17", "tenant": 4}, {"user": "u-17", "tenant": 5, "paying": True}]):
+            session = await runtime.session(f"s-{number}", metadata=whom)
+            await session.run("hello")
+            await session.update(title=f"Talk {number}")
+        await (await runtime.session("text", metadata={"tenant": "4"})).run("hello")
+
+    prepare(store, work)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (["user=u-17"], ["s-1", "s-0"]),
+        (["user=u-17", "tenant=4"], ["s-0"]),
+        (["paying=true"], ["s-1"]),
+        (['tenant="4"'], ["text"]),
+        (["user=nobody"], []),
+    ],
+    ids=["text", "two", "boolean", "quoted", "none"],
+)
+def test_sessions_are_found_by_their_metadata(wanted: list[str], found: list[str], described: Path) -> None:
+    options = [word for each in wanted for word in ("--where", each)]
+
+    assert [s["id"] for s in shell_json("sessions", *options, store=described)] == found
+
+
+def test_metadata_and_title_are_shown(described: Path) -> None:
+    [listed] = shell_json("sessions", "--where", "paying=true", store=described)
+
+    assert (listed["title"], listed["metadata"]) == ("Talk 1", {"paying": True, "tenant": 5, "user": "u-17"})
+    assert "“Talk 1” paying=true tenant=5 user=u-17" in shell("sessions", store=described).stdout
+    assert "“Talk 1” paying=true tenant=5 user=u-17" in shell("show", "s-1", store=described).stdout
+    assert shell_json("show", "s-1", store=described)["metadata"] == {"paying": True, "tenant": 5, "user": "u-17"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (["user"], "say KEY=VALUE"),
+        (["=x"], "say KEY=VALUE"),
+        (["a=[1]"], "text, a number or a truth value"),
+        (["a=null"], "leave out the unknown"),
+        (["mainstay.x=1"], "Mainstay's own"),
+        (["a=1", "a=2"], "twice"),
+    ],
+)
+def test_a_condition_that_is_none_is_a_usage_error(wanted: list[str], words: str, described: Path) -> None:
+    result = shell("sessions", *[word for each in wanted for word in ("--where", each)], store=described)
+
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+
+
 def test_an_unknown_state_is_a_usage_error(talked: Path) -> None:
     result = shell("sessions", "--state", "asleep", store=talked)
 

@@ -13,7 +13,7 @@ from mainstay.engine.journal import load
 from mainstay.errors import Conflict, InvalidInput, MetadataConflict
 from mainstay.model.llm import ModelRequest
 from mainstay.model.record import Said
-from mainstay.plugins.hooks import PromptContext, ToolCallContext
+from mainstay.plugins.hooks import PromptContext, ToolCallContext, TurnEndContext
 from mainstay.testing import FunctionModel
 from tests.kit import Place
 
@@ -377,8 +377,10 @@ async def test_a_completion_and_a_line_of_the_trace_say_whom_they_are_for(place:
 
         async def prompt(self, ctx: PromptContext) -> list[str]:
             await ctx.host.complete("what?", label="inner")
-            ctx.host.trace("asked")
             return []
+
+        def after_turn(self, ctx: TurnEndContext) -> None:
+            ctx.host.trace("asked")
 
     def model(request: ModelRequest) -> str:
         asked.append(dict(request.metadata))

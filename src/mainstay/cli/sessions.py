@@ -49,15 +49,15 @@ from mainstay.cli.render import (
 )
 from mainstay.engine.journal import load_turns
 from mainstay.engine.waits import asked
-from mainstay.errors import SessionDeleted, StoreDamaged, UnknownCall, UnknownTurn
+from mainstay.errors import InvalidInput, SessionDeleted, StoreDamaged, UnknownCall, UnknownTurn
 from mainstay.graph.view import Turn, TurnView, forkable, model_calls, stretches, turn_view
-from mainstay.model import ids
+from mainstay.model import ids, validate
 from mainstay.model.ids import node_id, turn_id
 from mainstay.model.llm import Usage
-from mainstay.model.message import Message
+from mainstay.model.message import Message, Scalar
 from mainstay.model.outcome import PendingCall
 from mainstay.model.record import Closed, Ended, Faltered, Joined, Noted, Record, Replied, Said, Slot, Started
-from mainstay.model.session import SessionRow
+from mainstay.model.session import SessionRow, label
 from mainstay.model.tool import Cancelled, OutcomeUnknown
 from mainstay.model.write import SessionFilter
 from mainstay.ports.store import Store
@@ -91,6 +91,10 @@ def sessions(
     agent: Annotated[str | None, typer.Option(help="Only sessions of this agent.")] = None,
     state: Annotated[str | None, typer.Option(help="Only those that are " + ", ".join(STATES) + ".")] = None,
     prefix: Annotated[str, typer.Option(help="Only ids that begin like this.")] = "",
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Only those with this metadata; may be said more than once."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
     json: JsonOption = False,
 ) -> None:
@@ -99,7 +103,8 @@ def sessions(
     async def work() -> int:
         if state is not None and state not in STATES:
             raise Refusal(f"there is no state {state!r}: use one of {', '.join(STATES)}")
-        wanted = SessionFilter(agent, None if state is None else STATES[state], prefix, limit)
+        kept = None if state is None else STATES[state]
+        wanted = SessionFilter(agent, kept, prefix, limit, metadata=_labels(where or []))
         async with reading(store) as opened:
             dead = await dead_workers(opened)
             found = [await _described(opened, row, dead) for row in await opened.sessions(wanted)]
@@ -112,6 +117,26 @@ def sessions(
         return 0
 
     perform(work, json)
+
+
+def _labels(where: list[str]) -> tuple[tuple[str, str], ...]:
+    """What sessions are looked up by. A value that is a JSON number, boolean or string is that; any other is text."""
+    wanted = dict[str, Any]()
+    for each in where:
+        key, equals, text = each.partition("=")
+        if not equals or not key:
+            raise Refusal(f"--where {each!r} is not usable: say KEY=VALUE, such as --where user=u-17")
+        if key in wanted:
+            raise Refusal(f"--where names {key!r} twice: a session has one value of each key")
+        try:
+            wanted[key] = msgspec.json.decode(text.encode())
+        except (msgspec.DecodeError, UnicodeEncodeError):
+            wanted[key] = text
+    try:
+        checked = validate.metadata(wanted, "where")
+    except InvalidInput as error:
+        raise Refusal(f"--where is not usable: {error}") from None
+    return tuple([(key, label(value)) for key, value in checked.items()])
 
 
 async def _described(store: Store, row: SessionRow, dead: dict[str, bool]) -> dict[str, Any]:
@@ -131,6 +156,8 @@ async def _described(store: Store, row: SessionRow, dead: dict[str, bool]) -> di
         "created": row.created,
         "updated": row.updated,
         "forked_at": origin,
+        "title": row.title,
+        "metadata": row.metadata,
     }
 
 
@@ -141,14 +168,23 @@ def _print(found: list[dict[str, Any]]) -> None:
         return
     # A column of its own where width is free; below the id on a terminal.
     forks = not out.is_terminal and any(s["forked_at"] for s in found)
-    headers = ["session", "agent", "state", "turns", "updated", *(["forked at"] if forks else [])]
+    described = any(s["title"] or s["metadata"] for s in found)
+    headers = ["session", "agent", "state", "turns", "updated", *(["for"] if described else [])]
+    headers += ["forked at"] if forks else []
     rows = []
     for s in found:
         state = f"{s['state']}: {s['reason']}" if s["reason"] else s["state"]
         name = f"{s['id']}\n⑂ {s['forked_at']}" if out.is_terminal and s["forked_at"] else s["id"]
         row = [name, s["agent"], state, str(s["turns"]), ago(s["updated"], now)]
+        row += [_whom(s["title"], s["metadata"])] if described else []
         rows.append([*row, s["forked_at"] or ""] if forks else row)
-    table(out, headers, rows, fold=(0, 2, 5))
+    table(out, headers, rows, fold=(0, 2, 5, 6))
+
+
+def _whom(title: str, metadata: dict[str, Scalar]) -> str:
+    """A session's title and metadata, for a person."""
+    values = [f"{key}={value if isinstance(value, str) else label(value)}" for key, value in metadata.items()]
+    return brief(" ".join([*([f"“{title}”"] if title else []), *values]), 60)
 
 
 def fork(
@@ -311,6 +347,8 @@ def _story_json(story: Story) -> dict[str, Any]:
         "owner": row.owner,
         "created": row.created,
         "updated": row.updated,
+        "title": row.title,
+        "metadata": row.metadata,
         "turns": [_turn_json(t) for t in story.past if t.turn.joined is None],
         "open": None if story.open is None else _turn_json(story.open),
         "pending": [pending_json(p) for p in story.pending],
@@ -362,6 +400,8 @@ def _print_story(story: Story) -> None:
     now = int(time.time() * 1000)
     reason = f" ({row.reason})" if row.reason else ""
     text_line(out, f"{row.id} · agent {row.agent} · {story.state}{reason} · changed {ago(row.updated, now)}", "bold")
+    if row.title or row.metadata:
+        text_line(out, f"  {_whom(row.title, row.metadata)}", "dim")
     for shown in story.past:
         if shown.turn.joined is None:
             _print_turn(out, shown, shared=shown.session_id != row.id)
