@@ -56,7 +56,11 @@ def described(store: Path) -> Path:
     """Sessions of two tenants, one of them with a title."""
 
     async def work(runtime: Runtime) -> None:
-        for number, whom in enumerate([{"user": "u-17", "tenant": 4}, {"user": "u-17", "tenant": 5, "paying": True}]):
+        people: list[dict[str, str | int | bool]] = [
+            {"user": "u-17", "tenant": 4},
+            {"user": "u-17", "tenant": 5, "paying": True},
+        ]
+        for number, whom in enumerate(people):
             session = await runtime.session(f"s-{number}", metadata=whom)
             await session.run("hello")
             await session.update(title=f"Talk {number}")
