@@ -39,7 +39,7 @@ def check(report: Report) -> None:
         assert found, at
         assert all(each == {"first": [], "second": ["b"], "third": ["a"]} for each in found), at
     crashes = {str(row.crash) for row in report.rows}
-    assert {"before accept", "lost accept", "before configure", "lost configure"} <= crashes
+    assert {"before accept queue", "lost accept queue", "before configure", "lost configure"} <= crashes
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])

@@ -327,10 +327,15 @@ def _problem(read: Callable[[Any], object], found: tuple[Any, ...]) -> str:
 
 
 def session_filter(wanted: SessionFilter) -> tuple[str, list[Any]]:
-    """The rest of a SELECT from sessions, and its arguments."""
+    """The rest of a SELECT from sessions, and its arguments.
+
+    Numbers are sorted first, and whole rows with their settings read for those on the page: SQLite would read them for
+    all that are found. An index by `updated` would be written with every turn.
+    """
     clauses, args = where(wanted, SESSION_COLUMNS)
-    deleted = " AND ".join(["deleted = 0", *clauses])
-    return f"sessions WHERE {deleted} ORDER BY updated DESC, sid DESC LIMIT ?", [*args, wanted.limit]
+    deleted, order = " AND ".join(["deleted = 0", *clauses]), "ORDER BY updated DESC, sid DESC"
+    page = f"SELECT sid FROM sessions WHERE {deleted} {order} LIMIT ?"
+    return f"sessions WHERE sid IN ({page}) {order}", [*args, wanted.limit]
 
 
 def process_filter(wanted: ProcessFilter) -> tuple[str, list[Any]]:
