@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import copy
+import functools
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, NoReturn, TypeAlias, TypeVar, cast, overload
 
 from mainstay.engine.deps import function_of_caller
@@ -16,7 +18,7 @@ from mainstay.model import validate
 from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget, Caller
 from mainstay.model.codec import clean_text, error_text
 from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
-from mainstay.model.message import InputContent
+from mainstay.model.message import InputContent, Message, Scalar
 from mainstay.model.outcome import Finished
 from mainstay.model.tool import OutputBudget, ProviderTool
 from mainstay.plugins.hooks import Plugin
@@ -26,6 +28,7 @@ from mainstay.runtime import Runtime
 from mainstay.sessions.definition import Defined, Definition
 from mainstay.sessions.operation_table import OperationTable
 from mainstay.sessions.result import TurnResult
+from mainstay.sessions.session import Session, TurnStream
 from mainstay.sessions.subagents import AgentTool, agent_tool
 from mainstay.tools.answer import output_codec
 from mainstay.tools.catalog import Catalog
@@ -239,6 +242,16 @@ class Agent(Generic[T]):
             return _bridge.runner().run(self.run(said, deps=deps, timeout=timeout))
         return _on_thread(lambda: asyncio.run(self.run(said, deps=deps, timeout=timeout)))
 
+    def chat(self, *, deps: Any = None, metadata: Mapping[str, Scalar] | None = None) -> Chat[T]:
+        """A conversation in memory: each `run` and `stream` knows what was said before. Use a Runtime for what must
+        last.
+
+            chat = agent.chat()
+            await chat.run("My name is Ada.")
+            await chat.run("What is my name?")
+        """
+        return Chat(self, deps, metadata)
+
     if not TYPE_CHECKING:  # to a checker it has the attributes that it has
 
         def __getattr__(self, word: str) -> NoReturn:
@@ -246,6 +259,65 @@ class Agent(Generic[T]):
 
     def __repr__(self) -> str:
         return f"Agent({self.spec.model!r}, name={self.name!r}, tools={list(self.spec.tools)})"
+
+
+class Chat(Generic[T]):
+    """A conversation with one agent, in memory (`Agent.chat`).
+
+    Every `run` and `stream` opens a Runtime on what was said so far and closes it again, so nothing is open in between
+    and there is nothing to close. One is under way at a time; others wait for it. Background work goes on while one is.
+    """
+
+    def __init__(self, agent: Agent[T], deps: Any, metadata: Mapping[str, Scalar] | None) -> None:
+        self._agent, self._deps = agent, deps
+        self._metadata = None if metadata is None else validate.metadata(metadata)
+        from mainstay.stores.memory import MemoryRows, MemoryStore  # noqa: PLC0415  # most programs choose another store
+
+        self._store = functools.partial(MemoryStore, MemoryRows())
+        self._turns = asyncio.Lock()
+        _ = self._runtime()  # refuses deps that cannot be used, before anything is said
+
+    async def run(self, said: InputContent, *, timeout: float | None = None, **foreign: Never) -> TurnResult[T]:
+        """Say something and wait for the answer. Cancelling it cancels the turn, as `timeout` does."""
+        if foreign:
+            validate.unknown_keywords("run", foreign, validate.RUN_KEYWORDS)
+        async with self._open() as session:
+            return await session.run(said, timeout=timeout)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, said: InputContent, **foreign: Never) -> AsyncGenerator[TurnStream[T]]:
+        """Say something and watch its turn; ask for `await turn.result()` inside. Leaving early cancels the turn."""
+        if foreign:
+            validate.unknown_keywords("stream", foreign, validate.RUN_KEYWORDS)
+        async with self._open() as session, session.stream(said) as turn:
+            yield turn
+
+    async def history(self) -> list[Message]:
+        """What was said so far, by both."""
+        async with self._open() as session:
+            return list(await session.history())
+
+    @contextlib.asynccontextmanager
+    async def _open(self) -> AsyncGenerator[Session[T]]:
+        async with self._turns, self._runtime() as runtime:
+            session = await runtime.session(CHAT, agent=self._agent, metadata=self._metadata)
+            try:
+                yield session
+            finally:
+                row = await runtime.store.session(CHAT)
+                if row is not None and row.state == "open" and row.turn is not None:
+                    # Left to itself it would go on with the next run, and that would wait for it.
+                    await session.cancel("its caller went away")
+
+    def _runtime(self) -> Runtime:
+        return Runtime(self._store(), agents=[self._agent], deps=self._deps)
+
+    def __repr__(self) -> str:
+        return f"Chat({self._agent.name!r})"
+
+
+CHAT = "chat"
+"""The id of a chat's only session."""
 
 
 class _Bridge(threading.local):
