@@ -302,10 +302,16 @@ class StoreModel(ProcessModel):
     def cancel(self, write: Cancel[SessionRow]) -> Plain:
         session = self.sessions.get(write.target.id)
         if session is None or session["deleted"]:
-            return {"status": "unknown", "turn": None, "row": None, "woken": []}
+            return {"status": "unknown", "turn": None, "row": None, "woken": [], "each": []}
         turn = session["turn"] if write.turn is None else write.turn
         if turn is None:
-            return {"status": "completion_won", "turn": session["head"] or None, "row": dict(session), "woken": []}
+            return {
+                "status": "completion_won",
+                "turn": session["head"] or None,
+                "row": dict(session),
+                "woken": [],
+                "each": [],
+            }
         status = "already_requested"
         if turn != session["turn"]:
             status = self._cancel_queued(session, turn, as_json(write.request))
@@ -313,7 +319,7 @@ class StoreModel(ProcessModel):
             status = "requested"
             session.update(cancel=as_json(write.request), updated=write.at)
             self._wake(session, write.worker)
-        return {"status": status, "turn": turn, "row": dict(session), "woken": []}
+        return {"status": status, "turn": turn, "row": dict(session), "woken": [], "each": []}
 
     def _cancel_queued(self, session: Plain, turn: int, request: bytes) -> str:
         waiting = self.inbox.get(session["sid"], {}).get(turn)

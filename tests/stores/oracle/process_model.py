@@ -297,7 +297,7 @@ class ProcessModel(ProcessLog):
         if not is_over(row) and row["record"]["cancel"] is None:
             status = "requested"
             self._ask_to_stop(row, write.request.by, write.request.reason, write.at, woken, write.request.request)
-        return {"status": status, "turn": None, "row": copy.deepcopy(row), "woken": self._rows(woken)}
+        return {"status": status, "turn": None, "row": copy.deepcopy(row), "woken": self._rows(woken), "each": []}
 
     def complete(self, write: Complete) -> Plain:
         row, outcome, authority = self._known(write.process_id), deep(write.outcome), deep(write.authority)
