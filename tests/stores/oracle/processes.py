@@ -339,7 +339,7 @@ class OtherRules(ProcessMachine):
         if isinstance(answer, dict):
             over = answer["row"]["record"]["outcome"] is not None or answer["status"] == "completion_won"
             status = "completion_won" if over else "already_requested"
-            again = {"status": status, "turn": None, "row": answer["row"], "woken": []}
+            again = {"status": status, "turn": None, "row": answer["row"], "woken": [], "each": []}
             self.send(Cancel(ProcessRef(process_id), request, self.tick()), again)
 
     @has(lambda self: self.model.processes)
