@@ -237,6 +237,7 @@ class Signals:
 
 async def test_no_write_or_lock_is_forgotten_wherever_a_signal_handler_raises() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    number = 0
     for number in count(1):
         async with desk_of() as desk, asyncio.timeout(10):
             signals = Signals(number)
