@@ -225,5 +225,5 @@ def nothing_asked() -> Plain:
     texts = dict.fromkeys(("name", "definition", "label"), "")
     nothing = dict.fromkeys(("input", "cause", "env", "max_attempts", "wake", "parent"))
     origin = {"type": "host", "scope": ""}
-    rest = {"origin": origin, "events": [], "open_signals": False, "parent_end": "abandon", "depth": 0}
+    rest = {"origin": origin, "events": [], "open_signals": False, "parent_end": "abandon", "depth": 0, "metadata": {}}
     return texts | nothing | rest
