@@ -353,6 +353,38 @@ async def test_turns_that_were_committed_meanwhile_are_a_gap_and_the_last_end(fi
     assert again.seen[0].last_committed == "s.2"
 
 
+async def test_after_a_gap_a_front_end_does_not_repeat_what_it_kept_of_committed_turns(file: Place) -> None:
+    @tool(approval="ask")
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    agent = agent_calling("pay", tools=[pay], name="support")
+    async with file.runtime() as front, contextlib.AsyncExitStack() as workers:
+        worker = await file.runtime(agent).__aenter__()
+        session = await front.session("s", agent="support")
+        cursor = None
+        for turn in ("s.1", "s.2"):
+            async with session.stream(turn) as stream, asyncio.timeout(SOON):
+                cursor = [event.cursor async for event in stream][-1]
+            if turn == "s.1":
+                [call] = await session.pending()
+                await session.approve(call.call_id)
+                await session.result(turn)
+        await workers.enter_async_context(file.runtime(agent))
+        await crash(worker)
+        [call] = await session.pending()
+        await session.approve(call.call_id)
+        await session.result("s.2")
+        async with watching(front, "s", cursor) as reader:
+            await session.send("three")
+            await until(lambda: any(isinstance(event, WaitingFor) for event in reader.seen))
+
+    assert isinstance(reader.seen[0], Gap)
+    assert reader.seen[0].last_committed == "s.2"
+    assert {event.turn_id for event in reader.seen[1:]} == {"s.3"}
+
+
 # ---------------------------------------------------------------------- owners that go
 
 

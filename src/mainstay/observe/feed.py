@@ -258,6 +258,11 @@ class Channel:
             found = position if about else found
         return found
 
+    def resuming(self, wanted: Cursor) -> int:
+        """Where a reader with this cursor goes on after a gap: with the first turn that the gap does not name as
+        committed. A cursor that names no turn is from before all that is kept."""
+        return self.first if wanted.turn is None else self.from_turn((self.head or 0) + 1)
+
     def after(self, cursor: str) -> int | None:
         """The position after the first event with this cursor; None when there is none."""
         for position, event in enumerate(self._events, self.first):

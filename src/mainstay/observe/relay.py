@@ -201,7 +201,7 @@ class Relay:
             if wanted is not None and is_first:
                 if wanted.incarnation not in followed.subscribed and (reason := self._is_missing(wanted, row)):
                     channel.set_head(max(channel.head or 0, row.head))
-                    position = channel.first
+                    position = channel.resuming(wanted)
                 await self.announce_missed(session_id)
             elif wanted is not None and (found := channel.after(cursor)) is not None:
                 position = found
@@ -213,7 +213,7 @@ class Relay:
                     yield event
                 settled = wanted.turn == followed.told and not wanted.state and not followed.under_way
                 if replayed is None and not settled:
-                    reason, position = GONE, channel.first
+                    reason, position = GONE, channel.resuming(wanted)
             async with contextlib.aclosing(channel.read(position, reason)) as events:
                 async for event in events:
                     if until >= 0 and wanted is not None:
