@@ -257,6 +257,29 @@ async def test_no_write_or_lock_is_forgotten_wherever_a_signal_handler_raises() 
     assert number > 20, "the places are found"
 
 
+async def test_a_flush_that_a_signal_handler_ended_as_it_began_is_made_up_for_with_the_next_renewal(desk: Desk) -> None:
+    came = list[str]()
+
+    def trace(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == "_flush":
+            sys.settrace(None)
+            came.append(frame.f_code.co_name)
+            raise Alarm
+
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    waiting = desk.writer.write(record("a", 1))
+    sys.settrace(trace)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    sys.settrace(None)
+    assert came == ["_flush"]
+    assert not waiting.done()
+    desk.writer.submit(record("b", 1), lambda receipt, error: None)
+
+    async with asyncio.timeout(10):
+        assert await waiting == "receipt of a1"
+
+
 async def test_a_cancelled_await_cancels_nothing(desk: Desk) -> None:
     waiting = asyncio.ensure_future(desk.writer.write(record("a", 1)))
     waiting.cancel()

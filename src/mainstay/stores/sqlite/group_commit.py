@@ -198,6 +198,12 @@ class GroupWriter:
     def submit(self, write: Write[Any], done: Done) -> None:
         """The same from any thread; `done` is called on the writer's, even while the event loop is blocked."""
         self._hand_over([Item(write, done=done)])
+        loop = self._loop
+        if self._collected and loop is not None:
+            # A signal handler that raises as `_flush` is entered ends that call, and asyncio forgets it: what is
+            # collected would wait for ever. The renewals of a worker come this way, so it waits for one of them.
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._flush)
 
     def _hand_over(self, items: Sequence[Item]) -> None:
         self._queue.extend(items)
