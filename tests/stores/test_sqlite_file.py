@@ -22,6 +22,7 @@ from mainstay.model.write import Accept, Append, Beat, Commit, Delete, TurnScope
 from mainstay.stores.sqlite import SqliteStore
 from mainstay.stores.sqlite.database import CHECKPOINT_WRITES, connect
 from tests.fuzzing import cases
+from tests.kit import until
 from tests.stores.child import turn
 from tests.stores.damage import DAMAGES, damage, healthy, image, served
 
@@ -490,7 +491,9 @@ async def test_the_wal_is_folded_back_when_it_has_grown(tmp_path: Path) -> None:
             appends = [Append(scope, (Node(n, b"record" * 20),), 1) for n in range(ordinal, ordinal + 64)]
             await asyncio.gather(*[store.write(append) for append in appends])
 
-        assert store.path.stat().st_size > before + 64 * 1024
+        await until(
+            lambda: store.path.stat().st_size > before + 64 * 1024
+        )  # the writer thread folds it, beside the loop
         records = len(await store.nodes(1, 1, 1))
     assert records == CHECKPOINT_WRITES + 1
     assert not Path(f"{tmp_path}/agent.db-wal").exists(), "the last to close leaves one file"

@@ -60,13 +60,13 @@ class SessionConfig(Struct, frozen=True):
     budget: Budget = Budget()
 
 
-class Described(Struct, frozen=True, kw_only=True):
+class MetadataContext(Struct, frozen=True, kw_only=True):
     """`metadata` says whom something is done for: that of the session and of the input, when the turn was opened."""
 
     metadata: Metadata = NO_METADATA
 
 
-class HookContext(Described, frozen=True):
+class HookContext(MetadataContext, frozen=True):
     """What every hook of a turn knows. `deps` are the host's live objects."""
 
     session_id: str
