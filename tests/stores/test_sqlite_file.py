@@ -491,9 +491,8 @@ async def test_the_wal_is_folded_back_when_it_has_grown(tmp_path: Path) -> None:
             appends = [Append(scope, (Node(n, b"record" * 20),), 1) for n in range(ordinal, ordinal + 64)]
             await asyncio.gather(*[store.write(append) for append in appends])
 
-        await until(
-            lambda: store.path.stat().st_size > before + 64 * 1024
-        )  # the writer thread folds it, beside the loop
+        # The writer thread folds it, after the loop has answered.
+        await until(lambda: store.path.stat().st_size > before + 64 * 1024)
         records = len(await store.nodes(1, 1, 1))
     assert records == CHECKPOINT_WRITES + 1
     assert not Path(f"{tmp_path}/agent.db-wal").exists(), "the last to close leaves one file"

@@ -65,7 +65,7 @@ class TaskServices:
 
     @property
     def scope(self) -> ServiceScope:
-        """The session, and who in it asks."""
+        """The session, and who in it asks. `SessionHost`, which these are a part of, makes it when it is first read."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ saying and starting
