@@ -192,7 +192,11 @@ class LiveServer:
             listening.bind(path)
             os.chmod(path, 0o600)  # nothing can connect before the server listens
             loop = asyncio.get_running_loop()
-            self._server = await loop.create_unix_server(lambda: _Connection(self), sock=listening)
+            # In two steps: a cancel in the midst of the second finds a server that `close` knows of.
+            self._server = await loop.create_unix_server(
+                lambda: _Connection(self), sock=listening, start_serving=False
+            )
+            await self._server.start_serving()
         except OSError as error:
             listening.close()
             log.warning("other processes cannot follow turns of this Runtime live: %s: %s", path, error)
