@@ -48,10 +48,16 @@ class InOneFile:
         before = self.path
         self._lives += 1
         self.path.parent.mkdir()
-        # The count first and the WAL last: a process dies at one instant, copying takes several.
-        for suffix in ("-lock", "", "-wal"):
-            if Path(f"{before}{suffix}").exists():
-                shutil.copy(f"{before}{suffix}", f"{self.path}{suffix}")
+        # A process dies at one instant, copying takes several. Every transaction that moves what was noted of an earlier
+        # one changes the lock file first: if it is the same before and after, then the copies may be of one instant.
+        lock = Path(f"{before}-lock")
+        while True:
+            noted = lock.read_bytes()
+            for suffix in ("-lock", "", "-wal"):
+                if Path(f"{before}{suffix}").exists():
+                    shutil.copy(f"{before}{suffix}", f"{self.path}{suffix}")
+            if lock.read_bytes() == noted:
+                break
         if Path(f"{before}-blobs").exists():
             shutil.copytree(f"{before}-blobs", f"{self.path}-blobs")
         await store.close()
