@@ -48,7 +48,7 @@ class InOneFile:
         before = self.path
         self._lives += 1
         self.path.parent.mkdir()
-        # A process dies at one instant, copying takes several. Every transaction that moves what was noted of an earlier
+        # A process dies at one instant, copying takes several. Each transaction that moves what was noted of an earlier
         # one changes the lock file first: if it is the same before and after, then the copies may be of one instant.
         lock = Path(f"{before}-lock")
         while True:

@@ -193,9 +193,7 @@ class LiveServer:
             os.chmod(path, 0o600)  # nothing can connect before the server listens
             loop = asyncio.get_running_loop()
             # In two steps: a cancel in the midst of the second finds a server that `close` knows of.
-            self._server = await loop.create_unix_server(
-                lambda: _Connection(self), sock=listening, start_serving=False
-            )
+            self._server = await loop.create_unix_server(lambda: _Connection(self), sock=listening, start_serving=False)
             await self._server.start_serving()
         except OSError as error:
             listening.close()
