@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from mainstay import Runtime
+from mainstay.model.message import Scalar
 from mainstay.model.process import WakePolicy, WakeTarget
 from mainstay.testing import VirtualClock
 from tests.golden.definitions import LARGE, World, runtime
@@ -24,6 +25,9 @@ STORE = "agent.db"
 
 INTERRUPTED = ("think", "pay", "fetch", "order", "survey", "dig", "pay-step", "fetch-step", "slow")
 """What is under way when the last process is killed."""
+
+KIM: dict[str, Scalar] = {"user": "kim", "tenant": 4, "paying": True}
+"""The metadata of a session with a queue and a title, of one with a subagent, and of one that is deleted."""
 
 PARKED = ("sleeping", "racing", "tidying", "leading", "listening", "counting", "orphan")
 
@@ -76,15 +80,18 @@ async def park(folder: Path) -> None:
 
 
 async def _park_turns(made: Runtime) -> None:
-    async def run(session_id: str, *said: str, options: dict[str, object] | None = None) -> None:
-        session = await made.session(session_id, agent="clerk", options=options)
+    async def run(
+        session_id: str, *said: str, options: dict[str, object] | None = None, metadata: dict[str, Scalar] | None = None
+    ) -> None:
+        session = await made.session(session_id, agent="clerk", options=options, metadata=metadata)
         for each in said:
             await session.run(each)
 
-    await run("approval", "hello", "call mail to=kim")
+    await run("approval", "hello", "call mail to=kim", metadata=KIM)
     queued = await made.session("approval")
+    await queued.update(title="Mail for Kim")
     await queued.send("first in the queue", key="queued-1")
-    await queued.send("second in the queue", key="queued-2")
+    await queued.send("second in the queue", key="queued-2", metadata={"channel": "sms"})
     await run("rejected", "call mail to=kim and look")
     await run("approved", "call mail to=lee")
     await run("deferred", "call build name=plain and look")
@@ -100,7 +107,7 @@ async def _park_turns(made: Runtime) -> None:
     await noted.run("call remember fact=milk and mail to=kim")
     await run("drawn", "call draw", LARGE)
     await (await made.session("listener", agent="listener")).run("hello")
-    chief = await made.session("chief", agent="chief")
+    chief = await made.session("chief", agent="chief", metadata=KIM)
     await chief.run("call clerk task=what_is_new")
     await chief.send("call clerk task=call_mail_to=kim")
 
@@ -143,7 +150,7 @@ async def _park_processes(made: Runtime) -> None:
     )
     session = await made.session("listener")
     await (await session.start("reporting", {"text": "old news"}, id="old-news")).result(30)
-    gone = await made.session("gone", agent="listener")
+    gone = await made.session("gone", agent="listener", metadata=KIM)
     await gone.run("hello")
     await gone.start("following", {"word": "orphan"}, id="orphan")
     await made.sessions.delete("gone")
