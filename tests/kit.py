@@ -95,7 +95,7 @@ def wait_for_thread(runtime: Runtime, contexts: Sequence[ToolContext[Any]]) -> N
 async def noticed(runtime: Runtime) -> None:
     """Wait until a Runtime has seen what another one said to the turn it works on: it looks four times a second."""
     (task,) = runtime._turns.cache.tasks.values()
-    await until(lambda: task.run is not None and task.run.journal.mail)
+    await until(lambda: task.run is not None and task.run.journal.inputs)
 
 
 class TellingModel:

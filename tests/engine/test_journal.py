@@ -184,7 +184,7 @@ async def test_every_append_brings_news_back() -> None:
     journal.record(CALL)
     await journal.flush()
 
-    assert journal.mail
+    assert journal.inputs
     assert journal.cancel == encode(CancelRequest("ann"))
 
 

@@ -228,7 +228,7 @@ async def test_a_front_end_steers_and_cancels_the_turn_of_a_worker(file: Place) 
             await session.steer("and this")
             run = worker._turns.cache.run("s")
             assert run is not None
-            await until(lambda: run.journal.mail)
+            await until(lambda: run.journal.inputs)
             model.say([ToolCall("c", "look")])
             while not isinstance(event := await anext(events), InputDelivered):
                 assert not isinstance(event, Gap)

@@ -55,7 +55,7 @@ class ForgetsNotes(MemoryStore):
 
     async def open(self) -> None:
         await super().open()
-        self.rows.letters.clear()
+        self.rows.inbox.clear()
 
 
 class ClaimsTwice(MemoryStore):

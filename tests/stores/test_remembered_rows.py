@@ -72,7 +72,7 @@ async def test_an_input_steered_by_this_process_is_told_of(stores: tuple[SqliteS
     ours, _ = stores
     scope = await begun(ours)
     await ours.write(Accept("chat", "clerk", b"also", "2", 3, "steer"))
-    assert (await ours.write(append(scope, 2))).mail
+    assert (await ours.write(append(scope, 2))).inputs
 
 
 def test_what_was_rolled_back_is_not_remembered(tmp_path: Path) -> None:

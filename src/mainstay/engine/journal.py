@@ -142,11 +142,11 @@ class Journal(Generic[A]):
 class TurnJournal(Journal[Appended]):
     """The unwritten tail of a turn's records, and the scope under which they are written.
 
-    Every append brings news back: `cancel` is a cancel request that was written meanwhile, `mail` says that inputs
+    Every append brings news back: `cancel` is a cancel request that was written meanwhile, `inputs` says that inputs
     wait. `store_id` is what the record of a call's start names: its idempotency key is made from it.
     """
 
-    __slots__ = ("_blobs", "_pending", "_staged", "cancel", "mail", "scope", "store_id")
+    __slots__ = ("_blobs", "_pending", "_staged", "cancel", "inputs", "scope", "store_id")
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class TurnJournal(Journal[Appended]):
         ordinal: int,
         clock: Clock,
         on_stall: Callable[[StoreError], None] | None = None,
-        mail: bool = False,
+        inputs: bool = False,
     ) -> None:
         super().__init__(store, clock, f"turn {scope.session_id}.{scope.turn}", ordinal, on_stall)
         self.scope, self.store_id = scope, store.identity
@@ -163,15 +163,15 @@ class TurnJournal(Journal[Appended]):
         self._blobs: list[str] = []
         self._staged: dict[str, bytes] = {}
         self.cancel: bytes | None = None
-        self.mail = mail
+        self.inputs = inputs
 
-    def has_mail(self) -> None:
+    def note_inputs(self) -> None:
         """Inputs wait: the turn looks at its next boundary."""
-        self.mail = True
+        self.inputs = True
 
-    def take_mail(self) -> None:
+    def take_inputs(self) -> None:
         """The inbox is read now: inputs that come later are announced again."""
-        self.mail = False
+        self.inputs = False
 
     def record(self, record: Record, blobs: Sequence[str] = ()) -> None:
         self._pending.append(record)
@@ -216,7 +216,7 @@ class TurnJournal(Journal[Appended]):
             self._writing.release()
 
     def _answered(self, write: Write[Appended], answer: Appended) -> None:
-        self.cancel, self.mail = answer.cancel, self.mail or answer.mail
+        self.cancel, self.inputs = answer.cancel, self.inputs or answer.inputs
 
     def _fitting(self) -> list[Record]:
         """What is pending, as far as there are ordinals for it besides that of the commit, which takes the others."""

@@ -193,7 +193,7 @@ class Appended(Struct, frozen=True, gc=False):
     """What the owner should know: a cancel request, whether inputs wait, and whether the turn is parked now."""
 
     cancel: bytes | None = None
-    mail: bool = False
+    inputs: bool = False
     parked: bool = False
 
 

@@ -15,7 +15,7 @@ another Runtime can go on from it and knows whether anything is missing:
     17.6=3      turn 6 was parked, in generation 3 of its session
 
 Other Runtimes on this machine read a channel over a socket (`remote.py`), and copy what they read into one of their own
-(`relay.py`). They are sent what turns of this Runtime emit; `hearsay`, which came from another worker or from the
+(`relay.py`). They are sent what turns of this Runtime emit; `relayed`, which came from another worker or from the
 store, they get from there themselves.
 """
 
@@ -110,7 +110,7 @@ class Channel:
     `head` is the newest turn that readers know to be committed, if that was read; `over`: the session is deleted;
     `unread`: no reader has taken anything since the newest event. `subscribers` are readers in other OS
     processes. `relayed` is the cursor of the newest event that came from another worker; what is published after it has
-    the same one, because only that worker can be asked for what follows. `_hearsay` are the positions of events that
+    the same one, because only that worker can be asked for what follows. `_relayed` are the positions of events that
     turns of other workers emitted, or that were read from the store.
     """
 
@@ -118,8 +118,8 @@ class Channel:
         "__weakref__",
         "_events",
         "_feed",
-        "_hearsay",
         "_prefix",
+        "_relayed",
         "_suffix",
         "_times",
         "first",
@@ -143,7 +143,7 @@ class Channel:
         self.relayed = ""
         self._events: deque[Any] = deque()
         self._times: deque[float] = deque()
-        self._hearsay: set[int] = set()
+        self._relayed: set[int] = set()
         self.readers: set[Reader] = set()
         self.subscribers: set[Woken] = set()
 
@@ -163,16 +163,16 @@ class Channel:
             for subscriber in self.subscribers:
                 subscriber.wake()
 
-    def publish_hearsay(self, kind: type[LiveEvent], turn_id: str, fields: dict[str, Any]) -> None:
+    def publish_relayed(self, kind: type[LiveEvent], turn_id: str, fields: dict[str, Any]) -> None:
         """Publish what was read from the store, where every Runtime can find it."""
-        self._hearsay.add(self.next)
+        self._relayed.add(self.next)
         self.publish(kind, turn_id, fields)
 
     def publish_gap(self, reason: str, turn: str = "") -> None:
         """Publish a gap in what came from another worker, or before the end of a `turn` that the store tells of."""
         last = turn or (turn_id(self.session_id, self.head) if self.head else "")
         self.relayed = ""
-        self.publish_hearsay(Gap, turn, {"reason": reason, "last_committed": last})
+        self.publish_relayed(Gap, turn, {"reason": reason, "last_committed": last})
 
     def set_head(self, head: int) -> None:
         """Readers know of the turns up to this one, and are to be told of those after it."""
@@ -180,7 +180,7 @@ class Channel:
 
     def relay(self, event: AnyEvent) -> None:
         """Publish an event of another worker. It is sent to no other Runtime: those follow that worker themselves."""
-        self._hearsay.add(self.next)
+        self._relayed.add(self.next)
         self.next += 1
         self.relayed = event.cursor
         self._events.append(event)
@@ -212,7 +212,7 @@ class Channel:
     def _drop(self) -> None:
         self._events.popleft()
         self._times.popleft()
-        self._hearsay.discard(self.first)
+        self._relayed.discard(self.first)
         self.first += 1
 
     @property
@@ -241,11 +241,11 @@ class Channel:
             begin = self.first
             events.append(self.gap("the reader fell behind the bounded replay"))
         end = min(begin + limit, self.next)
-        if begin + 1 == self.next and not self._hearsay:
+        if begin + 1 == self.next and not self._relayed:
             events.append(self._events[-1])  # the usual case, without indexing into the middle
         else:
             kept = itertools.islice(self._events, begin - self.first, end - self.first)
-            events += [event for at, event in enumerate(kept, begin) if at not in self._hearsay]
+            events += [event for at, event in enumerate(kept, begin) if at not in self._relayed]
         return events, end
 
     def from_turn(self, turn: int) -> int:
@@ -298,7 +298,7 @@ class Feed:
         self._channels: dict[str, Channel] = {}
         # Channels without events, for as long as a reader holds one: what is published later must reach it.
         self._quiet: WeakValueDictionary[str, Channel] = WeakValueDictionary()
-        self._hushed = False  # whether there may be any: asked for every event, and cheaper than counting them
+        self._some_quiet = False  # whether there may be any: asked for every event, and cheaper than counting them
         self.unread = True  # no session has a channel, nor had one since the last `trim`: nothing needs to be looked up
         # Where new channels begin: beyond all that were dropped, so that a cursor of one of those is a gap.
         self._start = 0
@@ -321,7 +321,7 @@ class Feed:
     def listening(self, session_id: str) -> Channel | None:
         """The session's channel, if it has readers or had some not long ago."""
         channel = self._channels.get(session_id)
-        if channel is None and self._hushed:
+        if channel is None and self._some_quiet:
             channel = self._quiet.pop(session_id, None)
             if channel is not None:
                 self._channels[session_id] = channel
@@ -366,13 +366,13 @@ class Feed:
     def trim(self) -> None:
         """Called now and then: forgets old events, and channels that have none."""
         before = self.monotonic() - REPLAY_SECONDS
-        self._hushed = bool(self._quiet)
+        self._some_quiet = bool(self._quiet)
         for session_id, channel in list(self._channels.items()):
             channel.trim(before)
             if not channel.busy:
-                self._quiet[session_id], self._hushed = self._channels.pop(session_id), True
+                self._quiet[session_id], self._some_quiet = self._channels.pop(session_id), True
                 self._start = max(self._start, channel.next + 1)
-        self.unread = not self._channels and not self._hushed
+        self.unread = not self._channels and not self._some_quiet
 
 
 @dataclass(slots=True, eq=False)

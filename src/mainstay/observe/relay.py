@@ -138,7 +138,7 @@ class Followed:
     def retract(self, reason: str) -> None:
         """Take back text of the turn that its next attempt will show again."""
         if self.step >= 0:
-            self.channel.publish_hearsay(Retracted, self.turn, {"step": self.step, "reason": reason})
+            self.channel.publish_relayed(Retracted, self.turn, {"step": self.step, "reason": reason})
         self.step, self.under_way = -1, False
 
     def bereave(self, worker_id: str) -> None:
@@ -437,7 +437,7 @@ class Relay:
                     why += f", and its events cannot be read: {next(iter(self._unreachable.values()))}"
                 channel.publish_gap(why, name)
                 channel.mark(TurnCommitted, name, 0)
-                channel.publish_hearsay(TurnCommitted, name, {"outcome": outcome})
+                channel.publish_relayed(TurnCommitted, name, {"outcome": outcome})
 
     def _is_behind(self, row: SessionRow) -> bool:
         """Whether a turn has ended that readers have not heard of, and that no task here is about to announce."""

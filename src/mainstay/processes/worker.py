@@ -628,8 +628,8 @@ class ProcessWatch:
         passed = 0
         while True:
             due = await self._store.due_processes(now + skew.back, DUE_AT_ONCE, passed)
-            ripe = [row for row in due if any(w.due and skew.due(w.since, w.due) <= now for w in row.record.waits)]
-            ours = [row for row in ripe if self._worker.can(row.registration)]
+            over = [row for row in due if any(w.due and skew.due(w.since, w.due) <= now for w in row.record.waits)]
+            ours = [row for row in over if self._worker.can(row.registration)]
             await asyncio.gather(*(self._worker.recover(row, None) for row in ours))
             if len(due) < DUE_AT_ONCE or ours:
                 return

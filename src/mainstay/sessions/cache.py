@@ -107,10 +107,10 @@ class Archive:
 
     async def refused(self, row: SessionRow, turn: int) -> TurnResult[Any] | None:
         """How a queued input will end that was cancelled before its turn came: there is nothing to wait for."""
-        mail = next((m for m in await self._store.inbox(row.sid) if m.input == turn), None)
-        if mail is None or mail.cancel is None:
+        waiting = next((m for m in await self._store.inbox(row.sid) if m.input == turn), None)
+        if waiting is None or waiting.cancel is None:
             return None
-        request = decode_cancel(mail.cancel)
+        request = decode_cancel(waiting.cancel)
         closed = Closed(Cancelled(request.by, request.reason), Usage())
         records = [*await self.records(row, turn), closed]
         past = (await self.view(row, None)).messages
@@ -358,48 +358,48 @@ class SessionCache(Generic[TaskT]):
 
     def rest(self, session_id: str) -> None:
         """A session has become idle just now, or was read while it is: take note of what its view has grown by."""
-        resident = self._by_id.get(session_id)
-        if resident is None:
+        session = self._by_id.get(session_id)
+        if session is None:
             return
         self._by_id.move_to_end(session_id)
-        messages = [] if resident.view is None else resident.view.messages
-        if len(messages) < resident.weighed:  # another view
-            self._unload(resident)
-        for message in messages[resident.weighed :]:
+        messages = [] if session.view is None else session.view.messages
+        if len(messages) < session.weighed:  # another view
+            self._unload(session)
+        for message in messages[session.weighed :]:
             grown = MESSAGE_BYTES
             for part in message.parts:
                 grown += len(part.text) if type(part) is Text else len(encode(part))
-            resident.weight += grown
+            session.weight += grown
             self.cached += grown
-        resident.weighed = len(messages)
+        session.weighed = len(messages)
         if self.cached > self._limit or len(self._by_id) >= KEEP:
             self._evict()
 
-    def _unload(self, resident: CachedSession) -> None:
-        self.cached -= resident.weight
-        resident.weight = resident.weighed = 0
+    def _unload(self, session: CachedSession) -> None:
+        self.cached -= session.weight
+        session.weight = session.weighed = 0
 
     def _evict(self) -> None:
         """Drop the sessions that have been idle longest, until the others are neither too many nor too heavy."""
         many, heavy, dropped = len(self._by_id) + 1 - KEEP, self.cached - self._limit, list[CachedSession]()
-        for resident in self._by_id.values():
+        for session in self._by_id.values():
             if many <= 0 and heavy <= 0:
                 break
-            if self._is_idle(resident) and resident.overlay is None:
-                dropped.append(resident)
-                many, heavy = many - 1, heavy - resident.weight
-        for resident in dropped:
-            self._unload(self._by_id.pop(resident.session_id))
+            if self._is_idle(session) and session.overlay is None:
+                dropped.append(session)
+                many, heavy = many - 1, heavy - session.weight
+        for session in dropped:
+            self._unload(self._by_id.pop(session.session_id))
 
-    def _is_idle(self, resident: CachedSession) -> bool:
-        return resident.session_id not in self.tasks and not resident.is_saving
+    def _is_idle(self, session: CachedSession) -> bool:
+        return session.session_id not in self.tasks and not session.is_saving
 
     def forget(self, session_id: str) -> bool:
         """Drop what is in memory of a session; False while a task works on it."""
-        resident = self._by_id.get(session_id)
-        if resident is None:
+        session = self._by_id.get(session_id)
+        if session is None:
             return True
-        if not self._is_idle(resident):
+        if not self._is_idle(session):
             return False
         self._unload(self._by_id.pop(session_id))
         return True
@@ -414,10 +414,10 @@ class SessionCache(Generic[TaskT]):
 
     def lay_over(self, session_id: str, overlay: Overlay) -> bool:
         """Lay tools and prompts over a session from its next turn on; False when that changes nothing."""
-        resident = self.of(session_id)
-        if overlay.same(resident.overlay):
+        session = self.of(session_id)
+        if overlay.same(session.overlay):
             return False
-        resident.overlay = overlay
+        session.overlay = overlay
         if self.run(session_id) is None:
-            resident.setup = None
+            session.setup = None
         return True

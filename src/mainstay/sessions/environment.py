@@ -96,11 +96,11 @@ class Environments:
         """What the session at work has goes before what its agent has: its plugins, and what its host laid over it."""
         found = None
         if session_id is not None:
-            resident, running = self._parts.cache.get(session_id), self._parts.cache.run(session_id)
+            cached, running = self._parts.cache.get(session_id), self._parts.cache.run(session_id)
             if running is not None:
                 found = running.agent.catalog.get(name)
-            if found is None and resident is not None and resident.overlay is not None:
-                found = resident.overlay.catalog.get(name)
+            if found is None and cached is not None and cached.overlay is not None:
+                found = cached.overlay.catalog.get(name)
         return found or definition.catalog.get(name)
 
     async def _load(self, digest: str) -> Environment:

@@ -100,7 +100,7 @@ class Inbox:
         if accepted.opened and worker is not None:
             self._turns.launch(accepted.row, record)
         elif kind != "queue":
-            self._turns.has_mail(session_id)
+            self._turns.note_inputs(session_id)
         return accepted
 
 

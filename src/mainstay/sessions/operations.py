@@ -263,14 +263,14 @@ class Visit:
 
     def _check(self, row: SessionRow, settings: Settings, setup: Setup) -> None:
         """Refuse to write over what somebody else did to the same plugins since they were loaded here."""
-        resident = self._parts.cache.of(row.id)
+        cached = self._parts.cache.of(row.id)
         running = self._parts.cache.run(row.id) is not None
-        if running and resident.setup is setup:
+        if running and cached.setup is setup:
             return  # the turn that runs is ours, and on the same plugins
         if row.owner is None and row.head == setup.head and settings.snapshots == setup.waiting:
             return
-        if not running and resident.setup is setup:
-            resident.keep_setup(None)
+        if not running and cached.setup is setup:
+            cached.keep_setup(None)
         raise Conflict(f"session {row.id!r} went on elsewhere while the operation ran: call it again")
 
     async def _row(self, session_id: str) -> SessionRow:

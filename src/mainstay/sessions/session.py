@@ -391,14 +391,16 @@ class Session(Generic[T_co]):
         self._parts.mode.check()
         row = await self._parts.store.session(self.id)
         found: list[QueuedInput] = []
-        for mail in [] if row is None else await self._parts.store.inbox(self._usable(row).sid):
-            if mail.kind == "note" or mail.cancel is not None:
+        for waiting in [] if row is None else await self._parts.store.inbox(self._usable(row).sid):
+            if waiting.kind == "note" or waiting.cancel is not None:
                 continue
-            records = await load(self._parts.store, mail.sid, mail.input, mail.input)
+            records = await load(self._parts.store, waiting.sid, waiting.input, waiting.input)
             said = records[0][1] if records else None
             if isinstance(said, Said):
-                name = ids.turn_id(self.id, mail.input)
-                found.append(QueuedInput(name, mail.kind, copied(said.message), said.at, said.key, dict(said.metadata)))
+                name = ids.turn_id(self.id, waiting.input)
+                found.append(
+                    QueuedInput(name, waiting.kind, copied(said.message), said.at, said.key, dict(said.metadata))
+                )
         return InputQueue(self._parts, self.id, found)
 
     async def usage(self, by: Literal["label", "model"] = "label") -> dict[str, Usage]:
@@ -811,10 +813,10 @@ class SessionTools:
 
     def refresh(self) -> None:
         """Ask the providers of tools, and the plugins that hide some, again: from the next turn on."""
-        definition, resident = self._parts.definitions.get(self._agent), self._parts.cache.of(self._session_id)
+        definition, cached = self._parts.definitions.get(self._agent), self._parts.cache.of(self._session_id)
         if self._parts.cache.run(self._session_id) is not None or definition is None:
             return  # every turn asks the providers when it begins
-        catalogs = [definition.catalog, *([] if resident.setup is None else [resident.setup.definition.catalog])]
+        catalogs = [definition.catalog, *([] if cached.setup is None else [cached.setup.definition.catalog])]
         for catalog in catalogs:
             catalog.refresh()
             if isinstance(catalog, Membership):

@@ -144,12 +144,12 @@ class Turns:
         task, request = self.cache.tasks.get(row.id), None if row.cancel is None else decode_cancel(row.cancel)
         if task is not None and task.run is not None:
             run = task.run
-            run.journal.has_mail()
+            run.journal.note_inputs()
             if request is not None and row.turn == run.scope.turn:
                 run.control.cancel(request)
             run.control.nudge()
         elif task is not None:
-            task.mail = True
+            task.inputs = True
             if request is not None and row.turn is not None:
                 task.cancel = (row.turn, request)
         elif row.turn is not None and row.owner == self._worker.id:
@@ -192,14 +192,14 @@ class Turns:
         else:
             self.go_on(row)
 
-    def has_mail(self, session_id: str) -> None:
+    def note_inputs(self, session_id: str) -> None:
         """An input waits that is no turn of its own: the running turn reads it at its next boundary. A turn that begins
         later reads its inbox in any case."""
         task = self.cache.tasks.get(session_id)
         if task is not None and task.run is not None:
-            task.run.journal.has_mail()
+            task.run.journal.note_inputs()
         elif task is not None:
-            task.mail = True
+            task.inputs = True
 
     def read_by_running(self, session_id: str) -> set[int]:
         """The inputs that the running turn of a session has read, whether or not that is on disk."""
@@ -240,7 +240,7 @@ class Turns:
         self, task: SessionTask, row: SessionRow, scope: TurnScope
     ) -> SessionRow | None:
         """One turn; the session's row after its commit, or None when it was parked or given back."""
-        opening, resident = task.opening, task.session
+        opening, cached = task.opening, task.session
         records: list[Record] = [opening] if opening is not None else await self._load(row, scope)
         said = records[0]
         if not isinstance(said, Said):
@@ -249,13 +249,13 @@ class Turns:
             of_session = metadata_for(load_settings(row.settings), scope.turn)
             set_origin(said.depth, Metadata(of_session | said.metadata))
         view = await self.cache.view(row)
-        setup, refused = await self._equip(resident, row, view, records)
+        setup, refused = await self._equip(cached, row, view, records)
         definition = setup.definition
         if said.choice is not None or row.settings:
             kept = choice_for(load_settings(row.settings), row.turn or row.next) if row.settings else None
             definition = await self.models.applied(definition, said.choice, kept)
-        mail, task.mail = opening is None or scope.turn > 1 or task.mail, False
-        run = task.run = self._begin(setup, definition, row, scope, view, records, mail)
+        inputs, task.inputs = opening is None or scope.turn > 1 or task.inputs, False
+        run = task.run = self._begin(setup, definition, row, scope, view, records, inputs)
         if opening is None:
             self._feed.channel(row.id)  # a reader from before a restart may come back with an old cursor
         if row.cancel is not None:
@@ -277,15 +277,15 @@ class Turns:
             raise
         finally:
             task.run = None
-            if resident.setup is not None:  # what plugins have in memory is worth something again after the commit
-                resident.keep_setup(None)
+            if cached.setup is not None:  # what plugins have in memory is worth something again after the commit
+                cached.keep_setup(None)
             if run.held:
                 self._dispatcher.release(run)
         late: list[Issue] = []
         if not isinstance(end, Parked) and setup.plugins is not None:
             if not setup.shared:
                 setup.move_on(end.row, end.end)
-                resident.keep_setup(setup)
+                cached.keep_setup(setup)
             plugins = plugins_of(run) if run.hooks is not None and run.hooks.after_commit else None
             late = [] if plugins is None else await plugins.persisted(end.end.outcome)
         if task.deps is not None:
@@ -332,7 +332,7 @@ class Turns:
         scope: TurnScope,
         view: View,
         records: list[Record],
-        mail: bool,
+        inputs: bool,
     ) -> Run:
         """A turn as far as its records tell, ready to be driven on."""
         said, name = records[0], turn_id(scope.session_id, scope.turn)
@@ -349,7 +349,7 @@ class Turns:
             framed = next((r for r in reversed(records) if type(r) is Framed), None)
             history = view.prompt() if framed is None else list(framed.summary)
         stalled = functools.partial(self.outcomes.waiters.resolve, scope.session_id, scope.turn)
-        journal = TurnJournal(self.store, scope, len(records), self.clock, stalled, mail)
+        journal = TurnJournal(self.store, scope, len(records), self.clock, stalled, inputs)
         events = TurnEvents(self._feed, scope.session_id, name, asyncio.get_running_loop(), scope.generation)
         # With a direct completion in flight the turn's own question was not asked; what was lost is told there.
         interrupted = 0 if type(records[-1]) is Asking else row.takeovers
@@ -365,43 +365,43 @@ class Turns:
         return TurnPlugins(run, session, kept, self._ports.services(run), issues)
 
     async def _equip(
-        self, resident: CachedSession, row: SessionRow, view: View, records: list[Record]
+        self, cached: CachedSession, row: SessionRow, view: View, records: list[Record]
     ) -> tuple[Setup, TurnAborted | None]:
         """What the session runs with; the agent's own definition when a plugin refuses it."""
         definition = self._definitions[row.agent]
-        if definition.plugins.lean and not row.settings and resident.overlay is None and len(records) == 1:
+        if definition.plugins.lean and not row.settings and cached.overlay is None and len(records) == 1:
             if row.agent not in self._lean:
                 self._lean[row.agent] = lean(definition)
             return self._lean[row.agent], None
-        before = resident.setup
-        if before is not None and before.fits(row, resident.overlay) and len(records) == 1:
+        before = cached.setup
+        if before is not None and before.fits(row, cached.overlay) and len(records) == 1:
             return before, None
         probe = probe_of(self._traces, row.id, None if row.turn is None else turn_id(row.id, row.turn))
         try:
-            made = await equip(definition, row, view, records, self.store.blobs, resident.overlay, probe)
+            made = await equip(definition, row, view, records, self.store.blobs, cached.overlay, probe)
         except TurnAborted as refused:
             return Setup(definition), refused
         if before is not None:
             made.issues.extend(await changed(before, made, probe))
-        resident.keep_setup(made)
+        cached.keep_setup(made)
         return made, None
 
     async def setup(self, row: SessionRow) -> Setup:
         """What a session runs with, for readers and operations: that of its running turn, or a fresh one."""
-        resident = self.cache.of(row.id)
-        kept = resident.setup
-        if kept is not None and (self.cache.run(row.id) is not None or kept.fits(row, resident.overlay)):
+        cached = self.cache.of(row.id)
+        kept = cached.setup
+        if kept is not None and (self.cache.run(row.id) is not None or kept.fits(row, cached.overlay)):
             return kept
         view = await self.cache.view(row)
         records = await self._archive.records(row, row.turn) if row.turn is not None else []
         definition = self._definitions[row.agent]
         probe = probe_of(self._traces, row.id)
-        made = await equip(definition, row, view, records, self.store.blobs, resident.overlay, probe)
-        kept, run = resident.setup, self.cache.run(row.id)
-        if kept is not None and (run is not None or kept.fits(row, resident.overlay)):
+        made = await equip(definition, row, view, records, self.store.blobs, cached.overlay, probe)
+        kept, run = cached.setup, self.cache.run(row.id)
+        if kept is not None and (run is not None or kept.fits(row, cached.overlay)):
             return kept  # another task was faster: all use one, or what one changes the other would undo
         if run is None and made.plugins is not None and row.turn is None:
-            resident.keep_setup(made)
+            cached.keep_setup(made)
         return made
 
     async def _drive(self, run: Run, row: SessionRow) -> Parked | Landed:
@@ -464,8 +464,8 @@ class Turns:
     async def _checkpoint(self, run: Run, effect: Checkpoint) -> None:
         """Deliver what was said to the running turn since the last boundary, from outside and by plugins."""
         inputs: tuple[Delivered, ...] = ()
-        if run.journal.mail:
-            run.journal.take_mail()
+        if run.journal.inputs:
+            run.journal.take_inputs()
             found = await self.store.inbox(run.scope.sid)
             if found and run.machine.may_ask():  # else it would not be answered here: the next turn does
                 inputs = await self._read(run, found)
@@ -494,7 +494,7 @@ class SessionTask:
     """Works on one session: turn after turn, while inputs wait and this worker owns it.
 
     `run` is the running turn, `turn` its number until its end is announced, and `opening` its input if that was
-    accepted just now. `following` is the row of a turn that was opened behind it. `cancel` and `mail` are a cancel
+    accepted just now. `following` is the row of a turn that was opened behind it. `cancel` and `inputs` are a cancel
     request and an input that came while the turn was being loaded. `deps` are the live objects of the running turn,
     where a function makes them.
     """
@@ -510,7 +510,7 @@ class SessionTask:
     turn: int | None = None
     following: SessionRow | None = None
     cancel: tuple[int, CancelRequest] | None = None
-    mail: bool = False
+    inputs: bool = False
     deps: RunDeps | None = None
 
     async def work(self) -> None:

@@ -63,7 +63,7 @@ class MemoryRows:
         self.open_sids: dict[int, None] = {}
         self.keys: dict[tuple[int, str], tuple[int, bytes]] = {}
         self.bodies: dict[int, dict[int, list[bytes]]] = {}
-        self.letters: dict[int, dict[int, InboxRow]] = {}
+        self.inbox: dict[int, dict[int, InboxRow]] = {}
         self.waits: dict[str, WaitRow] = {}
         self.waits_by_sid: dict[int, dict[str, None]] = {}
         self.workers_by_id: dict[str, WorkerRow] = {}
@@ -90,13 +90,13 @@ class MemoryRows:
 
     async def owned_turn(self, read: rows.OwnedTurn) -> TurnRows:
         sid, besides = read.sid, read.besides
-        row, mail, following = self.by_sid.get(sid), False, None
-        if sid in self.letters:
-            letters = [m for m in self.letters[sid].values() if m.input not in besides]
-            mail = any(m.kind != "queue" for m in letters)
-            following = next((m for m in letters if m.kind != "note"), None)
+        row, inputs, following = self.by_sid.get(sid), False, None
+        if sid in self.inbox:
+            inbox = [m for m in self.inbox[sid].values() if m.input not in besides]
+            inputs = any(m.kind != "queue" for m in inbox)
+            following = next((m for m in inbox if m.kind != "note"), None)
         records = len(self.bodies[sid].get(read.turn, ())) if sid in self.bodies else 0
-        return TurnRows(row, records, mail, following, sid in self.waits_by_sid)
+        return TurnRows(row, records, inputs, following, sid in self.waits_by_sid)
 
     async def next_sid(self, _: rows.NextSid) -> int:
         return len(self.by_sid) + 1
@@ -147,7 +147,7 @@ class MemoryRows:
     def drop_session_data(self, change: rows.DropSessionData) -> None:
         sid = change.sid
         self.bodies.pop(sid, None)
-        self.letters.pop(sid, None)
+        self.inbox.pop(sid, None)
         self.keys = {k: v for k, v in self.keys.items() if k[0] != sid}
         self.drop_references(sid)
 
@@ -162,20 +162,20 @@ class MemoryRows:
     async def has_blob(self, read: rows.HasBlob) -> bool:
         return read.digest in self.blobs
 
-    async def has_mail(self, read: rows.HasMail) -> bool:
-        return bool(self.letters.get(read.sid))
+    async def has_inputs(self, read: rows.HasInputs) -> bool:
+        return bool(self.inbox.get(read.sid))
 
-    async def mail_at(self, read: rows.MailAt) -> InboxRow | None:
-        return self.letters.get(read.sid, {}).get(read.number)
+    async def input_at(self, read: rows.InputAt) -> InboxRow | None:
+        return self.inbox.get(read.sid, {}).get(read.number)
 
-    def put_mail(self, change: rows.PutMail) -> None:
-        self.letters.setdefault(change.row.sid, {})[change.row.input] = change.row
+    def put_input(self, change: rows.PutInput) -> None:
+        self.inbox.setdefault(change.row.sid, {})[change.row.input] = change.row
 
-    def drop_mail(self, change: rows.DropMail) -> None:
-        letters = self.letters.get(change.sid, {})
-        letters.pop(change.number, None)
-        if not letters:
-            self.letters.pop(change.sid, None)
+    def drop_input(self, change: rows.DropInput) -> None:
+        inbox = self.inbox.get(change.sid, {})
+        inbox.pop(change.number, None)
+        if not inbox:
+            self.inbox.pop(change.sid, None)
 
     async def wait_by_id(self, read: rows.WaitById) -> WaitRow | None:
         return self.waits.get(read.wait_id)
@@ -426,7 +426,7 @@ class MemoryStore:
         return [(turn, i, body) for turn in chosen for i, body in enumerate(turns.get(turn, ()))]
 
     async def inbox(self, sid: int) -> list[InboxRow]:
-        return list(self.rows.letters.get(sid, {}).values())
+        return list(self.rows.inbox.get(sid, {}).values())
 
     async def waits(self, sid: int | None = None, due: int | None = None) -> list[WaitRow]:
         if sid is not None:

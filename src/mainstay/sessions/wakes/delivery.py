@@ -222,7 +222,7 @@ class Wakes:
         put_again = functools.partial(spill, self._store, whole)
         accepted = await (write_referring(write, put_again) if blobs else write())
         if accepted is not None and not accepted.opened:
-            self._turns.has_mail(session_id)
+            self._turns.note_inputs(session_id)
         if stuck is not None:
             log.warning("session %s is set aside: %s", session_id, stuck)
         return accepted
@@ -337,7 +337,7 @@ class ProcessFeed:
                 "at": event.at,
             }
             for channel in channels:
-                channel.publish_hearsay(ProcessChanged, "", known | fields)
+                channel.publish_relayed(ProcessChanged, "", known | fields)
 
     async def _observers(self, row: ProcessRow) -> list[str]:
         """Sessions that somebody observes and whose process it is."""

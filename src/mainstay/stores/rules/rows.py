@@ -50,12 +50,12 @@ class SessionBySid(RowRead["SessionRow | None"], frozen=True, gc=False):
 
 class TurnRows(Struct, frozen=True, gc=False):
     """What the owner of a turn writes beside: how many `records` the turn has, which is the ordinal of its next one;
-    whether an input waits for it (`mail`); the first one that waits for a turn of its own (`following`); and whether
+    whether an input waits for it (`inputs`); the first one that waits for a turn of its own (`following`); and whether
     the session may have `waits`."""
 
     row: SessionRow | None
     records: int = 0
-    mail: bool = False
+    inputs: bool = False
     following: InboxRow | None = None
     waits: bool = False
 
@@ -94,13 +94,13 @@ class NodeAt(RowRead["bytes | None"], frozen=True, gc=False):
     ordinal: int
 
 
-class HasMail(RowRead[bool], frozen=True, gc=False):
+class HasInputs(RowRead[bool], frozen=True, gc=False):
     """Whether anything waits in the inbox, notes too."""
 
     sid: int
 
 
-class MailAt(RowRead["InboxRow | None"], frozen=True, gc=False):
+class InputAt(RowRead["InboxRow | None"], frozen=True, gc=False):
     sid: int
     number: int
 
@@ -293,11 +293,11 @@ class PutNode(RowChange, frozen=True, gc=False):
     body: bytes
 
 
-class PutMail(RowChange, frozen=True, gc=False):
+class PutInput(RowChange, frozen=True, gc=False):
     row: InboxRow
 
 
-class DropMail(RowChange, frozen=True, gc=False):
+class DropInput(RowChange, frozen=True, gc=False):
     sid: int
     number: int
 
@@ -408,7 +408,7 @@ Kinds: TypeAlias = frozenset[type[RowRead[Any]]]
 ALL_READS: Kinds = frozenset(RowRead.__subclasses__())
 ALL_CHANGES: frozenset[type[RowChange]] = frozenset(RowChange.__subclasses__())
 
-_MAIL: Kinds = frozenset({MailAt, HasMail, OwnedTurn})
+_INPUTS: Kinds = frozenset({InputAt, HasInputs, OwnedTurn})
 _EVENTS: Kinds = frozenset({EventByKey, EventsAfter, LastEvent})
 _STEPS: Kinds = frozenset({StepAt, LastStep})
 _DEATHS: Kinds = frozenset({DeathsOf, DeathsOfSession, DeathsOfProcess})
@@ -432,12 +432,12 @@ OUTDATED: Mapping[type[RowChange], Kinds] = {
     PutSession: _SESSIONS,
     PutSettings: frozenset({SessionById, SessionBySid}),
     PutLabels: frozenset(),
-    DropSessionData: frozenset({NodeAt, *_MAIL, InputByKey}),
+    DropSessionData: frozenset({NodeAt, *_INPUTS, InputByKey}),
     PutKey: frozenset({InputByKey}),
     AddNode: frozenset({NodeAt, OwnedTurn}),
     PutNode: frozenset({NodeAt, OwnedTurn}),
-    PutMail: _MAIL,
-    DropMail: _MAIL,
+    PutInput: _INPUTS,
+    DropInput: _INPUTS,
     PutWait: frozenset({WaitById, OwnedTurn}),
     DropWaits: frozenset({WaitById, OwnedTurn}),
     ReferToBlobs: frozenset(),
@@ -463,7 +463,7 @@ OUTDATED: Mapping[type[RowChange], Kinds] = {
 }
 """Which reads a change may answer otherwise (`_affects`). Rows themselves are known after it (`Transaction._note`)."""
 
-PARTED: Kinds = frozenset({NodeAt, *_MAIL, *_EVENTS, *_STEPS})
+PARTED: Kinds = frozenset({NodeAt, *_INPUTS, *_EVENTS, *_STEPS})
 """Reads of one session or process: a change of another one leaves them as they are."""
 
 

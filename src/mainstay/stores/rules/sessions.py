@@ -67,15 +67,15 @@ from mainstay.stores.rules.rows import (
     AddSession,
     DeathsOfSession,
     DropGrants,
-    DropMail,
+    DropInput,
     DropSessionData,
     DropWaits,
     ForksOf,
+    HasInputs,
     HasLiveProcesses,
-    HasMail,
+    InputAt,
     InputByKey,
     IsGranted,
-    MailAt,
     NextSid,
     NodeAt,
     OwnedTurn,
@@ -83,9 +83,9 @@ from mainstay.stores.rules.rows import (
     ProcessById,
     PutDeaths,
     PutGrant,
+    PutInput,
     PutKey,
     PutLabels,
-    PutMail,
     PutNode,
     PutSession,
     PutSettings,
@@ -148,7 +148,7 @@ async def accept(tx: Transaction, write: Accept) -> Accepted:
         row = replace(row, next=turn + 1, updated=write.at)
     tx.change(AddSession(row) if created else PutSession(row))
     if not opens:
-        tx.change(PutMail(InboxRow(row.sid, turn, write.kind)))
+        tx.change(PutInput(InboxRow(row.sid, turn, write.kind)))
     if write.key is not None:
         tx.change(PutKey(row.sid, write.key, turn, write.digest))
     tx.change(AddNode(row.sid, turn, 0, write.body))
@@ -260,7 +260,7 @@ async def append(tx: Transaction, write: Append) -> Appended:
     parked = _released_by(found.row, scope) if write.park else None
     if parked is not None and parked.state == "parked" and await _are_there(tx, scope, write.nodes):
         since = await tx.read(OwnedTurn(scope.sid, scope.turn, ()))
-        return Appended(parked.cancel, since.mail, parked=True)
+        return Appended(parked.cancel, since.inputs, parked=True)
     row = _owned(found.row, scope)
     if write.blobs:
         await check_blobs(tx, write.blobs)
@@ -290,7 +290,7 @@ async def append(tx: Transaction, write: Append) -> Appended:
     elif row.takeovers and write.nodes and not write.repeats:
         await takeovers.clear(tx, row.sid, row.takeovers)
         tx.change(PutSession(replace(row, takeovers=0)))
-    return Appended(row.cancel, found.mail, park)
+    return Appended(row.cancel, found.inputs, park)
 
 
 async def commit(tx: Transaction, write: Commit) -> Committed | CancelWon:
@@ -319,14 +319,14 @@ async def commit(tx: Transaction, write: Commit) -> Committed | CancelWon:
         await takeovers.clear(tx, row.sid, row.takeovers)
     if found.waits:
         tx.change(DropWaits(scope.sid))  # what became of them is in the records
-    mail = found.following
-    if mail is None:
+    waiting = found.following
+    if waiting is None:
         row = replace(
             row, head=scope.turn, turn=None, state="idle", owner=None, takeovers=0, cancel=None, updated=write.at
         )
     else:
-        tx.change(DropMail(scope.sid, mail.input))
-        row = replace(row, head=scope.turn, turn=mail.input, takeovers=0, cancel=mail.cancel, updated=write.at)
+        tx.change(DropInput(scope.sid, waiting.input))
+        row = replace(row, head=scope.turn, turn=waiting.input, takeovers=0, cancel=waiting.cancel, updated=write.at)
     if write.tools or row.settings:
         row = _configured(tx, row, settings_after_commit(row.settings, write.tools, write.recorded))
     tx.change(PutSession(row))
@@ -382,7 +382,7 @@ def _is_new(scope: TurnScope, nodes: tuple[Node, ...], records: int) -> bool:
 def _settle(tx: Transaction, scope: TurnScope, numbers: tuple[int, ...]) -> None:
     """Settle inputs that were delivered into the turn: each gets a record that says so."""
     for number in numbers:
-        tx.change(DropMail(scope.sid, number))
+        tx.change(DropInput(scope.sid, number))
         tx.change(AddNode(scope.sid, number, 1, encode(Joined(scope.turn))))
 
 
@@ -428,13 +428,13 @@ async def cancel(tx: Transaction, write: Cancel[SessionRow]) -> CancelReceipt[Se
 async def _cancel_queued(
     tx: Transaction, row: SessionRow, turn: int, request: CancelRequest
 ) -> CancelReceipt[SessionRow]:
-    mail = await tx.read(MailAt(row.sid, turn))
-    if mail is None or mail.kind == "note":
+    waiting = await tx.read(InputAt(row.sid, turn))
+    if waiting is None or waiting.kind == "note":
         # A note opens no turn, so there is none to stop; opened as a cancelled one it could move the head back.
         return CancelReceipt("completion_won" if 0 < turn < row.next else "unknown", turn, row)
-    if mail.cancel is not None:
+    if waiting.cancel is not None:
         return CancelReceipt("already_requested", turn, row)
-    tx.change(PutMail(replace(mail, kind="queue", cancel=encode(request))))
+    tx.change(PutInput(replace(waiting, kind="queue", cancel=encode(request))))
     return CancelReceipt("requested", turn, row)
 
 
@@ -584,7 +584,7 @@ async def _is_unused(tx: Transaction, row: SessionRow, since: int) -> bool:
     """Whether a session has been idle since then, and nothing that exists can change that."""
     if row.turn is not None or row.state != "idle" or row.updated >= since:
         return False
-    if await tx.read(HasMail(row.sid)) or await tx.read(HasLiveProcesses(row.id)):
+    if await tx.read(HasInputs(row.sid)) or await tx.read(HasLiveProcesses(row.id)):
         return False
     forks, wakes = await tx.read(ForksOf(row.sid)), await tx.read(PendingWakesFor(row.id))
     return not forks and not wakes

@@ -130,7 +130,7 @@ def wait_row(found: tuple[Any, ...]) -> WaitRow:
     return WaitRow(*checked("waits", found))
 
 
-def mail_row(found: tuple[Any, ...]) -> InboxRow:
+def input_row(found: tuple[Any, ...]) -> InboxRow:
     return InboxRow(*checked("inbox", found))
 
 

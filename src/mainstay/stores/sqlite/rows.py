@@ -58,7 +58,7 @@ from mainstay.stores.sqlite.records import (
     deaths_row,
     encode_offers,
     event_row,
-    mail_row,
+    input_row,
     node_crc,
     node_place,
     process_filter,
@@ -82,13 +82,13 @@ REMEMBERED = 4096
 
 
 class Known(Struct):
-    """What is known of a session that somebody works on. `mail`, `waits`: whether it may have any.
+    """What is known of a session that somebody works on. `inputs`, `waits`: whether it may have any.
 
     `records` is how many records turn `turn` has; 0 is no turn.
     """
 
     row: SessionRow
-    mail: bool = True
+    inputs: bool = True
     waits: bool = True
     turn: int = 0
     records: int = 0
@@ -160,7 +160,7 @@ class SqlRows:
         elif (known := self._known.get(row.sid)) is not None:
             known.row = row
         else:
-            self._known[row.sid] = Known(row, mail=not new, waits=not new)
+            self._known[row.sid] = Known(row, inputs=not new, waits=not new)
 
     def _one(self, sql: str, *args: Any) -> Any:
         return self._do(sql, args).fetchone()
@@ -195,13 +195,13 @@ class SqlRows:
             span = (node_place(sid, turn, 0), node_place(sid, turn, MAX_ORDINAL))
             last = self._do("SELECT max(place) FROM nodes WHERE place BETWEEN ? AND ?", span).fetchone()[0]
             records = 0 if last is None else (int(last) & MAX_ORDINAL) + 1
-        if not known.mail:
+        if not known.inputs:
             return TurnRows(row, records, waits=known.waits)
         some, for_the_turn = self._one(SOME_MAIL.format(_but_for(besides)), sid, sid, *besides)
-        known.mail = bool(some)
+        known.inputs = bool(some)
         following = self._one(FIRST_MAIL.format(_but_for(besides)), sid, *besides) if some else None
         return TurnRows(
-            row, records, bool(for_the_turn), None if following is None else mail_row(following), known.waits
+            row, records, bool(for_the_turn), None if following is None else input_row(following), known.waits
         )
 
     async def next_sid(self, _: rows.NextSid) -> int:
@@ -289,21 +289,21 @@ class SqlRows:
 
     # ------------------------------------------------------------------ inbox
 
-    async def has_mail(self, read: rows.HasMail) -> bool:
+    async def has_inputs(self, read: rows.HasInputs) -> bool:
         return self._one("SELECT 1 FROM inbox WHERE sid = ? LIMIT 1", read.sid) is not None
 
-    async def mail_at(self, read: rows.MailAt) -> InboxRow | None:
+    async def input_at(self, read: rows.InputAt) -> InboxRow | None:
         found = self._one(f"SELECT {MAIL} FROM inbox WHERE sid = ? AND input = ?", read.sid, read.number)
-        return None if found is None else mail_row(found)
+        return None if found is None else input_row(found)
 
-    def put_mail(self, change: rows.PutMail) -> None:
+    def put_input(self, change: rows.PutInput) -> None:
         row = change.row
         if (known := self._known.get(row.sid)) is not None:
-            known.mail = True
+            known.inputs = True
         values = (row.sid, row.input, row.kind, row.cancel)
         self._do(f"INSERT OR REPLACE INTO inbox ({MAIL}) VALUES (?, ?, ?, ?, ?)", (*values, row_checksum(values)))
 
-    def drop_mail(self, change: rows.DropMail) -> None:
+    def drop_input(self, change: rows.DropInput) -> None:
         self._do("DELETE FROM inbox WHERE sid = ? AND input = ?", (change.sid, change.number))
 
     # ------------------------------------------------------------------ waits

@@ -40,7 +40,7 @@ from mainstay.stores.sqlite.records import (
     bad_rows,
     deaths_row,
     event_row,
-    mail_row,
+    input_row,
     process_or_tombstone,
     process_row,
     session_row,
@@ -189,7 +189,7 @@ class SqliteStore:
     async def inbox(self, sid: int) -> list[InboxRow]:
         with reading(self.path):
             found = self._live().execute(f"SELECT {records.MAIL} FROM inbox WHERE sid = ? ORDER BY input", (sid,))
-            return [mail_row(r) for r in found]
+            return [input_row(r) for r in found]
 
     async def waits(self, sid: int | None = None, due: int | None = None) -> list[WaitRow]:
         where, args = "state = 'open'", list[Any]()
