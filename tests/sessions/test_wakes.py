@@ -14,6 +14,7 @@ from mainstay.model.record import Said
 from mainstay.processes.function.context import ProcessContext
 from mainstay.processes.function.engine import process
 from mainstay.processes.service import Start
+from mainstay.sessions.wakes.delivery import GATHER_SECONDS
 from mainstay.testing import FunctionModel, ScriptedModel
 from tests.kit import SOON, Place, TellingModel, crash, texts, until
 
@@ -329,6 +330,26 @@ async def test_event_that_wakes_is_told_while_its_process_goes_on(place: Place) 
         await runtime.processes.complete(started, "bye")
         await until(lambda: len(ear.heard) == 2)
         assert ear.heard[1] == f'[process "web" completed]\nhandle: {handle("server")}\nvalue: bye'
+
+
+async def test_three_hundred_events_are_a_few_turns(place: Place) -> None:
+    ear = Ear()
+    types = [EventType("line", wake=WakeRule())]
+    async with place.runtime(Agent(ear.model), processes=FUNCTIONS) as runtime:
+        await runtime.session("chat")
+        agent = runtime_agent(runtime)
+        started = await runtime.processes.register("talker", events=types, wake=WakeTarget("chat", agent))
+        began = asyncio.get_running_loop().time()
+        for n in range(300):
+            await runtime.processes.emit(started, "line", n)
+        await idle(runtime)
+        spent = asyncio.get_running_loop().time() - began
+
+        lines = "\n".join(ear.heard).split("\n")
+        told = [int(line.removeprefix("payload: ")) for line in lines if line.startswith("payload: ")]
+        assert told == sorted(told)
+        assert sum(text.count("tells: line") for text in ear.heard) == 300
+        assert len(ear.heard) <= 2 + spent / GATHER_SECONDS
 
 
 def runtime_agent(runtime: Runtime) -> str:

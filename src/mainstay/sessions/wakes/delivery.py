@@ -3,6 +3,8 @@
     session idle     everything that waits, in order, is one input: a turn when any of it asks for one, else a note
     session busy     it gathers; when the turn has committed and nobody's input waits, it is the next turn
     next is open     people go first: what only notifies is a note to their turn, what asks for a turn waits on
+    woken just now   it gathers until `GATHER_SECONDS` have passed since the last woken turn began: a process that tells
+                     something a hundred times a second makes a few turns, not a hundred
 
 Each delivery is one write (`Deliver`), so a wake is told once however often a Runtime dies. Who delivers is who has the
 session's agent. What cannot be delivered is discarded with its reason, and may be brought back.
@@ -10,6 +12,7 @@ session's agent. What cannot be delivered is discarded with its reason, and may 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections import OrderedDict
@@ -40,6 +43,9 @@ EXPIRY_MS = 7 * 86_400_000
 """For so long a wake waits for somebody who has its session's agent."""
 AT_ONCE = 1000
 """Wakes in one input; more are the turn after it."""
+GATHER_SECONDS = 0.25
+"""Between the beginnings of two woken turns of a session. Not for news of work that the last woken turn has started:
+such work tells of itself when it has got somewhere, however soon that is."""
 
 
 AllowedText: TypeAlias = Callable[[SessionRow, Sequence[WakeNews]], Awaitable[str]]
@@ -50,7 +56,8 @@ class Wakes:
     """Delivers wakes to the sessions of a Runtime.
 
     `_called` are sessions whose wakes are to be read, `_reading` those whose wakes a task reads. `_blocked` are those
-    whose wakes have to wait for a commit: turns share this set, and call `between` for a session in it.
+    whose wakes have to wait for a commit: turns share this set, and call `between` for a session in it. `_woken` has
+    the sessions that were woken just now, in order: when, by the event loop's clock, and the depth of that turn.
     """
 
     def __init__(  # noqa: PLR0913  # put together in one place
@@ -73,6 +80,7 @@ class Wakes:
             allowed_text,
         )
         self._called, self._reading, self._blocked = set[str](), set[str](), blocked
+        self._woken: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     # ------------------------------------------------------------------ when
 
@@ -175,10 +183,27 @@ class Wakes:
             if agent is not None and self._turns.worker_for(agent) is None:
                 self._blocked.discard(session_id)
                 return None  # for a Runtime that has the agent
+            if not busy and (seconds := self._gathers(session_id, wakes)) > 0:
+                if between:
+                    self.call(session_id)  # its task waits: the turn's has other things to do
+                    return None
+                await asyncio.sleep(seconds)
+                continue
             whom = row or SessionRow(0, session_id, agent or "")
             delivered = await self._try(whom, wakes[:AT_ONCE], busy)
             if delivered is not None and delivered.opened:
                 return delivered
+
+    def _gathers(self, session_id: str, wakes: Sequence[WakeRow]) -> float:
+        """For how many seconds these are to wait for more of their kind."""
+        now = asyncio.get_running_loop().time()
+        while self._woken and next(iter(self._woken.values()))[0] <= now - GATHER_SECONDS:
+            self._woken.popitem(last=False)
+        if session_id not in self._woken:
+            return 0.0
+        at, depth = self._woken[session_id]
+        deeper = any(_depth(wake) > depth for wake in wakes)
+        return 0.0 if deeper else at + GATHER_SECONDS - now
 
     async def _try(self, whom: SessionRow, wakes: list[WakeRow], busy: bool) -> Accepted | None:
         """One attempt. None: look again, something has changed."""
@@ -223,6 +248,9 @@ class Wakes:
         accepted = await (write_referring(write, put_again) if blobs else write())
         if accepted is not None and not accepted.opened:
             self._turns.note_inputs(session_id)
+        if accepted is not None and accepted.opened:
+            self._woken[session_id] = asyncio.get_running_loop().time(), depth
+            self._woken.move_to_end(session_id)
         if stuck is not None:
             log.warning("session %s is set aside: %s", session_id, stuck)
         return accepted
@@ -248,6 +276,13 @@ class Wakes:
 
     async def _discard(self, wakes: Sequence[WakeRow], reason: str) -> None:
         await self._store.write(Dismiss(tuple(wake.number for wake in wakes), self._clock.now(), reason))
+
+
+def _depth(wake: WakeRow) -> int:
+    try:
+        return read(wake).depth
+    except ValueError:
+        return 0  # it is discarded when it is read for delivery
 
 
 # ---------------------------------------------------------------------- events of processes
