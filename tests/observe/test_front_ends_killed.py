@@ -84,6 +84,7 @@ async def test_a_worker_that_is_killed_in_mid_stream_is_a_gap_and_the_turn_goes_
                 await until(lambda: again.seen)
 
     assert reader.kinds == ["TurnStarted", "TextDelta", "Gap", "TurnStarted", "TextDelta", "TurnCommitted"]
+    assert [event.resumed for event in reader.seen if isinstance(event, TurnStarted)] == [False, True]
     whole = "".join(f"{n} " for n in range(20))
     resumed = next(n for n, event in enumerate(reader.seen) if isinstance(event, Gap))
     after = "".join(event.text for event in reader.seen[resumed:] if isinstance(event, TextDelta))

@@ -23,7 +23,8 @@ class LiveEvent(Struct, frozen=True, gc=False, tag_field="event"):
 
 
 class TurnStarted(LiveEvent, frozen=True, gc=False, tag="turn_started"):
-    """A worker runs the turn. `resumed`: it goes on from what earlier workers have recorded of it."""
+    """A worker runs the turn. `resumed`: it was begun before, and goes on from what is recorded of it; a model call
+    that was cut off is asked again, and its text comes from its beginning."""
 
     resumed: bool = False
 

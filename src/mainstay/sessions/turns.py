@@ -263,7 +263,7 @@ class Turns:
         elif task.cancel is not None and task.cancel[0] == scope.turn:
             run.control.cancel(task.cancel[1])
         task.cancel = None
-        run.events.emit(TurnStarted, resumed=opening is None and len(records) > 1)
+        run.events.emit(TurnStarted, resumed=opening is None and (len(records) > 1 or row.takeovers > 0))
         try:
             if refused is not None:
                 await self._dispatcher.conclude(run, refused.plugin)
