@@ -6,6 +6,7 @@
     │   ├── InvalidCursor
     │   ├── InvalidDefinition   an agent, tool or runtime is put together wrongly
     │   ├── InvalidProcess      a process cannot be registered, or told, like this
+    │   │   ├── InvalidCommand    a command cannot be run like this
     │   │   ├── InvalidHandle     this is no handle of a process
     │   │   ├── MisplacedCheckpoint a durable function goes on otherwise than it begins
     │   │   └── UndeclaredEvent   it has no such event or signal
@@ -24,6 +25,7 @@
     │   ├── ProcessEnded        it is over: it takes no signal and needs no cancel
     │   ├── WrongAuthority      who says how it ended may not
     │   ├── ProcessShared       a session sees it, and has no right to end it
+    │   ├── TooManyCommands     as many commands run as may run at once
     │   └── HeadMoved           another writer committed first
     ├── NotFound
     │   ├── UnknownSession
@@ -72,6 +74,7 @@
     │   ├── CodeRuntimeExited   what its code ran in is gone
     │   ├── MissingExtra        a package that this part needs is not installed; an ImportError too
     │   ├── LiveEventsUnavailable a worker's events can be read only from the store
+    │   ├── CommandsUnavailable commands cannot be run here: not on this platform, or not with this store
     │   └── ProviderUnavailable its agent, and so its model, is not part of this Runtime
     ├── ProviderError         a model call failed; `retryable` says what happens next
     ├── NotPrepared           a function of the host's made nothing for a run
@@ -197,6 +200,12 @@ class InvalidProcess(InvalidInput):
     code = "invalid_process"
 
 
+class InvalidCommand(InvalidProcess):
+    """A command cannot be run like this: its arguments, folder, variables or limits. Nothing was begun."""
+
+    code = "invalid_command"
+
+
 class InvalidHandle(InvalidProcess):
     """This is no handle of a process."""
 
@@ -275,6 +284,16 @@ class ProcessShared(Conflict):
             f"process {process_id!r} is shared with session {session_id!r} and not its own: the session that started "
             "it, or the host, says when it ends"
         )
+
+
+class TooManyCommands(Conflict):
+    """As many commands run as may run at once, or they have written as much as they may. Nothing was begun."""
+
+    code = "too_many_commands"
+
+    def __init__(self, what: str, used: int, limit: int) -> None:
+        self.used, self.limit = used, limit
+        super().__init__(f"{what}: {used:,} of {limit:,}; wait for one to end, cancel one, or raise the limit")
 
 
 class KeyConflict(Conflict):
@@ -821,6 +840,12 @@ class LiveEventsUnavailable(Unavailable):
     def __init__(self, worker_id: str, why: str, *, gone: bool = False) -> None:
         self.worker_id, self.why, self.gone = worker_id, why, gone
         super().__init__(f"live events of worker {worker_id} cannot be read here: {why}")
+
+
+class CommandsUnavailable(Unavailable):
+    """Commands cannot be run, or their output cannot be read, here."""
+
+    code = "commands_unavailable"
 
 
 class ProviderUnavailable(Unavailable):

@@ -102,7 +102,8 @@ _ENDS = frozenset(ENDS.values())
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}").fullmatch
 
 COMPLETES_OUR_WORK: dict[type, bool] = {ExternalOwner: False, WorkflowKey: True, ReconciledAbandon: False}
-"""Whether an authority may end a process that workers may begin; the others may end work that is done outside."""
+"""Whether an authority may end a process that workers may begin; the others may end work that is done outside. A
+granted request to abandon also ends work that lives elsewhere: that place may be gone for good."""
 
 
 def ending(outcome: ProcessOutcome) -> str:
@@ -184,6 +185,15 @@ CHANGES: dict[str, Callable[[Any], dict[str, Any]]] = {
     CANCELLED: _ended("cancelled"),
     ABANDONED: _ended("abandoned"),
 }
+
+
+OF_SESSION = "#"
+"""The parent of what ends with its session is this before the session's id: no process has an id with it."""
+
+
+def session_parent(session_id: str) -> str:
+    """The parent of a process that ends with its session."""
+    return f"{OF_SESSION}{session_id}"
 
 
 def target(row: ProcessRow) -> WakeTarget | None:
@@ -357,7 +367,8 @@ def is_due(row: ProcessRow, now: int) -> bool:
 
 def check_authority(row: ProcessRow, authority: Authority, outcome: ProcessOutcome) -> None:
     """Refuse an authority that may not report how this process ended."""
-    if COMPLETES_OUR_WORK.get(type(authority)) is not row.registration.contract.may_begin:
+    abandons = isinstance(authority, ReconciledAbandon) and row.registration.contract.once_begun == "reattach"
+    if COMPLETES_OUR_WORK.get(type(authority)) is not row.registration.contract.may_begin and not abandons:
         raise WrongAuthority(row.id, type(authority).__name__, row.registration.recovery)
     if isinstance(authority, ReconciledAbandon) and not isinstance(outcome, Abandoned):
         raise WrongAuthority(row.id, "ReconciledAbandon", "an outcome that is not abandoned")

@@ -210,17 +210,20 @@ class Failure(Struct, frozen=True, gc=False, tag_field="type", tag="failure", om
 
 
 class Cancelled(Struct, frozen=True, gc=False, tag_field="type", tag="cancelled", omit_defaults=True):
-    """It ended because it was asked to. `unknown`: how far its last effect came is not known."""
+    """It ended because it was asked to. `unknown`: how far its last effect came is not known. `value`: what it has to
+    show all the same, such as the result of a command that was killed."""
 
     by: str = ""
     reason: str = ""
     unknown: bool = False
+    value: Any = None
 
 
-class Abandoned(Struct, frozen=True, gc=False, tag_field="type", tag="abandoned"):
-    """It was given up: whether its last effect happened is not known."""
+class Abandoned(Struct, frozen=True, gc=False, tag_field="type", tag="abandoned", omit_defaults=True):
+    """It was given up: whether its last effect happened is not known. `value`: what was found of it."""
 
     evidence: Evidence
+    value: Any = None
 
 
 class NoLongerRetained(Struct, frozen=True, gc=False, tag_field="type", tag="no_longer_retained"):

@@ -207,6 +207,20 @@ class WorkerSockets(Protocol):
 
 
 @runtime_checkable
+class JobFolders(Protocol):
+    """What a store can do whose workers share a file system: keep a folder for each command that they run."""
+
+    @property
+    def outlives_us(self) -> bool:
+        """Whether a later Runtime finds the folders again. Otherwise commands end with the Runtime that runs them."""
+        ...
+
+    def jobs_folder(self) -> str:
+        """The folder of these folders, for our user alone; made when it is first asked for."""
+        ...
+
+
+@runtime_checkable
 class OnDisk(Protocol):
     """What a store can do that lives in a file of its own. `location` is that file."""
 

@@ -47,7 +47,7 @@ def access_of(database: Path) -> Access:
 def shared(database: Path) -> list[str]:
     """The files and folders of a store that others than their owner may use."""
     found = []
-    for suffix in ("", "-wal", "-shm", "-lock", "-workers", "-blobs"):
+    for suffix in ("", "-wal", "-shm", "-lock", "-workers", "-blobs", "-jobs"):
         path = f"{database}{suffix}"
         try:
             if stat.S_IMODE(os.lstat(path).st_mode) & 0o077:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
@@ -350,6 +352,9 @@ class MemoryRows:
     def drop_grants(self, change: rows.DropGrants) -> None:
         self.grants.pop(change.session_id, None)
 
+    async def live_processes_seen_by(self, read: rows.LiveProcessesSeenBy) -> list[ProcessRow]:
+        return [row for pid in self.grants.get(read.session_id, ()) if (row := self.by_pid[pid]).live]
+
     async def live_processes_named(self, read: rows.LiveProcessesNamed) -> list[ProcessRow]:
         rows = [self.by_pid[pid] for pid in self.grants.get(read.session_id, ())]
         return [row for row in rows if row.live and row.registration.name == read.name]
@@ -382,11 +387,22 @@ class MemoryStore:
         self.blobs = MemoryBlobs(self.rows, self._now)
         self._ours = 0
         self._others = 0
+        self._jobs: str | None = None
 
     async def open(self) -> None:
         self._others = self.rows.changes - self._ours
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        if self._jobs is not None:
+            shutil.rmtree(self._jobs, ignore_errors=True)
+            self._jobs = None
+
+    outlives_us = False
+
+    def jobs_folder(self) -> str:
+        if self._jobs is None:
+            self._jobs = tempfile.mkdtemp(prefix="mainstay-jobs-")
+        return self._jobs
 
     async def write(self, write: Write[R]) -> R:
         tx = Transaction(self.rows)

@@ -167,10 +167,16 @@ class ProcessLog(DeathsModel, ABC):
         self._happened(row, "process.cancel_requested", record["cancel"], at)
         begun = record["first_started"] is not None
         ours = row["registration"]["recovery"] != "externally_owned"
-        if ours and row["owner"] is None and (row["stuck"] is not None or not begun):
-            self._ended(row, {"type": "cancelled", "by": by, "reason": reason, "unknown": begun}, at)
+        stuck, elsewhere = row["stuck"] is not None, row["registration"]["recovery"] == "reattachable"
+        if ours and row["owner"] is None and ((stuck and not elsewhere) or not begun):
+            outcome = {"type": "cancelled", "by": by, "reason": reason, "unknown": begun, "value": None}
+            self._ended(row, outcome, at)
             self._follow(row, at, woken)
             return
+        if stuck:
+            row.update(stuck=None)
+            self._resumed(-row["pid"])
+            self._happened(row, "process.revived", None, at)
         if record["status"] == "waiting":
             self._resume(row, at)
         woken.add(row["registration"]["id"])

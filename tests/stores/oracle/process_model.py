@@ -56,6 +56,7 @@ MAY_END = {
     ("workflow_key", "owner_bound"),
     ("workflow_key", "reattachable"),
     ("reconciled_abandon", "externally_owned"),
+    ("reconciled_abandon", "reattachable"),
 }
 MAY_BE_MARKED = ("abandon_requested", "external_ref_set", "caller_departed", "subscription_retargeted", "progress")
 
@@ -113,6 +114,10 @@ class ProcessModel(ProcessLog):
         return {"row": copy.deepcopy(row), "known": False}
 
     def _parent_ended(self, parent: str) -> bool:
+        if parent.startswith("#"):
+            if parent[1:] not in self.sessions:
+                raise Refusal(UnknownProcess)
+            return bool(self.sessions[parent[1:]]["deleted"])
         if parent in self.processes:
             return is_over(self.processes[parent])
         for session in self.sessions.values():
@@ -148,7 +153,7 @@ class ProcessModel(ProcessLog):
             why = "sweep" if write.proof is not None else "reconciled_request"
             proof = write.proof if write.proof is not None else SomeReason()
             evidence = {"writer": why, "at": write.at, "owner": row["owner"], "proof": proof}
-            woken = self._end(row, {"type": "abandoned", "evidence": evidence}, write.at)
+            woken = self._end(row, {"type": "abandoned", "evidence": evidence, "value": None}, write.at)
             return {"row": copy.deepcopy(row), "won": False, "woken": woken, "suspect": False}
         if begun and asked["max_attempts"] is not None and row["attempts"] >= asked["max_attempts"]:
             failure = {
@@ -242,7 +247,7 @@ class ProcessModel(ProcessLog):
             row["owner"] = None
             return []
         evidence = {"writer": "owner_drain", "at": at, "owner": row["owner"], "proof": SomeReason()}
-        return self._end(row, {"type": "abandoned", "evidence": evidence}, at)
+        return self._end(row, {"type": "abandoned", "evidence": evidence, "value": None}, at)
 
     def _owned_process(self, scope: ProcessScope) -> Plain:
         row = self.processes.get(scope.id)
@@ -310,10 +315,19 @@ class ProcessModel(ProcessLog):
             return {"status": status, "row": copy.deepcopy(row), "woken": []}
         if is_over(row):
             raise Refusal(ProcessEnded)
-        if row["owner"] is not None:
+        if row["owner"] is not None and authority["authority"] != "reconciled_abandon":
             raise Refusal(Conflict)
         woken = self._end(row, outcome, write.at, {"outcome": outcome, "authority": authority})
         return {"status": "committed", "row": copy.deepcopy(row), "woken": woken}
+
+    def end_session(self, session_id: str, at: int) -> None:
+        """A session is deleted: what ends with it, and is its own, is asked to stop."""
+        for row in list(self.processes.values()):
+            asked = row["registration"]
+            owned = (asked["parent"] or "").startswith("#") and asked["parent_end"] == "cancel"
+            seen = asked["parent"] == f"#{session_id}" or (session_id, row["pid"]) in self.grants
+            if owned and seen and _holder(row) == session_id and not is_over(row) and row["record"]["cancel"] is None:
+                self._ask_to_stop(row, f"session {session_id}", "its session was deleted", at, set())
 
     def revive(self, write: Resume[ProcessRow]) -> Plain | None:
         row = self._known(write.target.id)

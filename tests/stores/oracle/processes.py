@@ -84,6 +84,8 @@ from tests.stores.oracle.values import (
     workers,
 )
 
+OWNING = ("#chat",)
+"""Parents of what ends with its session."""
 recoveries = st.sampled_from(["rerunnable", "rerunnable", "owner_bound", "reattachable", "externally_owned"])
 watchers = st.sampled_from(WATCHERS)
 policies = st.sampled_from(["turn", "notify", "none"])
@@ -156,7 +158,7 @@ class WorkerRules(ProcessMachine):
     def a_process_is_registered_once_and_the_same_asking_finds_it(
         self, n: int, m: int, asked: dict[str, Any], worker: str | None, policy: Any
     ) -> None:
-        name, parent = self.pick(self.fresh_ids(), n), self.pick([None, "chat.1", *self.model.processes], m)
+        name, parent = self.pick(self.fresh_ids(), n), self.pick([None, "chat.1", *OWNING, *self.model.processes], m)
         wake = None if policy == "none" else WakeTarget(WATCHERS[m % 2], "clerk", policy)
         first = self.send(
             Register(self.asking(name, parent=parent, wake=wake, **asked), self.tick(), worker, WATCHERS[: m % 3])

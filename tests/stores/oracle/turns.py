@@ -109,7 +109,7 @@ class TurnRules(StoreMachine):
         session = self.pick(self.with_mail(), n)
         mail = self.mail(session, "steer", "note")
         answer = self.send(self.appending(session, some, take=tuple(mail if all_of_it else mail[:1])))
-        assert answer["mail"] is (len(mail) > 1 and not all_of_it)
+        assert answer["inputs"] is (len(mail) > 1 and not all_of_it)
 
     @has(StoreMachine.held)
     @rule(n=index, some=few, number=st.integers(0, 2), due=st.sampled_from([None, 900, 2_000]), body=bodies)

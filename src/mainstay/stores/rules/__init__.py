@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 from msgspec.structs import replace
 
 from mainstay.errors import InternalError, MainstayError
+from mainstay.lifecycle.process import OF_SESSION
 from mainstay.model.codec import spilled
 from mainstay.model.ids import turn_id
 from mainstay.model.process import ProcessRow, SessionOrigin, is_task
@@ -281,8 +282,11 @@ def _register(write: Register) -> Iterator[RowRead[Any]]:
     yield NextPid()
     yield NextPlace()
     if asked.parent is not None:
-        yield ProcessById(asked.parent)
-        yield SessionById(asked.parent.rpartition(".")[0])
+        if asked.parent.startswith(OF_SESSION):
+            yield SessionById(asked.parent.removeprefix(OF_SESSION))
+        else:
+            yield ProcessById(asked.parent)
+            yield SessionById(asked.parent.rpartition(".")[0])
     if is_task(asked) and isinstance(asked.origin, SessionOrigin):
         yield LiveProcessesNamed(asked.origin.session_id, asked.name)
     yield from _blobs(write.blobs)

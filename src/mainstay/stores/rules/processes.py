@@ -85,6 +85,7 @@ from mainstay.model.write import (
     EventAdded,
     ProcessScope,
     Prune,
+    ReconciledAbandon,
     Register,
     Registered,
     Released,
@@ -110,6 +111,7 @@ from mainstay.stores.rules.rows import (
     LastEvent,
     LastStep,
     LiveProcessesNamed,
+    LiveProcessesSeenBy,
     LogEvent,
     NextPid,
     NextPlace,
@@ -185,8 +187,13 @@ async def register(tx: Transaction, write: Register) -> Registered:
 
 
 async def _is_over(tx: Transaction, parent: str, child: str) -> bool:
-    """Whether a parent, a process or a turn, has ended. A worker whose turn another one took over and committed may
-    register something for it still, until its next write is fenced."""
+    """Whether a parent, a process, a turn or a session, has ended. A worker whose turn another one took over and
+    committed may register something for it still, until its next write is fenced."""
+    if parent.startswith(events.OF_SESSION):
+        owner = await tx.read(SessionById(parent.removeprefix(events.OF_SESSION)))
+        if owner is None:
+            raise UnknownProcess(parent, f"the session that {child!r} was to end with is not here")
+        return owner.deleted
     process = await tx.read(ProcessById(parent))
     if process is not None:
         return not process.live
@@ -488,7 +495,8 @@ async def complete(tx: Transaction, write: Complete) -> EndReceipt:
     if row.status in TERMINAL:
         return EndReceipt("already_applied" if same(row.record.outcome, write.outcome) else "superseded", row)
     row = alive(row, write.process_id)
-    if row.owner is not None:
+    # A worker that reattaches on another machine may be gone with it; its silence is the operator's to judge.
+    if row.owner is not None and not isinstance(write.authority, ReconciledAbandon):
         raise Conflict(
             f"process {row.id!r} is owned by worker {row.owner!r}, which says how it ends: cancel it instead"
         )
@@ -591,6 +599,23 @@ async def _stop_children(tx: Transaction, parent: str, at: int) -> list[ProcessR
     return [await _request_one(tx, child, _request_of(parent), at) for child in asked]
 
 
+async def end_session(tx: Transaction, session_id: str, at: int) -> None:
+    """Ask everything to stop that ends with a session: what it started so and has not handed on, and what was handed
+    on to it. What it may only see goes on."""
+    children = await tx.read(ChildrenOf(events.session_parent(session_id), False))
+    seen = await tx.read(LiveProcessesSeenBy(session_id))
+    own = {row.pid: row for row in (*children, *seen) if _ends_with(row, session_id)}
+    request = CancelRequest(f"session {session_id}", "its session was deleted")
+    for row in own.values():
+        await request_cancel(tx, row, request, at)
+
+
+def _ends_with(row: ProcessRow, session_id: str) -> bool:
+    parent, how = row.registration.parent, row.registration.parent_end
+    owned = parent is not None and parent.startswith(events.OF_SESSION) and how == "cancel"
+    return owned and row.holder == session_id and row.record.cancel is None
+
+
 async def stopped_children(tx: Transaction, parent: str) -> Woken:
     """The children that were asked to end because their parent had, also those that have."""
     children = await tx.read(ChildrenOf(parent, True))
@@ -619,7 +644,8 @@ async def _resume_waiting(tx: Transaction, pid: int, at: int) -> ProcessRow | No
 
 
 async def request_cancel(tx: Transaction, row: ProcessRow, request: CancelRequest, at: int) -> tuple[ProcessRow, Woken]:
-    """Add a cancel request. A process without an owner that has not begun, or is stuck, ends at once."""
+    """Add a cancel request. A process without an owner that has not begun, or is stuck, ends at once; one whose work
+    lives elsewhere is looked for there first, also if it was stuck."""
     row = await _request_one(tx, row, request, at)
     return row, await follow_end(tx, row, at) if row.status in TERMINAL else (row,)
 
@@ -628,8 +654,11 @@ async def _request_one(tx: Transaction, row: ProcessRow, request: CancelRequest,
     row = await append_event(tx, row, Event(events.CANCEL_REQUESTED, request, at))
     idle = row.owner is None and row.registration.contract.may_begin
     begun = row.record.first_started is not None
-    if idle and (not begun or row.stuck is not None):
+    if idle and (not begun or (row.stuck is not None and row.after_owner_death != "reattach")):
         return await _end_one(tx, row, Cancelled(request.by, request.reason, unknown=begun), at)
+    if row.stuck is not None:
+        await takeovers.resume(tx, -row.pid, row.takeovers)
+        row = await append_event(tx, replace(row, stuck=None), Event(events.REVIVED, None, at))
     if row.status == "waiting":
         row = await resume_parked(tx, row, at)
     tx.change(PutProcess(row))

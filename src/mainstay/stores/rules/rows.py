@@ -196,6 +196,12 @@ class IsGranted(RowRead[bool], frozen=True, gc=False):
     pid: int
 
 
+class LiveProcessesSeenBy(RowRead["list[ProcessRow]"], frozen=True, gc=False):
+    """Those that a session may see."""
+
+    session_id: str
+
+
 class LiveProcessesNamed(RowRead["list[ProcessRow]"], frozen=True, gc=False):
     """Those that a session may see."""
 
@@ -412,7 +418,7 @@ _INPUTS: Kinds = frozenset({InputAt, HasInputs, OwnedTurn})
 _EVENTS: Kinds = frozenset({EventByKey, EventsAfter, LastEvent})
 _STEPS: Kinds = frozenset({StepAt, LastStep})
 _DEATHS: Kinds = frozenset({DeathsOf, DeathsOfSession, DeathsOfProcess})
-_GRANTS: Kinds = frozenset({IsGranted, LiveProcessesNamed, HasLiveProcesses})
+_GRANTS: Kinds = frozenset({IsGranted, LiveProcessesNamed, LiveProcessesSeenBy, HasLiveProcesses})
 _SESSIONS: Kinds = frozenset({SessionById, SessionBySid, OwnedTurn, SessionsOwnedBy, ForksOf})
 _PROCESSES: Kinds = frozenset(
     {
@@ -423,6 +429,7 @@ _PROCESSES: Kinds = frozenset(
         HasLiveProcesses,
         PrunableProcesses,
         LiveProcessesNamed,
+        LiveProcessesSeenBy,
     }
 )
 _WAKES: Kinds = frozenset({WakeByNumber, PendingWakesOf, PendingWakesFor})

@@ -61,7 +61,7 @@ from mainstay.model.write import (
     TurnScope,
 )
 from mainstay.stores.rules import takeovers
-from mainstay.stores.rules.processes import end_turn, resume_with_turn, stopped_children
+from mainstay.stores.rules.processes import end_session, end_turn, resume_with_turn, stopped_children
 from mainstay.stores.rules.rows import (
     AddNode,
     AddSession,
@@ -560,6 +560,7 @@ async def delete(tx: Transaction, write: Delete) -> bool:
     if row.turn is not None:
         await end_turn(tx, turn_id(row.id, row.turn), write.at)
         await _unpark(tx, row, write.at)
+    await end_session(tx, row.id, write.at)
     row = replace(
         row,
         deleted=True,

@@ -547,6 +547,10 @@ class SqlRows:
     def drop_grants(self, change: rows.DropGrants) -> None:
         self._do("DELETE FROM grants WHERE session_id = ?", (change.session_id,))
 
+    async def live_processes_seen_by(self, read: rows.LiveProcessesSeenBy) -> list[ProcessRow]:
+        query, args = process_filter(ProcessFilter(session_id=read.session_id, live=True, limit=2**31))
+        return [process_row(found) for found in self._do(f"SELECT {PROCESS_ROW} FROM {query}", args)]
+
     async def live_processes_named(self, read: rows.LiveProcessesNamed) -> list[ProcessRow]:
         query, args = process_filter(ProcessFilter(name=read.name, session_id=read.session_id, live=True, limit=2**31))
         return [process_row(found) for found in self._do(f"SELECT {PROCESS_ROW} FROM {query}", args)]

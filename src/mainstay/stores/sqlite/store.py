@@ -4,6 +4,7 @@
     agent.db-lock       held by whoever writes or checkpoints; it says what was last acknowledged
     agent.db-workers/   one locked file for each live Runtime: the kernel frees the lock when its process dies
     agent.db-blobs/     what is too large for a row
+    agent.db-jobs/      one folder for each command: its output, its exit status, the socket of its shim
 
 SQLite before 3.51.3 can corrupt a WAL when two connections write and checkpoint at once. Every transaction and
 checkpoint of ours, from any process, therefore runs under the lock, and no connection of ours checkpoints by itself. A
@@ -21,6 +22,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from msgspec.structs import replace
+
 from mainstay.errors import InvalidInput, StoreInherited, StoreUnavailable
 from mainstay.model.process import Event, ProcessRow, WakeRow
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
@@ -28,7 +31,7 @@ from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
 from mainstay.ports.store import SWEEP_GRACE, Tell, WorkerSocket
 from mainstay.stores import os_process
 from mainstay.stores.blobs import FileBlobs
-from mainstay.stores.files import access_of, shared
+from mainstay.stores.files import PRIVATE, access_of, make_folder, shared
 from mainstay.stores.os_process import NO_THREAD, in_thread
 from mainstay.stores.sqlite import maintenance, records, schema, sockets
 from mainstay.stores.sqlite.database import Sweep, WriterFile, connect, fold, is_referred_to, read_nodes, reading
@@ -340,6 +343,17 @@ class SqliteStore:
 
     def remove_socket(self, where: WorkerSocket) -> None:
         sockets.remove_socket(where.path)
+
+    outlives_us = True
+
+    def jobs_folder(self) -> str:
+        folder = self.path.with_name(f"{self.path.name}-jobs")
+        try:
+            # For its owner alone, whoever may use the database: output of commands, and sockets that write to them.
+            make_folder(folder, replace(access_of(self.path), mode=PRIVATE.mode))
+        except OSError as error:
+            raise StoreUnavailable(f"cannot make the folder {folder} for commands: {error.strerror}") from None
+        return str(folder)
 
     async def backup(self, to: str, tell: Tell) -> None:
         self._live()
