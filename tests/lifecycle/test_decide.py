@@ -54,6 +54,7 @@ MAY_END = {
     ("workflow key", "reattachable", "cancelled"),
     ("workflow key", "reattachable", "abandoned"),
     ("reconciled abandon", "externally_owned", "abandoned"),
+    ("reconciled abandon", "reattachable", "abandoned"),
 }
 
 
