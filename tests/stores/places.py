@@ -48,16 +48,8 @@ class InOneFile:
         before = self.path
         self._lives += 1
         self.path.parent.mkdir()
-        # A process dies at one instant, copying takes several. Each transaction that moves what was noted of an earlier
-        # one changes the lock file first: if it is the same before and after, then the copies may be of one instant.
-        lock = Path(f"{before}-lock")
-        while True:
-            noted = lock.read_bytes()
-            for suffix in ("-lock", "", "-wal"):
-                if Path(f"{before}{suffix}").exists():
-                    shutil.copy(f"{before}{suffix}", f"{self.path}{suffix}")
-            if lock.read_bytes() == noted:
-                break
+        for suffix, data in _at_one_instant(before).items():
+            Path(f"{self.path}{suffix}").write_bytes(data)
         if Path(f"{before}-blobs").exists():
             shutil.copytree(f"{before}-blobs", f"{self.path}-blobs")
         await store.close()
@@ -70,3 +62,21 @@ class InOneFileOnAThread(InOneFile):
     """The writer thread commits everything."""
 
     loop_sync = 0.0
+
+
+def _at_one_instant(path: Path) -> dict[str, bytes]:
+    """The files as they may be when a process dies, though reading them takes longer than that.
+
+    Meanwhile a thread may write. What the lock file notes may have been rewritten, or the WAL folded into the database
+    and begun anew: then they are read again. A WAL that has only grown is what a commit leaves that nobody heard of.
+    """
+    while True:
+        lock, database, wal = _read(path)
+        lock_later, database_later, wal_later = _read(path)
+        if (lock, database) == (lock_later, database_later) and wal_later.startswith(wal):
+            return {"-lock": lock, "": database, "-wal": wal}
+
+
+def _read(path: Path) -> tuple[bytes, bytes, bytes]:
+    lock, database, wal = (Path(f"{path}{suffix}") for suffix in ("-lock", "", "-wal"))
+    return lock.read_bytes(), database.read_bytes(), wal.read_bytes() if wal.exists() else b""

@@ -117,7 +117,7 @@ class InputRules(StoreMachine):
         assert self.send(Cancel(SessionRef(session["id"]), request, self.tick(), turn))["status"] == "already_requested"
 
     def queued(self) -> list[tuple[Plain, int]]:
-        return [(s, number) for s in self.model.live() for number in self.mail(s, "queue", "steer")]
+        return [(s, number) for s in self.model.live() for number in self.waiting_inputs(s, "queue", "steer")]
 
     @has(queued)
     @rule(n=index, request=requests)
@@ -131,7 +131,7 @@ class InputRules(StoreMachine):
         )
 
     def noted(self) -> list[tuple[Plain, int]]:
-        return [(s, number) for s in self.model.live() for number in self.mail(s, "note")]
+        return [(s, number) for s in self.model.live() for number in self.waiting_inputs(s, "note")]
 
     @has(noted)
     @rule(n=index, request=requests)

@@ -136,7 +136,7 @@ class StoreMachine(RuleBasedStateMachine):
         there = len(self.model.nodes[scope.sid, scope.turn])
         return tuple(Node(there + i, body) for i, body in enumerate(bodies))
 
-    def mail(self, session: Plain, *kinds: str) -> list[int]:
+    def waiting_inputs(self, session: Plain, *kinds: str) -> list[int]:
         return [n for n, (kind, _) in sorted(self.model.inbox.get(session["sid"], {}).items()) if kind in kinds]
 
     def held(self) -> list[Plain]:

@@ -198,7 +198,7 @@ class StoreModel(ProcessModel):
         parked = session is not None and session["state"] == "parked" and self._let_go(scope)
         if session and parked and write.park and all(self._body(scope, n) == n.body for n in write.nodes):
             # Sent again after it had parked the turn.
-            return {"cancel": session["cancel"], "inputs": self._mail(scope.sid), "parked": True}
+            return {"cancel": session["cancel"], "inputs": self._inputs(scope.sid), "parked": True}
         session = self._owned(scope)
         self._need_blobs(write.blobs)
         self._need_blobs([digest for wait in write.waits for digest in blob_in(wait.body)])
@@ -216,7 +216,7 @@ class StoreModel(ProcessModel):
         if parks:
             self._forget_deaths(session["sid"])
             session.update(state="parked", owner=None, takeovers=0, updated=write.at)
-        return {"cancel": session["cancel"], "inputs": self._mail(scope.sid), "parked": parks}
+        return {"cancel": session["cancel"], "inputs": self._inputs(scope.sid), "parked": parks}
 
     def commit(self, write: Commit) -> Plain:
         scope = write.scope
@@ -419,7 +419,6 @@ class StoreModel(ProcessModel):
             self._turn_ended(f"{session['id']}.{session['turn']}", write.at, set())
         if session["state"] == "parked":
             self._turn_goes_on(session, write.at)
-        self.end_session(session["id"], write.at)
         session.update(deleted=True, turn=None, state="idle", owner=None, cancel=None, reason=None, updated=write.at)
         session.update(settings=b"", generation=session["generation"] + 1)
         self.forget_session(session["id"])
@@ -527,7 +526,7 @@ class StoreModel(ProcessModel):
         bodies = self.nodes.get((scope.sid, scope.turn), [])
         return bodies[node.ordinal] if node.ordinal < len(bodies) else None
 
-    def _mail(self, sid: int) -> bool:
+    def _inputs(self, sid: int) -> bool:
         """Whether something waits that a running turn should take in."""
         return any(kind != "queue" for kind, _ in self.inbox.get(sid, {}).values())
 

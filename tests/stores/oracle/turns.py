@@ -100,14 +100,14 @@ class TurnRules(StoreMachine):
         session = self.pick(self.held(), n)
         self.send(self.accept_on(session, body) if said else self.appending(session, [body]))
 
-    def with_mail(self) -> list[Plain]:
-        return [s for s in self.held() if self.mail(s, "steer", "note")]
+    def with_inputs(self) -> list[Plain]:
+        return [s for s in self.held() if self.waiting_inputs(s, "steer", "note")]
 
-    @has(with_mail)
+    @has(with_inputs)
     @rule(n=index, some=st.lists(bodies, min_size=1, max_size=2), all_of_it=st.booleans())
     def inputs_are_delivered_into_the_turn(self, n: int, some: list[bytes], all_of_it: bool) -> None:
-        session = self.pick(self.with_mail(), n)
-        mail = self.mail(session, "steer", "note")
+        session = self.pick(self.with_inputs(), n)
+        mail = self.waiting_inputs(session, "steer", "note")
         answer = self.send(self.appending(session, some, take=tuple(mail if all_of_it else mail[:1])))
         assert answer["inputs"] is (len(mail) > 1 and not all_of_it)
 
@@ -186,8 +186,8 @@ class TurnRules(StoreMachine):
     @rule(n=index, some=few, take=st.booleans())
     def a_commit_moves_the_head_and_opens_what_waits(self, n: int, some: list[bytes], take: bool) -> None:
         session = self.pick(self.uncancelled(), n)
-        turn, taken = session["turn"], tuple(self.mail(session, "steer", "note")) if take else ()
-        waiting = [m for m in self.mail(session, "queue", "steer") if m not in taken]
+        turn, taken = session["turn"], tuple(self.waiting_inputs(session, "steer", "note")) if take else ()
+        waiting = [m for m in self.waiting_inputs(session, "queue", "steer") if m not in taken]
         row = self.send(self.committing(session, some, take=taken))["row"]
         assert (row["head"], row["turn"]) == (turn, waiting[0] if waiting else None)
 
