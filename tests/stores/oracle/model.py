@@ -419,6 +419,7 @@ class StoreModel(ProcessModel):
             self._turn_ended(f"{session['id']}.{session['turn']}", write.at, set())
         if session["state"] == "parked":
             self._turn_goes_on(session, write.at)
+        self.end_session(session["id"], write.at)
         session.update(deleted=True, turn=None, state="idle", owner=None, cancel=None, reason=None, updated=write.at)
         session.update(settings=b"", generation=session["generation"] + 1)
         self.forget_session(session["id"])
