@@ -1,0 +1,201 @@
+"""What of a command's output reaches a session while the command runs: `Watch`, and monitors.
+
+A watch belongs to one command, and tells its session of single things. A monitor is a process of its own (kind
+"monitor") that keeps a command running and tells its session every line which that prints.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+from msgspec import Struct
+
+from mainstay.errors import InvalidProcess, quoted
+from mainstay.model import validate
+from mainstay.model.process import EventType, WakePolicy, WakeRule
+
+MONITOR_KIND = "monitor"
+
+MATCHED, STDERR, SILENT, PROGRESS, LINES = (
+    "output.matched",
+    "output.stderr",
+    "output.silent",
+    "output.progress",
+    "output.lines",
+)
+"""Types of the events by which a session hears of output."""
+RESTARTED = "monitor.restarted"
+
+MOST_PATTERNS = 32
+LONGEST_PATTERN = 500
+"""Characters."""
+LONGEST_TIME = 366 * 86_400.0
+LONGEST_MONITOR = 3600.0
+"""Seconds that a monitor which is not persistent may run."""
+MOST_BATCH = 60.0
+
+
+class Watch(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a session is told of a running command besides its end.
+
+    `stderr`: that it wrote something there, once. `silence`: that it has written nothing for so many seconds, once for
+    each silence. `match`: lines of either stream with one of these texts in them; `*` stands for anything, and nothing
+    else has a meaning, so that no pattern can take longer than its line is long. `progress`: what it wrote since the
+    last time, after so many seconds, then after twice as many, up to five minutes; nothing if it wrote nothing.
+    """
+
+    stderr: bool = False
+    silence: float | None = None
+    match: tuple[str, ...] = ()
+    progress: float | None = None
+
+
+ArmOn: TypeAlias = Literal["manual", "session_start"]
+
+
+class MonitorSpec(Struct, frozen=True, omit_defaults=True):
+    """A command whose lines a session is told.
+
+    `command` is a line for a login shell, or a list of arguments. `id` is its name in its session, which one live
+    monitor at a time may have. One that is not `persistent` is ended after `timeout` seconds, 3600 at most. `wake` says
+    how lines of stdout reach the session: "turn" runs one, "notify" tells it with its next turn, "none" only keeps
+    them. `batch`: so many seconds after a line, what came meanwhile is told with it. `restart_on_restore`: if the
+    command is lost with its machine or its container, it is begun again. `arm_on`: "session_start" for one that a
+    plugin contributes: it is started with the session's first turn.
+    """
+
+    id: str
+    command: str | Sequence[str]
+    cwd: str = ""
+    env: dict[str, str] = {}
+    persistent: bool = False
+    timeout: float = 300.0
+    arm_on: ArmOn = "manual"
+    wake: WakePolicy = "turn"
+    restart_on_restore: bool = False
+    batch: float = 0.2
+
+
+MonitorState: TypeAlias = Literal["idle", "running", "stopped", "exited", "failed"]
+
+
+class MonitorStatus(Struct, frozen=True, omit_defaults=True):
+    """One monitor as it is. `armed`: it runs, or will. `event_count`: lines that it has told; `last_event` is the
+    newest of them. `last_exit_status`: the exit code of its command, once that has ended."""
+
+    id: str
+    process_id: str
+    state: MonitorState
+    armed: bool
+    event_count: int = 0
+    last_event: str | None = None
+    last_error: str | None = None
+    last_exit_status: int | None = None
+    restarts: int = 0
+
+
+class MonitorSnapshot(Struct, frozen=True):
+    """The monitors of a session, by id. `revision` grows with everything that happens to one of them."""
+
+    revision: int
+    active_count: int
+    monitors: tuple[MonitorStatus, ...]
+
+
+def watch_events(watch: Watch | None) -> tuple[EventType, ...]:
+    """The events that a watched command may have. All of them wake its session."""
+    if watch is None:
+        return ()
+    wanted = {
+        STDERR: watch.stderr,
+        SILENT: watch.silence is not None,
+        MATCHED: bool(watch.match),
+        PROGRESS: watch.progress is not None,
+    }
+    return tuple([EventType(name, wake=WakeRule("/text", "/text")) for name, on in wanted.items() if on])
+
+
+def monitor_events() -> tuple[EventType, ...]:
+    """The events of a monitor: lines wake its session if there is one of stdout among them."""
+    return EventType(LINES, wake=WakeRule("/text", "/text")), EventType(RESTARTED, wake=WakeRule("/text", "/text"))
+
+
+# ---------------------------------------------------------------------- what a caller gave
+
+
+def read_watch(given: object) -> Watch | None:
+    """A watch as it is kept. Raises InvalidProcess for what none can be."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        unknown = [each for each in given if each not in Watch.__struct_fields__]
+        if unknown:
+            raise InvalidProcess(
+                f"watch has no {quoted(unknown[0]):.80}: there are {', '.join(Watch.__struct_fields__)}"
+            )
+        given = Watch(**given)
+    if not isinstance(given, Watch):
+        raise InvalidProcess(f"watch={quoted(given):.200} is not usable: give Watch(match=[…], silence=…, …)")
+    return Watch(
+        validate.flag(given.stderr, "stderr", InvalidProcess),
+        _time(given.silence, "silence"),
+        tuple([_pattern(each) for each in _several(given.match)]),
+        _time(given.progress, "progress"),
+    )
+
+
+def _several(match: object) -> tuple[Any, ...]:
+    found = (match,) if isinstance(match, str | re.Pattern) else validate.several(match, "match", InvalidProcess)
+    if len(found) > MOST_PATTERNS:
+        raise InvalidProcess(f"at most {MOST_PATTERNS} texts are looked for in a line, not {len(found)}")
+    return found
+
+
+def _pattern(given: object) -> str:
+    if isinstance(given, re.Pattern):
+        raise InvalidProcess(
+            f"{quoted(given.pattern):.200} is a regular expression, which may take for ever on one line: give the text "
+            "that the line has in it, with * for anything"
+        )
+    text = validate.plain_text(given)
+    if not text or not text.strip("*") or "\n" in text or len(text) > LONGEST_PATTERN:
+        wanted = f"1 to {LONGEST_PATTERN} characters of one line, with * for anything"
+        raise InvalidProcess(f"match={quoted(given):.200} is not usable: give {wanted}")
+    return text
+
+
+def _time(given: object, what: str) -> float | None:
+    seconds = validate.seconds(given, what, InvalidProcess)
+    if seconds is not None and not 0 < seconds <= LONGEST_TIME:
+        raise InvalidProcess(f"{what}={given} is not usable: give seconds, more than 0 and less than a year, or None")
+    return None if seconds is None else float(seconds)
+
+
+def read_spec(given: object) -> MonitorSpec:
+    """A monitor as it is kept. Raises InvalidProcess for what none can be; its command is checked by who starts it."""
+    if not isinstance(given, MonitorSpec):
+        raise InvalidProcess(f"{quoted(given):.200} is no monitor: give MonitorSpec(id, command, …)")
+    name = validate.plain_text(given.id)
+    if not name or len(name) > 100 or not name.isprintable() or "#" in name:
+        raise InvalidProcess(f"monitor id {quoted(given.id):.200} is not usable: 1 to 100 printable characters, no '#'")
+    if given.wake not in get_args(WakePolicy) or given.arm_on not in get_args(ArmOn):
+        raise InvalidProcess(
+            f"monitor {name!r}: wake={quoted(given.wake):.80}, arm_on={quoted(given.arm_on):.80} are not usable: "
+            "wake is 'turn', 'notify' or 'none', arm_on is 'manual' or 'session_start'"
+        )
+    timeout, batch = _time(given.timeout, "timeout"), validate.seconds(given.batch, "batch", InvalidProcess)
+    persistent = validate.flag(given.persistent, "persistent", InvalidProcess)
+    if timeout is None or (timeout > LONGEST_MONITOR and not persistent):
+        raise InvalidProcess(
+            f"monitor {name!r}: timeout={given.timeout} is not usable: give up to {LONGEST_MONITOR:g} seconds, or "
+            "persistent=True for one that runs on"
+        )
+    if batch is None or not 0 <= batch <= MOST_BATCH:
+        raise InvalidProcess(f"monitor {name!r}: batch={given.batch} is not usable: give up to {MOST_BATCH:g} seconds")
+    restart = validate.flag(given.restart_on_restore, "restart_on_restore", InvalidProcess)
+    command = given.command if isinstance(given.command, str) else tuple(given.command)
+    return MonitorSpec(
+        name, command, given.cwd, dict(given.env), persistent, timeout, given.arm_on, given.wake, restart, float(batch)
+    )
