@@ -1,0 +1,930 @@
+"""The program that stands between a Runtime and one command, and outlives the Runtime.
+
+It runs in a process of its own, as the **spawner** first: started by a Runtime, it does nothing but fork. Each fork is
+a **shim**: it begins one command, keeps what it prints, and says how it ended. The spawner ends with its Runtime; shims
+go on. All of them run on what the interpreter has built in, import nothing of Mainstay and hash nothing, so that a shim
+costs a few megabytes and begins in milliseconds.
+
+What a shim knows is in the job folder, which `job.py` reads:
+
+    lock      flocked by the shim alone, for as long as it lives
+    started   made empty by the shim that may begin the command, then replaced by the identities of shim and leader,
+              then the leader is let go. A folder that has this file begins nothing any more
+    stdout    what the command wrote, byte by byte (with a terminal: all of it)
+    stderr
+    index     in which order: entries of ENTRY bytes, flushed INDEX_LATE seconds late at most
+    status    how it ended: written beside, synced and renamed. Its blocks are reserved before the command begins
+    control   a socket for requests (`Control`)
+
+The order of the first three is what makes a crash harmless. The leader is a fork that waits to be let go: if the shim
+dies before `started` is complete, the leader reads the end of that pipe and leaves without having run the command. If
+it dies later, the identities are on disk.
+
+The shim is a *subreaper*: whatever the command begins, also with `setsid` or a double fork, becomes its child when the
+parent in between ends. So "no children" is "nothing of it lives", and a walk down from the shim's own children finds
+all.
+
+The phases, each with one way on:
+
+    STARTING ─▶ RUNNING ─▶ SETTLING ─▶ TERMINATING ─▶ KILLING ─▶ DRAINING ─▶ over
+     exec         leader     strays may    TERM sent      KILL sent   what is in    `status`
+     pending      lives      end           grace runs     until dead  the pipes
+
+A kill, a timeout or a limit goes from RUNNING to TERMINATING. Nothing waits for the end of a pipe: a process elsewhere
+may hold it.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import _signal  # type: ignore[import-not-found]  # ty: ignore[import-not-found]  # `signal` imports `enum`: a megabyte in each shim
+import _socket
+import fcntl
+import gc
+import os
+import select
+import sys
+import time
+
+READ = 1 << 16
+"""Bytes of output read at once."""
+ENTRY = 32
+"""Bytes of an entry of the index: offset in the combined output, offset in the stream, wall time in ms, and length and
+stream in four bytes each, all little-endian."""
+INDEX_LATE = 0.02
+NEWS_EVERY = 0.02
+"""Seconds between two notices of new output to one connection."""
+SETTLE = 0.25
+"""Seconds that strays have to end by themselves: the end of a pipeline may outlive its shell for a moment."""
+DRAIN = 2.0
+KILLS = 5.0
+"""Seconds for which KILL is repeated. What lives then cannot be killed: it is in the kernel."""
+KILL_PASS = 0.02
+STATUS_ROOM = 4096
+STDIN_ROOM = 1 << 20
+"""Bytes for a command that does not read. The next ones wait in their connection."""
+FRAME_ROOM = STDIN_ROOM + 64
+CONNECTIONS = 64
+LISTED = 24
+"""Processes that a status names; the others are counted."""
+LOCK_TRIES = 400
+
+OUT, ERR = 1, 2
+STDIN, CLOSE_STDIN, RESIZE, SIGNAL, KILL, WATCH = range(1, 7)
+STARTING, RUNNING, SETTLING, TERMINATING, KILLING, DRAINING, OVER = range(7)
+
+PR_SET_CHILD_SUBREAPER = 36
+TIOCSCTTY, TIOCSWINSZ = 0x540E, 0x5414
+IGNORED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGPIPE")
+"""Who stops everything with TERM ends the command; the shim must be there to write down that it was TERM."""
+TOKEN = b"MAINSTAY_JOB"
+
+
+def pack(fields: list[bytes]) -> bytes:
+    """A message: its length, then each field with its own."""
+    body = b"".join(len(field).to_bytes(4, "little") + field for field in fields)
+    return len(body).to_bytes(4, "little") + body
+
+
+def unpack(body: bytes) -> list[bytes]:
+    fields, at = [], 0
+    while at < len(body):
+        end = at + 4 + int.from_bytes(body[at : at + 4], "little")
+        fields.append(body[at + 4 : end])
+        at = end
+    return fields
+
+
+def frame(code: int, body: bytes = b"") -> bytes:
+    """A request on the control socket, and with code 0 an answer."""
+    return (len(body) + 1).to_bytes(4, "little") + bytes((code,)) + body
+
+
+def stat_of(pid: int) -> tuple[bytes, int, int, int, int, bytes] | None:
+    """State, parent, process group, session, start time in ticks since boot, and name; None if there is no such pid."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.read(fd, 4096)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    head, _, rest = text.rpartition(b")")
+    part = rest.split()
+    if len(part) < 20:
+        return None
+    return part[0], int(part[1]), int(part[2]), int(part[3]), int(part[19]), head.partition(b"(")[2]
+
+
+def send_signal(pid: int, start: int, number: int) -> bool:
+    """Signal a process if it still is the one that began then. The descriptor pins it before its start time is read."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        stat = stat_of(pid)
+        if stat is None or stat[4] != start:
+            return False
+        _signal.pidfd_send_signal(fd, number)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def plain(text: bytes, room: int = 200) -> bytes:
+    """One line, for a value in a status or a list."""
+    return bytes(byte if byte >= 32 and byte != 127 else 63 for byte in text[:room])
+
+
+# ---------------------------------------------------------------------- spawner
+
+
+def spawn_shims(parent: int) -> None:
+    """Fork a shim for each socket that is sent here, until the Runtime closes its end or dies.
+
+    The request itself comes through that socket, and is read by the shim: a large or slow one holds up nobody. For as
+    long as the shim has not answered it holds the socket, so the end of it without an answer says that no shim is left.
+    """
+    for name in IGNORED:
+        _signal.signal(getattr(_signal, name), _signal.SIG_IGN)
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # the kernel reaps the shims
+    requests = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, 0)
+    boot = _read("/proc/sys/kernel/random/boot_id").strip()
+    itself: str = None  # type: ignore[assignment]  # ty: ignore[invalid-assignment]  # which is what NULL means
+    prctl = _ctypes.dlsym(_ctypes.dlopen(itself, 0), "prctl")
+    watch = select.poll()
+    watch.register(0, select.POLLIN)
+    with_parent = os.pidfd_open(parent)  # a fork of the Runtime's may hold its end of the socket for longer
+    watch.register(with_parent, select.POLLIN)
+    _named(b"mainstay-spawn")
+    os.dup2(1, 2)  # until here an error is for the Runtime to read
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    while True:
+        if all(fd != 0 for fd, _ in watch.poll()):
+            return
+        data, rights, _, _ = requests.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            return
+        if not rights:
+            continue
+        fd = int.from_bytes(rights[0][2][:4], sys.byteorder)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.write(fd, b"failed fork %d\n" % (error.errno or 0))
+            os.close(fd)
+            continue
+        if pid == 0:
+            try:
+                os.close(with_parent)
+                os.dup2(1, 0)  # the null device, in place of the socket
+                os.setsid()
+                _ctypes.call_function(prctl, (PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+                _named(b"mainstay-shim")
+                body = _read_request(fd)
+                if body is not None:
+                    Shim(unpack(body), boot, fd).run()
+            finally:
+                os._exit(0)
+        os.close(fd)
+
+
+def _read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+def _named(name: bytes) -> None:
+    fd = os.open("/proc/self/comm", os.O_WRONLY | os.O_CLOEXEC)
+    os.write(fd, name)
+    os.close(fd)
+
+
+def _read_request(fd: int) -> bytes | None:
+    """None if the Runtime went before the request was whole: then nothing begins."""
+    data = bytearray()
+    need = 4
+    while len(data) < need:
+        more = os.read(fd, 1 << 16)
+        if not more:
+            return None
+        data += more
+        if len(data) >= 4:
+            need = 4 + int.from_bytes(data[:4], "little")
+    return bytes(data[4:need])
+
+
+# ---------------------------------------------------------------------- shim
+
+
+class Refused(Exception):
+    """The command did not begin; `stage` and `number` say where and why."""
+
+    def __init__(self, stage: str, number: int) -> None:
+        self.stage, self.number = stage, number
+        super().__init__(stage, number)
+
+
+class Output:
+    """The files of the command's output, and their index. A file that cannot be written is given up: what comes for it
+    is counted, so that a full disk stops neither the command nor its status."""
+
+    def __init__(self, limit: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self.files = {OUT: os.open("stdout", flags, 0o600), ERR: os.open("stderr", flags, 0o600)}
+        self.index = os.open("index", flags, 0o600)
+        self.kept = {OUT: 0, ERR: 0}
+        self.dropped = 0
+        self.error = b""
+        self.limit = limit
+        self.index_due = 0.0
+        self._entries = b""
+        self._stream = self._offset = self._length = self._combined = self._time = 0
+
+    def keep(self, stream: int, data: bytes, now: float) -> bool:
+        """Write it; False once there is more than the limit allows."""
+        within = True
+        if self.limit and len(data) > self.limit - self.kept[OUT] - self.kept[ERR]:
+            within = False
+            self.dropped += len(data)
+            data = data[: self.limit - self.kept[OUT] - self.kept[ERR]]
+            self.dropped -= len(data)
+        done, file = 0, self.files[stream]
+        try:
+            while file >= 0 and done < len(data):
+                done += os.write(file, data[done:] if done else data)
+        except OSError as error:
+            self._give_up(stream, error)
+        self.dropped += len(data) - done
+        if done:
+            self._note(stream, done, now)
+        return within
+
+    def _give_up(self, stream: int, error: OSError) -> None:
+        os.close(self.files[stream])
+        self.files[stream] = -1
+        self.error = self.error or plain(f"{'stdout' if stream == OUT else 'stderr'}: {error.strerror}".encode())
+
+    def _note(self, stream: int, length: int, now: float) -> None:
+        if self._length and self._stream != stream:
+            self._entries += self._entry()
+            self._length = 0
+        if not self._length:
+            self._stream, self._offset = stream, self.kept[stream]
+            self._combined, self._time = self.kept[OUT] + self.kept[ERR], int(time.time() * 1000)
+        self._length += length
+        self.kept[stream] += length
+        if not self.index_due:
+            self.index_due = now + INDEX_LATE
+        if len(self._entries) > READ or self._length > 1 << 30:
+            self.flush()
+
+    def _entry(self) -> bytes:
+        wide = (self._combined, self._offset, self._time)
+        return (
+            b"".join(number.to_bytes(8, "little") for number in wide)
+            + self._length.to_bytes(4, "little")
+            + self._stream.to_bytes(4, "little")
+        )
+
+    def flush(self) -> None:
+        """Append what is not in the index yet. An index that cannot be written is given up: readers take what it does
+        not cover from the files, one after the other."""
+        if self._length:
+            self._entries += self._entry()
+            self._length = 0
+        entries, self._entries, self.index_due = self._entries, b"", 0.0
+        try:
+            while entries and self.index >= 0:
+                entries = entries[os.write(self.index, entries) :]
+        except OSError as error:
+            os.close(self.index)
+            self.index = -1
+            self.error = self.error or plain(f"index: {error.strerror}".encode())
+
+
+class Connection:
+    """One client of the control socket. `parked` is a request that waits for room in the command's stdin."""
+
+    def __init__(self, socket: _socket.socket) -> None:
+        self.socket = socket
+        self.received, self.unsent = bytearray(), bytearray()
+        self.parked: tuple[int, bytes] | None = None
+        self.watches = self.awaits_end = False
+        self.told, self.told_at = (-1, -1), 0.0
+
+
+class Shim:
+    """One command. Everything happens in one thread, in `run`; a signal only wakes it up."""
+
+    def __init__(self, request: list[bytes], boot: bytes, answer: int) -> None:
+        self.folder, self.token, self.cwd, options, count = request[:5]
+        self.argv = request[5 : 5 + int(count)]
+        self.env = dict(pair.split(b"=", 1) for pair in request[5 + int(count) :])
+        self.option = dict(line.split(b" ", 1) for line in options.splitlines())
+        self.boot, self.answer, self.lock = boot, answer, -1
+
+        self.phase, self.deadline = STARTING, 0.0
+        self.leader, self.leader_start = 0, 0
+        self.leader_status: int | None = None
+        self.childless = False
+        self.cause = b""
+        self.grace = float(self.option[b"grace"])
+        self.refused: Refused | None = None
+        self.found: dict[tuple[int, int], bytes] = {}
+        self.strays = b"none"
+        self.forced = self.survivors = 0
+
+        self.poll = select.poll()
+        self.streams: dict[int, int] = {}
+        self.connections: dict[int, Connection] = {}
+        self.terminal = self.stdin = -1
+        self.stdin_queue = bytearray()
+        self.stdin_last, self.stdin_closing = 0, False
+
+    def run(self) -> None:
+        try:
+            self.begin()
+        except Refused as refused:
+            if self.lock >= 0:
+                os.close(self.lock)  # who hears of it finds the folder free
+            self._reply(f"failed {refused.stage} {refused.number}\n".encode())
+            return
+        try:
+            while self.phase != OVER:
+                self._turn()
+        except Exception as error:
+            # Our bug. The command must not go on unwatched, and its end must not be told as something that it was not.
+            self.cause = b"failed " + plain(repr(error).encode())
+            self._kill_all_now()
+        self._finish()
+
+    # ------------------------------------------------------------ beginning
+
+    def begin(self) -> None:
+        """Claim the folder, begin the leader, write down who it is, and let it go."""
+        umask = os.umask(0o077)
+        try:
+            os.chdir(self.folder)
+            self.lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Refused("folder", error.errno or 0) from None
+        self._claim()
+        wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.wake = wake
+        _signal.signal(_signal.SIGCHLD, lambda *_: None)
+        _signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        try:
+            self.status = os.open("status.tmp", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            if os.write(self.status, b"\n" * STATUS_ROOM) != STATUS_ROOM:
+                raise OSError(28, "No space left on device")
+            self.output = Output(int(self.option.get(b"output_limit", b"0")))
+            self.control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+            self.control.bind("control")
+            self.control.listen(16)
+            self.control.setblocking(False)
+            self._fork(umask)
+            identity = self._identity()
+            self._write_whole("started", identity)
+        except OSError as error:
+            # The leader, if there is one, reads the end of its pipe and leaves.
+            raise Refused("folder", error.errno or 0) from None
+        self.identity = identity
+        self.began, self.began_wall = time.monotonic(), time.time()
+        self.heard = self.began
+        try:
+            os.write(self.go, b"g")
+        except OSError:
+            pass  # the leader was killed; it will be reaped
+        os.close(self.go)
+        for fd in (self.failure, self.wake, self.control.fileno(), *self.streams):
+            self.poll.register(fd, select.POLLIN)
+
+    def _claim(self) -> None:
+        # A reader that asks whether the lock is held takes it for an instant.
+        for _ in range(LOCK_TRIES):
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.005)
+        else:
+            raise Refused("taken", 0)
+        try:
+            os.close(os.open("started", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            raise Refused("spent", 0) from None
+        except OSError as error:
+            raise Refused("folder", error.errno or 0) from None
+
+    def _fork(self, umask: int) -> None:
+        size = self.option.get(b"pty")
+        if size is not None:
+            self.terminal, slave = os.openpty()
+            rows, columns = size.split()
+            self._resize(int(rows), int(columns))
+            theirs = (slave, slave, slave)
+            self.streams = {self.terminal: OUT}
+            self.stdin = self.terminal
+        else:
+            out, out_theirs = os.pipe2(os.O_CLOEXEC)
+            err, err_theirs = os.pipe2(os.O_CLOEXEC)
+            self.streams = {out: OUT, err: ERR}
+            in_theirs = 0
+            if self.option[b"stdin"] == b"1":
+                in_theirs, self.stdin = os.pipe2(os.O_CLOEXEC)
+            theirs = (in_theirs, out_theirs, err_theirs)
+        for fd in (*self.streams, *((self.stdin,) if self.stdin >= 0 else ())):
+            os.set_blocking(fd, False)
+        self.failure, failure_theirs = os.pipe2(os.O_CLOEXEC)
+        go_theirs, self.go = os.pipe2(os.O_CLOEXEC)
+        self.leader = os.fork()
+        if self.leader == 0:
+            stage = b"setup"
+            try:
+                os.close(self.go)
+                os.close(self.lock)
+                os.setsid()
+                if self.terminal >= 0:
+                    fcntl.ioctl(theirs[0], TIOCSCTTY, 0)
+                _signal.set_wakeup_fd(-1)
+                for number in _signal.valid_signals():
+                    if number not in (_signal.SIGKILL, _signal.SIGSTOP):
+                        _signal.signal(number, _signal.SIG_DFL)
+                _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+                os.umask(umask)
+                for number, fd in enumerate(theirs):
+                    os.dup2(fd, number)
+                if not os.read(go_theirs, 1):
+                    os._exit(0)
+                os.closerange(3, failure_theirs)
+                os.closerange(failure_theirs + 1, os.sysconf("SC_OPEN_MAX"))
+                stage = b"cwd"
+                os.chdir(self.cwd)
+                stage = b"exec"
+                _exec(self.argv, self.env | {TOKEN: self.token})
+            except OSError as error:
+                os.write(failure_theirs, b"%s %d" % (stage, error.errno or 0))
+            finally:
+                os._exit(127)
+        for fd in {*theirs, failure_theirs, go_theirs} - {0}:
+            os.close(fd)
+        self.env, self.argv = {}, []  # values may be secrets
+
+    def _identity(self) -> bytes:
+        shim, leader = stat_of(os.getpid()), stat_of(self.leader)
+        if shim is None or leader is None:
+            raise OSError(2, "there is no /proc")
+        self.leader_start = leader[4]
+        lines = (
+            b"shim %d %d" % (os.getpid(), shim[4]),
+            b"leader %d %d" % (self.leader, leader[4]),
+            b"boot " + self.boot,
+            b"namespace " + os.readlink("/proc/self/ns/pid").encode(),
+            b"token " + self.token,
+            b"time %d" % int(time.time() * 1000),
+        )
+        return b"\n".join(lines) + b"\n"
+
+    def _write_whole(self, name: str, text: bytes) -> None:
+        fd = os.open(name + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            if os.write(fd, text) != len(text):
+                raise OSError(28, "No space left on device")
+        finally:
+            os.close(fd)
+        os.rename(name + ".tmp", name)
+
+    def _reply(self, text: bytes) -> None:
+        if self.answer < 0:
+            return
+        try:
+            os.write(self.answer, text)
+        except OSError:
+            pass  # the Runtime went; the folder says it all
+        os.close(self.answer)
+        self.answer = -1
+
+    # ------------------------------------------------------------ the loop
+
+    def _turn(self) -> None:
+        """One round: what is ready, then what is due."""
+        for fd, event in self.poll.poll(self._patience(time.monotonic())):
+            if fd in self.streams and event != select.POLLOUT:
+                self._read_stream(fd)
+            elif fd == self.stdin:
+                self._write_stdin()
+            elif fd == self.wake:
+                os.read(fd, 4096)
+            elif fd == self.failure:
+                self._exec_ended()
+            elif fd == self.control.fileno():
+                self._accept()
+            elif fd in self.connections:
+                self._serve(self.connections[fd])
+        self._reap()
+        now = time.monotonic()
+        self._advance(now)
+        if self.output.index_due and now >= self.output.index_due:
+            self.output.flush()
+        self._tell_watchers(now)
+
+    def _patience(self, now: float) -> int:
+        """Milliseconds until something is due."""
+        due = [self.output.index_due] if self.output.index_due else []
+        if self.phase == RUNNING:
+            for name, since in ((b"timeout", self.began), (b"silence", self.heard)):
+                if name in self.option:
+                    due.append(since + float(self.option[name]))
+        elif self.phase == KILLING:
+            due.append(now + KILL_PASS)
+        elif self.phase == DRAINING:
+            return 0
+        elif self.phase != STARTING:
+            due.append(self.deadline)
+        kept = (self.output.kept[OUT], self.output.kept[ERR])
+        due.extend(c.told_at + NEWS_EVERY for c in self.connections.values() if c.watches and c.told != kept)
+        if not due:
+            return -1
+        return max(0, min(int((min(due) - now) * 1000) + 1, 1 << 30))
+
+    def _read_stream(self, fd: int) -> None:
+        try:
+            data = os.read(fd, READ)
+        except BlockingIOError:
+            return
+        except OSError:  # a terminal that nobody has open any more
+            data = b""
+        if not data:
+            self.poll.unregister(fd)
+            del self.streams[fd]
+            if fd == self.terminal:
+                self.stdin = -1
+            os.close(fd)
+            return
+        self.heard = time.monotonic()
+        if not self.output.keep(self.streams[fd], data, self.heard):
+            self._kill(b"killed output_limit", self.grace)
+
+    def _reap(self) -> None:
+        try:
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self.leader:
+                    self.leader_status = status
+                    self.ended, self.ended_wall = time.monotonic(), time.time()
+        except ChildProcessError:
+            self.childless = True
+
+    def _exec_ended(self) -> None:
+        """The pipe of the leader's failure ended: by exec, or after a message."""
+        text = os.read(self.failure, 64)
+        self.poll.unregister(self.failure)
+        os.close(self.failure)
+        self.failure = -1
+        if text:
+            stage, _, number = text.partition(b" ")
+            self.refused = Refused(stage.decode(), int(number))
+        else:
+            self._reply(b"started\n" + self.identity)
+        if self.phase == STARTING:
+            self.phase = RUNNING
+
+    def _advance(self, now: float) -> None:
+        """Go on to the next phase, if it is time."""
+        if self.phase == RUNNING:
+            if self.leader_status is not None:
+                self.phase, self.deadline = SETTLING, now + SETTLE
+            elif b"timeout" in self.option and now >= self.began + float(self.option[b"timeout"]):
+                self._kill(b"timed_out wall", self.grace)
+            elif b"silence" in self.option and now >= self.heard + float(self.option[b"silence"]):
+                self._kill(b"timed_out silence", self.grace)
+        if self.phase == SETTLING and not self.childless:
+            if self.option[b"strays"] == b"leave":
+                self._signal_tree(0)
+                self.strays, self.phase = b"left", DRAINING
+            elif now >= self.deadline:
+                self.strays = b"killed"
+                self._terminate(self.grace)
+        if self.phase == TERMINATING and now >= self.deadline and not self.childless:
+            self.phase, self.deadline = KILLING, now + KILLS
+            self.forced = self._signal_tree(_signal.SIGKILL)
+        elif self.phase == KILLING and not self.childless:
+            left = self._signal_tree(_signal.SIGKILL)
+            if now >= self.deadline:
+                self.survivors = left
+                self.phase, self.deadline = DRAINING, now + DRAIN
+        if self.childless and RUNNING < self.phase < DRAINING:
+            self.phase = DRAINING
+        if self.phase == DRAINING:
+            self._drain(now + DRAIN)
+            self.phase = OVER
+
+    def _drain(self, until: float) -> None:
+        """Read what the pipes hold, and not what may come: whoever still has one open is not ours, or is left."""
+        while self.streams and time.monotonic() < until:
+            ready = [fd for fd, _ in self.poll.poll(0) if fd in self.streams]
+            if not ready:
+                return
+            for fd in ready:
+                self._read_stream(fd)
+
+    # ------------------------------------------------------------ killing
+
+    def _kill(self, cause: bytes, grace: float) -> None:
+        """End the command. The first cause is the one that counts, and none if the leader ended before it came."""
+        self._reap()
+        if self.leader_status is None and not self.cause:
+            self.cause = cause
+        if self.phase <= SETTLING and not self.childless:
+            self._terminate(grace)
+        elif self.phase == TERMINATING:
+            self.deadline = min(self.deadline, time.monotonic() + grace)
+
+    def _terminate(self, grace: float) -> None:
+        if grace > 0:
+            self._signal_tree(_signal.SIGTERM)
+            self._signal_tree(_signal.SIGCONT)  # a stopped process takes its TERM only when it goes on
+        self.phase, self.deadline = TERMINATING, time.monotonic() + grace
+
+    def _signal_tree(self, number: int) -> int:
+        """Signal every living descendant (0: only note them); how many there are."""
+        children: dict[int, list[tuple[int, int, bytes, bytes]]] = {}
+        for name in os.listdir("/proc"):
+            if name[0] in "123456789":
+                stat = stat_of(int(name))
+                if stat is not None:
+                    children.setdefault(stat[1], []).append((int(name), stat[4], stat[0], stat[5]))
+        living, parents = 0, [os.getpid()]
+        while parents:
+            for pid, start, state, comm in children.pop(parents.pop(), ()):
+                parents.append(pid)
+                if state in b"ZX":
+                    continue
+                living += 1
+                self.found.setdefault((pid, start), comm)
+                if number:
+                    send_signal(pid, start, number)
+        return living
+
+    def _kill_all_now(self) -> None:
+        until = time.monotonic() + KILLS
+        while not self.childless and time.monotonic() < until:
+            self._signal_tree(_signal.SIGKILL)
+            self._reap()
+            time.sleep(0.005)
+
+    # ------------------------------------------------------------ stdin and terminal
+
+    def _resize(self, rows: int, columns: int) -> None:
+        size = b"".join(n.to_bytes(2, sys.byteorder) for n in (rows, columns, 0, 0))
+        fcntl.ioctl(self.terminal, TIOCSWINSZ, size)
+
+    def _take_stdin(self, number: int, data: bytes, close: bool) -> bytes | None:
+        """Queue bytes for the command, once for each number; None while there is no room."""
+        if number <= self.stdin_last:
+            return b"repeated"
+        if self.leader_status is not None:
+            return b"exited"
+        if self.stdin < 0 or self.stdin_closing:
+            return b"closed"
+        if self.stdin_queue and len(self.stdin_queue) + len(data) > STDIN_ROOM:
+            return None
+        self.stdin_last = number
+        self.stdin_queue += data
+        if close and self.terminal >= 0:
+            self.stdin_queue += b"\x04"
+        elif close:
+            self.stdin_closing = True
+        self._write_stdin()
+        return b"ok"
+
+    def _write_stdin(self) -> None:
+        try:
+            while self.stdin_queue:
+                del self.stdin_queue[: os.write(self.stdin, self.stdin_queue[:READ])]
+        except BlockingIOError:
+            pass
+        except OSError:  # nobody reads it any more
+            self.stdin_queue.clear()
+            self.stdin_closing = self.terminal < 0
+        if self.stdin_queue:
+            self._listen(self.stdin, select.POLLOUT)
+        elif self.terminal < 0:
+            self._listen(self.stdin, 0)
+            if self.stdin_closing:
+                os.close(self.stdin)
+                self.stdin = -1
+        else:
+            self._listen(self.terminal, 0)
+        for connection in [c for c in self.connections.values() if c.parked]:
+            self._serve_parked(connection)
+
+    def _listen(self, fd: int, also: int) -> None:
+        """Poll a descriptor for its stream, if it is one, and for `also`."""
+        events = also | (select.POLLIN if fd in self.streams else 0)
+        if events:
+            self.poll.register(fd, events)
+        else:
+            try:
+                self.poll.unregister(fd)
+            except KeyError:
+                pass
+
+    # ------------------------------------------------------------ control
+
+    def _accept(self) -> None:
+        try:
+            accepted: tuple[int, object] = getattr(self.control, "_accept")()  # noqa: B009 - `accept` is Python's
+        except OSError:
+            return
+        fd = accepted[0]
+        socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+        socket.setblocking(False)
+        if len(self.connections) >= CONNECTIONS:
+            socket.close()
+            return
+        self.connections[fd] = Connection(socket)
+        self.poll.register(fd, select.POLLIN)
+
+    def _drop(self, connection: Connection) -> None:
+        fd = connection.socket.fileno()
+        if fd in self.connections:
+            del self.connections[fd]
+            self.poll.unregister(fd)
+            connection.socket.close()
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            self._send(connection, b"")
+            data = connection.socket.recv(READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        connection.received += data
+        if not data or len(connection.received) > 2 * FRAME_ROOM:
+            self._drop(connection)
+            return
+        self._serve_parked(connection)
+
+    def _serve_parked(self, connection: Connection) -> None:
+        """Answer requests in their order, until one has to wait."""
+        received = connection.received
+        while True:
+            if connection.parked is None:
+                size = int.from_bytes(received[:4], "little")
+                if size > FRAME_ROOM or (len(received) >= 4 and size == 0):
+                    self._drop(connection)
+                    return
+                if len(received) < 4 + size:
+                    return
+                connection.parked = received[4], bytes(received[5 : 4 + size])
+                del received[: 4 + size]
+            request, connection.parked = connection.parked, None  # what it changes may let another one go on
+            answer = self._answer(connection, *request)
+            if answer is None:
+                connection.parked = request
+                return
+            if answer:
+                self._send(connection, frame(0, answer))
+
+    def _answer(self, connection: Connection, code: int, body: bytes) -> bytes | None:
+        """The answer to a request; empty if it comes later, None if the request has to wait."""
+        if code in (STDIN, CLOSE_STDIN):
+            return self._take_stdin(int.from_bytes(body[:8], "little"), body[8:], code == CLOSE_STDIN)
+        if code == WATCH:
+            connection.watches = True
+            return b""
+        if code == KILL:
+            connection.awaits_end = True
+            grace, _, reason = body.partition(b" ")
+            self._kill(b"killed " + plain(reason), float(grace))
+            return b""
+        if self.leader_status is not None:
+            return b"exited"
+        if code == SIGNAL:
+            os.killpg(self.leader, int(body))
+            return b"ok"
+        if code == RESIZE and self.terminal >= 0:
+            rows, _, columns = body.partition(b" ")
+            self._resize(int(rows), int(columns))
+            return b"ok"
+        return b"unsupported"
+
+    def _send(self, connection: Connection, data: bytes) -> None:
+        connection.unsent += data
+        try:
+            while connection.unsent:
+                del connection.unsent[: connection.socket.send(connection.unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(connection)
+            return
+        also = select.POLLOUT if connection.unsent else 0
+        self.poll.register(connection.socket.fileno(), select.POLLIN | also)
+
+    def _tell_watchers(self, now: float) -> None:
+        kept = (self.output.kept[OUT], self.output.kept[ERR])
+        for connection in list(self.connections.values()):
+            if connection.watches and connection.told != kept and now >= connection.told_at + NEWS_EVERY:
+                if self.output.index_due:
+                    self.output.flush()
+                connection.told, connection.told_at = kept, now
+                if not connection.unsent:
+                    self._send(connection, frame(0, b"news %d %d" % kept))
+
+    # ------------------------------------------------------------ the end
+
+    def _finish(self) -> None:
+        self.output.flush()
+        text = self._status_text()
+        os.pwrite(self.status, text, 0)
+        os.ftruncate(self.status, len(text))
+        try:
+            os.fsync(self.status)
+        except OSError:
+            pass  # readers may still see it; after a power failure it is `lost`
+        os.rename("status.tmp", "status")
+        if self.refused is not None:
+            self._reply(f"failed {self.refused.stage} {self.refused.number}\n".encode())
+        else:
+            self._reply(b"started\n" + self.identity)
+        for connection in list(self.connections.values()):
+            if connection.awaits_end:
+                connection.socket.settimeout(1.0)
+                try:
+                    connection.socket.sendall(connection.unsent + frame(0, b"ended\n" + text))
+                except OSError:
+                    pass
+
+    def _status_text(self) -> bytes:
+        status = self.leader_status
+        if self.refused is not None:
+            end = f"spawn_failed {self.refused.stage} {self.refused.number}".encode()
+        elif self.cause:
+            end = self.cause
+        elif status is None:
+            end = b"failed the leader did not end"
+        elif os.WIFSIGNALED(status):
+            end = b"signaled %d" % os.WTERMSIG(status)
+        else:
+            end = b"exited %d" % os.WEXITSTATUS(status)
+        if status is None:
+            self.ended, self.ended_wall = time.monotonic(), time.time()
+        lines = [
+            b"end " + end,
+            b"started %d" % int(self.began_wall * 1000),
+            b"ended %d" % int(self.ended_wall * 1000),
+            b"duration %.6f" % (self.ended - self.began),
+            b"stdout %d" % self.output.kept[OUT],
+            b"stderr %d" % self.output.kept[ERR],
+            b"dropped %d" % self.output.dropped,
+            b"drain " + (b"incomplete" if self.streams else b"complete"),
+            b"strays " + self.strays,
+            b"found %d" % len(self.found),
+            b"forced %d" % self.forced,
+            b"survivors %d" % self.survivors,
+        ]
+        if status is not None and os.WIFSIGNALED(status):
+            lines.append(b"signal %d" % os.WTERMSIG(status))
+        elif status is not None:
+            lines.append(b"code %d" % os.WEXITSTATUS(status))
+        if self.output.error:
+            lines.append(b"error " + self.output.error)
+        listed = list(self.found.items())[:LISTED]
+        lines.extend(b"process %d %d %s" % (pid, start, plain(name, 32)) for (pid, start), name in listed)
+        return b"\n".join(lines) + b"\n"
+
+
+def _exec(argv: list[bytes], env: dict[bytes, bytes]) -> None:
+    """Replace this process, looking a bare name up in the command's own PATH."""
+    if b"/" in argv[0]:
+        os.execve(argv[0], argv, env)
+    refused: OSError | None = None
+    for folder in env.get(b"PATH", b"/bin:/usr/bin").split(b":"):
+        try:
+            os.execve((folder or b".") + b"/" + argv[0], argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            refused = refused or error
+    raise refused or FileNotFoundError(2, "no such program")
+
+
+if __name__ == "__main__":
+    spawn_shims(int(sys.argv[1]))

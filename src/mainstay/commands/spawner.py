@@ -1,0 +1,300 @@
+"""The Runtime's side of the spawner: beginning commands.
+
+One spawner serves a Runtime. It is started with the first command, and again if it died; its shims know nothing of
+either. A request goes to the shim through a socket of its own (`shim.spawn_shims`), and the answer comes back on it
+when the program runs, or could not be run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mainstay.commands import shim
+from mainstay.commands.job import Beginning, Job, Started, parse_started
+from mainstay.errors import CommandsUnavailable, InvalidCommand, RuntimeClosed, quoted
+
+AT_ONCE = 32
+"""Requests that are with the spawner at a time: each is an open socket here and there."""
+TRIES = 3
+CLOSE_SECONDS = 5.0
+LONGEST = 131_072
+"""Bytes of one argument, or of one variable with its value, with the zero at its end: MAX_ARG_STRLEN."""
+DEFAULT_PATH = "/bin:/usr/bin"
+PASSED_ON = ("LD_LIBRARY_PATH", "LD_PRELOAD", shim.TOKEN.decode())
+"""Variables of ours that the spawner needs to run at all, or to be found if we are a command ourselves. It has no
+others."""
+
+STAGES: Mapping[str, str] = {
+    "fork": "no process could be begun for it",
+    "folder": "its job folder cannot be written",
+    "taken": "another shim is in its job folder",
+    "spent": "its job folder was used before",
+    "setup": "it could not be set up",
+    "cwd": "its working directory cannot be entered",
+    "exec": "its program cannot be run",
+    "shim": "its shim died before the command began",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """What to run, and where to keep what it says. `check` must have let it pass.
+
+    `token` is in the command's environment, to find its processes by. `pty` is rows and columns. `timeout` and
+    `silence` are seconds, `output_limit` is bytes of both streams together; they hold though no Runtime lives.
+    """
+
+    folder: Path
+    token: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    stdin: bool = False
+    pty: tuple[int, int] | None = None
+    timeout: float | None = None
+    silence: float | None = None
+    output_limit: int | None = None
+    grace: float = 2.0
+    strays: Literal["kill", "leave"] = "kill"
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnFailed:
+    """The command never ran. `stage` is a key of `STAGES`, `number` an errno or 0."""
+
+    stage: str
+    number: int
+
+    @property
+    def reason(self) -> str:
+        why = f" ({errno.errorcode.get(self.number, self.number)}: {os.strerror(self.number)})" if self.number else ""
+        return f"{STAGES.get(self.stage, self.stage)}{why}"
+
+
+def check(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
+    """Raise InvalidCommand for what the OS would refuse. It looks at files, and begins nothing.
+
+    What changes between this and the start is found out then: `SpawnFailed`.
+    """
+    if not argv or not argv[0]:
+        raise InvalidCommand("a command needs a program: the first of its arguments is empty or missing")
+    room = os.sysconf("SC_ARG_MAX") - 4096
+    if len(argv) * 9 > room:  # before a million of them are looked at
+        raise InvalidCommand(f"{len(argv):,} arguments are too many: pass them in a file, or on stdin")
+    size = 0
+    for what, text in (*(("argument", each) for each in argv), *(("variable", f"{k}={v}") for k, v in env.items())):
+        if "\0" in text:
+            raise InvalidCommand(f"{what} {quoted(text)} has a NUL character, which no program can be given")
+        length = len(os.fsencode(text)) + 1
+        if length > LONGEST:
+            raise InvalidCommand(
+                f"an {what} of {length:,} bytes is too long for the OS: pass it in a file, or on stdin"
+            )
+        size += length + 8
+    if size > room:
+        raise InvalidCommand(
+            f"{size:,} bytes of arguments and variables are too many: pass them in a file, or on stdin"
+        )
+    if bad := [name for name in env if not name or "=" in name]:
+        raise InvalidCommand(f"{quoted(bad[0])} is no name of a variable")
+    if "\0" in cwd or not os.path.isabs(cwd):
+        raise InvalidCommand(f"the working directory {quoted(cwd)} is no absolute path")
+    try:
+        if not stat.S_ISDIR(os.stat(cwd).st_mode):
+            raise InvalidCommand(f"the working directory {quoted(cwd)} is no directory")
+        if not os.access(cwd, os.X_OK):
+            raise InvalidCommand(f"the working directory {quoted(cwd)} may not be entered")
+    except OSError as error:
+        raise InvalidCommand(f"the working directory {quoted(cwd)} cannot be used: {error.strerror}") from None
+    _find_program(argv[0], env.get("PATH", DEFAULT_PATH), cwd)
+
+
+def _find_program(name: str, path: str, cwd: str) -> None:
+    folders = [cwd] if "/" in name else [os.path.join(cwd, folder) for folder in path.split(":")]
+    there = [file for file in (os.path.join(folder, name) for folder in folders) if os.path.isfile(file)]
+    if not there:
+        where = "" if "/" in name else f" in PATH={quoted(path)}"
+        raise InvalidCommand(f"there is no program {quoted(name)}{where}")
+    if not any(os.access(file, os.X_OK) for file in there):
+        raise InvalidCommand(f"{quoted(there[0])} may not be executed")
+
+
+class Spawner:
+    """Begins commands for one Runtime, in its event loop."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._opening = asyncio.Lock()
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._closed = False
+
+    async def start(self, request: StartRequest) -> Started | SpawnFailed:
+        """Run a command: returns when its program runs, with who it is, or why it does not.
+
+        Cancelling this does not undo it: the folder says whether the command began.
+        """
+        message = _encode(request)
+        async with self._slots:
+            for _ in range(TRIES):
+                answer = await self._send(message)
+                if answer is not None:
+                    return answer
+                # The shim held the socket until its end, so there is none. The folder says how far it got.
+                job = Job(request.folder)
+                beginning = job.beginning()
+                if beginning is Beginning.STARTED and (started := job.started()) is not None:
+                    return started
+                if beginning is not Beginning.UNTOUCHED:
+                    break
+        return SpawnFailed("shim", 0)
+
+    async def close(self) -> None:
+        """End the spawner. The shims go on, and so do their commands."""
+        self._closed = True
+        async with self._opening:
+            await self._end()
+
+    async def _send(self, message: bytes) -> Started | SpawnFailed | None:
+        """One try; None if the socket ended without an answer."""
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.setblocking(False)
+            with theirs:
+                requests = await self._open()
+                try:
+                    await _send_socket(requests, theirs)
+                except OSError:
+                    await self._reopen(requests)
+                    return None
+            try:
+                await loop.sock_sendall(ours, message)
+                answer = bytearray()
+                while data := await loop.sock_recv(ours, 1 << 16):
+                    answer += data
+            except OSError:
+                return None
+        word, _, rest = bytes(answer).partition(b"\n")
+        if word == b"started":
+            return parse_started(rest)
+        if word.startswith(b"failed "):
+            _, stage, number = word.decode().split(" ")
+            return SpawnFailed(stage, int(number))
+        return None
+
+    async def _open(self) -> socket.socket:
+        async with self._opening:
+            if self._closed:
+                raise RuntimeClosed("begin a command")
+            if self._process is not None and self._process.poll() is not None:
+                await self._end()
+            if self._socket is None:
+                self._process, requests = await asyncio.to_thread(_begin_spawner)
+                self._socket = requests
+            return self._socket
+
+    async def _reopen(self, broken: socket.socket) -> None:
+        """Forget a spawner that takes no requests; the next one opens another. Raises if it could not even begin."""
+        async with self._opening:
+            if self._socket is not broken or self._process is None:
+                return
+            process = self._process
+            trouble = await self._end()
+            if trouble and process.returncode not in (0, -signal.SIGKILL, -signal.SIGTERM):
+                raise CommandsUnavailable(f"the spawner of commands ended: {trouble}")
+
+    async def _end(self) -> str:
+        process, requests = self._process, self._socket
+        self._process = self._socket = None
+        if requests is not None:
+            requests.close()
+        return await asyncio.to_thread(_reap, process) if process is not None else ""
+
+
+def _begin_spawner() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    if sys.platform != "linux":
+        raise CommandsUnavailable(f"commands run on Linux; this is {sys.platform}")
+    if not sys.executable:
+        raise CommandsUnavailable("commands need a Python interpreter to run their shims, and sys.executable is empty")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                # The source itself would be compiled at each start; imported, its bytecode is cached.
+                [sys.executable, "-I", "-S", "-E", "-c", _PROGRAM, str(Path(shim.__file__).parent), str(os.getpid())],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise CommandsUnavailable(f"the spawner of commands cannot be run: {error}") from error
+    ours.setblocking(False)
+    return process, ours
+
+
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); import shim; shim.spawn_shims(int(sys.argv[2]))"
+
+
+def _reap(process: subprocess.Popen[bytes]) -> str:
+    """Wait for a spawner whose socket was closed; the last line of what it complained of."""
+    try:
+        process.wait(CLOSE_SECONDS)
+    except subprocess.TimeoutExpired:  # stopped, say
+        process.kill()
+        process.wait()
+    assert process.stderr is not None
+    with process.stderr:
+        lines = process.stderr.read().decode(errors="replace").splitlines()
+    return lines[-1] if lines else ""
+
+
+async def _send_socket(requests: socket.socket, theirs: socket.socket) -> None:
+    """Give a socket away. Waits while the spawner is behind."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            socket.send_fds(requests, [b"s"], [theirs.fileno()])
+            return
+        except BlockingIOError:
+            ready = asyncio.Event()
+            loop.add_writer(requests, ready.set)
+            try:
+                await ready.wait()
+            finally:
+                loop.remove_writer(requests)
+
+
+def _encode(request: StartRequest) -> bytes:
+    options = [f"stdin {int(request.stdin)}", f"grace {request.grace}", f"strays {request.strays}"]
+    for name in ("timeout", "silence", "output_limit"):
+        if (value := getattr(request, name)) is not None:
+            options.append(f"{name} {value}")
+    if request.pty is not None:
+        options.append("pty {} {}".format(*request.pty))
+    return shim.pack(
+        [
+            os.fsencode(request.folder),
+            request.token.encode(),
+            os.fsencode(request.cwd),
+            "\n".join(options).encode(),
+            b"%d" % len(request.argv),
+            *map(os.fsencode, request.argv),
+            *(os.fsencode(f"{name}={value}") for name, value in request.env.items()),
+        ]
+    )

@@ -1,0 +1,112 @@
+"""Real commands, and the check that no test leaves a process of the OS behind."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainstay.commands.job import Job, Started, Status
+from mainstay.commands.spawner import Spawner, SpawnFailed, StartRequest, check
+from tests.kit import until
+
+MARK = f"test-{os.getpid()}-"
+"""Every token of this worker's commands begins with it."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and sys.platform != "linux":
+            item.add_marker(pytest.mark.skip(reason="commands run on Linux"))
+
+
+class Commands:
+    """Begins commands in job folders of a test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.spawner, self.jobs = folder, Spawner(), list[Job]()
+
+    def job(self) -> Job:
+        job = Job(self.folder / Job.new_name())
+        job.create()
+        self.jobs.append(job)
+        return job
+
+    def request(self, job: Job, argv: list[str], **options: Any) -> StartRequest:
+        env = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **options.pop("env", {})}
+        cwd = str(options.pop("cwd", self.folder))
+        return StartRequest(job.folder, MARK + secrets.token_hex(8), argv, env, cwd, **options)
+
+    async def start(self, *argv: str, **options: Any) -> Job:
+        """Begin a command that can be begun."""
+        job = self.job()
+        request = self.request(job, list(argv), **options)
+        check(request.argv, request.env, request.cwd)
+        started = await self.spawner.start(request)
+        assert isinstance(started, Started), started
+        assert started == job.started()
+        return job
+
+    async def python(self, program: str, *argv: str, **options: Any) -> Job:
+        return await self.start(sys.executable, "-I", "-S", "-c", program, *argv, **options)
+
+    async def refused(self, *argv: str, **options: Any) -> SpawnFailed:
+        failed = await self.spawner.start(self.request(self.job(), list(argv), **options))
+        assert isinstance(failed, SpawnFailed), failed
+        return failed
+
+    async def end(self, *argv: str, **options: Any) -> Status:
+        return await ended(await self.start(*argv, **options))
+
+
+async def ended(job: Job) -> Status:
+    status = await job.wait()
+    assert status is not None
+    assert not job.held()
+    return status
+
+
+@pytest.fixture
+async def commands(tmp_path: Path) -> AsyncIterator[Commands]:
+    """Whatever a test leaves running on purpose is its own to end: `nothing_left` looks."""
+    made = Commands(tmp_path)
+    yield made
+    await made.spawner.close()
+
+
+@pytest.fixture(autouse=True)
+async def nothing_left(tmp_path: Path) -> AsyncIterator[None]:
+    yield
+    await until(lambda: not left_behind(tmp_path))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_at_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    yield
+    assert left_behind(tmp_path_factory.getbasetemp()) == []
+
+
+def left_behind(folder: Path) -> list[str]:
+    """Processes that live: with our mark in their environment, shims in this folder, and children of ours."""
+    found = list[str]()
+    for pid in (name for name in os.listdir("/proc") if name.isdigit()):
+        try:
+            text = Path(f"/proc/{pid}/stat").read_bytes()
+            state, parent = text.rpartition(b")")[2].split()[:2]
+            name = text.partition(b"(")[2].rpartition(b")")[0]
+            if state in b"ZX":
+                continue
+            where = os.readlink(f"/proc/{pid}/cwd") if name == b"mainstay-shim" else ""
+            marked = MARK.encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        spawner = name == b"mainstay-spawn" and int(parent) == os.getpid()
+        if marked or spawner or (where and Path(where).is_relative_to(folder)):
+            found.append(f"{pid} {name.decode()}")
+    return found
