@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Budget, ModelResponse, ToolCall, Usage, tool
-from mainstay.errors import ProviderError
+from mainstay import Agent, Budget, ModelResponse, Runtime, ToolCall, Usage, tool
+from mainstay.errors import InvalidInput, ProviderError
 from mainstay.model.event import InputDelivered
 from mainstay.model.outcome import BudgetSpent
 from mainstay.model.tool import Cancelled
@@ -53,6 +53,80 @@ async def test_steering_reaches_the_turn_before_it_completes(place: Place) -> No
         assert result.text == "came back"
         assert (await steered.result(SOON)).turn_id == "chat.1"
         assert texts(await session.history()) == ["go", "gone", "wait", "came back"]
+
+
+async def test_steering_for_the_end_of_a_turn_lets_its_work_go_on_undisturbed(place: Place) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model, tools=[look])) as runtime:
+        session = await runtime.session("chat")
+        running = await session.send("go")
+        await model.next()
+        steered = await session.steer("and then left", boundary="before_completion")
+        early = await session.steer("look twice")
+        queue = await session.queue()
+        model.say([ToolCall("a", "look")])
+        first = await model.next()
+        model.say([ToolCall("b", "look")])
+        second = await model.next()
+        model.say("seen")
+        third = await model.next()
+        model.say("went left")
+        result = await running.result(SOON)
+
+        assert [(each.message.text, each.boundary) for each in queue] == [
+            ("and then left", "before_completion"),
+            ("look twice", "after_work"),
+        ]
+        assert [texts(each.messages)[-1] for each in (first, second, third)] == ["look twice", "", "and then left"]
+        assert (result.text, (await steered.result(SOON)).turn_id) == ("went left", "chat.1")
+        assert (await early.result(SOON)).turn_id == "chat.1"
+
+
+async def test_steering_for_the_end_of_a_turn_is_kept_through_a_crash(place: Place) -> None:
+    model = TellingModel()
+    first = await place.runtime(Agent(model, tools=[look])).__aenter__()
+    session = await first.session("chat")
+    await session.send("go")
+    await model.next()
+    await session.steer("and then left", boundary="before_completion")
+    model.say([ToolCall("a", "look")])
+    await model.next()
+    await crash(first)
+    async with place.runtime(Agent(model, tools=[look])) as runtime:
+        after_work = await model.next()
+        model.say("seen")
+        at_the_end = await model.next()
+        model.say("went left")
+        result = await (await runtime.session("chat")).result("chat.1")
+
+    assert [texts(each.messages)[-1] for each in (after_work, at_the_end)] == ["", "and then left"]
+    assert result.text == "went left"
+
+
+async def test_steering_for_the_end_opens_a_turn_where_none_runs_and_the_next_one_where_none_is_left(
+    place: Place,
+) -> None:
+    model = TellingModel()
+    async with place.runtime(Agent(model)) as runtime:
+        session = await runtime.session("chat")
+        opening = await session.steer("hello", boundary="before_completion")
+        await model.next()
+        steered = await session.steer("and?", boundary="before_completion")
+        await session.cancel()
+        model.say("one", "two")
+
+        assert isinstance((await opening.result(SOON)).outcome, Cancelled)
+        assert (await steered.result(SOON)).turn_id == "chat.2"
+
+
+@pytest.mark.parametrize("boundary", ["opening", "", None, 3])
+async def test_boundary_that_there_is_not_is_refused_before_anything_is_written(boundary: Any) -> None:
+    async with Runtime("memory", agents=[Agent("scripted")]) as runtime:
+        session = await runtime.session("chat")
+        with pytest.raises(InvalidInput, match="give 'after_work' or 'before_completion'"):
+            await session.steer("hello", boundary=boundary)
+
+        assert await runtime.sessions.list() == []
 
 
 async def test_steering_right_after_sending_reaches_that_turn(place: Place) -> None:

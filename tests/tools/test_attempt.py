@@ -103,6 +103,8 @@ def test_what_a_call_needs_follows_from_what_is_recorded(
         (Answer("approved", by="ann"), NEW, Begin()),
         (Answer("rerun"), STARTED, Begin(repeat=True)),
         (Answer("rejected", reason="no", by="ann"), NEW, Conclude(Denied("no", "ann"))),
+        (Answer("cancelled", reason="gone", by="ann"), NEW, Conclude(Cancelled("ann", "gone"))),
+        (Answer("cancelled"), DEFERRED, Conclude(OutcomeUnknown("somebody does not wait for its end any more"))),
         (Answer("done", 3), STARTED, Return(Ok(3))),
         (Answer("value", None), DEFERRED, Return(Ok(None))),
         (Answer("failed", reason="sold out"), STARTED, Return(Failed("settled_as_failed", "sold out"))),

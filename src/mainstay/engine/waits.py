@@ -83,6 +83,8 @@ def recalled(wait: str, sid: int, records: Iterable[Record]) -> WaitRow | None:
         return None
     if memory.answer.verdict == "expired":
         return WaitRow(wait, sid, turn, call, kind, "expired")
+    if memory.answer.verdict == "cancelled":
+        return WaitRow(wait, sid, turn, call, kind, "cancelled")
     told: dict[str, Any] = msgspec.to_builtins(memory.answer)
     value = {} if memory.value is None else {"value": memory.value}
     return WaitRow(wait, sid, turn, call, kind, "resolved", answer=encode({**told, **value}))
@@ -113,7 +115,8 @@ class _Memory:
 
     def _take(self, answer: Answered | None) -> None:
         if answer is not None:
-            of_it = "approval" if answer.verdict in ("approved", "rejected") else self._after_start()
+            early = answer.verdict in ("approved", "rejected") or (answer.verdict == "cancelled" and not self._started)
+            of_it = "approval" if early else self._after_start()
             self.answer = answer if of_it == self._kind else self.answer
 
     def _after_start(self) -> str:

@@ -25,6 +25,8 @@ from mainstay.model.plugin import Decision, Issue, PluginSnapshot
 from mainstay.model.tool import Artifact, ToolOutcome
 
 InputKind: TypeAlias = Literal["queue", "steer", "note"]
+SteerBoundary: TypeAlias = Literal["after_work", "before_completion"]
+"""When a steered input joins the running turn: at the first boundary that comes, or when the turn would end."""
 
 
 class Delivered(Struct, frozen=True, gc=False):
@@ -61,7 +63,8 @@ class Said(Struct, frozen=True, gc=False, tag="said.1", omit_defaults=True):
 
     `wakes` are the processes that it reports: then the runtime wrote the input, not a person. `depth` counts the
     wakes that led to it: 0 for what was said from outside, one more for each wake by work that a turn has started.
-    `metadata` is the input's own, beside that of its session.
+    `metadata` is the input's own, beside that of its session. `boundary` is the first one of a running turn at which a
+    steered input may join it.
     """
 
     message: Message
@@ -73,6 +76,7 @@ class Said(Struct, frozen=True, gc=False, tag="said.1", omit_defaults=True):
     depth: int = 0
     choice: ModelChoice | None = None
     metadata: dict[str, Scalar] = {}
+    boundary: SteerBoundary = "after_work"
 
 
 class Joined(Struct, frozen=True, gc=False, tag="joined.1"):

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from mainstay.model.llm import ModelChoice, Usage
 from mainstay.model.message import Message, Scalar
 from mainstay.model.plugin import PluginSnapshot
-from mainstay.model.record import InputKind
+from mainstay.model.record import InputKind, SteerBoundary
 
 SessionState: TypeAlias = Literal["idle", "open", "parked", "stuck"]
 WaitState: TypeAlias = Literal["open", "resolved", "expired", "cancelled", "revoked"]
@@ -78,8 +78,8 @@ class InboxRow(Struct, frozen=True, gc=False):
 
 
 class QueuedInput(Struct, frozen=True, gc=False):
-    """An input that waits: for its turn, or (`kind` "steer") for the next boundary of the running one. `at` is when it
-    was accepted (ms)."""
+    """An input that waits: for its turn, or (`kind` "steer") for the next boundary of the running one, from `boundary`
+    on. `at` is when it was accepted (ms)."""
 
     turn_id: str
     kind: InputKind
@@ -87,6 +87,7 @@ class QueuedInput(Struct, frozen=True, gc=False):
     at: int
     key: str | None = None
     metadata: dict[str, Scalar] = {}
+    boundary: SteerBoundary = "after_work"
 
 
 class WaitRow(Struct, frozen=True, gc=False):
@@ -176,9 +177,10 @@ class CancelRequest(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Answer(Struct, frozen=True, gc=False, omit_defaults=True):
-    """How a wait was resolved: an approval, a denial, a settlement or a deferred value."""
+    """How a wait was resolved: an approval, a denial, a settlement, a deferred value, or that the question is taken
+    back ("cancelled")."""
 
-    verdict: Literal["approved", "rejected", "rerun", "done", "failed", "value", "error"]
+    verdict: Literal["approved", "rejected", "rerun", "done", "failed", "value", "error", "cancelled"]
     value: Any = None
     reason: str = ""
     by: str = ""

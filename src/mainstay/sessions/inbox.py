@@ -17,7 +17,7 @@ from mainstay.model import validate
 from mainstay.model.codec import clean_message, clean_text, encode, encode_checked
 from mainstay.model.llm import ModelChoice
 from mainstay.model.message import FILES, InputContent, Message, Scalar, Stored, Text
-from mainstay.model.record import InputKind, Said, Spilled
+from mainstay.model.record import InputKind, Said, Spilled, SteerBoundary
 from mainstay.model.session import Answer, CancelRequest, SessionRow
 from mainstay.model.write import (
     Accept,
@@ -62,9 +62,10 @@ class Inbox:
         choice: ModelChoice | None = None,
         metadata: dict[str, Scalar] | None = None,
         of_session: dict[str, Scalar] | None = None,
+        boundary: SteerBoundary = "after_work",
     ) -> Accepted:
         """Make an input durable, and start on it if the session was idle. `metadata` is the input's own; `of_session`
-        is what a new session is for, and one that exists must be."""
+        is what a new session is for, and one that exists must be. `boundary` is for what is steered."""
         message: Message = clean_message(said, unsaved=True)
         files: tuple[str, ...] = ()
         if any(type(part) is Text and PROCESS_REPORT in part.text.lower() for part in message.parts):
@@ -75,7 +76,7 @@ class Inbox:
         checked = None if key is None else _check_key(key)
         now = self._clock.now()
         op = f"{self._random.bits(64):016x}"
-        record = Said(message, now, op, kind, checked, depth=depth(), choice=choice, metadata=metadata or {})
+        record = Said(message, now, op, kind, checked, (), depth(), choice, metadata or {}, boundary)
         whole = encode_checked(record, "the input")
         body, blobs = (whole, ()) if len(whole) <= SPILL_BYTES else await spill(self._store, whole)
         digest = b"" if checked is None else _digest(kind, message, metadata)

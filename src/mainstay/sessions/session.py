@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Never, NoReturn, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, NoReturn, Self, TypeAlias, TypeVar, get_args, overload
 
 import msgspec
 
 from mainstay.engine.journal import load, load_turns
 from mainstay.engine.waiters import NEXT
-from mainstay.engine.waits import ending, wait_id
+from mainstay.engine.waits import asked, ending, wait_id
 from mainstay.errors import (
     AlreadyAnswered,
     InvalidInput,
@@ -34,7 +34,7 @@ from mainstay.model.message import InputContent, Message, Scalar
 from mainstay.model.outcome import PendingCall
 from mainstay.model.plugin import PromptPart
 from mainstay.model.process import ProcessRow, WakePolicy
-from mainstay.model.record import Ended, InputKind, Replied, Said
+from mainstay.model.record import Ended, InputKind, Replied, Said, SteerBoundary
 from mainstay.model.session import Answer, CancelRequest, QueuedInput, SessionRow, ToolState, load_settings
 from mainstay.model.tool import OutcomeUnknown
 from mainstay.model.transcript import calls_of
@@ -53,6 +53,7 @@ from mainstay.sessions.result import Answering, T_co, TurnResult
 from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.setup import Overlay, shown
 from mainstay.sessions.wakes.late_results import LateResults
+from mainstay.tools.call import RESERVED
 from mainstay.tools.catalog import Membership
 
 R = TypeVar("R")
@@ -238,13 +239,21 @@ class Session(Generic[T_co]):
         *,
         key: str | None = None,
         metadata: Mapping[str, Scalar] | None = None,
+        boundary: SteerBoundary = "after_work",
         **foreign: Never,
     ) -> Receipt[T_co]:
-        """Say something to the running turn: it arrives at its next boundary. With none running, it opens a turn."""
+        """Say something to the running turn. With none running, it opens a turn.
+
+        It arrives at the next boundary: after the calls that run now, or before the turn completes. With
+        `boundary="before_completion"` it waits until the model has nothing left to do, and disturbs no work.
+        """
         if foreign:
             validate.unknown_keywords("steer", foreign, validate.SESSION_KEYWORDS)
         self._parts.mode.check()
-        return self._receipt(await self.accept(said, "steer", key, None, metadata))
+        if boundary not in get_args(SteerBoundary):
+            known = " or ".join(map(repr, get_args(SteerBoundary)))
+            raise InvalidInput(f"boundary={quoted(boundary):.80} is not usable: give {known}")
+        return self._receipt(await self.accept(said, "steer", key, None, metadata, boundary))
 
     def stream(
         self,
@@ -294,12 +303,15 @@ class Session(Generic[T_co]):
         key: str | None,
         choice: ModelChoice | None = None,
         metadata: Mapping[str, Scalar] | None = None,
+        boundary: SteerBoundary = "after_work",
     ) -> Accepted:
         """Make an input durable; before it, the options that the session was opened with."""
         own = None if metadata is None else validate.metadata(metadata)
         if self._options is not None:
             await self._keep_options()
-        accepted = await self._parts.inbox.accept(self.id, self.agent, said, kind, key, choice, own, self._metadata)
+        accepted = await self._parts.inbox.accept(
+            self.id, self.agent, said, kind, key, choice, own, self._metadata, boundary
+        )
         self._metadata = None
         if accepted.row.owner != self._parts.worker.id:
             self._parts.relay.announce_write()
@@ -398,9 +410,8 @@ class Session(Generic[T_co]):
             said = records[0][1] if records else None
             if isinstance(said, Said):
                 name = ids.turn_id(self.id, waiting.input)
-                found.append(
-                    QueuedInput(name, waiting.kind, copied(said.message), said.at, said.key, dict(said.metadata))
-                )
+                message, metadata = copied(said.message), dict(said.metadata)
+                found.append(QueuedInput(name, waiting.kind, message, said.at, said.key, metadata, said.boundary))
         return InputQueue(self._parts, self.id, found)
 
     async def usage(self, by: Literal["label", "model"] = "label") -> dict[str, Usage]:
@@ -531,6 +542,29 @@ class Session(Generic[T_co]):
     async def reject(self, call_id: str, reason: str = "", *, by: str = "host") -> None:
         """Refuse such a call; the model is told the reason."""
         await self._answer(call_id, "approval", Answer("rejected", reason=clean_text(reason), by=clean_text(by)))
+
+    async def cancel_waits(self, reason: str = "", *, by: str = "host") -> list[str]:
+        """Take back all questions that wait for a person or a completion from outside: the ids of their calls.
+
+        The turn goes on, and its model is told. A call that waited for approval ends as cancelled and has not run; the
+        outcome of one that had started stays unknown. An answer that came first stands. `cancel` ends the turn as well.
+        """
+        self._parts.mode.check()
+        row = await self._parts.store.session(self.id)
+        if row is None or self._usable(row).cancel is not None:
+            return []
+        answer = Answer("cancelled", None, clean_text(reason), clean_text(by))
+        encode_checked(answer, "the reason")
+        waits = [wait for wait in await self._parts.store.waits(row.sid) if wait.state == "open"]
+        taken_back = []
+        for wait in sorted(waits, key=lambda each: ids.split(each.id.rpartition(":")[0], 3)[1]):
+            found = await asked(self._parts.store, [wait])
+            if not found or (found[0].reason == RESERVED and row.state != "parked"):
+                continue  # its body runs: nothing is asked yet
+            if (await self._parts.requests.resolve(wait.id, answer)).status == "accepted":
+                taken_back.append(found[0].call_id)
+        self._parts.relay.announce_write()
+        return taken_back
 
     async def settle(
         self,

@@ -35,7 +35,7 @@ from mainstay.errors import Fenced, NotPrepared, SessionDeleted, StoreDamaged, S
 from mainstay.graph.commit import End, ledger
 from mainstay.graph.view import View
 from mainstay.model.agent import Caller
-from mainstay.model.effect import CallModel, CancelTurn, Checkpoint, Delivery, Effect, RunTools
+from mainstay.model.effect import Boundary, CallModel, CancelTurn, Checkpoint, Delivery, Effect, RunTools
 from mainstay.model.event import InputDelivered, TurnCommitted, TurnStarted
 from mainstay.model.ids import turn_id
 from mainstay.model.message import Metadata
@@ -468,13 +468,13 @@ class Turns:
             run.journal.take_inputs()
             found = await self.store.inbox(run.scope.sid)
             if found and run.machine.may_ask():  # else it would not be answered here: the next turn does
-                inputs = await self._read(run, found)
+                inputs = await self._read(run, found, effect.at)
         plugins = plugins_of(run) if run.hooks is not None and run.hooks.at_boundaries else None
         messages = () if plugins is None else await plugins.at(effect.at)
         run.machine.receive(Delivery(inputs, messages))
 
-    async def _read(self, run: Run, rows: Sequence[InboxRow]) -> tuple[Delivered, ...]:
-        """Those of the inputs in the inbox that are for the running turn."""
+    async def _read(self, run: Run, rows: Sequence[InboxRow], at: Boundary) -> tuple[Delivered, ...]:
+        """Those of the inputs in the inbox that are for the running turn, and for this boundary of it."""
         found = []
         # A delivery leaves the inbox with the record that tells of it, which may not be written yet.
         held = {*taken(run.records), *[d.input for d in run.machine.state.delivered]}
@@ -483,7 +483,9 @@ class Turns:
                 continue
             records = await load(self.store, run.scope.sid, row.input, row.input)
             said = records[0][1] if records else None
-            if isinstance(said, Said):
+            if isinstance(said, Said) and said.boundary == "before_completion" != at:
+                run.journal.note_inputs()  # it is read again at the next boundary
+            elif isinstance(said, Said):
                 found.append(Delivered(row.input, said.message))
                 run.events.emit(InputDelivered, input_id=turn_id(run.scope.session_id, row.input))
         return tuple(found)

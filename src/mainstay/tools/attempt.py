@@ -22,7 +22,7 @@ What a call needs follows from what is recorded of it, from the contract of its 
                              otherwise                               Begin, when it is due
     an answer from outside   approved, rerun                         Begin
                              done, value, failed, error              Return: what the call is said to have returned
-                             rejected, or none in time               Conclude
+                             rejected, cancelled, or none in time    Conclude
 
     Begin is: due time, preparation, a place, the start on disk, the body.
 
@@ -51,7 +51,7 @@ from mainstay.engine.retry import RetryPolicy
 from mainstay.errors import Retry, ToolError
 from mainstay.model.codec import clean, clean_text, error_text, model_text
 from mainstay.model.session import Answer
-from mainstay.model.tool import Denied, Failed, Ok, OutcomeUnknown, Recovery, ToolOutcome, ToolSpec
+from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, Recovery, ToolOutcome, ToolSpec
 
 TOOL_RETRIES = RetryPolicy(attempts=0, base=0.5, cap=30.0, asked_cap=3600.0)
 """The pauses between attempts of a tool. How many attempts there are is the tool's to say."""
@@ -211,6 +211,11 @@ def need_after(answer: Answer | None, call: CallRecord) -> Begin | Return | Conc
             return Begin(repeat=True)
         case Answer(verdict="rejected"):
             return Conclude(Denied(answer.reason, answer.by))
+        case Answer(verdict="cancelled"):
+            if not call.started:
+                return Conclude(Cancelled(answer.by, answer.reason))
+            why = f": {answer.reason}" if answer.reason else ""
+            return Conclude(OutcomeUnknown(f"{answer.by or 'somebody'} does not wait for its end any more{why}"))
         case Answer(verdict="done" | "value"):
             return Return(Ok(answer.value))
         case _:
