@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay.errors import InvalidProcess
+from mainstay.errors import InvalidCommand
 from mainstay.model.monitor import MonitorSpec, Watch, monitor_events, read_spec, read_watch, watch_events
 
 SPEC = MonitorSpec("tests", "make watch")
@@ -60,7 +60,7 @@ def test_a_command_has_the_events_that_are_watched_for_and_each_wakes() -> None:
     ],
 )
 def test_what_cannot_be_watched_is_refused(given: Any, words: str) -> None:
-    with pytest.raises(InvalidProcess, match=re.escape(words)):
+    with pytest.raises(InvalidCommand, match=re.escape(words)):
         read_watch(given)
 
 
@@ -90,10 +90,10 @@ def test_a_monitor_is_read_as_it_is_kept() -> None:
     ],
 )
 def test_what_no_monitor_can_be_is_refused(change: Any, words: str) -> None:
-    with pytest.raises(InvalidProcess, match=re.escape(words)):
+    with pytest.raises(InvalidCommand, match=re.escape(words)):
         read_spec(replace(SPEC, **change))
 
 
 def test_only_a_spec_is_a_monitor() -> None:
-    with pytest.raises(InvalidProcess, match="is no monitor: give MonitorSpec"):
+    with pytest.raises(InvalidCommand, match="is no monitor: give MonitorSpec"):
         read_spec({"id": "tests"})

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from msgspec import Struct
 
-from mainstay.errors import InvalidProcess, quoted
+from mainstay.errors import InvalidCommand, quoted
 from mainstay.model import validate
 from mainstay.model.process import EventType, WakePolicy, WakeRule
 
@@ -126,20 +126,20 @@ def monitor_events() -> tuple[EventType, ...]:
 
 
 def read_watch(given: object) -> Watch | None:
-    """A watch as it is kept. Raises InvalidProcess for what none can be."""
+    """A watch as it is kept. Raises InvalidCommand for what none can be."""
     if given is None:
         return None
     if isinstance(given, Mapping):
         unknown = [each for each in given if each not in Watch.__struct_fields__]
         if unknown:
-            raise InvalidProcess(
+            raise InvalidCommand(
                 f"watch has no {quoted(unknown[0]):.80}: there are {', '.join(Watch.__struct_fields__)}"
             )
         given = Watch(**given)
     if not isinstance(given, Watch):
-        raise InvalidProcess(f"watch={quoted(given):.200} is not usable: give Watch(match=[…], silence=…, …)")
+        raise InvalidCommand(f"watch={quoted(given):.200} is not usable: give Watch(match=[…], silence=…, …)")
     return Watch(
-        validate.flag(given.stderr, "stderr", InvalidProcess),
+        validate.flag(given.stderr, "stderr", InvalidCommand),
         _time(given.silence, "silence"),
         tuple([_pattern(each) for each in _several(given.match)]),
         _time(given.progress, "progress"),
@@ -147,54 +147,54 @@ def read_watch(given: object) -> Watch | None:
 
 
 def _several(match: object) -> tuple[Any, ...]:
-    found = (match,) if isinstance(match, str | re.Pattern) else validate.several(match, "match", InvalidProcess)
+    found = (match,) if isinstance(match, str | re.Pattern) else validate.several(match, "match", InvalidCommand)
     if len(found) > MOST_PATTERNS:
-        raise InvalidProcess(f"at most {MOST_PATTERNS} texts are looked for in a line, not {len(found)}")
+        raise InvalidCommand(f"at most {MOST_PATTERNS} texts are looked for in a line, not {len(found)}")
     return found
 
 
 def _pattern(given: object) -> str:
     if isinstance(given, re.Pattern):
-        raise InvalidProcess(
+        raise InvalidCommand(
             f"{quoted(given.pattern):.200} is a regular expression, which may take for ever on one line: give the text "
             "that the line has in it, with * for anything"
         )
     text = validate.plain_text(given)
     if not text or not text.strip("*") or "\n" in text or len(text) > LONGEST_PATTERN:
         wanted = f"1 to {LONGEST_PATTERN} characters of one line, with * for anything"
-        raise InvalidProcess(f"match={quoted(given):.200} is not usable: give {wanted}")
+        raise InvalidCommand(f"match={quoted(given):.200} is not usable: give {wanted}")
     return text
 
 
 def _time(given: object, what: str) -> float | None:
-    seconds = validate.seconds(given, what, InvalidProcess)
+    seconds = validate.seconds(given, what, InvalidCommand)
     if seconds is not None and not 0 < seconds <= LONGEST_TIME:
-        raise InvalidProcess(f"{what}={given} is not usable: give seconds, more than 0 and less than a year, or None")
+        raise InvalidCommand(f"{what}={given} is not usable: give seconds, more than 0 and less than a year, or None")
     return None if seconds is None else float(seconds)
 
 
 def read_spec(given: object) -> MonitorSpec:
-    """A monitor as it is kept. Raises InvalidProcess for what none can be; its command is checked by who starts it."""
+    """A monitor as it is kept. Raises InvalidCommand for what none can be; its command is checked by who starts it."""
     if not isinstance(given, MonitorSpec):
-        raise InvalidProcess(f"{quoted(given):.200} is no monitor: give MonitorSpec(id, command, …)")
+        raise InvalidCommand(f"{quoted(given):.200} is no monitor: give MonitorSpec(id, command, …)")
     name = validate.plain_text(given.id)
     if not name or len(name) > 100 or not name.isprintable() or "#" in name:
-        raise InvalidProcess(f"monitor id {quoted(given.id):.200} is not usable: 1 to 100 printable characters, no '#'")
+        raise InvalidCommand(f"monitor id {quoted(given.id):.200} is not usable: 1 to 100 printable characters, no '#'")
     if given.wake not in get_args(WakePolicy) or given.arm_on not in get_args(ArmOn):
-        raise InvalidProcess(
+        raise InvalidCommand(
             f"monitor {name!r}: wake={quoted(given.wake):.80}, arm_on={quoted(given.arm_on):.80} are not usable: "
             "wake is 'turn', 'notify' or 'none', arm_on is 'manual' or 'session_start'"
         )
-    timeout, batch = _time(given.timeout, "timeout"), validate.seconds(given.batch, "batch", InvalidProcess)
-    persistent = validate.flag(given.persistent, "persistent", InvalidProcess)
+    timeout, batch = _time(given.timeout, "timeout"), validate.seconds(given.batch, "batch", InvalidCommand)
+    persistent = validate.flag(given.persistent, "persistent", InvalidCommand)
     if timeout is None or (timeout > LONGEST_MONITOR and not persistent):
-        raise InvalidProcess(
+        raise InvalidCommand(
             f"monitor {name!r}: timeout={given.timeout} is not usable: give up to {LONGEST_MONITOR:g} seconds, or "
             "persistent=True for one that runs on"
         )
     if batch is None or not 0 <= batch <= MOST_BATCH:
-        raise InvalidProcess(f"monitor {name!r}: batch={given.batch} is not usable: give up to {MOST_BATCH:g} seconds")
-    restart = validate.flag(given.restart_on_restore, "restart_on_restore", InvalidProcess)
+        raise InvalidCommand(f"monitor {name!r}: batch={given.batch} is not usable: give up to {MOST_BATCH:g} seconds")
+    restart = validate.flag(given.restart_on_restore, "restart_on_restore", InvalidCommand)
     command = given.command if isinstance(given.command, str) else tuple(given.command)
     return MonitorSpec(
         name, command, given.cwd, dict(given.env), persistent, timeout, given.arm_on, given.wake, restart, float(batch)
