@@ -75,6 +75,7 @@
     │   ├── MissingExtra        a package that this part needs is not installed; an ImportError too
     │   ├── LiveEventsUnavailable a worker's events can be read only from the store
     │   ├── CommandsUnavailable commands cannot be run here: not on this platform, or not with this store
+    │   ├── InputFilterMissing  its agent's inputs are filtered, and this Runtime has no filter for them
     │   └── ProviderUnavailable its agent, and so its model, is not part of this Runtime
     ├── ProviderError         a model call failed; `retryable` says what happens next
     ├── NotPrepared           a function of the host's made nothing for a run
@@ -846,6 +847,19 @@ class CommandsUnavailable(Unavailable):
     """Commands cannot be run, or their output cannot be read, here."""
 
     code = "commands_unavailable"
+
+
+class InputFilterMissing(Unavailable):
+    """What is said to this agent passes filters before it is stored, and this Runtime has none. Nothing was written."""
+
+    code = "input_filter_missing"
+    hint = ": give this Runtime the agent, or its filters, Runtime(input_filters={…})"
+
+    def __init__(self, agent: str, session_id: str) -> None:
+        self.agent, self.session_id = agent, session_id
+        super().__init__(
+            f"inputs of agent {agent!r} pass filters before they are stored, and this Runtime has none of them"
+        )
 
 
 class ProviderUnavailable(Unavailable):

@@ -19,7 +19,7 @@ from mainstay.engine.lease import LeaseTerms, Pulse, Worker
 from mainstay.engine.rate_limits import RateLimits
 from mainstay.engine.rate_limits import checked as checked_limits
 from mainstay.engine.runner import Activity, Mode, Stage, Supervisor
-from mainstay.engine.waits import ending, verify
+from mainstay.engine.waits import ending, named, verify
 from mainstay.engine.watcher import PeriodicJob, ScopeWatcher, WatchedKind
 from mainstay.errors import (
     AlreadyAnswered,
@@ -41,6 +41,7 @@ from mainstay.model.session import Answer, Offers, load_settings, same_metadata
 from mainstay.observe.feed import Feed
 from mainstay.observe.relay import Relay
 from mainstay.observe.remote import LiveServer
+from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.registry import engines_of
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TraceSink
@@ -57,6 +58,7 @@ from mainstay.sessions.definition import checked as checked_models
 from mainstay.sessions.directory import FORGET_SECONDS, Retention, Sessions, forget
 from mainstay.sessions.environment import Environments
 from mainstay.sessions.inbox import Inbox, TurnRequests, find_agent
+from mainstay.sessions.input_filters import InputFilters, checked_filters, checked_secret
 from mainstay.sessions.operations import RuntimeOperations, task_engine
 from mainstay.sessions.outcomes import TurnOutcomes
 from mainstay.sessions.parts import SessionParts
@@ -99,6 +101,8 @@ class Runtime:
         concurrency: int = CONCURRENCY,
         cache_bytes: int = CACHE_BYTES,
         cancel_policy: CancelPolicy | None = None,
+        input_filters: Mapping[str, Plugin | Iterable[Plugin]] | None = None,
+        input_secret: bytes | str | None = None,
         recover: bool = True,
         grace: float | None = GRACE,
         lease: LeaseTerms | None = None,
@@ -135,6 +139,8 @@ class Runtime:
         if self._rate_limits:
             at_hand = [each.spec.model for each in self._agents.values()]
             check_limited(self._rate_limits, [*at_hand, *(each.name for each in self._models.values())])
+        self._input_filters = {} if input_filters is None else checked_filters(input_filters, self._agents)
+        self._input_secret = checked_secret(input_secret)
         self._functions = by_definition(validate.several(processes, "processes", InvalidDefinition)).values()
         self._store = open_store(store, self._clock)
         self._parts: SessionParts | None = None
@@ -175,7 +181,12 @@ class Runtime:
             socket = self._store.new_socket(name)
             if socket is not None:
                 opened.callback(self._store.remove_socket, socket)
-        offers = Offers(retention=self._retention is not None, socket="" if socket is None else socket.name)
+        filtered = tuple([name for name, each in definitions.items() if each.plugins.has("transform_input")])
+        offers = Offers(
+            retention=self._retention is not None,
+            socket="" if socket is None else socket.name,
+            input_filters=filtered,
+        )
         if self._recover:
             offers = replace(offers, agents=agents, functions=functions)
         worker = Worker(self._store, name, self._terms, self._clock, offers)
@@ -235,11 +246,14 @@ class Runtime:
             changed=lambda row: changed(row),
             woken=lambda session_id: wakes.call(session_id),
             start_child=lambda *asked: processes.start_child(*asked),
+            filter_start=lambda registration: agents.filter_start(registration),
+            filter_message=lambda row, text: agents.filter_message(row, text),
         )
         work = ProcessWorker(dispatcher, supervisor, mode, events, passive, self._concurrency)
         processes = ProcessService(work, self._cancel_policy)
         local = LocalEngine(store, worker.id, lambda: worker.alive)
         tasks = TaskTable(local, processes, supervisor)
+        filters = InputFilters(definitions, self._input_filters, self._input_secret, store, worker)
         requests = TurnRequests(store, clock, worker, archive, feed, turns, work.session_deleted)
         parts = SessionParts(
             mode=mode,
@@ -259,7 +273,7 @@ class Runtime:
             outcomes=outcomes,
             turns=turns,
             requests=requests,
-            inbox=Inbox(store, clock, random, turns),
+            inbox=Inbox(store, clock, random, turns, filters),
             processes=processes,
             tasks=tasks,
             deps=self._deps,
@@ -270,10 +284,11 @@ class Runtime:
         wakes = Wakes(store, clock, random, mode, supervisor, turns, definitions, allowed_text, blocked)
         process_feed = ProcessFeed(feed, store, supervisor)
         environments = Environments(parts, dispatcher, processes)
+        agents = TurnEngine(parts, work)
         work.serve(
             [
                 FunctionEngine(self._functions, work),
-                TurnEngine(parts, work),
+                agents,
                 task_engine(parts),
                 *engines_of(each.plugins for each in definitions.values()),
                 ToolEngine(environments, dispatcher),
@@ -467,6 +482,8 @@ class Runtime:
         parts = self._open()
         wait = verify(await self._store.secret(), key)
         plain = clean(value)
+        if error is not None and (row := await self._store.session(named(wait)[0])) is not None:
+            error = await parts.inbox.filters.text(row.id, row.agent, clean_text(error))
         answer = Answer("value", plain) if error is None else Answer("error", plain, clean_text(error))
         encode_checked(answer, "the completion")
         resolved = await parts.requests.resolve(wait, answer)

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from mainstay.builtin import Compaction, OutputLimit, Permissions, Plan, Redaction, RollingHistory, Rule, Subagents
+from mainstay.builtin import (
+    Compaction,
+    InputRedaction,
+    OutputLimit,
+    Permissions,
+    Plan,
+    Redaction,
+    RollingHistory,
+    Rule,
+    Subagents,
+)
 from mainstay.testing.plugin_contract import plugin_contract
 
 pytestmark = pytest.mark.slow
@@ -13,6 +23,7 @@ STEPS = [{"text": "look it up", "status": "active"}, {"text": "answer"}]
 RULES = [Rule("allow", "look_up"), Rule("ask", "stumble", remember=True)]
 
 TestCompaction = plugin_contract(lambda: Compaction(context_tokens=150))  # small enough for its turns to outgrow
+TestInputRedaction = plugin_contract(InputRedaction)
 TestOutputBudget = plugin_contract(lambda: OutputLimit(bytes=256))
 TestPermissions = plugin_contract(
     lambda: Permissions(RULES),

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mainstay import Agent, ModelRequest, Retry, Runtime, ToolContext, ToolError, tool
-from mainstay.builtin.redaction import BUILTIN, Pattern, RedactingSink, Redaction, Redactor, redact
-from mainstay.errors import InvalidDefinition
+from mainstay import Agent, Document, FileRef, Image, ModelRequest, Retry, Runtime, ToolContext, ToolError, tool
+from mainstay.builtin.redaction import BUILTIN, InputRedaction, Pattern, RedactingSink, Redaction, Redactor, redact
+from mainstay.errors import InvalidDefinition, InvalidInput
 from mainstay.model.event import TextDelta, ToolFinished
 from mainstay.model.llm import Delta, ModelResponse
 from mainstay.model.message import Reasoning, Text, ToolCall
@@ -26,6 +26,7 @@ from mainstay.plugins.hooks import Plugin, SessionContext, StreamContext, ToolEn
 from mainstay.plugins.registry import PluginSet
 from mainstay.testing import ScriptedModel
 from tests.fuzzing import cases
+from tests.kit import untyped
 
 HOST: Any = None  # nothing here needs it
 
@@ -578,3 +579,49 @@ async def test_what_somebody_outside_says_of_a_deferred_call_is_recorded_redacte
         Failed("settled_as_failed", "refused: [redacted:api_key]", {"used": "[redacted:api_key]"}),
     ]
     assert GITHUB.encode() not in written
+
+
+# ---------------------------------------------------------------------- inputs
+
+CUSTOMER = "CUST-" + "12345678"
+CUSTOMERS = Redactor(patterns=[Pattern("customer", r"CUST-[0-9]{8}")])
+
+
+async def test_what_is_said_is_redacted_before_it_is_stored(tmp_path: Path) -> None:
+    letter = Document.from_bytes(f"From {CUSTOMER}".encode(), "text/plain", f"{CUSTOMER}.txt")
+    picture = Image.from_bytes(b"\x89PNG\xff", "image/png")
+    agent = Agent(ScriptedModel(["Yes.", "No."]), plugins=[InputRedaction(CUSTOMERS)])
+    async with Runtime(tmp_path / "store.db", agents=[agent]) as runtime:
+        session = await runtime.session("s")
+        await session.run([f"I am {CUSTOMER}, key {OPENAI}", letter, picture], key="k")
+        said = (await session.history())[0]
+        kept = [each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()]
+
+    assert said.text == "I am [redacted:customer], key [redacted:api_key]"
+    assert [part.name for part in said.parts if isinstance(part, Document)] == ["[redacted:customer].txt"]
+    assert b"From [redacted:customer]" in b"".join(kept)
+    assert b"\x89PNG\xff" in kept
+    assert not any(secret.encode() in data for secret in (CUSTOMER, OPENAI) for data in kept)
+
+
+@pytest.mark.parametrize(
+    ("file", "why"),
+    [
+        (Image.from_bytes(b"\x89PNG\xff", "image/png"), "takes no files but texts"),
+        (FileRef("anthropic", "file-1"), "takes no files but texts"),
+        (Image.url(f"https://example.org/{CUSTOMER}.png"), "the address of a file holds a secret"),
+    ],
+)
+async def test_files_that_cannot_be_looked_through_may_be_refused(file: Any, why: str) -> None:
+    agent = Agent("scripted", plugins=[InputRedaction(CUSTOMERS, binary="refuse")])
+    async with Runtime("memory", agents=[agent]) as runtime:
+        with pytest.raises(InvalidInput, match=why):
+            await (await runtime.session("s")).run(["see", file])
+        written = await runtime.store.session("s")
+
+    assert written is None
+
+
+def test_what_is_to_become_of_files_is_one_of_two() -> None:
+    with pytest.raises(InvalidDefinition, match="'pass', or one says 'refuse'"):
+        InputRedaction(binary=untyped("withhold"))

@@ -16,6 +16,7 @@ from mainstay.plugins.hooks import (
     CatalogContext,
     CheckpointContext,
     FilterContext,
+    InputContext,
     Plugin,
     PromptContext,
     SessionConfig,
@@ -78,6 +79,10 @@ class Everything(Counter):
 
     def configure(self, ctx: SessionContext, config: SessionConfig) -> SessionConfig:
         return SessionConfig(config.instructions + " Be kind.", config.budget)
+
+    async def transform_input(self, ctx: InputContext, message: Message) -> Message:
+        await asyncio.sleep(0)
+        return message
 
     def tools(self) -> Iterable[Any]:
         @tool(recovery="rerun")
@@ -254,6 +259,15 @@ class Cutting(Plugin):
         mine: Any = messages
         mine.append(Message("user", "And quickly."))
         return messages
+
+
+class Refusing(Plugin):
+    """Lets nothing be said."""
+
+    id = "refusing"
+
+    def transform_input(self, ctx: InputContext, message: Message) -> Any:
+        return None
 
 
 # ---------------------------------------------------------------------- state

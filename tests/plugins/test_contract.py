@@ -30,6 +30,12 @@ FAULTS: list[tuple[type[Plugin], str, str, str]] = [
     (broken.Meddling, "arguments", "before_tool_call", "it changes ctx.args, which it was only shown"),
     (broken.Mixing, "undisturbed", "", "filter_value: TypeError"),
     (broken.Cutting, "undisturbed", "", "turn 1: the turn ends as context_prepare_turn"),
+    (
+        broken.Refusing,
+        "undisturbed",
+        "",
+        "turn 1 cannot go on: plugin 'refusing': transform_input: it returned a NoneType",
+    ),
     (broken.Alive, "state", "snapshot", "object"),
     (
         broken.Forgetful,
@@ -113,7 +119,7 @@ def test_a_sound_plugin_passes(make: Callable[[], Plugin], needs: dict[str, Any]
 def test_every_hook_is_disturbed_in_every_way_it_can_be() -> None:
     report = check_plugin(broken.Everything, calls=[("count_up", {})], checks=["disturbed"])
 
-    later, plain = 7, 11  # async hooks can hang, be cancelled and lose their services too
+    later, plain = 8, 11  # async hooks can hang, be cancelled and lose their services too
     assert len(report.hooks) == later + plain
     assert report.disturbed == later * 6 + plain * 3
 

@@ -4,7 +4,7 @@ from mainstay.builtin.compaction import Compaction
 from mainstay.builtin.history import OutputLimit, RollingHistory
 from mainstay.builtin.permissions import Permissions, Rule
 from mainstay.builtin.plan import Plan
-from mainstay.builtin.redaction import Redaction
+from mainstay.builtin.redaction import InputRedaction, Redaction
 from mainstay.builtin.subagents import Subagents
 
 OutputBudget = OutputLimit
@@ -12,6 +12,7 @@ OutputBudget = OutputLimit
 
 __all__ = [
     "Compaction",
+    "InputRedaction",
     "OutputBudget",
     "OutputLimit",
     "Permissions",

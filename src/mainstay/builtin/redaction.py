@@ -23,13 +23,13 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.errors import InvalidDefinition, quoted
+from mainstay.errors import InvalidDefinition, InvalidInput, quoted
 from mainstay.model.codec import MAX_DEPTH, clean
 from mainstay.model.llm import ModelResponse
-from mainstay.model.message import File, FileRef, Part, Reasoning, Stored, Text, Url
+from mainstay.model.message import FILES, File, FileRef, Inline, Message, Part, Reasoning, Stored, Text, Url
 from mainstay.model.plugin import ShortCircuit
 from mainstay.model.tool import Failed, Ok, ToolOutcome
-from mainstay.plugins.hooks import FilterContext, Plugin, SessionContext, StreamContext, ToolEndContext
+from mainstay.plugins.hooks import FilterContext, InputContext, Plugin, SessionContext, StreamContext, ToolEndContext
 from mainstay.ports.services import StreamEnd, TraceSink
 
 # ---------------------------------------------------------------------- patterns
@@ -288,7 +288,8 @@ class Redaction(Plugin):
     in place of such a file the result says so.
 
     It does not touch arguments: the call would be another one. Nor does it see what users say and which files they
-    send, what processes keep of themselves, or a model's live reasoning. Traces have their own: `RedactingSink`.
+    send (`InputRedaction` does), what processes keep of themselves, or a model's live reasoning. Traces have their own:
+    `RedactingSink`.
     """
 
     id = "redaction"
@@ -373,6 +374,49 @@ class Redaction(Plugin):
     def _reasoning(self, reasoning: Reasoning) -> Reasoning:
         # `replay` is the provider's own, often signed: changed, it would be refused.
         return Reasoning(self.redactor.text(reasoning.text), reasoning.replay)
+
+
+class InputRedaction(Plugin):
+    """Keeps secrets out of what is said to an agent, before anything of it is stored.
+
+        Agent(model, plugins=[InputRedaction(Redactor(patterns=[Pattern("customer", r"CUST-[0-9]{8}")]))])
+
+    A Runtime without the agent says nothing to it unless it has the same plugin: `Runtime(input_filters={"name": …})`.
+    Of a file its name and its address are looked at, and its bytes if they were given as such and are text. Any other
+    file passes as it is, or the input is refused (`binary="refuse"`).
+    """
+
+    id = "input_redaction"
+
+    def __init__(self, redactor: Redactor = DEFAULT, *, binary: Literal["pass", "refuse"] = "pass") -> None:
+        if binary not in ("pass", "refuse"):
+            raise InvalidDefinition(f"files that are no text 'pass', or one says 'refuse', not {quoted(binary):.80}")
+        self.redactor, self.binary = redactor, binary
+
+    def transform_input(self, ctx: InputContext, message: Message) -> Message:
+        return Message(message.role, tuple([self._part(part) for part in message.parts]))
+
+    def _part(self, part: Part) -> Part:
+        if isinstance(part, Text):
+            return Text(self.redactor.text(part.text))
+        if not isinstance(part, FILES):
+            return part
+        source = None if isinstance(part, FileRef) else part.source
+        named = replace(part, name=self.redactor.text(part.name))
+        if isinstance(source, Inline) and (text := _as_text(source.data)) is not None:
+            return replace(named, source=Inline(self.redactor.text(text).encode()))
+        if isinstance(source, Url) and self.redactor.text(source.url) != source.url:
+            raise InvalidInput("the address of a file holds a secret: give the file itself")
+        if self.binary == "refuse":
+            raise InvalidInput("this agent takes no files but texts: say what is in it")
+        return named
+
+
+def _as_text(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 class RedactingSink:

@@ -304,7 +304,7 @@ def asking_digest(registration: Registration) -> int:
 
 
 def _content(each: Registration) -> tuple[Any, ...]:
-    return (each.kind, each.name, each.input, each.recovery, each.origin, each.parent)
+    return (each.kind, each.name, each.asked or each.input, each.recovery, each.origin, each.parent)
 
 
 def same(one: Any, other: Any) -> bool:

@@ -120,7 +120,8 @@ class Registration(Struct, frozen=True, gc=False, omit_defaults=True):
     caller that starts work says what becomes of it when its owner dies. `env` is the digest of the environment it was
     asked for in. Signals are declared among `events`, as `signal.<name>`; with `open_signals` any other may be sent
     too. `depth` is that of the wakes which it leads to (see `Said`): one more than that of the turn that started it.
-    `metadata` is that of the turn or process which asked for it.
+    `metadata` is that of the turn or process which asked for it. `asked` is a digest of the input as it was given,
+    where filters have changed it before it was stored.
     """
 
     id: str
@@ -141,6 +142,7 @@ class Registration(Struct, frozen=True, gc=False, omit_defaults=True):
     parent_end: ParentEnd = "abandon"
     depth: int = 0
     metadata: dict[str, Scalar] = {}
+    asked: str = ""
 
     @property
     def contract(self) -> RecoveryContract:

@@ -109,12 +109,14 @@ class WaitRow(Struct, frozen=True, gc=False):
 
 class Offers(Struct, frozen=True, gc=False, omit_defaults=True):
     """What a worker takes up by itself: turns of these agents, processes of these definitions of durable functions, and
-    forgetting what is too old. `socket` is where its live events are read (`observe/remote.py`), "" where nowhere."""
+    forgetting what is too old. `socket` is where its live events are read (`observe/remote.py`), "" where nowhere.
+    `input_filters` are the agents whose plugins filter what is said to them."""
 
     agents: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
     retention: bool = False
     socket: str = ""
+    input_filters: tuple[str, ...] = ()
 
 
 class WorkerRow(Struct, frozen=True, gc=False):
@@ -251,7 +253,8 @@ class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
     `depth` counts the parents above it. `choice` is the model that its turns ask in place of the agent's; `earlier` are
     choices before it, oldest first, kept for inputs that were accepted under them and may not have ended yet.
     `metadata` says whom the session is for; `replaced` is what the open turn was opened under, where that has changed
-    since. `title` is what the host calls it.
+    since. `title` is what the host calls it. `filtered`: an input of it has passed filters, so that a Runtime without
+    them says nothing to its agent, also while no worker lives that could tell.
     """
 
     options: dict[str, Any] = {}
@@ -273,6 +276,7 @@ class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
     metadata: dict[str, Scalar] = {}
     replaced: EarlierMetadata | None = None
     title: str = ""
+    filtered: bool = False
 
 
 _DECODER = msgspec.json.Decoder(Settings)

@@ -172,7 +172,8 @@ class Accept(Write[Accepted], frozen=True, gc=False):
     """Take an input in: create the session if need be, open a turn or queue, and claim it for `worker` if given.
 
     `stuck` says why a turn that it opens is set aside until a person resumes it; it is not claimed then. `metadata`, if
-    given, is that of a new session; one that exists must have the same, or `MetadataConflict` is raised.
+    given, is that of a new session; one that exists must have the same, or `MetadataConflict` is raised. `filtered`:
+    the input has passed filters, which is kept with the session.
     """
 
     session_id: str
@@ -187,6 +188,7 @@ class Accept(Write[Accepted], frozen=True, gc=False):
     blobs: tuple[str, ...] = ()
     stuck: str | None = None
     metadata: dict[str, Scalar] | None = None
+    filtered: bool = False
 
 
 class Appended(Struct, frozen=True, gc=False):

@@ -53,6 +53,9 @@ GRACE = 0.05
 
 CANCELLED_ITSELF = "CancelledError: it cancelled itself"
 
+CONFIDENTIAL = ("transform_input",)
+"""Hooks that see what must not be stored. What they raise may quote it: only its type is logged and told."""
+
 
 class Hooks(Struct, frozen=True):
     """The plugins that have a hook, in order, each with its bound method. `waits`: at least one is async.
@@ -298,6 +301,9 @@ class HookChain:
         hook = self._hooks.name
         if isinstance(error, asyncio.CancelledError):
             return PluginFault(plugin.id, hook, CANCELLED_ITSELF)
+        if hook in CONFIDENTIAL:
+            log.warning("hook %s of plugin %s raised %s", hook, plugin.id, type(error).__name__)
+            return PluginFault(plugin.id, hook, type(error).__name__)
         log.warning("hook %s of plugin %s raised", hook, plugin.id, exc_info=error)
         return PluginFault(plugin.id, hook, f"{type(error).__name__}: {error_text(error)}")
 

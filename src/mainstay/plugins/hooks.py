@@ -17,9 +17,10 @@ from msgspec import Struct
 from mainstay.model.agent import Budget
 from mainstay.model.effect import Boundary
 from mainstay.model.llm import ModelResponse, Usage
-from mainstay.model.message import NO_METADATA, Message, Metadata
+from mainstay.model.message import NO_METADATA, InputContent, Message, Metadata
 from mainstay.model.outcome import Outcome
 from mainstay.model.plugin import CompactedHistory, Directive, PluginSnapshot, PromptPart, TriggerEvent
+from mainstay.model.record import InputKind
 from mainstay.model.tool import ToolOutcome, ToolSpec
 from mainstay.ports.process import Engine
 from mainstay.ports.services import CodeExecutor, HistoryHost, PromptHost, ResultHost, StreamEnd, ToolHost, TurnHost
@@ -64,6 +65,21 @@ class MetadataContext(Struct, frozen=True, kw_only=True):
     """`metadata` says whom something is done for: that of the session and of the input, when the turn was opened."""
 
     metadata: Metadata = NO_METADATA
+
+
+InputSource: TypeAlias = InputKind | Literal["answer"]
+
+
+class InputContext(MetadataContext, frozen=True):
+    """Something is about to be said to a session from outside; nothing of it is stored yet.
+
+    `kind` says what: an input that begins a turn ("queue"), one for the running turn ("steer"), or the reason that a
+    person gives with an answer ("answer"). `metadata` is that of the session with that of the input over it.
+    """
+
+    session_id: str
+    agent: str
+    kind: InputSource
 
 
 class HookContext(MetadataContext, frozen=True):
@@ -256,6 +272,18 @@ class Plugin:
     def configure(self, ctx: SessionContext, config: SessionConfig) -> Maybe[SessionConfig]:
         """Change how the session runs; later plugins see the change. An exception keeps the config and is reported."""
         return config
+
+    # ------------------------------------------------------------------ something is said
+
+    def transform_input(self, ctx: InputContext, message: Message) -> Maybe[InputContent]:
+        """Change what is said to the agent from outside, before anything of it is stored; return text or a message.
+
+        The next plugin gets what this one returned, and what the last one returns is stored. Called on the object that
+        the agent was given, not on a session's instance, by whatever Runtime takes the input in: a Runtime without the
+        agent needs the plugin in `input_filters`. An exception refuses the input; of its text nothing is logged or
+        told, unless it is an InvalidInput, which the caller gets as it is.
+        """
+        return message
 
     # ------------------------------------------------------------------ what it adds
 

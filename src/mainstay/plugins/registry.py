@@ -38,8 +38,12 @@ SESSION_HOOKS = (
     "trigger_events",
     "engines",
     "project_prose",
+    "transform_input",
 )
 """Hooks of a session rather than of a turn."""
+
+OF_THE_AGENT = ("tools", "transform_input")
+"""Those of them that are the same in every session of plugins that keep nothing for one."""
 
 BY_PRIORITY = ("transform_view", "compact")
 """Hooks that run by descending priority; all others in the order of the plugins."""
@@ -81,7 +85,7 @@ class PluginSet:
         # The tools of a plugin that makes no instances are the agent's own: they are the same in every session.
         makers = {self.plugins[i].id for i in self._owners.get("for_session", ())}
         self.shared_tools = [p for p in self.plugins if overrides(p, "tools") and p.id not in makers]
-        self.lean = not makers and not any(hook in self._owners for hook in SESSION_HOOKS if hook != "tools")
+        self.lean = not makers and not any(hook in self._owners for hook in SESSION_HOOKS if hook not in OF_THE_AGENT)
 
     def __bool__(self) -> bool:
         return bool(self.plugins)
@@ -107,6 +111,10 @@ class PluginSet:
     @property
     def ids(self) -> tuple[str, ...]:
         return tuple([plugin.id for plugin in self.plugins])
+
+    def hooks(self, name: str) -> Hooks:
+        """Who has this hook, on the objects that the agent was given."""
+        return self._shared.hooks(name)
 
     def owner(self, hook: str) -> Plugin | None:
         """The plugin that has an exclusive slot."""

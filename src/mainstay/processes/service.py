@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_args, overload
 import msgspec
 from msgspec import Struct
 
-from mainstay.engine.waiters import current_metadata, wake_depth
+from mainstay.engine.waiters import current_metadata, in_hand, wake_depth
 from mainstay.errors import InvalidInput, InvalidProcess, ProcessEnded, ProcessStuck, TimedOut, quoted
 from mainstay.lifecycle.process import (
     ABANDON_REQUESTED,
@@ -90,6 +90,8 @@ R = TypeVar("R")
 FOLLOW_SECONDS = 0.25
 LIVE = ("queued", "running", "waiting", "stuck")
 """How a process may be that has not ended."""
+AGENT, MESSAGE = "turn", "message"
+"""The kind of a process that is an agent at work (`sessions/subagents.py`), and the signal that speaks to it."""
 FOR_EVER = 1e12
 """Seconds: more than any store has seen, and fewer than a store can count."""
 
@@ -145,6 +147,8 @@ class ProcessService:
             depth=wake_depth(),
             metadata=dict(current_metadata()) if start.metadata is None else start.metadata,
         )
+        if registration.kind == AGENT and not in_hand():
+            registration = await self._worker.events.filter_start(registration)
         encode_checked(registration, "the arguments of a process")
         blobs = () if start.env is None else (start.env,)
         self._worker.mode.check_work()
@@ -312,6 +316,8 @@ class ProcessService:
         encode_checked(plain, "the payload of a signal")
         row = known(await self._store.process(process_id), process_id)
         self.check_payload(row, f"{SIGNAL}{name}", plain)
+        if row.registration.kind == AGENT and name == MESSAGE and row.live and not in_hand():
+            plain = await self._worker.events.filter_message(row, plain)
         key = f"process:{process_id}:{SIGNAL}{name}:{key or self._mint()}"
         here = self._worker.signals_awaited(process_id)
         return _receipt(await self._worker.send(process_id, name, plain, key), name, here)

@@ -74,12 +74,16 @@ class ProcessEvents(Struct, frozen=True):
 
     `needed`: work in hand waits for a process. `changed`: something has happened to a process here. `woken`: a session
     may have a wake in the outbox. `start_child` starts the process that another one asks for under a key.
+    `filter_start` and `filter_message` are asked what may be stored of what a host says to an agent: in a registration,
+    and with a signal.
     """
 
     needed: Callable[[], None]
     changed: Callable[[ProcessRow], None]
     woken: Callable[[str], None]
     start_child: Callable[[ProcessRow, str, Any, Mapping[str, Any], ChildOptions], Awaitable[str]]
+    filter_start: Callable[[Registration], Awaitable[Registration]]
+    filter_message: Callable[[ProcessRow, Any], Awaitable[Any]]
 
 
 class ProcessWorker:

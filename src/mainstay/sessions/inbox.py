@@ -12,7 +12,7 @@ from mainstay.engine.journal import SPILL_BYTES, spill, write_referring
 from mainstay.engine.lease import Worker
 from mainstay.engine.waiters import depth
 from mainstay.engine.waits import named, whole
-from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, quoted
+from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, KeyConflict, quoted
 from mainstay.model import validate
 from mainstay.model.codec import clean_message, clean_text, encode, encode_checked
 from mainstay.model.llm import ModelChoice
@@ -37,6 +37,7 @@ from mainstay.ports.host import Clock, Random
 from mainstay.ports.store import BlobStore, SessionReads, Store
 from mainstay.sessions.cache import Archive
 from mainstay.sessions.definition import Definition
+from mainstay.sessions.input_filters import FilteredInput, InputFilters, with_digests
 from mainstay.sessions.turns import Turns
 from mainstay.tools.output import blobs_of, saved
 
@@ -47,16 +48,38 @@ PROCESS_REPORT = "[process"
 
 
 class Inbox:
-    """Takes inputs in."""
+    """Takes inputs in. What is said from outside to an agent that is not among `filters.unfiltered` is `filtered`
+    first."""
 
-    def __init__(self, store: Store, clock: Clock, random: Random, turns: Turns) -> None:
+    def __init__(self, store: Store, clock: Clock, random: Random, turns: Turns, filters: InputFilters) -> None:
         self._store, self._clock, self._random, self._turns = store, clock, random, turns
+        self.filters = filters
+
+    async def filtered(  # noqa: PLR0913  # what an input is, each by its place
+        self,
+        session_id: str,
+        agent: str,
+        said: InputContent,
+        kind: InputKind = "queue",
+        key: str | None = None,
+        metadata: dict[str, Scalar] | None = None,
+        of_session: dict[str, Scalar] | None = None,
+    ) -> InputContent | FilteredInput:
+        """What filters leave of an input that comes from outside, to be accepted; itself where there are none."""
+        if key is not None:
+            _check_key(key)
+        message = await self.filters.passed(session_id, agent, said, kind, metadata, of_session)
+        if message is None or key is None:
+            return said if message is None else FilteredInput(message)
+        raw = await with_digests(quote_process_reports(clean_message(said, unsaved=True)))
+        content = _content(kind, raw, metadata)
+        return FilteredInput(message, await self.filters.digest(content), _digest(content))
 
     async def accept(  # noqa: PLR0913  # what an input is, each by its place
         self,
         session_id: str,
         agent: str,
-        said: InputContent,
+        said: InputContent | FilteredInput,
         kind: InputKind = "queue",
         key: str | None = None,
         choice: ModelChoice | None = None,
@@ -66,7 +89,8 @@ class Inbox:
     ) -> Accepted:
         """Make an input durable, and start on it if the session was idle. `metadata` is the input's own; `of_session`
         is what a new session is for, and one that exists must be. `boundary` is for what is steered."""
-        message: Message = clean_message(said, unsaved=True)
+        filtered = type(said) is FilteredInput
+        message: Message = said.message if isinstance(said, FilteredInput) else clean_message(said, unsaved=True)
         files: tuple[str, ...] = ()
         if any(type(part) is Text and PROCESS_REPORT in part.text.lower() for part in message.parts):
             message = quote_process_reports(message)
@@ -79,10 +103,13 @@ class Inbox:
         record = Said(message, now, op, kind, checked, (), depth(), choice, metadata or {}, boundary)
         whole = encode_checked(record, "the input")
         body, blobs = (whole, ()) if len(whole) <= SPILL_BYTES else await spill(self._store, whole)
-        digest = b"" if checked is None else _digest(kind, message, metadata)
+        digest = b""
+        if checked is not None:
+            digest = said.digest if isinstance(said, FilteredInput) else _digest(_content(kind, message, metadata))
         worker = self._turns.worker_for(agent)
+        refers = (*blobs, *files)
         accept = Accept(
-            session_id, agent, body, op, now, kind, checked, digest, worker, (*blobs, *files), None, of_session
+            session_id, agent, body, op, now, kind, checked, digest, worker, refers, None, of_session, filtered
         )
         write = functools.partial(self._turns.runner.write, session_id, accept)
 
@@ -96,6 +123,11 @@ class Inbox:
             if missing.digest not in _given_by_digest(given_message):
                 raise
             raise InvalidInput(f"this store has no bytes for a file of the input: {missing}") from None
+        except KeyConflict:
+            if not isinstance(said, FilteredInput):
+                raise
+            # It may have been accepted before its agent had filters. The key is known: this can write nothing.
+            accepted = await self._turns.runner.write(session_id, replace(accept, digest=said.before))
         if accepted.known:
             return accepted
         if accepted.opened and worker is not None:
@@ -105,9 +137,12 @@ class Inbox:
         return accepted
 
 
-def _digest(kind: InputKind, message: Message, metadata: dict[str, Scalar] | None) -> bytes:
+def _content(kind: InputKind, message: Message, metadata: dict[str, Scalar] | None) -> tuple[object, ...]:
     """What the same key must come with."""
-    content = (kind == "note", message, metadata) if metadata else (kind == "note", message)
+    return (kind == "note", message, metadata) if metadata else (kind == "note", message)
+
+
+def _digest(content: tuple[object, ...]) -> bytes:
     return hashlib.blake2b(encode(content), digest_size=16).digest()
 
 

@@ -45,6 +45,7 @@ from mainstay.processes.handle import ProcessCall, ProcessHandle, Startable
 from mainstay.processes.service import Start
 from mainstay.sessions.cache import spent
 from mainstay.sessions.definition import SettingsEdit, edit_settings, with_choice, with_description, with_options
+from mainstay.sessions.input_filters import FilteredInput
 from mainstay.sessions.operations import RuntimeOperations
 from mainstay.sessions.outcomes import Listener, PartialOutputs
 from mainstay.sessions.parts import SessionParts
@@ -199,10 +200,13 @@ class Session(Generic[T_co]):
         choice = None
         if model is not None or settings is not None:
             choice = self._parts.models.choice(model, settings)
+        own, inbox = None if metadata is None else validate.metadata(metadata), self._parts.inbox
+        content: InputContent | FilteredInput = said
+        if self.agent not in inbox.filters.unfiltered:
+            content = await inbox.filtered(self.id, self.agent, said, "queue", key, own, self._metadata)
         if self._options is not None:
             await self._keep_options()
-        own = None if metadata is None else validate.metadata(metadata)
-        accepted = await self._parts.inbox.accept(self.id, self.agent, said, "queue", key, choice, own, self._metadata)
+        accepted = await inbox.accept(self.id, self.agent, content, "queue", key, choice, own, self._metadata)
         self._metadata = None
         if accepted.row.owner != self._parts.worker.id:
             self._parts.relay.announce_write()
@@ -306,12 +310,13 @@ class Session(Generic[T_co]):
         boundary: SteerBoundary = "after_work",
     ) -> Accepted:
         """Make an input durable; before it, the options that the session was opened with."""
-        own = None if metadata is None else validate.metadata(metadata)
+        own, inbox = None if metadata is None else validate.metadata(metadata), self._parts.inbox
+        content: InputContent | FilteredInput = said
+        if self.agent not in inbox.filters.unfiltered:
+            content = await inbox.filtered(self.id, self.agent, said, kind, key, own, self._metadata)
         if self._options is not None:
             await self._keep_options()
-        accepted = await self._parts.inbox.accept(
-            self.id, self.agent, said, kind, key, choice, own, self._metadata, boundary
-        )
+        accepted = await inbox.accept(self.id, self.agent, content, kind, key, choice, own, self._metadata, boundary)
         self._metadata = None
         if accepted.row.owner != self._parts.worker.id:
             self._parts.relay.announce_write()
@@ -541,7 +546,8 @@ class Session(Generic[T_co]):
 
     async def reject(self, call_id: str, reason: str = "", *, by: str = "host") -> None:
         """Refuse such a call; the model is told the reason."""
-        await self._answer(call_id, "approval", Answer("rejected", reason=clean_text(reason), by=clean_text(by)))
+        why = await self._parts.inbox.filters.text(self.id, self.agent, clean_text(reason))
+        await self._answer(call_id, "approval", Answer("rejected", reason=why, by=clean_text(by)))
 
     async def cancel_waits(self, reason: str = "", *, by: str = "host") -> list[str]:
         """Take back all questions that wait for a person or a completion from outside: the ids of their calls.
@@ -553,7 +559,8 @@ class Session(Generic[T_co]):
         row = await self._parts.store.session(self.id)
         if row is None or self._usable(row).cancel is not None:
             return []
-        answer = Answer("cancelled", None, clean_text(reason), clean_text(by))
+        why = await self._parts.inbox.filters.text(self.id, self.agent, clean_text(reason))
+        answer = Answer("cancelled", None, why, clean_text(by))
         encode_checked(answer, "the reason")
         waits = [wait for wait in await self._parts.store.waits(row.sid) if wait.state == "open"]
         taken_back = []
@@ -582,9 +589,10 @@ class Session(Generic[T_co]):
         """
         if verdict not in ("rerun", "done", "failed"):
             raise InvalidInput(f"settle a call as 'rerun', 'done' or 'failed', not {quoted(verdict):.80}")
-        answer = Answer(verdict, clean(value), clean_text(reason), clean_text(by))
-        encode_checked(answer, "the settlement")
         _split(call_id, 3, UnknownCall(call_id, "this is no call id"))
+        why = await self._parts.inbox.filters.text(self.id, self.agent, clean_text(reason))
+        answer = Answer(verdict, clean(value), why, clean_text(by))
+        encode_checked(answer, "the settlement")
         for kind in ("recovery", "deferred"):
             try:
                 return await self._answer(call_id, kind, answer)

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mainstay.errors import (
     Conflict,
@@ -55,6 +56,7 @@ from mainstay.model.process import (
     EventType,
     Failure,
     ProcessOutcome,
+    ProcessRow,
     Registration,
     SessionOrigin,
     Success,
@@ -67,6 +69,7 @@ from mainstay.model.tool import Cancelled as TurnCancelled
 from mainstay.model.write import Configure, ProcessFilter
 from mainstay.plugins.decisions import sound_child
 from mainstay.ports.process import EngineRun, Leaving
+from mainstay.processes import service
 from mainstay.processes.handle import ProcessHandle
 from mainstay.processes.service import Start
 from mainstay.processes.worker import ProcessWorker
@@ -79,8 +82,8 @@ from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool, ToolOptions
 from mainstay.wire import parse_handle
 
-KIND = "turn"
-MESSAGE = f"{SIGNAL}message"
+KIND = service.AGENT
+MESSAGE = f"{SIGNAL}{service.MESSAGE}"
 EVENTS = (EventType(MESSAGE, {"type": "string", "minLength": 1}),)
 
 REFUSALS = (InvalidInput, Conflict, NotFound, PluginError, Unavailable)
@@ -240,6 +243,39 @@ class TurnEngine:
         if spec.name not in self._parts.definitions and not self._work.passive:
             raise InvalidProcess(f"agent {spec.name!r} is not part of this Runtime: pass it in `agents=[…]`")
         return spec.name
+
+    # ------------------------------------------------------------------ filters of what a host says
+
+    async def filter_start(self, registration: Registration) -> Registration:
+        """The registration as it may be stored: with what filters of its agent leave of what a host starts it with.
+
+        Asked for again under the same id, it is compared by what was given, not by what was left of that.
+        """
+        filters, agent = self._parts.inbox.filters, registration.name
+        if agent in filters.unfiltered:
+            return registration
+        asked = msgspec.convert(registration.input, SubagentRequest)
+        session_id = asked.session_id or child_session(registration.id, agent)
+
+        async def passed(said: str | Message) -> Message | None:
+            return await filters.passed(session_id, agent, said, "queue", registration.metadata, unsaved=False)
+
+        message = await passed(asked.input)
+        if message is None:
+            return registration
+        seed = [await passed(each) if each.role == "user" else each for each in asked.seed]
+        left = replace(asked, input=message, seed=tuple([each for each in seed if each is not None]))
+        digest = await filters.digest(registration.input)
+        return replace(registration, input=msgspec.to_builtins(left), asked=digest.hex())
+
+    async def filter_message(self, row: ProcessRow, text: Any) -> Any:
+        """The text of a signal as it may be stored."""
+        filters, asked = self._parts.inbox.filters, row.registration
+        if asked.name in filters.unfiltered:
+            return text
+        session_id = asked.input.get("session_id") or child_session(asked.id, asked.name)
+        message = await filters.passed(session_id, asked.name, text, "steer", asked.metadata, unsaved=False)
+        return text if message is None else message.text
 
     # ------------------------------------------------------------------ one process
 

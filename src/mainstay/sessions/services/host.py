@@ -448,7 +448,9 @@ class SessionHost(TaskServices):
             definition = definition.instructed(await made)
         messages = [*(await parts.cache.view(row)).prompt()]
         if said is not None:
-            messages.append((await save_files(parts.store.blobs, clean_message(said, unsaved=True)))[0])
+            message = await parts.inbox.filters.passed(self._id, row.agent, said, "queue")
+            message = clean_message(said, unsaved=True) if message is None else message
+            messages.append((await save_files(parts.store.blobs, message))[0])
         request = ModelRequest(
             request_messages(definition.instructions, messages),
             definition.catalog.specs,

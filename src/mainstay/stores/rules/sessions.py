@@ -33,6 +33,7 @@ from mainstay.model.session import (
     WaitRow,
     dump_settings,
     labels_of,
+    load_settings,
     same_metadata,
     settings_after_commit,
     settings_of_fork,
@@ -128,8 +129,10 @@ async def accept(tx: Transaction, write: Accept) -> Accepted:
     created = row is None
     if row is None:
         row = SessionRow(await tx.number(NextSid()), write.session_id, write.agent, created=write.at)
-        if write.metadata:
-            row = _configured(tx, row, dump_settings(Settings(metadata=write.metadata)))
+        if write.metadata or write.filtered:
+            row = _configured(tx, row, dump_settings(Settings(metadata=write.metadata or {}, filtered=write.filtered)))
+    elif write.filtered and not (settings := load_settings(row.settings)).filtered:
+        row = _configured(tx, row, dump_settings(replace(settings, filtered=True)))
     turn, owner = row.next, write.worker if write.stuck is None else None
     if opens:
         row = replace(
