@@ -22,6 +22,7 @@ from mainstay import Runtime
 from mainstay.errors import AlreadyAnswered, KeyConflict, ProcessConflict, ProcessFailed, ProcessPruned, SessionDeleted
 from mainstay.model import process as ends
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown
+from mainstay.model.write import SessionFilter
 from mainstay.sessions.result import TurnResult
 from mainstay.stores.sqlite import SqliteStore, schema
 from mainstay.testing import VirtualClock
@@ -483,6 +484,19 @@ async def test_all_of_an_older_store_goes_on_and_then_all_is_well(tmp_path: Path
     assert (found["schema"], found["checks"], found["open_turns"], found["workers"]) == (schema.VERSION, ["ok"], [], [])
     assert found["live_processes"] == {}
     assert {state: count for state, count in found["wakes"].items() if count} == {"discarded": 1}
+
+
+@pytest.mark.parametrize("source", STORES, ids=lambda source: source.name)
+async def test_sessions_of_an_older_store_are_listed_by_their_last_change(tmp_path: Path, source: Path) -> None:
+    store = SqliteStore(copied(source, tmp_path / "store"))
+    await store.open()
+    try:
+        rows = await store.sessions(SessionFilter())
+    finally:
+        await store.close()
+
+    assert len(rows) == 25
+    assert [(row.updated, row.sid) for row in rows] == sorted([(row.updated, row.sid) for row in rows], reverse=True)
 
 
 @pytest.mark.parametrize("source", STORES, ids=lambda source: source.name)

@@ -67,7 +67,7 @@ SESSION_ROW = f"{SESSION}, (SELECT body FROM settings WHERE settings.sid = sessi
 SESSION_BY_ID = f"SELECT {SESSION_ROW} FROM sessions WHERE id = ?"
 SESSION_BY_SID = f"SELECT {SESSION_ROW} FROM sessions WHERE sid = ?"
 OPEN_SESSIONS = f"SELECT {SESSION_ROW} FROM sessions INDEXED BY sessions_open WHERE turn IS NOT NULL"
-ADD_SESSION = f"INSERT INTO sessions ({SESSION}) VALUES (?{', ?' * 18})"
+ADD_SESSION = f"INSERT INTO sessions ({SESSION}, listed) VALUES (?{', ?' * 19})"
 NEXT_SID = "SELECT coalesce(max(sid), 0) + 1 FROM sessions"
 KEY = "SELECT sid, key, turn, digest, crc FROM keys WHERE sid = (SELECT sid FROM sessions WHERE id = ?) AND key = ?"
 PUT_SESSION = (
@@ -75,6 +75,8 @@ PUT_SESSION = (
     "cancel = ?, reason = ?, fork_sid = ?, fork_turn = ?, fork_ordinal = ?, updated = ?, deleted = ?, crc = ? "
     "WHERE sid = ?"
 )
+PUT_LISTED = PUT_SESSION.replace(" WHERE", ", listed = ? WHERE")
+"""The same for one whose place in listings has changed too: what is not named costs its index nothing."""
 FIRST_MAIL = f"SELECT {MAIL} FROM inbox WHERE sid = ? AND kind != 'note' {{}} ORDER BY input LIMIT 1"
 SOME_MAIL = (
     "SELECT EXISTS (SELECT 1 FROM inbox WHERE sid = ?), "
@@ -87,6 +89,8 @@ encode_offers = msgspec.json.encode
 decode_offers = msgspec.json.Decoder(Offers | None).decode
 
 MAX_SID = 2**27 - 1
+LATEST = 2**63 - 1
+"""No time is later."""
 
 
 def node_place(sid: int, turn: int, ordinal: int) -> int:
@@ -302,7 +306,7 @@ def bad_nodes(connection: sqlite3.Connection) -> list[str]:
 
 
 def bad_rows(connection: sqlite3.Connection) -> list[str]:
-    """What is kept of processes and is not what was written."""
+    """What is kept of processes, or is listed of sessions, and is not what was written."""
     problems: list[str] = []
     for query, read in (
         (f"SELECT {PROCESS_ROW} FROM processes", process_row),
@@ -310,12 +314,17 @@ def bad_rows(connection: sqlite3.Connection) -> list[str]:
         ("SELECT place, crc, body FROM steps", step_row),
         (f"SELECT {WAKE} FROM wakes", wake_row),
         (f"SELECT {TOMBSTONE} FROM tombstones", tombstone_row),
+        ("SELECT sid FROM sessions WHERE listed IS NOT iif(deleted, 0, (updated >> 13) + 1)", _misplaced),
     ):
         try:
             problems += [bad for found in connection.execute(query) if (bad := _problem(read, found))]
         except sqlite3.Error as error:  # not even to be had: text that is none
             problems.append(str(error))
     return problems
+
+
+def _misplaced(_: tuple[int]) -> None:
+    raise sqlite3.DatabaseError("malformed row of sessions: it is listed where it does not belong")
 
 
 def _problem(read: Callable[[Any], object], found: tuple[Any, ...]) -> str:
@@ -326,16 +335,32 @@ def _problem(read: Callable[[Any], object], found: tuple[Any, ...]) -> str:
     return ""
 
 
+def listed(updated: int, deleted: bool) -> int:
+    """The period of a session's last change, of 8,192 ms: what listings are in order of first. 0 once it is deleted."""
+    return 0 if deleted else (updated >> 13) + 1
+
+
 def session_filter(wanted: SessionFilter) -> tuple[str, list[Any]]:
     """The rest of a SELECT from sessions, and its arguments.
 
     Numbers are sorted first, and whole rows with their settings read for those on the page: SQLite would read them for
-    all that are found. An index by `updated` would be written with every turn.
+    all that are found. Those with a label are few, and so are those with an open turn. All others are read in order of
+    their periods until the page is full: only within a period are they sorted.
     """
     clauses, args = where(wanted, SESSION_COLUMNS)
-    deleted, order = " AND ".join(["deleted = 0", *clauses]), "ORDER BY updated DESC, sid DESC"
-    page = f"SELECT sid FROM sessions WHERE {deleted} {order} LIMIT ?"
-    return f"sessions WHERE sid IN ({page}) {order}", [*args, wanted.limit]
+    order = "updated DESC, sid DESC"
+    if wanted.metadata:
+        source, first = "sessions NOT INDEXED WHERE deleted = 0", order
+    elif wanted.state not in (None, "idle"):
+        source, first = "sessions INDEXED BY sessions_open WHERE turn IS NOT NULL AND deleted = 0", order
+    else:
+        times = [wanted.before, None if wanted.after is None else wanted.after[0]]
+        last = min([listed(at, False) for at in times if at is not None], default=listed(LATEST, False))
+        span = (listed(wanted.since or 0, False), last)
+        source = "sessions INDEXED BY sessions_listed WHERE listed BETWEEN {} AND {}".format(*span)
+        first = f"listed DESC, {order}"
+    page = f"SELECT sid FROM {' AND '.join([source, *clauses])} ORDER BY {first} LIMIT ?"
+    return f"sessions WHERE sid IN ({page}) ORDER BY {order}", [*args, wanted.limit]
 
 
 def process_filter(wanted: ProcessFilter) -> tuple[str, list[Any]]:

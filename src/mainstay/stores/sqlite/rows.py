@@ -41,6 +41,7 @@ from mainstay.stores.sqlite.records import (
     PROCESS_ROW,
     PRUNABLE,
     PUT_GOING_ON,
+    PUT_LISTED,
     PUT_PROCESS,
     PUT_SESSION,
     SESSION_BY_ID,
@@ -59,6 +60,7 @@ from mainstay.stores.sqlite.records import (
     encode_offers,
     event_row,
     input_row,
+    listed,
     node_crc,
     node_place,
     process_filter,
@@ -104,13 +106,14 @@ class SqlRows:
 
     The owner of a turn writes to it again and again, and every write begins with the session's row. What this
     connection has written is therefore remembered, until anybody else commits anything or a transaction is undone: rows
-    of sessions and processes that somebody owns, by number; how far journals go; the ids of new processes that nobody
-    waits for or is a child of; and the next numbers of new rows.
+    of sessions and processes that somebody owns, by number; where sessions are listed; how far journals go; the ids of
+    new processes that nobody waits for or is a child of; and the next numbers of new rows.
     """
 
     def __init__(self, connection: sqlite3.Connection, has_blob: Callable[[str], bool]) -> None:
         self._do = connection.execute
         self._known: dict[int, Known] = {}
+        self._listed: dict[int, int] = {}
         self._processes: dict[int, ProcessRow] = {}
         self._last_steps: dict[int, int] = {}
         self._alone: set[str] = set()
@@ -129,13 +132,14 @@ class SqlRows:
         self.last, self.rewrote = None, False
         version = self._do("PRAGMA data_version").fetchone()[0]
         changed = bool(version != self._version)
-        if changed or max(len(self._known), len(self._processes), len(self._alone)) > REMEMBERED:
+        if changed or max(len(self._listed), len(self._processes), len(self._alone)) > REMEMBERED:
             self.forget()
             self._version = version
         return changed
 
     def forget(self) -> None:
         self._known.clear()
+        self._listed.clear()
         self._processes.clear()
         self._last_steps.clear()
         self._alone.clear()
@@ -169,7 +173,11 @@ class SqlRows:
 
     async def session_by_id(self, read: rows.SessionById) -> SessionRow | None:
         found = self._do(SESSION_BY_ID, (read.session_id,)).fetchone()
-        return None if found is None else session_row(found)
+        if found is None:
+            return None
+        row = session_row(found)
+        self._listed[row.sid] = listed(row.updated, row.deleted)
+        return row
 
     async def session_by_sid(self, read: rows.SessionBySid) -> SessionRow | None:
         known = self._known.get(read.sid)
@@ -179,6 +187,7 @@ class SqlRows:
         if found is None:
             return None
         row = session_row(found)
+        self._listed[row.sid] = listed(row.updated, row.deleted)
         self._remember(row)
         return row
 
@@ -210,7 +219,8 @@ class SqlRows:
     def add_session(self, change: rows.AddSession) -> None:
         row = change.row
         values = session_values(row)
-        self._do(ADD_SESSION, (row.sid, *values, row_checksum(values)))
+        place = self._listed[row.sid] = listed(row.updated, row.deleted)
+        self._do(ADD_SESSION, (row.sid, *values, row_checksum(values), place))
         self._numbers["sid"] = row.sid + 1
         self._remember(row, new=True)
 
@@ -219,7 +229,13 @@ class SqlRows:
         self._remember(row)
         values = session_values(row)
         # Neither the id nor the agent nor the birth of a session ever changes.
-        self._do(PUT_SESSION, (*values[2:14], *values[15:], row_checksum(values), row.sid))
+        changing = (*values[2:14], *values[15:], row_checksum(values))
+        place = listed(row.updated, row.deleted)
+        if place == self._listed.get(row.sid):
+            self._do(PUT_SESSION, (*changing, row.sid))
+        else:
+            self._listed[row.sid] = place
+            self._do(PUT_LISTED, (*changing, place, row.sid))
 
     def put_settings(self, change: rows.PutSettings) -> None:
         self._do(

@@ -216,6 +216,13 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         """,
         "CREATE INDEX labels_of_session ON labels (sid)",
     ),
+    6: (
+        # When it last changed, in periods of some seconds (`records.listed`). An index by `updated` itself would be
+        # written with every turn; agent and id are in it because they never change, and rows need not be read for them.
+        "ALTER TABLE sessions ADD COLUMN listed INTEGER NOT NULL DEFAULT 0",
+        "UPDATE sessions SET listed = (updated >> 13) + 1 WHERE deleted = 0",
+        "CREATE INDEX sessions_listed ON sessions (listed, agent, id)",
+    ),
 }
 
 VERSION = max(MIGRATIONS)
