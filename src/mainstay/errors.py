@@ -499,12 +499,14 @@ def _details(outcome: Any) -> list[str]:
 
 
 class TurnFailed(MainstayError):
-    """A turn ended without finishing. `outcome` is the outcome as JSON, `turn_id` finds the evidence."""
+    """A turn ended without finishing. `outcome` is the outcome as JSON, `why` the same in words without its kind;
+    `turn_id` finds the evidence."""
 
     code = "turn_failed"
 
     def __init__(self, turn_id: str, kind: str, outcome: Any) -> None:
         self.turn_id, self.kind, self.outcome = turn_id, kind, outcome
+        self.why = ": ".join(_details(outcome))
         super().__init__(f"turn {turn_id} did not finish: {': '.join([kind, *_details(outcome)])}")
 
 

@@ -91,7 +91,7 @@ def test_metadata_and_title_are_shown(described: Path) -> None:
     [listed] = shell_json("sessions", "--where", "paying=true", store=described)
 
     assert (listed["title"], listed["metadata"]) == ("Talk 1", {"paying": True, "tenant": 5, "user": "u-17"})
-    assert "“Talk 1” paying=true tenant=5 user=u-17" in shell("sessions", store=described).stdout
+    assert "Talk 1  paying=true tenant=5 user=u-17" in shell("sessions", store=described).stdout
     assert "“Talk 1” paying=true tenant=5 user=u-17" in shell("show", "s-1", store=described).stdout
     assert shell_json("show", "s-1", store=described)["metadata"] == {"paying": True, "tenant": 5, "user": "u-17"}
 

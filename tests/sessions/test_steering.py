@@ -186,11 +186,12 @@ async def test_a_steered_input_is_announced(place: Place) -> None:
         session = await runtime.session("chat")
         async with session.stream("go") as turn:
             await model.next()
-            await session.steer("left")
+            await session.steer("left", metadata={"channel": "sms"})
+            await session.steer("right")
             model.say("one", "two")
-            delivered = [e.input_id async for e in turn if isinstance(e, InputDelivered)]
+            delivered = [(e.input_id, e.metadata) async for e in turn if isinstance(e, InputDelivered)]
 
-        assert delivered == ["chat.2"]
+        assert delivered == [("chat.2", {"channel": "sms"}), ("chat.3", {})]
 
 
 async def test_the_result_of_a_steered_input_is_found_after_a_restart(place: Place) -> None:

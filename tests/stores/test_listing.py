@@ -38,8 +38,7 @@ async def fill(store: Store) -> None:
         at = (number * 7919) % 17 * PERIOD // 3
         await store.write(Configure(f"s-{number:02}", "rare" if number % 7 == 0 else "a", settings, at))
     for number in (3, 9, 27):
-        agent = "rare" if number % 7 == 0 else "a"
-        await store.write(Accept(f"s-{number:02}", agent, b'{"type":"said.1"}', f"op-{number}", 3 * PERIOD + number))
+        await store.write(Accept(f"s-{number:02}", "a", b'{"type":"said.1"}', f"op-{number}", 3 * PERIOD + number))
     for number in (5, 14, 40):
         await store.write(Delete(f"s-{number:02}", 90 * PERIOD))
 

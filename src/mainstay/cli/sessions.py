@@ -57,11 +57,12 @@ from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Scalar
 from mainstay.model.outcome import PendingCall
 from mainstay.model.record import Closed, Ended, Faltered, Joined, Noted, Record, Replied, Said, Slot, Started
-from mainstay.model.session import SessionRow, label
+from mainstay.model.session import ListedSession, SessionRow, label
 from mainstay.model.tool import Cancelled, OutcomeUnknown
 from mainstay.model.write import SessionFilter
 from mainstay.ports.store import Store
 from mainstay.runtime import Runtime
+from mainstay.sessions.directory import described
 from mainstay.sessions.session import Session
 from mainstay.turn.machine import usage_of
 from mainstay.wire import (
@@ -107,7 +108,8 @@ def sessions(
         wanted = SessionFilter(agent, kept, prefix, limit, metadata=_labels(where or []))
         async with reading(store) as opened:
             dead = await dead_workers(opened)
-            found = [await _described(opened, row, dead) for row in await opened.sessions(wanted)]
+            rows = await described(opened, await opened.sessions(wanted))
+            found = [await _described(opened, row, dead) for row in rows]
         if state in ("running", "queued", "interrupted"):
             found = [s for s in found if s["state"] == state]
         if json:
@@ -139,7 +141,7 @@ def _labels(where: list[str]) -> tuple[tuple[str, str], ...]:
     return tuple([(key, label(value)) for key, value in checked.items()])
 
 
-async def _described(store: Store, row: SessionRow, dead: dict[str, bool]) -> dict[str, Any]:
+async def _described(store: Store, row: ListedSession, dead: dict[str, bool]) -> dict[str, Any]:
     origin = None
     if row.fork is not None:
         source = await store.session_by_sid(row.fork.sid)
@@ -158,6 +160,7 @@ async def _described(store: Store, row: SessionRow, dead: dict[str, bool]) -> di
         "forked_at": origin,
         "title": row.title,
         "metadata": row.metadata,
+        "error": None if row.error is None else msgspec.to_builtins(row.error),
     }
 
 
@@ -168,23 +171,26 @@ def _print(found: list[dict[str, Any]]) -> None:
         return
     # A column of its own where width is free; below the id on a terminal.
     forks = not out.is_terminal and any(s["forked_at"] for s in found)
-    described = any(s["title"] or s["metadata"] for s in found)
-    headers = ["session", "agent", "state", "turns", "updated", *(["for"] if described else [])]
-    headers += ["forked at"] if forks else []
+    titled, owned = any(s["title"] for s in found), any(s["metadata"] for s in found)
+    headers = ["session", "agent", "state", "turns", "updated"]
+    headers += [name for name, shown in (("title", titled), ("for", owned), ("forked at", forks)) if shown]
     rows = []
     for s in found:
         state = f"{s['state']}: {s['reason']}" if s["reason"] else s["state"]
+        if s["error"] is not None:
+            state += brief(f", last turn failed: {s['error']['kind']} {s['error']['text']}", 80)
         name = f"{s['id']}\n⑂ {s['forked_at']}" if out.is_terminal and s["forked_at"] else s["id"]
         row = [name, s["agent"], state, str(s["turns"]), ago(s["updated"], now)]
-        row += [_whom(s["title"], s["metadata"])] if described else []
+        row += [brief(s["title"], 40)] if titled else []
+        row += [_whom(s["metadata"])] if owned else []
         rows.append([*row, s["forked_at"] or ""] if forks else row)
-    table(out, headers, rows, fold=(0, 2, 5, 6))
+    table(out, headers, rows, fold=(0, 2, 5, 6, 7))
 
 
-def _whom(title: str, metadata: dict[str, Scalar]) -> str:
-    """A session's title and metadata, for a person."""
+def _whom(metadata: dict[str, Scalar]) -> str:
+    """A session's metadata, for a person."""
     values = [f"{key}={value if isinstance(value, str) else label(value)}" for key, value in metadata.items()]
-    return brief(" ".join([*([f"“{title}”"] if title else []), *values]), 60)
+    return brief(" ".join(values), 60)
 
 
 def fork(
@@ -401,7 +407,8 @@ def _print_story(story: Story) -> None:
     reason = f" ({row.reason})" if row.reason else ""
     text_line(out, f"{row.id} · agent {row.agent} · {story.state}{reason} · changed {ago(row.updated, now)}", "bold")
     if row.title or row.metadata:
-        text_line(out, f"  {_whom(row.title, row.metadata)}", "dim")
+        title = f"“{brief(row.title, 60)}” " if row.title else ""
+        text_line(out, f"  {title}{_whom(row.metadata)}", "dim")
     for shown in story.past:
         if shown.turn.joined is None:
             _print_turn(out, shown, shared=shown.session_id != row.id)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
+from mainstay.model.message import Scalar
 from mainstay.model.outcome import Outcome, PendingCall
 from mainstay.model.tool import ToolOutcome
 
@@ -95,9 +96,10 @@ class WaitingFor(LiveEvent, frozen=True, gc=False, tag="waiting_for"):
 
 
 class InputDelivered(LiveEvent, frozen=True, gc=False, tag="input_delivered"):
-    """A steered input reached the running turn."""
+    """A steered input reached the running turn. `metadata` is its own."""
 
     input_id: str = ""
+    metadata: dict[str, Scalar] = {}
 
 
 class TurnCommitted(LiveEvent, frozen=True, gc=False, tag="turn_committed"):

@@ -68,6 +68,28 @@ class SessionRow(Struct, frozen=True, gc=False):
         return f"{self.updated}.{self.sid}"
 
 
+class TurnError(Struct, frozen=True, gc=False):
+    """How a turn failed: the kind of its outcome (`provider_failed`, `budget_spent`, …), why in words, and when."""
+
+    turn_id: str
+    kind: str
+    text: str
+    at: int
+
+
+class ListedSession(SessionRow, frozen=True, gc=False):
+    """A session as a listing shows it: with a `title` in any case where something was said in it, and with the `error`
+    of its last turn if that failed. A later turn that does not fail clears it; one that was cancelled is no error."""
+
+    opening: str = ""
+    error: TurnError | None = None
+
+    @property
+    def title(self) -> str:
+        """What the host calls it, else what its first input begins with."""
+        return load_settings(self.settings).title or self.opening
+
+
 class InboxRow(Struct, frozen=True, gc=False):
     """An accepted input that waits for its turn, or for a boundary of the running one."""
 
@@ -277,6 +299,26 @@ class Settings(Struct, frozen=True, gc=False, omit_defaults=True):
     replaced: EarlierMetadata | None = None
     title: str = ""
     filtered: bool = False
+
+
+MAX_TITLE = 80
+"""Characters of a title that is made from an input."""
+JOINERS = "\u200c\u200d"
+"""Characters that do not print, and that words and emoji are made with."""
+
+
+def made_title(message: Message) -> str:
+    """A title from what a session begins with: its first line that says something, cut at a word."""
+    for line in message.text[: 50 * MAX_TITLE].splitlines():
+        shown = " ".join("".join([c if c.isprintable() or c in JOINERS else " " for c in line]).split())
+        if not shown.strip(JOINERS):
+            continue
+        if len(shown) <= MAX_TITLE:
+            return shown
+        cut = shown[: MAX_TITLE - 1]
+        words = cut if shown[MAX_TITLE - 1] == " " else cut.rpartition(" ")[0]
+        return f"{(words if len(words) > MAX_TITLE // 2 else cut).rstrip()}…"
+    return ""
 
 
 _DECODER = msgspec.json.Decoder(Settings)

@@ -6,7 +6,7 @@ an abort: the write may still land. `mainstay.testing.store_contract` is the who
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from msgspec import Struct
@@ -39,6 +39,11 @@ class SessionReads(Protocol):
 
     async def nodes(self, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
         """(turn, ordinal, bytes) of the turns `first` to `last`, in order."""
+        ...
+
+    async def turn_ends(self, turns: Sequence[tuple[int, int]]) -> list[tuple[bytes, bytes] | None]:
+        """The first and the last record of each of these turns, by session number and turn; None where there is none,
+        or none that is what was written: a listing shows the other sessions."""
         ...
 
     async def inbox(self, sid: int) -> list[InboxRow]: ...

@@ -8,16 +8,22 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
+import msgspec
 from msgspec import Struct
 
 from mainstay.engine.lease import Worker
-from mainstay.errors import InvalidDefinition, InvalidInput, StoreError, quoted
+from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, StoreError, TurnFailed, quoted
 from mainstay.model import validate
-from mainstay.model.ids import check_session_id
+from mainstay.model.codec import decode_row
+from mainstay.model.ids import check_session_id, turn_id
 from mainstay.model.message import Scalar
+from mainstay.model.outcome import Finished, kind_of
 from mainstay.model.process import SessionOrigin
-from mainstay.model.session import SessionRow, SessionState, label
+from mainstay.model.record import Closed, RecordRow, Said, Spilled
+from mainstay.model.session import ListedSession, SessionRow, SessionState, TurnError, label, made_title
+from mainstay.model.tool import Cancelled
 from mainstay.model.write import ProcessFilter, SessionFilter
+from mainstay.ports.store import Store
 from mainstay.processes.service import FOR_EVER
 from mainstay.sessions.parts import SessionParts
 
@@ -28,6 +34,8 @@ FORGET_SECONDS = 3600.0
 AT_ONCE = 100
 """Sessions, or processes, that are looked at at a time."""
 MOST_DAYS = 36_600
+MAX_ERROR = 500
+"""Characters of an error that a listing shows."""
 CURSOR = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")
 
 
@@ -100,6 +108,40 @@ def _place(cursor: object) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+async def described(store: Store, rows: Sequence[SessionRow]) -> list[ListedSession]:
+    """Sessions as a listing shows them. Titles and errors are read from records: keeping them would cost every turn."""
+    first = await store.turn_ends([(row.sid, 1) for row in rows])
+    last = await store.turn_ends([(row.sid, row.head) for row in rows])
+    found = []
+    for row, opened, ended in zip(rows, first, last, strict=True):
+        said = None if opened is None else await _record(store, opened[0])
+        closed = None if ended is None or not row.head else await _record(store, ended[1])
+        opening = made_title(said.message) if isinstance(said, Said) else ""
+        error = _error(turn_id(row.id, row.head), closed) if isinstance(closed, Closed) else None
+        found.append(ListedSession(**msgspec.structs.asdict(row), opening=opening, error=error))
+    return found
+
+
+async def _record(store: Store, body: bytes) -> RecordRow | None:
+    """A record; None where it cannot be read, which reading the session reports."""
+    try:
+        row: RecordRow = decode_row(body)
+        if isinstance(row, Spilled):
+            row = decode_row(await store.blobs.get(row.digest))
+        return row
+    except (ValueError, BlobMissing):
+        return None
+
+
+def _error(turn: str, closed: Closed) -> TurnError | None:
+    outcome = closed.outcome
+    if isinstance(outcome, Finished | Cancelled):
+        return None
+    failure = TurnFailed(turn, kind_of(outcome), msgspec.to_builtins(outcome))
+    why = failure.why if len(failure.why) <= MAX_ERROR else f"{failure.why[: MAX_ERROR - 1]}…"
+    return TurnError(turn, failure.kind, why, closed.at)
+
+
 class Sessions:
     """The sessions of a store."""
 
@@ -116,7 +158,7 @@ class Sessions:
         since: int | None = None,
         limit: int = 100,
         cursor: str | None = None,
-    ) -> Sequence[SessionRow]:
+    ) -> Sequence[ListedSession]:
         """Sessions, the most recently changed first: those with all of the given `metadata`, changed `since` a time (in
         milliseconds). A page goes on where another one ended with `cursor=page[-1].cursor`."""
         await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working
@@ -134,7 +176,8 @@ class Sessions:
             since=None if since is None else validate.count(since, "since"),
             after=None if cursor is None else _place(cursor),
         )
-        return await self._parts.store.sessions(validate.readable(wanted, "the filter"))
+        store = self._parts.store
+        return await described(store, await store.sessions(validate.readable(wanted, "the filter")))
 
     async def prune(self, older_than: float) -> int:
         """Delete the sessions that nothing has happened to for `older_than` seconds, and that nothing can come of.

@@ -487,7 +487,8 @@ class Turns:
                 run.journal.note_inputs()  # it is read again at the next boundary
             elif isinstance(said, Said):
                 found.append(Delivered(row.input, said.message))
-                run.events.emit(InputDelivered, input_id=turn_id(run.scope.session_id, row.input))
+                name = turn_id(run.scope.session_id, row.input)
+                run.events.emit(InputDelivered, input_id=name, metadata=said.metadata)
         return tuple(found)
 
 

@@ -441,6 +441,10 @@ class MemoryStore:
         chosen = range(first, last + 1) if last - first < len(turns) else sorted(t for t in turns if first <= t <= last)
         return [(turn, i, body) for turn in chosen for i, body in enumerate(turns.get(turn, ()))]
 
+    async def turn_ends(self, turns: Sequence[tuple[int, int]]) -> list[tuple[bytes, bytes] | None]:
+        found = [self.rows.bodies.get(sid, {}).get(turn) for sid, turn in turns]
+        return [(bodies[0], bodies[-1]) if bodies else None for bodies in found]
+
     async def inbox(self, sid: int) -> list[InboxRow]:
         return list(self.rows.inbox.get(sid, {}).values())
 

@@ -357,6 +357,9 @@ async def everything(store: Store) -> dict[str, object]:
         "sessions by number": [await store.session_by_sid(row.sid) for row in sessions],
         "turns": [await store.nodes(row.sid, 1, row.next) for row in sessions],
         "last turns": [await store.nodes(row.sid, row.next - 1, row.next) for row in sessions],
+        "ends of turns": await store.turn_ends(
+            [(row.sid, turn) for row in sessions for turn in (1, row.head, row.next)]
+        ),
         "inboxes": [await store.inbox(row.sid) for row in sessions],
         "waits": sorted(waits, key=lambda wait: wait.id),
         "waits by id": [await store.wait(name) for name in sorted(wait.id for wait in waits)],

@@ -84,6 +84,8 @@ SOME_MAIL = (
 )
 ADD_NODE = "INSERT OR IGNORE INTO nodes (place, crc, body) VALUES (?, ?, ?)"
 NODES = "SELECT place, crc, body FROM nodes WHERE place BETWEEN ? AND ? ORDER BY place"
+NODE = "SELECT place, crc, body FROM nodes WHERE place = ?"
+LAST_NODE = f"{NODES} DESC LIMIT 1"
 
 encode_offers = msgspec.json.encode
 decode_offers = msgspec.json.Decoder(Offers | None).decode
@@ -116,6 +118,16 @@ def node_crc(place: int, body: bytes) -> int:
     if type(body) is not bytes or type(place) is not int:
         return -1
     return zlib.crc32(body, (place ^ place >> 32) & 0xFFFFFFFF)
+
+
+def turn_ends(connection: sqlite3.Connection, sid: int, turn: int) -> tuple[bytes, bytes] | None:
+    """The first and the last record of a turn; None where there is none, or none that is what was written."""
+    begin = node_place(sid, turn, 0)
+    first = connection.execute(NODE, (begin,)).fetchone()
+    last = connection.execute(LAST_NODE, (begin, begin | MAX_ORDINAL)).fetchone()
+    if first is None or any(node_crc(place, body) != crc for place, crc, body in (first, last)):
+        return None
+    return first[2], last[2]
 
 
 def session_row(found: tuple[Any, ...]) -> SessionRow:

@@ -18,7 +18,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -184,6 +184,10 @@ class SqliteStore:
         if last - first < INLINE_TURNS:
             return read_nodes(self.path, live, sid, first, last)
         return await in_thread(self._nodes_in_thread, sid, first, last)
+
+    async def turn_ends(self, turns: Sequence[tuple[int, int]]) -> list[tuple[bytes, bytes] | None]:
+        with reading(self.path):
+            return [records.turn_ends(self._live(), sid, turn) for sid, turn in turns]
 
     def _nodes_in_thread(self, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
         with contextlib.closing(connect(self.path)) as connection:

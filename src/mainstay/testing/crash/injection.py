@@ -27,7 +27,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -426,6 +426,9 @@ class InstrumentedStore:
 
     async def nodes(self, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
         return await self._faults.uncounted(self.inner.nodes(sid, first, last))
+
+    async def turn_ends(self, turns: Sequence[tuple[int, int]]) -> list[tuple[bytes, bytes] | None]:
+        return await self._faults.uncounted(self.inner.turn_ends(turns))
 
     async def inbox(self, sid: int) -> list[InboxRow]:
         return await self._faults.uncounted(self.inner.inbox(sid))
