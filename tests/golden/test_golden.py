@@ -441,8 +441,9 @@ CHECKS: list[Callable[[Golden], Awaitable[None]]] = [
     interrupted_steps,
     failed_step_whose_next_attempt_is_due,
     processes_that_had_ended,
-    branches_of_which_one_is_done,
+    # The first of those that let the hour pass in which it may come.
     completion_that_is_late,
+    branches_of_which_one_is_done,
     process_that_sleeps,
 ]
 
