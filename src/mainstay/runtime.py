@@ -42,7 +42,7 @@ from mainstay.observe.feed import Feed
 from mainstay.observe.relay import Relay
 from mainstay.observe.remote import LiveServer
 from mainstay.plugins.hooks import Plugin
-from mainstay.plugins.registry import engines_of
+from mainstay.plugins.registry import engines_of, shut_down
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import OnDisk, Store, WorkerSockets
@@ -193,6 +193,7 @@ class Runtime:
         opened.push_async_callback(worker.stop)
         await worker.start()
         parts = self._put_together(worker, definitions, Models(self._models, connections))
+        opened.push_async_callback(shut_down, [each.plugins for each in definitions.values()])
         opened.callback(self._live_server.close)
         if socket is not None:
             await self._live_server.listen(socket.path)

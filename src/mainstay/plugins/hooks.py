@@ -303,6 +303,13 @@ class Plugin:
         """Engines for kinds of durable processes. Asked once by every Runtime; a kind has one engine."""
         return ()
 
+    def shutdown(self) -> Maybe[None]:
+        """A Runtime ends that had this plugin, after its turns and processes: close what the plugin holds open.
+
+        Called on the object in `Agent(plugins=[…])`, once by every Runtime; not when the process dies. The object may
+        be used by another Runtime, now or later: open things when they are first needed. An exception is logged.
+        """
+
     def prompt(self, ctx: PromptContext) -> Maybe[Iterable[PromptPart | str]]:
         """Pieces of system prompt for the next model call. An exception ends the turn as aborted by the plugin."""
         return ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,15 @@ from mainstay.model import validate
 from mainstay.model.codec import INT_MAX, INT_MIN, clean, clean_text, copied, encode_checked, error_text, read_only_spec
 from mainstay.model.plugin import Issue, PluginSnapshot, TriggerEvent
 from mainstay.model.tool import BlobRef, ToolSpec
-from mainstay.plugins.calls import Hooks
+from mainstay.plugins.calls import Hooks, notify
 from mainstay.plugins.hooks import EXCLUSIVE, HOOKS, Plugin, SessionContext, SnapshotReader, SnapshotWriter
 from mainstay.plugins.operations import is_operation
 from mainstay.ports.process import Engine
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+log = logging.getLogger("mainstay.plugins")
 
 GROUP = "mainstay.plugins"
 
@@ -39,10 +42,11 @@ SESSION_HOOKS = (
     "engines",
     "project_prose",
     "transform_input",
+    "shutdown",
 )
-"""Hooks of a session rather than of a turn."""
+"""Hooks of a session or a Runtime rather than of a turn."""
 
-OF_THE_AGENT = ("tools", "transform_input")
+OF_THE_AGENT = ("tools", "transform_input", "shutdown")
 """Those of them that are the same in every session of plugins that keep nothing for one."""
 
 BY_PRIORITY = ("transform_view", "compact")
@@ -444,6 +448,18 @@ def _check(plugin: Plugin, engine: Any) -> None:
     for method in ("knows", "run"):
         if not callable(getattr(engine, method, None)):
             raise InvalidDefinition(f"plugin {plugin.id!r}: the engine of kind {kind!r} has no method `{method}`")
+
+
+async def shut_down(sets: Iterable[PluginSet]) -> None:
+    """Let plugins close what they hold open, at the end of a Runtime; one that several agents share is asked once.
+
+    What goes wrong is logged: it keeps no other plugin, and not the Runtime, from closing.
+    """
+    asked = {id(plugin): plugin for each in sets for plugin in each.plugins if overrides(plugin, "shutdown")}
+    if asked:
+        hooks = _hooks("shutdown", tuple([(plugin, plugin.shutdown) for plugin in asked.values()]))
+        for issue in await notify(hooks, lambda _: ()):
+            log.error("%s", issue.message)
 
 
 # ---------------------------------------------------------------------- state of plugins
