@@ -37,7 +37,7 @@ from mainstay.model.ids import check_session_id, mint
 from mainstay.model.llm import RateLimit
 from mainstay.model.message import Scalar
 from mainstay.model.process import ProcessRow
-from mainstay.model.session import Answer, Offers, load_settings, same_metadata
+from mainstay.model.session import Answer, Declared, Offers, load_settings, same_metadata
 from mainstay.observe.feed import Feed
 from mainstay.observe.relay import Relay
 from mainstay.observe.remote import LiveServer
@@ -188,7 +188,8 @@ class Runtime:
             input_filters=filtered,
         )
         if self._recover:
-            offers = replace(offers, agents=agents, functions=functions)
+            declared = {each.definition: each.declared for each in self._functions if each.declared != Declared()}
+            offers = replace(offers, agents=agents, functions=functions, declared=declared)
         worker = Worker(self._store, name, self._terms, self._clock, offers)
         opened.push_async_callback(worker.stop)
         await worker.start()

@@ -9,6 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from mainstay import Agent, ModelRequest, ProcessContext, Runtime, ToolCall, TurnFailed, process, tool
+from mainstay.engine.lease import LeaseTerms
+from mainstay.errors import InvalidDefinition
 from mainstay.model.outcome import Queued
 from mainstay.model.session import Offers
 from mainstay.testing import FunctionModel, VirtualClock
@@ -204,14 +206,19 @@ async def test_a_worker_of_another_agent_or_one_that_does_not_recover_is_no_work
     assert result.outcome.behind is None
 
 
-async def test_a_run_is_told_when_the_only_worker_for_it_dies(place: Place) -> None:
-    model = TellingModel()
-    worker = place.runtime(Agent(model, name="clerk"))
-    await worker.__aenter__()
+async def asked_in_vain(place: Place, model: TellingModel) -> Runtime:
+    """A worker that has had a session; it dies when it is asked again."""
+    worker = await place.runtime(Agent(model, name="clerk")).__aenter__()
     model.say("first")
     await (await worker.session("s")).run("one")
     await model.next()
-    async with place.runtime(clock=VirtualClock()) as front:
+    return worker
+
+
+async def test_a_run_is_told_when_the_only_worker_for_it_dies(place: Place) -> None:
+    model = TellingModel()
+    worker = await asked_in_vain(place, model)
+    async with place.runtime(clock=VirtualClock(), lease=LeaseTerms(restart=0)) as front:
         waiting = asyncio.create_task((await front.session("s")).run("hello"))
         await model.next()
         await crash(worker)
@@ -219,6 +226,57 @@ async def test_a_run_is_told_when_the_only_worker_for_it_dies(place: Place) -> N
 
     assert isinstance(result.outcome, Queued)
     assert result.outcome.behind is None
+
+
+async def test_a_run_waits_some_seconds_for_a_worker_that_is_started_again(place: Place) -> None:
+    model, clock = TellingModel(), VirtualClock()
+    worker = await asked_in_vain(place, model)
+    async with place.runtime(clock=clock, lease=LeaseTerms(restart=5)) as front:
+        session = await front.session("s")
+        first = asyncio.create_task(session.run("hello", key="hello"))
+        await model.next()
+        await crash(worker)
+        await until(lambda: not front._worker.is_alive(worker._worker.id))
+        clock.advance(4.9)
+        await polled(front)
+        second = asyncio.create_task(session.run("are you there?"))
+        await polled(front)
+        told_early = first.done() or second.done()
+        clock.advance(0.2)
+        results = [await soon(first), await soon(second)]
+        at_once = await soon(session.run("still nobody?"))
+
+    assert not told_early
+    assert [type(result.outcome) for result in (*results, at_once)] == [Queued] * 3
+
+
+async def test_a_run_ends_as_its_turn_does_where_the_worker_is_started_again_in_time(place: Place) -> None:
+    model = TellingModel()
+    worker = await asked_in_vain(place, model)
+    async with place.runtime(clock=VirtualClock()) as front:
+        waiting = asyncio.create_task((await front.session("s")).run("hello"))
+        await model.next()
+        await crash(worker)
+        await until(lambda: not front._worker.is_alive(worker._worker.id))
+        model.say("hello again")
+        async with place.runtime(Agent(model, name="clerk")):
+            result = await soon(waiting)
+
+    assert result.text == "hello again"
+
+
+async def polled(runtime: Runtime) -> None:
+    """Wait until a Runtime has looked at its store twice, so that once was all of it from now on."""
+    assert runtime._parts is not None
+    for _ in range(2):
+        runtime._parts.activity.polled.clear()
+        await runtime._parts.activity.polled.wait()
+
+
+@pytest.mark.parametrize("restart", [-1, "5", float("nan"), float("inf"), None, True])
+def test_time_for_a_restart_is_a_number_of_seconds(restart: Any) -> None:
+    with pytest.raises(InvalidDefinition, match="give seconds, 0 or more"):
+        LeaseTerms(restart=restart)
 
 
 async def test_workers_publish_what_they_take_up(place: Place) -> None:

@@ -42,12 +42,19 @@ FOR_EVER = 1e9
 
 
 class LeaseTerms(Struct, frozen=True):
-    """How long a silent worker is believed to live, and how often it speaks. `term` is at least three renewals."""
+    """How long a silent worker is believed to live, and how often it speaks. `term` is at least three renewals.
+
+    `restart` is how long a host waits for another worker before it is told that the last one with an agent is gone
+    (`Queued`): it may be just being started again.
+    """
 
     term: float = 30.0
     renewal: float = 10.0
+    restart: float = 5.0
 
     def __post_init__(self) -> None:
+        if type(self.restart) not in (int, float) or not 0 <= self.restart < FOR_EVER:
+            raise InvalidDefinition(f"restart={quoted(self.restart)} is not usable: give seconds, 0 or more")
         seconds = all(type(each) in (int, float) for each in (self.term, self.renewal))
         # Said so that what is not a number is refused too; 0.3 is three times 0.1 for people.
         if not (seconds and 0 < self.renewal <= self.term < FOR_EVER and 3 * self.renewal <= self.term * (1 + 1e-9)):
@@ -78,6 +85,7 @@ class Worker:
         self._renewed = clock.monotonic()
         self._seen: dict[str, tuple[int, float]] = {}
         self._living: tuple[WorkerRow, ...] = ()  # other workers, as of the last look at their rows
+        self._missed: dict[str, float] = {}  # agents that a worker had which is gone since then
         self.known: set[str] = set()
         self.alive: set[str] | None = None  # the rows of workers have not been read yet
         self._deaths: dict[str, Death] = {}
@@ -162,7 +170,11 @@ class Worker:
         # Locks of one OS process are not freed at the same instant, so what is not found gone yet may have died too.
         dead = [row for row in rows if row.id in found or row.process != self._row.process]
         self._deaths = {row.id: suspects.death_of(row, dead) for row in rows if row.id in found}
-        self._living = tuple([row for row in rows if row.id in self.alive and row.id != self.id])
+        living = tuple([row for row in rows if row.id in self.alive and row.id != self.id])
+        for row in self._living:
+            if row.id not in self.alive and row.offers is not None:
+                self._missed |= dict.fromkeys(row.offers.agents, now)
+        self._living = living
         self._seen = {k: v for k, v in self._seen.items() if k in self.known}
         return found
 
@@ -187,6 +199,18 @@ class Worker:
         """Whether a living worker, this one or another, takes up turns of this agent by itself."""
         await self.gone()
         return any(row.offers is None or agent in row.offers.agents for row in (self._row, *self._living))
+
+    def may_be_restarted(self, agent: str) -> bool:
+        """Whether a worker with this agent is gone for so short a time that it may be just being started again."""
+        since = self._missed.get(agent)
+        return since is not None and self._clock.monotonic() - since < self.terms.restart
+
+    def restart_is_overdue(self) -> bool:
+        """Whether the time has run out in which a worker may be started again, since this was last asked."""
+        late = [agent for agent in self._missed if not self.may_be_restarted(agent)]
+        for agent in late:
+            del self._missed[agent]
+        return bool(late)
 
     async def others(self) -> tuple[WorkerRow, ...]:
         """The other workers that live."""

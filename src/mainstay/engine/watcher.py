@@ -165,7 +165,7 @@ class ScopeWatcher:
             await worker.speak()  # a writing transaction sees that the copy was restored; an idle one has none
         due = self._clock.monotonic() - self._judged >= worker.terms.renewal / 2
         # A killed worker writes nothing that `changed` would show; the lock that it held is free.
-        due = due or await worker.died_meanwhile() or await self._suspect_has_room()
+        due = due or await worker.died_meanwhile() or await self._suspect_has_room() or worker.restart_is_overdue()
         if first or changed or due:
             self._judged = self._clock.monotonic()
             await self._find_orphans()

@@ -129,16 +129,26 @@ class WaitRow(Struct, frozen=True, gc=False):
     answer: bytes | None = None
 
 
+class Declared(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a durable function declares, for those who start it by its name: `events` are `EventType`s as JSON."""
+
+    events: tuple[Any, ...] = ()
+    open_signals: bool = True
+    max_attempts: int | None = None
+
+
 class Offers(Struct, frozen=True, gc=False, omit_defaults=True):
     """What a worker takes up by itself: turns of these agents, processes of these definitions of durable functions, and
     forgetting what is too old. `socket` is where its live events are read (`observe/remote.py`), "" where nowhere.
-    `input_filters` are the agents whose plugins filter what is said to them."""
+    `input_filters` are the agents whose plugins filter what is said to them, `declared` what functions declare, by
+    definition, where that is something."""
 
     agents: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
     retention: bool = False
     socket: str = ""
     input_filters: tuple[str, ...] = ()
+    declared: dict[str, Declared] = {}
 
 
 class WorkerRow(Struct, frozen=True, gc=False):

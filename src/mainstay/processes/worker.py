@@ -46,6 +46,7 @@ from mainstay.model.write import (
     Cancel,
     Claim,
     EventAdded,
+    ProcessFilter,
     ProcessRef,
     Register,
     Registered,
@@ -156,8 +157,18 @@ class ProcessWorker:
         )
 
     async def _draft_for_others(self, name: str, args: Mapping[str, Any]) -> Registration | None:
-        """A registration of what another living worker has; for a Runtime without definitions, of what one may have."""
+        """A registration of what another living worker has; for a Runtime without definitions, of what one may have.
+
+        The rule is that of agents (`find_agent`): what no living worker has is refused where others are published and
+        the store has never seen it. Otherwise its workers may be down just now, and it waits for them.
+        """
         offers = await self.worker.offered_elsewhere()
+        published = [each.partition("@")[0] for offer in offers for each in (*offer.functions, *offer.agents)]
+        short = name.partition("@")[0]
+        is_typo = self.passive and published and short not in published
+        if is_typo and not await self.store.processes(ProcessFilter(name=short, limit=1)):
+            have = ", ".join(dict.fromkeys(published))
+            raise InvalidProcess(f"no worker on this store has {quoted(name)}, and none ever had: give one of {have}")
         if self.passive:
             offers.append(Offers(functions=(name,)))
         for each in offers:

@@ -161,6 +161,8 @@ class TurnOutcomes:
             return None  # what running work waits for is begun here, also while this Runtime drains
         if await self._worker.is_offered(row.agent) or (row.owner is not None and self._worker.is_alive(row.owner)):
             return None
+        if self._worker.may_be_restarted(row.agent):
+            return None  # hosts that wait are answered by the watch, when the time for it is over
         why = f"no living worker has agent {row.agent!r}: start a Runtime with it on this store, and the turn runs"
         return await self._archive.queued(row, turn, Queued(None, (), why))
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
+import msgspec
 from msgspec.structs import replace
 
 from mainstay.engine.journal import SPILL_BYTES
@@ -31,7 +32,7 @@ from mainstay.errors import (
     quoted,
 )
 from mainstay.lifecycle.process import RESERVED, SIGNAL
-from mainstay.model.codec import clean, clean_text, decode, encode, error_text
+from mainstay.model.codec import clean, clean_text, convert, decode, encode, error_text
 from mainstay.model.process import (
     Cancelled,
     EventType,
@@ -41,7 +42,7 @@ from mainstay.model.process import (
     Registration,
     Success,
 )
-from mainstay.model.session import Offers
+from mainstay.model.session import Declared, Offers
 from mainstay.ports.process import EngineRun, Unloaded
 from mainstay.processes.function.calls import MAX_TEXT, Calls, checked, described, log_raised, traceback_text
 from mainstay.processes.function.context import BeginAnew, ProcessContext, begin_anew
@@ -129,6 +130,13 @@ class Process(Generic[P, R_co]):
     @property
     def input_schema(self) -> dict[str, Any]:
         return self._arguments.schema
+
+    @property
+    def declared(self) -> Declared:
+        """What whoever starts it by its name has to know of it."""
+        return Declared(
+            tuple([msgspec.to_builtins(each) for each in self.events]), self.open_signals, self.max_attempts
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, R_co]:
         made: Coroutine[Any, Any, R_co] = self.fn(*args, **kwargs)
@@ -249,14 +257,18 @@ class FunctionEngine:
     def draft_for_others(self, name: str, args: Mapping[str, Any], offered: Offers) -> Registration | None:
         """The registration of a function that only other workers have, by its name or definition.
 
-        A definition that is a name alone is taken up by any worker that has a function of that name. What the function
-        declares is known to that worker: here every signal is taken.
+        A definition that is a name alone is taken up by any worker that has a function of that name. Where no living
+        worker has published what the function declares, every signal is taken.
         """
         chosen = [each for each in offered.functions if name in (each, each.partition("@")[0])]
         if not chosen or not is_name(name.partition("@")[0]):
             return None
-        short = name.partition("@")[0]
-        return Registration("", KIND, "rerunnable", short, chosen[-1], dict(args), short, open_signals=True)
+        short, declared = name.partition("@")[0], offered.declared.get(chosen[-1], Declared())
+        return Registration(
+            "", KIND, "rerunnable", short, chosen[-1], dict(args), short,
+            events=convert(declared.events, tuple[EventType, ...]), open_signals=declared.open_signals,
+            max_attempts=declared.max_attempts,
+        )  # fmt: skip
 
     def _named(self, what: Any) -> Process[..., Any] | None:
         """The function of that definition, or the last one given of that name."""
