@@ -54,6 +54,7 @@ async def crash(runtime: Runtime) -> None:
     for tasks in (runtime._background, runtime._supervisor):
         await tasks.stop()
     runtime._pulse.stop()
+    await runtime._command_engine.close()  # its spawner ends with it; shims go on
     runtime._parts = None
     await runtime.store.close()
 

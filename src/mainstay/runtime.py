@@ -7,9 +7,9 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeVar, Unpack, overload
 
 from msgspec.structs import replace
 
@@ -23,6 +23,7 @@ from mainstay.engine.waits import ending, named, verify
 from mainstay.engine.watcher import PeriodicJob, ScopeWatcher, WatchedKind
 from mainstay.errors import (
     AlreadyAnswered,
+    InvalidCommand,
     InvalidDefinition,
     InvalidInput,
     MetadataConflict,
@@ -33,6 +34,7 @@ from mainstay.errors import (
 )
 from mainstay.model import validate
 from mainstay.model.codec import clean, clean_text, encode_checked
+from mainstay.model.command import CommandOptions, CommandResult, CommandSettings
 from mainstay.model.ids import check_session_id, mint
 from mainstay.model.llm import RateLimit
 from mainstay.model.message import Scalar
@@ -46,6 +48,7 @@ from mainstay.plugins.registry import engines_of, shut_down
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import OnDisk, Store, WorkerSockets
+from mainstay.processes.command import in_foreground, owner_of, prepared
 from mainstay.processes.function.engine import FunctionEngine, Process, by_definition
 from mainstay.processes.handle import CancelPolicy, ProcessCall, ProcessHandle, Startable
 from mainstay.processes.local import ExternalEngine, LocalEngine
@@ -109,6 +112,7 @@ class Runtime:
         models: Mapping[str, Any] | None = None,
         rate_limits: Mapping[str, RateLimit] | None = None,
         retention: Retention | None = None,
+        commands: CommandSettings | None = None,
         trace: TraceSink | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
@@ -135,6 +139,9 @@ class Runtime:
         self._retention = retention
         if not isinstance(retention, Retention | None):
             raise InvalidDefinition(f"retention={quoted(retention)} is not usable: give Retention(days=…)")
+        self._commands = CommandSettings() if commands is None else commands
+        if not isinstance(self._commands, CommandSettings):
+            raise InvalidDefinition(f"commands={quoted(commands)} is not usable: give CommandSettings(…)")
         self._agents = by_name(agents)
         if self._rate_limits:
             at_hand = [each.spec.model for each in self._agents.values()]
@@ -201,6 +208,7 @@ class Runtime:
         opened.callback(self._close, parts)
         opened.callback(parts.relay.close)
         opened.callback(self._dispatcher.threads.close)
+        opened.push_async_callback(self._command_engine.close)
         self._pulse = Pulse(worker, asyncio.get_running_loop(), self._busy_with)
         self._pulse.start()
         opened.callback(self._pulse.stop)
@@ -216,6 +224,8 @@ class Runtime:
         Turns are built before services, wakes and processes, and call them: through functions that find these when
         they are called.
         """
+        from mainstay.commands.engine import CommandEngine  # noqa: PLC0415  # importing Mainstay must not import all of it
+
         store, clock, random = self._store, self._clock, self._random
         mode, activity = Mode(), Activity()
         supervisor, background = Supervisor(), Supervisor()
@@ -253,6 +263,7 @@ class Runtime:
         )
         work = ProcessWorker(dispatcher, supervisor, mode, events, passive, self._concurrency)
         processes = ProcessService(work, self._cancel_policy)
+        commands = CommandEngine(store, self._commands)
         local = LocalEngine(store, worker.id, lambda: worker.alive)
         tasks = TaskTable(local, processes, supervisor)
         filters = InputFilters(definitions, self._input_filters, self._input_secret, store, worker)
@@ -295,6 +306,7 @@ class Runtime:
                 *engines_of(each.plugins for each in definitions.values()),
                 ToolEngine(environments, dispatcher),
                 ExternalEngine(),
+                commands,
                 local,
             ]
         )
@@ -309,16 +321,16 @@ class Runtime:
             return store.held() is None and not mode.draining
 
         runs = self._recover and not passive
-        kinds: list[WatchedKind[Any]] = [TurnWatch(parts), ProcessWatch(work)]
+        kinds: list[WatchedKind[Any]] = [TurnWatch(parts, passive), ProcessWatch(work)]
         followers = [parts.relay.poll, process_feed.poll, tasks.poll, *([wakes.poll] if runs else [])]
-        jobs = [PeriodicJob("mainstay sweep", SWEEP_SECONDS, functools.partial(sweep, store))]
+        jobs = [PeriodicJob("mainstay sweep", SWEEP_SECONDS, functools.partial(sweep, store, commands.sweep))]
         if self._retention is not None:
             forgets = functools.partial(forget, parts, worker, self._retention)
             jobs.append(PeriodicJob("mainstay retention", FORGET_SECONDS, forgets, may_forget, at_once=True))
-        self._watcher = ScopeWatcher(worker, store, clock, activity, kinds, followers, jobs, runs)
+        self._watcher = ScopeWatcher(worker, store, clock, activity, kinds, followers, jobs, self._recover)
         self._supervisor, self._background, self._dispatcher = supervisor, background, dispatcher
         self._worker, self._turns, self._work, self._wakes = worker, turns, work, wakes
-        self._process_feed = process_feed
+        self._process_feed, self._command_engine = process_feed, commands
         self._live_server = LiveServer(feed, store.identity(), outcomes.works_on, activity.written)
         return parts
 
@@ -334,6 +346,7 @@ class Runtime:
         parts.mode.advance(Stage.LEAVING)
         parts.activity.polled.set()
         async with self._opened:
+            self._work.leave_resting()
             if grace is None or grace > 0:
                 await self._supervisor.finish(grace)
 
@@ -524,6 +537,31 @@ class Runtime:
         the type that the function returns. The same `id` with the same content is the same process, started once.
         """
         return await self._open().processes.start(what, args, Start(id, label))
+
+    @overload
+    async def command(
+        self, argv: Sequence[str], *, background_after: None = None, **options: Unpack[CommandOptions]
+    ) -> ProcessHandle[CommandResult]: ...
+    @overload
+    async def command(
+        self, argv: Sequence[str], *, background_after: float, **options: Unpack[CommandOptions]
+    ) -> ProcessHandle[CommandResult] | CommandResult: ...
+    async def command(
+        self, argv: Sequence[str], *, background_after: float | None = None, **options: Unpack[CommandOptions]
+    ) -> ProcessHandle[CommandResult] | CommandResult:
+        """Run a program; its handle, once it runs. `options` are those of `CommandOptions`.
+
+        The command outlives the Runtime, also a crash of it: a later one on this machine and store watches it on. The
+        same `key` is the same command. With `background_after`, the result if it comes within so many seconds.
+        """
+        processes, what = self._open().processes, prepared(argv, options)
+        owner_of(options, "detached", ("detached",))
+        if options.get("wake", "none") != "none":
+            raise InvalidCommand("no session hears of a command of the Runtime: use session.command(…, wake=…)")
+        key = options.get("key")
+        name = None if key is None else f"command.{validate.name(key, 'key', InvalidCommand)}"
+        handle = await processes.start(what, None, Start(name, options.get("label", "")))
+        return await in_foreground(handle, background_after)
 
     @overload
     def handle(self, process: Any, function: Startable[R]) -> ProcessHandle[R]: ...

@@ -313,7 +313,7 @@ class Job:
         except (FileNotFoundError, ConnectionRefusedError):
             client.close()
             return None
-        except BaseException:
+        except BaseException:  # also a cancellation: its socket is closed
             client.close()
             raise
         finally:

@@ -132,9 +132,10 @@ class Journal(Generic[A]):
         self._kept[digest] = data
         return digest
 
-    async def keep_file(self, path: str) -> tuple[str, int]:
-        """The same for a file of the host; its digest and its size."""
-        digest, size = await self.patiently(self._store.blobs.put_file, path)
+    async def keep_file(self, path: str, patient: bool = True) -> tuple[str, int]:
+        """The same for a file of the host; its digest and its size. Not `patient`, it raises StoreUnavailable."""
+        put = self._store.blobs.put_file
+        digest, size = await (self.patiently(put, path) if patient else put(path))
         self._kept[digest] = path
         return digest, size
 

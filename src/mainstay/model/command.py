@@ -6,16 +6,19 @@ its value. Exit codes other than 0, signals, timeouts and limits are results. No
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypedDict, get_args
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, Literal, Self, TypeAlias, TypedDict, get_args
 
 from msgspec import Struct
 
-from mainstay.errors import InvalidCommand, InvalidDefinition, quoted
+from mainstay.errors import InvalidCommand, InvalidDefinition, InvalidInput, quoted
 from mainstay.model import validate
+from mainstay.model.monitor import Watch, read_watch
 from mainstay.model.process import WakePolicy
 
 COMMAND_KIND = "command"
+RESULT = "command_result"
+"""By which the JSON of a result is known, where its type is not."""
 
 CommandStatus: TypeAlias = Literal["exited", "signaled", "killed", "timed_out", "lost", "spawn_failed"]
 """How a command ended: by itself, by a signal of others, killed by us (a cancel, a limit), because its time was over,
@@ -54,6 +57,7 @@ class Command(Struct, frozen=True, gc=False, omit_defaults=True):
     output_limit: int | None = None
     grace: float = GRACE
     strays: Strays = "kill"
+    watch: Watch | None = None
 
     @property
     def display(self) -> str:
@@ -76,7 +80,7 @@ class Cleanup(Struct, frozen=True, gc=False, omit_defaults=True):
     note: str = ""
 
 
-class CommandResult(Struct, frozen=True, gc=False, omit_defaults=True):
+class CommandResult(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type", tag=RESULT):
     """How a command ended.
 
     `stdout` and `stderr` are the head and the tail of what it wrote, as text; `…_truncated` says that something is left
@@ -177,7 +181,7 @@ class CommandOptions(TypedDict, total=False):
     columns of a terminal. `timeout`, `silence`: seconds after which it is killed, in all or without output.
     `output_limit`: bytes after which it is killed. `grace`: seconds between TERM and KILL. `strays`: "kill" or "leave"
     what it leaves behind. `owner`: what it ends with. `key`: its name among the commands of the same asker; asked for
-    again, it is the same command. `wake`: how its session hears of its end.
+    again, it is the same command. `wake`: how its session hears of its end. `watch`: what it hears of its output.
     """
 
     cwd: str
@@ -194,6 +198,7 @@ class CommandOptions(TypedDict, total=False):
     key: str | None
     label: str
     wake: WakePolicy
+    watch: Watch | Mapping[str, Any] | None
 
 
 NO_COMMAND_OPTIONS: CommandOptions = {}
@@ -236,6 +241,7 @@ def read_command(argv: object, options: Mapping[str, Any]) -> tuple[Command, dic
         None if limit is None else validate.count(limit, "output_limit", 1, InvalidCommand),
         GRACE if grace is None else grace,
         strays,
+        read_watch(options.get("watch")),
     ), values
 
 
@@ -299,3 +305,76 @@ def _terminal(pty: object) -> tuple[int, int] | None:
     if isinstance(pty, tuple | list) and len(pty) == 2 and all(type(n) is int and 0 < n < MOST_CELLS for n in pty):
         return pty[0], pty[1]
     raise InvalidCommand(f"pty={quoted(pty):.200} is not usable: give (rows, columns), True for 24 and 80, or None")
+
+
+# ---------------------------------------------------------------------- reading its output
+
+READ_BYTES = 1 << 20
+"""Bytes of output that one read gives at most, unless it asks for fewer."""
+
+
+class OutputChunk(bytes):
+    """Some bytes that a command wrote. `next` is the offset after them, `total` how many there are now, `eof` whether
+    there will be no more than these."""
+
+    next: int
+    total: int
+    eof: bool
+
+    def __new__(cls, data: bytes, next: int, total: int, eof: bool) -> Self:  # as it is read
+        chunk = super().__new__(cls, data)
+        chunk.next, chunk.total, chunk.eof = next, total, eof
+        return chunk
+
+    @property
+    def text(self) -> str:
+        """As text. Bytes that are no UTF-8 are replaced; a character over the end of a chunk is, too."""
+        return self.decode(errors="replace")
+
+
+class OutputQuery(Struct, frozen=True):
+    """Which output is to be read, and from where on."""
+
+    stream: Stream = "stdout"
+    after: int = 0
+    limit: int = READ_BYTES
+    follow: bool = False
+
+
+def read_query(stream: object, after: object, limit: object, follow: object) -> OutputQuery:
+    if stream not in get_args(Stream):
+        raise InvalidInput(f"a command has no stream {quoted(stream)}: use {', '.join(get_args(Stream))}")
+    found: Any = stream
+    return OutputQuery(
+        found,
+        validate.count(after, "after"),
+        min(validate.count(limit, "limit", 1), READ_BYTES),
+        validate.flag(follow, "follow"),
+    )
+
+
+class Output:
+    """Output of a command, from an offset on. Awaited, it is one chunk; iterated, chunk after chunk.
+
+    With `follow`, it waits for what is not there yet: awaited, for some bytes or the end; iterated, until the end.
+    """
+
+    __slots__ = ("_chunks",)
+
+    def __init__(self, chunks: Callable[[], AsyncIterator[OutputChunk]]) -> None:
+        self._chunks = chunks
+
+    def __await__(self) -> Generator[Any, None, OutputChunk]:
+        return self._first().__await__()
+
+    async def _first(self) -> OutputChunk:
+        chunks = self._chunks()
+        try:
+            return await anext(chunks)
+        finally:
+            close = getattr(chunks, "aclose", None)
+            if close is not None:
+                await close()
+
+    def __aiter__(self) -> AsyncIterator[OutputChunk]:
+        return self._chunks()

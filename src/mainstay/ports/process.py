@@ -25,6 +25,7 @@ Let the last three through. Any other exception leaves the process stuck, until 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
@@ -126,8 +127,9 @@ class EngineJournal(Protocol):
         """Put a blob of any size, which belongs to the process with the next write: its digest."""
         ...
 
-    async def keep_file(self, path: str) -> tuple[str, int]:
-        """The same for a file: its digest and its size."""
+    async def keep_file(self, path: str, patient: bool = True) -> tuple[str, int]:
+        """The same for a file: its digest and its size. Not `patient`, it raises StoreUnavailable on a full disk, in
+        place of waiting for room."""
         ...
 
     async def patiently(self, work: Callable[[T], Awaitable[R]], subject: T) -> R:
@@ -315,6 +317,23 @@ class Engine(Protocol):
 
     async def run(self, run: EngineRun) -> ProcessOutcome:
         """Do the work and return how it ended. After a crash it is called again where the recovery contract says so."""
+        ...
+
+
+class CommandStarts(Protocol):
+    """What the engine of commands does about a start."""
+
+    def admitted(
+        self, registration: Registration, known: ProcessRow | None, what: Any
+    ) -> AbstractContextManager[Callable[[], Awaitable[None]]]:
+        """Room for one more command, while it is registered; refused where there is none, unless it is `known`.
+
+        Gives what waits until its program runs, or could not be run.
+        """
+        ...
+
+    async def sweep(self) -> int:
+        """Delete what is kept of commands that were pruned; how many."""
         ...
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from mainstay.model.command import READ_BYTES, CommandOptions, CommandOwner, CommandResult, Output, Stream
 from mainstay.model.process import ParentEnd, WakePolicy
 from mainstay.model.tool import PreparedCall, ToolOutcome, ToolRecord, ToolSpec
 
@@ -64,6 +65,16 @@ class Handle(Protocol):
     async def status(self) -> str: ...
 
 
+class CommandHandle(Handle, Protocol):
+    """A command as the tool holds it that started it; `mainstay.ProcessHandle` is the whole of it."""
+
+    async def result(self, timeout: float | None = None) -> CommandResult: ...
+
+    def output(
+        self, stream: Stream = "stdout", after: int = 0, *, follow: bool = False, limit: int = READ_BYTES
+    ) -> Output: ...
+
+
 class StartOptions(Struct, frozen=True, gc=False):
     """How a call starts a process: `key` tells it from others that the same call starts, and "" is the call itself."""
 
@@ -72,6 +83,8 @@ class StartOptions(Struct, frozen=True, gc=False):
     wake: WakePolicy = "none"
     grant: bool = True
     parent_end: ParentEnd = "abandon"
+    owner: CommandOwner = "turn"
+    """What it ends with, if `parent_end` is "cancel", or its session."""
 
 
 class Handles(Protocol):
@@ -86,6 +99,10 @@ class Handles(Protocol):
     async def begin(self, call: PreparedCall, spec: ToolSpec, label: str = "") -> dict[str, str]: ...
 
     async def start(self, what: Any, args: Mapping[str, Any], options: StartOptions) -> Handle: ...
+
+    async def command(
+        self, argv: Sequence[str], options: CommandOptions, background_after: float | None = None
+    ) -> CommandHandle | CommandResult: ...
 
     async def await_process(self, handle: Any, timeout: float | None = None) -> ToolRecord: ...
 

@@ -18,8 +18,9 @@ from msgspec import Struct
 
 from mainstay.errors import InvalidProcess, ProcessAbandoned, ProcessCancelled, ProcessFailed, ProcessPruned, quoted
 from mainstay.lifecycle.process import check_process_id
+from mainstay.model.command import READ_BYTES, RESULT, CommandResult, Output, OutputQuery, Stream, read_query
 from mainstay.model.process import AwaitOutput, ProcessEvent, ProcessRow, ProcessState
-from mainstay.tools.revive import ValueCodec, revived
+from mainstay.tools.revive import ValueCodec, revived, value_codec
 from mainstay.wire import handle_json, parse_handle
 
 A_co = TypeVar("A_co", covariant=True)
@@ -57,6 +58,8 @@ def value_of(process_id: str, output: Any) -> Any:
         return output.get("value")
     if kind == "failure":
         raise ProcessFailed(process_id, f"failed: {output['code']}: {output.get('message', '')}", output)
+    if kind in ("cancelled", "abandoned") and output.get("value") is not None:
+        return output["value"]  # it has something to show all the same, which says how it ended
     if kind == "cancelled":
         why = output.get("reason") or "it was asked to end"
         raise ProcessCancelled(process_id, f"was cancelled by {output.get('by') or 'somebody'}: {why}", output)
@@ -106,6 +109,8 @@ class Processes(Protocol):
     async def get(self, process_id: str) -> ProcessRow: ...
 
     def events(self, process_id: str, after: int = 0, *, follow: bool = False) -> AsyncIterator[ProcessEvent]: ...
+
+    def output(self, process_id: str, query: OutputQuery) -> Output: ...
 
 
 class Startable(Protocol[A_co]):
@@ -172,7 +177,10 @@ class ProcessHandle(Generic[R_co]):
         `NotRevived` when the value is not of the type that its function returns today; `outcome` has it as JSON.
         """
         value = value_of(self.id, msgspec.to_builtins(await self.outcome(timeout)))
-        return cast(R_co, revived(self.codec, value, f"process {self.id!r}", "its result"))
+        codec = self.codec
+        if codec is None and isinstance(value, dict) and value.get("type") == RESULT:
+            codec = value_codec(CommandResult)  # of a command, which has no function that could be named
+        return cast(R_co, revived(codec, value, f"process {self.id!r}", "its result"))
 
     async def outcome(self, timeout: float | None = None) -> AwaitOutput:
         """How it ended, whatever that was."""
@@ -204,6 +212,16 @@ class ProcessHandle(Generic[R_co]):
     def events(self, after: int = 0, *, follow: bool = False) -> AsyncIterator[ProcessEvent]:
         """Its events after number `after`; with `follow`, until it has ended."""
         return self._processes.events(self.id, after, follow=follow)
+
+    def output(
+        self, stream: Stream = "stdout", after: int = 0, *, follow: bool = False, limit: int = READ_BYTES
+    ) -> Output:
+        """What a command wrote, from offset `after` on: `await` it for one chunk of at most `limit` bytes, or iterate
+        over all of it with `async for`. With `follow`, it waits for more until the command has ended.
+
+        "combined" is both streams in the order in which they were read.
+        """
+        return self._processes.output(self.id, read_query(stream, after, limit, follow))
 
 
 class CancelAsk(Struct, frozen=True):

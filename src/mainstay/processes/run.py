@@ -138,8 +138,8 @@ class ProcessJournal(Journal[Advanced]):
         self._blobs.append(digest)
         return digest
 
-    async def keep_file(self, path: str) -> tuple[str, int]:
-        digest, size = await super().keep_file(path)
+    async def keep_file(self, path: str, patient: bool = True) -> tuple[str, int]:
+        digest, size = await super().keep_file(path, patient)
         self._blobs.append(digest)
         return digest, size
 

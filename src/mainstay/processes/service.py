@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args, overload
+from typing import Any, Literal, TypeVar, cast, get_args, overload
 
 import msgspec
 from msgspec import Struct
@@ -26,6 +27,7 @@ from mainstay.lifecycle.process import (
 )
 from mainstay.model import validate
 from mainstay.model.codec import clean, clean_text, encode_checked
+from mainstay.model.command import COMMAND_KIND, Output, OutputChunk, OutputQuery
 from mainstay.model.ids import check_session_id, mint
 from mainstay.model.message import Scalar
 from mainstay.model.process import (
@@ -71,7 +73,7 @@ from mainstay.model.write import (
     Share,
     Transfer,
 )
-from mainstay.ports.process import ChildOptions
+from mainstay.ports.process import ChildOptions, CommandStarts
 from mainstay.ports.store import Store
 from mainstay.processes.handle import (
     CancelAsk,
@@ -152,8 +154,34 @@ class ProcessService:
         encode_checked(registration, "the arguments of a process")
         blobs = () if start.env is None else (start.env,)
         self._worker.mode.check_work()
-        await self._worker.register(registration, start.grants, blobs)
+        if registration.kind == COMMAND_KIND:
+            await self._begin_command(registration, what, start.grants, blobs)
+        else:
+            await self._worker.register(registration, start.grants, blobs)
         return ProcessHandle(self, process_id, codec)
+
+    async def _begin_command(
+        self, registration: Registration, what: Any, grants: tuple[str, ...], blobs: tuple[str, ...]
+    ) -> None:
+        """Register a command that there is room for, and wait until its program runs, if it is begun here."""
+        commands = cast(CommandStarts, self._worker.engines[COMMAND_KIND])
+        with commands.admitted(registration, await self._store.process(registration.id), what) as begun:
+            await self._worker.register(registration, grants, blobs)
+            if registration.id in self._worker.runs:
+                await begun()
+
+    def output(self, process_id: str, query: OutputQuery) -> Output:
+        """What a process wrote that has output: a command."""
+        return Output(functools.partial(self._output, handle_id(process_id), query))
+
+    async def _output(self, process_id: str, query: OutputQuery) -> AsyncIterator[OutputChunk]:
+        row = known(await self._store.process(process_id), process_id)
+        read = getattr(self._worker.engines.get(row.registration.kind), "read_output", None)
+        if read is None:
+            raise InvalidProcess(f"process {process_id!r} is a {row.registration.kind}, and has no output to read")
+        chunks: AsyncIterator[OutputChunk] = read(row, query, functools.partial(self._store.process, process_id))
+        async for chunk in chunks:
+            yield chunk
 
     def _mint(self) -> str:
         return mint("p", self._clock.now(), self._worker.random.bits(40))
@@ -516,8 +544,11 @@ class ProcessService:
                 if row is not None:
                     self._worker.ended(row)
             if not gone:
-                return count
+                break
             await asyncio.sleep(0)
+        if count:
+            await cast(CommandStarts, self._worker.engines[COMMAND_KIND]).sweep()
+        return count
 
 
 def _receipt(added: EventAdded, name: str, here: tuple[str, ...] | None) -> SignalReceipt:

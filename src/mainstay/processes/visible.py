@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, TypeAlias, get_args
 
@@ -30,9 +30,10 @@ from mainstay.errors import (
     UnknownProcess,
     quoted,
 )
-from mainstay.lifecycle.process import ENDS
+from mainstay.lifecycle.process import ENDS, session_parent
 from mainstay.model import validate
-from mainstay.model.codec import clean, convert, error_text, model_text
+from mainstay.model.codec import clean, clean_text, convert, error_text, model_text
+from mainstay.model.command import COMMAND_KIND, CommandOptions, CommandOwner, CommandResult
 from mainstay.model.process import (
     Abandoned,
     AwaitOutput,
@@ -53,6 +54,7 @@ from mainstay.model.tool import Cancelled as CallCancelled
 from mainstay.model.write import Dismiss
 from mainstay.ports.process import EngineRun
 from mainstay.ports.tool import StartOptions
+from mainstay.processes.command import CommandStart, in_foreground, owner_of, prepared
 from mainstay.processes.handle import BY_HANDLE, CancelAsk, ProcessHandle
 from mainstay.processes.service import ProcessService, Start
 from mainstay.processes.tool import ARTIFACT, BackgroundCall
@@ -60,6 +62,8 @@ from mainstay.tools.dispatcher import Dispatcher
 from mainstay.wire import handle_json, parse_handle, status_json, view_json
 
 decode_wake = msgspec.json.Decoder(Wake).decode
+
+TURN_ONLY: tuple[CommandOwner, ...] = ("turn", "detached")
 
 STOP_SECONDS = 0.8 * CANCEL_GRACE
 """How long a cancelled await waits for the end of what it stopped: its turn waits a little longer than that."""
@@ -123,8 +127,27 @@ class Visible:
         if self._asker.run is not None and options.parent_end == "cancel":
             self._asker.run.start_children()
         start = self._start(process_id, options)
+        if options.owner == "session":
+            start = replace(start, parent=session_parent(self._asker.session_id), parent_end="cancel")
         handle = await self._patiently(functools.partial(self._started, what, args), start)
         return handle if self._asker.process is None else RestingHandle(self._service, handle, self._rest)
+
+    async def command(
+        self, argv: Sequence[str], options: CommandOptions, background_after: float | None = None
+    ) -> ProcessHandle[CommandResult] | CommandResult:
+        """Run a command besides the call, and wait for it for so long."""
+        what, here = prepared(argv, options), self._asker.session_id
+        owner = owner_of(options, "session" if here else "turn", ("turn", "session", "detached") if here else TURN_ONLY)
+        end: ParentEnd = "cancel" if owner == "turn" else "abandon"
+        wake = options.get("wake", "none" if background_after is None else "turn")
+        asked = StartOptions(options.get("key"), clean_text(options.get("label", "")), wake, True, end, owner)
+        handle: ProcessHandle[CommandResult] = await self.start(what, {}, asked)
+        found = await in_foreground(handle, background_after)
+        if found is not handle and wake != "none":
+            row = await self._store.process(handle.id)
+            if row is not None:
+                await self._discard_wake(row)
+        return found
 
     def _start(self, process_id: str, options: StartOptions) -> Start:
         asker = self._asker
@@ -147,7 +170,8 @@ class Visible:
 
     async def _started(self, what: Any, args: Mapping[str, Any], start: Start) -> ProcessHandle[Any]:
         env = self._asker.env
-        if env is None or isinstance(env, str):
+        if env is None or isinstance(env, str) or isinstance(what, CommandStart):
+            env = None if isinstance(what, CommandStart) else env  # a command looks for no tool in it
             return await self._service.start(what, args, replace(start, env=env))
         data = env()
         digest = sha256(data).hexdigest()
@@ -255,7 +279,8 @@ class Visible:
         """Whether the run at hand has started it."""
         each, asker = row.registration, self._asker
         in_turn = asker.process is None and each.origin == SessionOrigin(asker.session_id)
-        return each.parent == asker.parent and (in_turn or asker.process is not None)
+        ours = each.cause is not None and each.cause.id.startswith(f"{asker.parent}.") and each.kind == COMMAND_KIND
+        return (each.parent == asker.parent or ours) and (in_turn or asker.process is not None)
 
     async def _seen(self, process_id: str) -> ProcessRow:
         row = await self._store.process(process_id)

@@ -37,6 +37,7 @@ from mainstay.errors import (
     UnknownProcess,
     quoted,
 )
+from mainstay.lifecycle.process import OF_SESSION
 from mainstay.model.agent import Caller
 from mainstay.model.codec import error_text
 from mainstay.model.message import Metadata
@@ -93,7 +94,7 @@ class ProcessWorker:
     `runs` are those that run here, by id. `place_needs` is the place that each of them takes while it works, and while
     it is being claimed; runs in memory stand in line for one in `admission`, before processes on disk: `_found` are
     those, and `_more_unowned` says that there may be more. `held` are suspects that may not run beside another one.
-    `passive`: this Runtime has no definitions, and works on nothing.
+    `passive`: this Runtime has no definitions, and works on nothing but what needs none.
 
     `waiters` are the tasks of this Runtime that wait for the end of a process, or for any change of it. `_listening`
     are the processes that run here and wait for the end of another, by that one's id.
@@ -139,7 +140,9 @@ class ProcessWorker:
     def can(self, registration: Registration) -> bool:
         """Whether an engine here can run it."""
         engine = self.engines.get(registration.kind)
-        return engine is not None and registration.contract.may_begin and engine.knows(registration)
+        if engine is None or (self.passive and getattr(engine, "needs_definitions", True)):
+            return False
+        return registration.contract.may_begin and engine.knows(registration)
 
     async def draft(self, what: Any, args: Mapping[str, Any]) -> Registration:
         """A registration, still without id, of what is to be started."""
@@ -193,8 +196,8 @@ class ProcessWorker:
 
     @property
     def works(self) -> bool:
-        """Whether processes are worked on here: with definitions, and in a store that is no copy to be restored."""
-        return not self.passive and self.store.held() is None
+        """Whether processes are worked on here: in a store that is no copy to be restored."""
+        return self.store.held() is None
 
     # ------------------------------------------------------------------ owning
 
@@ -267,7 +270,8 @@ class ProcessWorker:
 
     async def recover(self, row: ProcessRow, proof: str | None) -> None:
         """Claim it if there is a place, or queue it. One that is only to be abandoned needs no place."""
-        if row.after_owner_death == "abandon" and (proof is not None or row.record.abandon is not None) and self.works:
+        given_up = row.after_owner_death == "abandon" and (proof is not None or row.record.abandon is not None)
+        if given_up and self.works and not self.passive:
             await self._claim(row, proof)
         elif self._free_places and not self._found:
             await self.claim(row, proof)
@@ -354,10 +358,11 @@ class ProcessWorker:
             self.reconcile(row)
 
     def session_deleted(self, session_id: str) -> None:
-        """A write of ours has deleted a session, and with it ended its turn: the processes that this turn had started
-        were asked to stop, and one that waited with the turn goes on."""
+        """A write of ours has deleted a session, and with it ended its turn: the processes that this turn had started,
+        and those that end with the session, were asked to stop, and one that waited with the turn goes on."""
         for run in self.runs.values():
-            if (run.registration.parent or "").rpartition(".")[0] == session_id:
+            parent = run.registration.parent or ""
+            if parent.rpartition(".")[0] == session_id or parent.startswith(OF_SESSION):
                 self.runner.reread(run.row.id)
         self.find_unowned()
 
@@ -483,8 +488,16 @@ class ProcessWorker:
     # ------------------------------------------------------------------ leaving
 
     def drain(self) -> None:
-        """The Runtime drains: what was found and waits for a place is left to others."""
+        """The Runtime drains: what waits for a place, and what lives elsewhere, is left to others."""
         self._found.clear()
+        self.leave_resting()
+
+    def leave_resting(self) -> None:
+        """Give up the processes whose work lives elsewhere, unless work in hand waits for them: they need no grace."""
+        needed = {*(name for name, what in self.waiters.needed if what == "end"), *self._listening}
+        for process_id, run in list(self.runs.items()):
+            if run.resting and process_id not in needed and run.registration.contract.once_begun == "reattach":
+                run.leave()
 
     def leave(self) -> None:
         """The Runtime is left: every run releases its process, and none begins."""

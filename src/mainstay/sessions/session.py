@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Never, NoReturn, Self, TypeAlias, TypeVar, get_args, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    Never,
+    NoReturn,
+    Self,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    get_args,
+    overload,
+)
 
 import msgspec
 
@@ -14,10 +28,12 @@ from mainstay.engine.waiters import NEXT
 from mainstay.engine.waits import asked, ending, wait_id
 from mainstay.errors import (
     AlreadyAnswered,
+    InvalidCommand,
     InvalidInput,
     KeyConflict,
     NotFound,
     SessionDeleted,
+    StaleSettings,
     TimedOut,
     UnknownCall,
     UnknownNode,
@@ -26,8 +42,10 @@ from mainstay.errors import (
     quoted,
 )
 from mainstay.graph.view import delivered_by, forkable
+from mainstay.lifecycle.process import session_parent
 from mainstay.model import ids, validate
 from mainstay.model.codec import clean, clean_text, copied, encode_checked
+from mainstay.model.command import CommandOptions, CommandResult
 from mainstay.model.event import AnyEvent
 from mainstay.model.llm import ModelChoice, ModelSettings, Usage
 from mainstay.model.message import InputContent, Message, Scalar
@@ -38,9 +56,10 @@ from mainstay.model.record import Ended, InputKind, Replied, Said, SteerBoundary
 from mainstay.model.session import Answer, CancelRequest, QueuedInput, SessionRow, ToolState, load_settings
 from mainstay.model.tool import OutcomeUnknown
 from mainstay.model.transcript import calls_of
-from mainstay.model.write import Accepted, Branch, CancelStatus, Resolved
+from mainstay.model.write import Accepted, Branch, CancelStatus, Configure, Resolved
 from mainstay.plugins.operations import OperationOutcome
 from mainstay.ports.provider import Provider
+from mainstay.processes.command import in_foreground, owner_of, prepared
 from mainstay.processes.handle import ProcessCall, ProcessHandle, Startable
 from mainstay.processes.service import Start
 from mainstay.sessions.cache import spent
@@ -345,6 +364,13 @@ class Session(Generic[T_co]):
             await self._edit(with_options(self._options or {}, self._metadata))
             self._options = self._metadata = None
 
+    async def _exist(self) -> None:
+        """Create the session if nothing was said to it yet: what ends with it can only end with one that is there."""
+        store = self._parts.store
+        if await store.session(self.id) is None:
+            with contextlib.suppress(StaleSettings):  # it was created meanwhile
+                await store.write(Configure(self.id, self.agent, b"", self._parts.clock.now(), b""))
+
     async def _edit(self, edit: SettingsEdit) -> None:
         await edit_settings(self._parts.store, self._parts.clock, self.id, self.agent, edit)
 
@@ -505,6 +531,43 @@ class Session(Generic[T_co]):
         self._parts.mode.check()
         await self._begin()
         return await self._processes.start(what, args, wake, Start(id, label))
+
+    @overload
+    async def command(
+        self, argv: Sequence[str], *, background_after: None = None, **options: Unpack[CommandOptions]
+    ) -> ProcessHandle[CommandResult]: ...
+    @overload
+    async def command(
+        self, argv: Sequence[str], *, background_after: float, **options: Unpack[CommandOptions]
+    ) -> ProcessHandle[CommandResult] | CommandResult: ...
+    async def command(
+        self, argv: Sequence[str], *, background_after: float | None = None, **options: Unpack[CommandOptions]
+    ) -> ProcessHandle[CommandResult] | CommandResult:
+        """Run a program for this session; its handle, once it runs. `options` are those of `CommandOptions`.
+
+        The command outlives the Runtime, also a crash of it. It ends with the session unless `owner` says "detached",
+        or "turn" for the turn that runs here now. `wake` says how the session hears of its end, as for `start`. The
+        same `key` is the same command. With `background_after`, the result if it comes within so many seconds.
+        """
+        self._parts.mode.check()
+        what = prepared(argv, options)
+        owner = owner_of(options, "session", ("turn", "session", "detached"))
+        await self._begin()
+        parent = None
+        if owner == "session":
+            await self._exist()
+            parent = session_parent(self.id)
+        if owner == "turn":
+            run = self._parts.cache.run(self.id)
+            if run is None:
+                raise InvalidCommand(f"owner='turn': session {self.id!r} has no turn that runs here: say 'session'")
+            run.start_children()
+            parent = run.turn_id
+        key = options.get("key")
+        name = None if key is None else f"{self.id}.command.{validate.name(key, 'key', InvalidCommand)}"
+        start = Start(name, options.get("label", ""), parent=parent, parent_end="cancel" if parent else "abandon")
+        handle = await self._processes.start(what, None, options.get("wake", "turn"), start)
+        return await in_foreground(handle, background_after)
 
     async def processes(self, status: str | Sequence[str] | None = None, **wanted: Any) -> Sequence[ProcessRow]:
         """The processes that this session may see, newest first; filters as for `runtime.processes.list`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from mainstay.engine.host import ClockSkew
 from mainstay.engine.waits import asked
@@ -21,12 +21,13 @@ SWEEP_SECONDS = 3600.0
 
 
 class TurnWatch:
-    """Open turns (`WatchedKind`), with the tasks that wait for their end."""
+    """Open turns (`WatchedKind`), with the tasks that wait for their end. `passive`: this Runtime goes on with none."""
 
     holds_suspects = False
 
-    def __init__(self, parts: SessionParts) -> None:
+    def __init__(self, parts: SessionParts, passive: bool = False) -> None:
         self._parts, self._turns, self._skew = parts, parts.turns, ClockSkew(parts.clock)
+        self._passive = passive
         self._trimmed = parts.clock.monotonic()
 
     async def read_open(self) -> Sequence[SessionRow]:
@@ -54,6 +55,8 @@ class TurnWatch:
         """Every turn without an owner is claimed in each poll."""
 
     async def end_due(self) -> None:
+        if self._passive:
+            return  # workers that go on with the turns end their waits
         now = self._skew.measure()
         for wait in await self._parts.store.waits(due=now + self._skew.back):
             for pending in await asked(self._parts.store, [wait]):
@@ -88,13 +91,14 @@ class TurnWatch:
                 await parts.outcomes.answer(session_id)
 
 
-async def sweep(store: Store) -> None:
-    """Delete blobs that nothing refers to. Several Runtimes may do this to one store at once: it takes each blob under
-    its lock, or not at all."""
+async def sweep(store: Store, sweep_jobs: Callable[[], Awaitable[int]]) -> None:
+    """Delete blobs that nothing refers to, and folders of commands that were pruned. Several Runtimes may do this to
+    one store at once: it takes each under its lock, or not at all."""
     try:
         swept = await store.sweep()
-    except StoreError as error:
-        log.warning("cannot sweep the blobs of the store, it is tried again in an hour: %s", error)
+        await sweep_jobs()
+    except (StoreError, OSError) as error:
+        log.warning("cannot sweep the store, it is tried again in an hour: %s", error)
     else:
         if swept:
             log.info("swept %d blobs that nothing refers to", swept)

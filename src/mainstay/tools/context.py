@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast, overload
 
 from mainstay.errors import ToolError, quoted
+from mainstay.model.command import CommandOptions, CommandResult
 from mainstay.model.message import NO_METADATA, Metadata
 from mainstay.model.process import ParentEnd, WakePolicy
 from mainstay.model.tool import Artifact, PreparedCall, ToolSpec
 from mainstay.ports.services import ToolHost
-from mainstay.ports.tool import Handle, Handles, StartOptions
+from mainstay.ports.tool import CommandHandle, Handle, Handles, StartOptions
 from mainstay.tools.artifacts import Artifacts, ArtifactStore, MemoryArtifacts, must_be_awaited
 
 if TYPE_CHECKING:
@@ -168,6 +169,28 @@ class ToolContext(Generic[Deps]):
         """
         must_be_awaited("a start", self.tool, "start_needs_async")
         return self.handles.start(what, args or {}, StartOptions(key, label, wake, grant, parent_end))
+
+    @overload
+    def command(
+        self, argv: Sequence[str], *, background_after: None = None, **options: Unpack[CommandOptions]
+    ) -> Coroutine[Any, Any, CommandHandle]: ...
+    @overload
+    def command(
+        self, argv: Sequence[str], *, background_after: float, **options: Unpack[CommandOptions]
+    ) -> Coroutine[Any, Any, CommandHandle | CommandResult]: ...
+    def command(
+        self, argv: Sequence[str], *, background_after: float | None = None, **options: Unpack[CommandOptions]
+    ) -> Coroutine[Any, Any, CommandHandle | CommandResult]:
+        """Run a program and get its handle, once it runs; await it. `options` are those of `CommandOptions`.
+
+        Its id derives from this call and `key`, or its number among the starts of the call: an attempt that is made
+        again finds the same command, running or ended. It ends with the session, or with the turn or process that this
+        tool runs in (`owner="turn"`), or with nothing ("detached"). With `background_after` the call waits for so many
+        seconds: it gives the result of a command that has ended by then, and the handle of one that has not, whose end
+        wakes the session unless `wake` says otherwise.
+        """
+        must_be_awaited("a command", self.tool, "start_needs_async")
+        return self.handles.command(argv, options, background_after)
 
     def progress(self, value: Any = None) -> None:
         """Show in the feed how far the call is. Live only: it is not stored and never reaches the model."""

@@ -13,8 +13,8 @@ import hashlib
 import hmac
 import inspect
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar, overload
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar, Unpack, overload
 from uuid import UUID
 
 import msgspec
@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from mainstay.errors import (
     Conflict,
     Diverged,
+    InvalidCommand,
     InvalidInput,
     InvalidProcess,
     NotFound,
@@ -31,6 +32,7 @@ from mainstay.errors import (
 )
 from mainstay.lifecycle.process import PROGRESS, SIGNAL, check_args, check_signal, declared
 from mainstay.model.codec import clean, clean_text, decode, encode, encode_checked
+from mainstay.model.command import CommandOptions, CommandResult
 from mainstay.model.message import Metadata
 from mainstay.model.process import (
     Event,
@@ -45,6 +47,7 @@ from mainstay.model.process import (
 from mainstay.model.record import Done, Segment, StepKind
 from mainstay.model.session import CancelRequest
 from mainstay.ports.process import ChildOptions
+from mainstay.processes.command import owner_of, prepared
 from mainstay.processes.function.calls import (
     FIRST,
     Call,
@@ -341,6 +344,35 @@ class ProcessContext(Generic[Deps]):
         """
         what, args, codec = read_start(what, args)
         return ChildHandle(self, await self._start(what, args, ChildOptions(parent_end, label, wake)), codec)
+
+    @overload
+    async def command(
+        self, argv: Sequence[str], *, background_after: None = None, **options: Unpack[CommandOptions]
+    ) -> ChildHandle[CommandResult]: ...
+    @overload
+    async def command(
+        self, argv: Sequence[str], *, background_after: float, **options: Unpack[CommandOptions]
+    ) -> ChildHandle[CommandResult] | CommandResult: ...
+    async def command(
+        self, argv: Sequence[str], *, background_after: float | None = None, **options: Unpack[CommandOptions]
+    ) -> ChildHandle[CommandResult] | CommandResult:
+        """Run a program, once however often this line is replayed. `options` are those of `CommandOptions`.
+
+        It is asked to stop when this process ends, unless `owner` says "detached". Its id derives from this line, and
+        takes no `key`. With `background_after`, the result if it comes within so many seconds.
+        """
+        what, owner = prepared(argv, options), owner_of(options, "process", ("process", "detached"))
+        if options.get("key") is not None:
+            raise InvalidCommand("a command of a durable function has its line as its key: leave key= out")
+        end: ParentEnd = "cancel" if owner == "process" else "abandon"
+        asked = ChildOptions(end, clean_text(options.get("label", "")), options.get("wake", "none"))
+        handle = ChildHandle[CommandResult](self, await self._start(what, {"argv": list(argv)}, asked), what.returns())
+        if background_after is None:
+            return handle
+        try:
+            return await handle.result(timeout=background_after)
+        except TimedOut:
+            return handle
 
     @recorded
     async def _start(

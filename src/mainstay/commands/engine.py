@@ -1,0 +1,688 @@
+"""The engine of commands: processes of kind "command", whose work lives outside of every Runtime.
+
+    registered ─▶ intent ──▶ spawned ──▶ identified ─▶ watched ─▶ ended ─▶ result
+                  the job    its shim    who it is,    the run    `status` in
+                  is named   has begun   in a fenced   rests      the folder
+                  on disk    it          write
+
+A run that finds the name of a job in its record adopts it, by what is in the folder:
+
+    `status` is there              the result, as if it had been watched
+    the lock is held               its shim lives: it is watched on. Nothing is counted: the work did not die
+    begun, no lock, no status      its shim was killed: what is left of it is ended and verified, and it is `lost`
+    not begun                      the folder is made void: no late shim begins anything there, and a new one is used
+    another boot, or no folder     it is `lost`, and nothing is killed: whatever has its numbers now is a stranger
+
+What decides is the shim's `status`, written once: a cancel that comes after the end finds it and changes nothing. A
+cancel kills; leaving the Runtime does not, unless the store is in memory, where nobody could find the command again.
+
+A command belongs to the machine that it was asked for on (`definition` of its registration). Elsewhere `knows` is
+False: it is left alone, `doctor` names the machine, and an operator may abandon it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import datetime
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from mainstay.commands.environment import check_names, environment
+from mainstay.commands.job import Answer, Beginning, Found, Job, Started, Status, own_boot
+from mainstay.commands.os_tree import Remains, end, end_lost
+from mainstay.commands.output import follow, read, summarize
+from mainstay.commands.spawner import Spawner, SpawnFailed, StartRequest, check
+from mainstay.errors import (
+    CommandsUnavailable,
+    InternalError,
+    InvalidCommand,
+    InvalidInput,
+    MainstayError,
+    StoreError,
+    TimedOut,
+    TooLarge,
+    TooManyCommands,
+)
+from mainstay.lifecycle.process import SIGNAL
+from mainstay.model.codec import clean_text
+from mainstay.model.command import (
+    COMMAND_KIND,
+    Cleanup,
+    Command,
+    CommandResult,
+    CommandSettings,
+    OutputChunk,
+    OutputQuery,
+)
+from mainstay.model.monitor import watch_events
+from mainstay.model.process import (
+    Abandoned,
+    Cancelled,
+    Event,
+    EventType,
+    Evidence,
+    ProcessOutcome,
+    ProcessRow,
+    Registration,
+    SessionOrigin,
+    Signal,
+    Success,
+)
+from mainstay.model.session import CancelRequest
+from mainstay.model.tool import Artifact
+from mainstay.ports.process import CancelRequested, EngineRun, Leaving
+from mainstay.ports.store import JobFolders, Store
+from mainstay.processes.command import CommandStart
+from mainstay.processes.tool import ARTIFACT
+
+log = logging.getLogger("mainstay.commands")
+
+Watching: TypeAlias = Callable[[EngineRun, Job, Command], Coroutine[Any, Any, None]]
+
+PROCESS_FILE = "process"
+"""In a job folder: the id of the process that it belongs to."""
+LABEL = 200
+"""Characters of a command line that are its label."""
+YOUNG = 3600.0
+"""Seconds for which a folder that no process names is believed to be about to be named."""
+WATCH_SECONDS = 5.0
+"""How long the watch of a command may take to tell the rest of its output."""
+CANCELLED = "cancelled"
+
+NOTHING_FOUND = Cleanup()
+
+STDIN, RESIZE, INTERRUPT = "stdin", "resize", "interrupt"
+
+_TEXT: dict[str, Any] = {"type": "string"}
+SIGNALS: dict[str, EventType] = {
+    STDIN: EventType(
+        f"{SIGNAL}{STDIN}",
+        {
+            "type": "object",
+            "properties": {"text": _TEXT, "base64": _TEXT, "close": {"type": "boolean"}},
+            "additionalProperties": False,
+        },
+    ),
+    RESIZE: EventType(
+        f"{SIGNAL}{RESIZE}",
+        {
+            "type": "object",
+            "properties": {"rows": {"type": "integer"}, "columns": {"type": "integer"}},
+            "required": ["rows", "columns"],
+            "additionalProperties": False,
+        },
+    ),
+    INTERRUPT: EventType(f"{SIGNAL}{INTERRUPT}"),
+}
+"""What may be written to a running command: bytes for its stdin and that there are no more, the size of its terminal, a
+signal for its process group, by name (INT if none is given)."""
+
+
+class CommandEngine:
+    """Runs the commands of one Runtime, on its event loop.
+
+    `_live` are the commands that run here or are about to, with their sessions ("" for none). `_values` are grants with
+    values of commands that have not begun, `_begun` resolves when one has, or never will.
+    """
+
+    kind = COMMAND_KIND
+    uses_deps = False
+    needs_definitions = False
+
+    def __init__(self, store: Store, settings: CommandSettings, watch: Watching | None = None) -> None:
+        self.store, self.settings, self.watch = store, settings, watch
+        self.host = socket.gethostname()
+        self.boot = own_boot() if sys.platform == "linux" else ""
+        self._spawner = Spawner()
+        self._live: dict[str, str] = {}
+        self._values: dict[str, dict[str, str]] = {}
+        self._begun: dict[str, asyncio.Future[None]] = {}
+
+    async def close(self) -> None:
+        """The Runtime is left: its spawner ends. The shims go on."""
+        await self._spawner.close()
+
+    # ------------------------------------------------------------------ starting
+
+    def draft(self, what: Any, args: Mapping[str, Any]) -> Registration | None:
+        if isinstance(what, Command):
+            what = CommandStart(what)
+        if not isinstance(what, CommandStart):
+            return None
+        self.jobs()
+        given = what.command
+        cwd = os.path.abspath(os.path.expanduser(given.cwd)) if given.cwd else os.getcwd()
+        limits = self.settings
+        command = replace(
+            given,
+            cwd=cwd,
+            timeout=_least(given.timeout, limits.seconds),
+            output_limit=_least(given.output_limit, limits.output_bytes),
+        )
+        check_names(command)
+        check(command.argv, self._environment(command, what.values), cwd)
+        label = command.display if len(command.display) <= LABEL else f"{command.display[: LABEL - 1]}…"
+        events = [SIGNALS[INTERRUPT], EventType(ARTIFACT), *watch_events(command.watch)]
+        events += [SIGNALS[STDIN]] if command.stdin or command.pty else []
+        events += [SIGNALS[RESIZE]] if command.pty else []
+        return Registration(
+            "", self.kind, "reattachable", what.name, self.host, msgspec.to_builtins(command), clean_text(label),
+            events=tuple(events),
+        )  # fmt: skip
+
+    def _environment(self, command: Command, values: Mapping[str, str]) -> dict[str, str]:
+        return environment(command, os.environ, values, self.settings.inherit)
+
+    def jobs(self) -> Path:
+        """The folder of job folders. Raises CommandsUnavailable where there can be none."""
+        if sys.platform != "linux":
+            raise CommandsUnavailable(f"commands run on Linux, and this is {sys.platform}")
+        if not isinstance(self.store, JobFolders):
+            raise CommandsUnavailable("this store keeps no folders for commands: use a file, or 'memory'")
+        return Path(self.store.jobs_folder())
+
+    @contextlib.contextmanager
+    def admitted(
+        self, registration: Registration, known: ProcessRow | None, what: Any
+    ) -> Generator[Callable[[], Awaitable[None]]]:
+        process_id, session_id = registration.id, _session_of(registration)
+        if known is None and process_id not in self._live:
+            self._check_room(session_id)
+        new = known is None and process_id not in self._live
+        if new:
+            self._live[process_id] = session_id
+            self._begun[process_id] = asyncio.get_running_loop().create_future()
+            if isinstance(what, CommandStart) and what.values:
+                self._values[process_id] = what.values
+        begun = self._begun.get(process_id)
+        try:
+            yield lambda: _until(begun)
+        except BaseException:  # also a cancellation: what was not registered must not count
+            if new and not _is_done(begun):
+                self._forget(process_id)
+            raise
+
+    def _check_room(self, session_id: str) -> None:
+        limits = self.settings
+        if len(self._live) >= limits.total:
+            raise TooManyCommands("commands of this Runtime", len(self._live), limits.total)
+        of_session = sum(1 for each in self._live.values() if each == session_id) if session_id else 0
+        if of_session >= limits.per_session:
+            raise TooManyCommands(f"commands of session {session_id!r}", of_session, limits.per_session)
+
+    def _forget(self, process_id: str) -> None:
+        self._live.pop(process_id, None)
+        self._values.pop(process_id, None)
+        self.has_begun(process_id)
+
+    def has_begun(self, process_id: str) -> None:
+        begun = self._begun.pop(process_id, None)
+        if begun is not None and not begun.done():
+            begun.set_result(None)
+
+    # ------------------------------------------------------------------ running
+
+    def knows(self, registration: Registration) -> bool:
+        """Those of this machine: nobody elsewhere could find their processes."""
+        return registration.definition == self.host and sys.platform == "linux"
+
+    async def run(self, run: EngineRun) -> ProcessOutcome:
+        process_id = run.registration.id
+        self._live[process_id] = _session_of(run.registration)
+        try:
+            return await CommandRun(self, run).go()
+        finally:
+            self._forget(process_id)
+
+    async def spawn(self, process_id: str, command: Command, job: Job, token: str) -> Started | str:
+        """Begin a command: who runs it, or why nothing does."""
+        try:
+            env = self._environment(command, self._values.get(process_id, {}))
+        except InvalidCommand as error:
+            return str(error)
+        request = StartRequest(
+            job.folder, token, command.argv, env, command.cwd, command.stdin, command.pty, command.timeout,
+            command.silence, command.output_limit, command.grace, command.strays,
+        )  # fmt: skip
+        started = await self._spawner.start(request)
+        return started.reason if isinstance(started, SpawnFailed) else started
+
+    # ------------------------------------------------------------------ output
+
+    async def read_output(
+        self, row: ProcessRow, query: OutputQuery, again: Callable[[], Awaitable[ProcessRow | None]]
+    ) -> AsyncIterator[OutputChunk]:
+        """What a command wrote, from an offset on: all that there is, or with `follow` until its end."""
+        job = self._find(row)
+        while job is None and query.follow and row.live:
+            await asyncio.sleep(0.05)
+            row = await again() or row
+            job = self._find(row)
+        if job is None or not await asyncio.to_thread(job.folder.is_dir):
+            yield _nothing(row, query)
+            return
+        after = query.after
+        if query.follow:
+            async for chunk in follow(job, query.stream, after, query.limit):
+                yield OutputChunk(*chunk)
+            return
+        while True:
+            chunk = await asyncio.to_thread(read, job, query.stream, after, query.limit)
+            if chunk.data or after == query.after:
+                yield OutputChunk(*chunk)
+            if not chunk.data or chunk.next == chunk.total:
+                return
+            after = chunk.next
+
+    def _find(self, row: ProcessRow) -> Job | None:
+        if not self.knows(row.registration):
+            raise CommandsUnavailable(f"command {row.id!r} is on host {row.registration.definition!r}: read it there")
+        name = _job_name(row.record.external_ref)
+        return None if name is None else Job(self.jobs() / name)
+
+    # ------------------------------------------------------------------ keeping house
+
+    async def sweep(self, young: float = YOUNG) -> int:
+        """Delete the folders of commands that were pruned, or that ended and whose session was deleted. How many."""
+        if not isinstance(self.store, JobFolders) or sys.platform != "linux":
+            return 0
+        count = 0
+        for folder in await asyncio.to_thread(_folders, self.jobs()):
+            if await self._is_over(folder, young) and await asyncio.to_thread(Job(folder).remove):
+                count += 1
+        return count
+
+    async def _is_over(self, folder: Path, young: float) -> bool:
+        process_id, age = await asyncio.to_thread(_named_by, folder)
+        row = None if process_id is None else await self.store.process(process_id)
+        if row is None or row.pruned is not None:
+            return row is not None or age >= young
+        if _job_name(row.record.external_ref) != folder.name:
+            return age >= young
+        if row.live or row.holder is None:
+            return False
+        session = await self.store.session(row.holder)
+        return session is not None and session.deleted
+
+
+class CommandRun:
+    """One command that this worker owns, from its claim to its end, or to where it is left."""
+
+    def __init__(self, engine: CommandEngine, run: EngineRun) -> None:
+        self._engine, self._run = engine, run
+        self._command = msgspec.convert(run.registration.input, Command)
+        self._started: Started | None = None
+
+    async def go(self) -> ProcessOutcome:
+        run = self._run
+        job = await (self._begin() if _job_name(run.record.external_ref) is None else self._adopt())
+        if not isinstance(job, Job):
+            return job
+        self._engine.has_begun(run.registration.id)
+        run.rest()
+        try:
+            status = await run.guard(self._watched(job))
+        except CancelRequested as asked:
+            return await self._killed(job, asked.request)
+        except Leaving:
+            if not self._outlives_us:
+                await end(job, "its Runtime was left, and its store was in memory", self._command.grace)
+            raise
+        return await self._lost(job) if status is None else await self._ended(job, status)
+
+    @property
+    def _outlives_us(self) -> bool:
+        store = self._engine.store
+        return isinstance(store, JobFolders) and store.outlives_us
+
+    # ------------------------------------------------------------------ beginning
+
+    async def _begin(self) -> Job | ProcessOutcome:
+        """Name a job on disk, begin the command there, and write down who it is."""
+        run, engine = self._run, self._engine
+        run.check()
+        jobs = engine.jobs()
+        name, token = Job.new_name(), secrets.token_hex(16)
+        job = Job(jobs / name)
+        reference = {
+            "job": name, "host": engine.host, "boot": engine.boot, "store": engine.store.identity(), "token": token,
+        }  # fmt: skip
+        await run.set_external_ref(reference)
+        await run.begin()
+        run.check()
+        try:
+            await asyncio.to_thread(_make, job, run.registration.id)
+        except OSError as error:
+            why = f"its job folder cannot be made: {error.strerror}"
+            return Success(msgspec.to_builtins(self._result("spawn_failed", reason=why)))
+        started = await engine.spawn(run.registration.id, self._command, job, token)
+        if isinstance(started, str):
+            return Success(msgspec.to_builtins(self._result("spawn_failed", reason=started)))
+        await self._identified(job, started)
+        return job
+
+    async def _identified(self, job: Job, started: Started) -> None:
+        self._started, run = started, self._run
+        known = run.record.external_ref
+        who = {
+            "pid": started.leader.pid, "pid_start": started.leader.start, "shim": started.shim.pid,
+            "shim_start": started.shim.start, "namespace": started.namespace, "started": started.time,
+        }  # fmt: skip
+        if any(known.get(name) != value for name, value in who.items()):
+            await run.set_external_ref(known | who)
+
+    # ------------------------------------------------------------------ adopting
+
+    async def _adopt(self) -> Job | ProcessOutcome:
+        """The job that an earlier run named: watched on, ended, lost, or never begun."""
+        run, engine = self._run, self._engine
+        reference = run.record.external_ref
+        job = Job(engine.jobs() / str(_job_name(reference)))
+        if reference.get("store") != engine.store.identity():
+            return await self._gone(job, "it was begun from another store, of which this one is a copy")
+        if reference.get("boot") != engine.boot:
+            return await self._gone(job, "the machine was started again since: nothing of it can live")
+        if not await asyncio.to_thread(job.folder.is_dir):
+            if "pid" not in reference:
+                return await self._begin()  # the folder is made after its name is on disk, and was not
+            return await self._gone(job, "its job folder is gone: nothing was looked for, and nothing was killed")
+        while job.status() is None and not job.held():
+            if job.beginning() is Beginning.STARTED:
+                return await self._lost(job)
+            if await asyncio.to_thread(job.void):
+                return await self._begin()
+            await asyncio.sleep(0.01)  # a shim came meanwhile
+        started = job.started()
+        if started is not None:
+            await self._identified(job, started)
+        return job
+
+    async def _gone(self, job: Job, why: str) -> ProcessOutcome:
+        """It cannot be found any more. What it left in its folder is its result, as far as that goes."""
+        status = await asyncio.to_thread(_status, job)
+        if status is not None:
+            return await self._ended(job, status)
+        return await self._given_up(job, Cleanup(note=why), why)
+
+    async def _lost(self, job: Job) -> ProcessOutcome:
+        """Its shim died without a status: end what is left of it, and only then say so."""
+        remains = await end_lost(job, self._command.grace)
+        return await self._remaining(job, remains)
+
+    async def _remaining(self, job: Job, remains: Remains) -> ProcessOutcome:
+        why = remains.note or f"its shim was killed; {len(remains.processes)} of its processes were found and ended"
+        found = len(remains.processes)
+        left = len(remains.survivors)
+        cleanup = Cleanup(found, found - left, left, remains.verified, _named(remains.processes), remains.note)
+        return await self._given_up(job, cleanup, why)
+
+    async def _given_up(self, job: Job, cleanup: Cleanup, why: str) -> ProcessOutcome:
+        result = await self._with_output(job, self._result("lost", reason=why, cleanup=cleanup, job=job))
+        run = self._run
+        evidence = Evidence("engine_gave_up", run.host.clock.now(), run.row.owner, why)
+        return Abandoned(evidence, msgspec.to_builtins(result))
+
+    # ------------------------------------------------------------------ watching
+
+    async def _watched(self, job: Job) -> Status | None:
+        """Wait for its end. Meanwhile, bring it what is written to it, and tell what is watched for."""
+        command, watch = self._command, self._engine.watch
+        pump = asyncio.ensure_future(self._pump(job))
+        told = None if watch is None or command.watch is None else asyncio.ensure_future(watch(self._run, job, command))
+        try:
+            status = await job.wait()
+            if told is not None:
+                await asyncio.wait({told}, timeout=WATCH_SECONDS)
+            return status
+        finally:
+            await _stopped(pump, told)
+
+    async def _pump(self, job: Job) -> None:
+        """Bring signals to the command in their order. Its shim knows those which it has applied before."""
+        async for each in self._run.signals():
+            try:
+                answer = await self._deliver(job, each)
+            except (TimedOut, TooLarge, InvalidInput) as error:
+                log.warning("signal %d of command %s was not delivered: %s", each.sequence, self._run.row.id, error)
+            else:
+                if answer is Answer.EXITED:
+                    return
+
+    async def _deliver(self, job: Job, each: Signal) -> Answer:
+        payload = each.payload if isinstance(each.payload, dict) else {}
+        if each.name == STDIN:
+            data, closes = stdin_bytes(payload), payload.get("close") is True
+            answer = Answer.OK
+            if data:
+                answer = await job.write_stdin(2 * each.sequence, data)
+            return await job.close_stdin(2 * each.sequence + 1) if closes else answer
+        if each.name == RESIZE:
+            return await job.resize(int(payload["rows"]), int(payload["columns"]))
+        if each.sequence <= self._applied():
+            return Answer.REPEATED
+        answer = await job.signal(signal_number(payload.get("signal", "INT")))
+        await self._run.set_external_ref(self._run.record.external_ref | {"interrupted": each.sequence})
+        return answer
+
+    def _applied(self) -> int:
+        """The last signal that was passed on to its process group: a shim remembers only what is written to stdin."""
+        return int(self._run.record.external_ref.get("interrupted", 0))
+
+    # ------------------------------------------------------------------ ending
+
+    async def _killed(self, job: Job, request: CancelRequest) -> ProcessOutcome:
+        """It was asked to end. What its shim wrote decides: it may have ended before."""
+        why = f"{CANCELLED} by {request.by or 'somebody'}" + (f": {request.reason}" if request.reason else "")
+        found = await end(job, " ".join(why.split()), self._command.grace)
+        if isinstance(found, Status):
+            return await self._ended(job, found, request)
+        outcome = await self._remaining(job, found)
+        value = outcome.value if isinstance(outcome, Abandoned) else None
+        return Cancelled(request.by, request.reason, True, value)
+
+    async def _ended(self, job: Job, status: Status, request: CancelRequest | None = None) -> ProcessOutcome:
+        result = await self._with_output(job, self._result_of(job, status))
+        request = request or self._run.record.cancel
+        if request is not None and status.end == "killed" and status.reason.startswith(CANCELLED):
+            return Cancelled(request.by, request.reason, False, msgspec.to_builtins(result))
+        return Success(msgspec.to_builtins(result))
+
+    def _result_of(self, job: Job, status: Status) -> CommandResult:
+        known: Any = (
+            status.end if status.end in ("exited", "signaled", "killed", "timed_out", "spawn_failed") else "lost"
+        )
+        left = status.found - status.survivors if status.strays == "left" else 0
+        cleanup = Cleanup(
+            status.found,
+            0 if status.strays == "left" else status.found - status.survivors,
+            left or status.survivors,
+            not status.survivors and status.strays != "left",
+            _named(status.processes),
+        )
+        number = status.signal
+        return self._result(
+            known,
+            reason=status.reason,
+            cleanup=cleanup,
+            job=job,
+            exit_code=status.code,
+            signal=None if number is None else signal_name(number),
+            signal_number=number,
+            timed_out=known == "timed_out",
+            ended_at=_stamp(status.ended),
+            duration_ms=round(status.duration * 1000),
+            dropped_bytes=status.dropped,
+            drain="complete" if status.drained else "incomplete",
+            artifact_error=status.error,
+        )
+
+    def _result(
+        self, status: Any, *, reason: str, cleanup: Cleanup = NOTHING_FOUND, job: Job | None = None, **more: Any
+    ) -> CommandResult:
+        command, started = self._command, self._started
+        if started is None and job is not None:
+            with contextlib.suppress(OSError, InternalError):
+                started = job.started()
+        who: dict[str, Any] = {}
+        if started is not None:
+            pid = started.leader.pid
+            who = {"pid": pid, "process_group_id": pid, "started_at": _stamp(started.time)}
+        return CommandResult(
+            self._run.registration.id,
+            status,
+            command.display,
+            command.cwd,
+            reason=reason,
+            cleanup=cleanup,
+            pty=command.pty is not None,
+            **who,
+            **more,
+        )
+
+    async def _with_output(self, job: Job, result: CommandResult) -> CommandResult:
+        """The result with head and tail of what it wrote. It arrives also where that cannot be read or kept."""
+        settings, run = self._engine.settings, self._run
+        try:
+            summary = await summarize(job, settings.head, settings.tail)
+        except (OSError, MainstayError) as error:
+            return replace(result, artifact_error=result.artifact_error or f"its output cannot be read: {error}")
+        found: dict[str, Any] = {}
+        for name in ("stdout", "stderr"):
+            stream = getattr(summary, name)
+            text = f"{stream.head}\n…\n{stream.tail}" if stream.truncated else stream.head
+            found |= {
+                name: clean_text(text),
+                f"{name}_truncated": stream.truncated,
+                f"{name}_bytes": stream.bytes,
+                f"{name}_lines": stream.lines,
+                f"{name}_sha256": stream.sha256,
+                f"{name}_path": str(job.folder / name) if stream.bytes else "",
+            }
+            if stream.truncated:
+                try:
+                    digest, size = await run.journal.keep_file(str(job.folder / name), patient=False)
+                except (StoreError, InvalidInput, OSError) as error:
+                    found["artifact_error"] = f"{name} could not be kept as an artifact: {error}"
+                else:
+                    artifact = Artifact(f"{run.registration.id}.{name}", digest, size)
+                    run.journal.event(Event(ARTIFACT, msgspec.to_builtins(artifact), run.host.clock.now()))
+        return replace(result, **found)
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def _least(one: Any, other: Any) -> Any:
+    return min((each for each in (one, other) if each is not None), default=None)
+
+
+def _session_of(registration: Registration) -> str:
+    origin = registration.origin
+    return origin.session_id if isinstance(origin, SessionOrigin) else ""
+
+
+def _job_name(reference: Any) -> str | None:
+    """The name of a job folder in a reference, which anybody may have written: no path, and nothing hidden."""
+    name = reference.get("job") if isinstance(reference, dict) else None
+    return name if isinstance(name, str) and name.isalnum() else None
+
+
+def _make(job: Job, process_id: str) -> None:
+    job.create()
+    (job.folder / PROCESS_FILE).write_text(process_id, encoding="utf-8")
+
+
+def _folders(jobs: Path) -> list[Path]:
+    with os.scandir(jobs) as found:
+        return [Path(each.path) for each in found if each.is_dir(follow_symlinks=False)]
+
+
+def _named_by(folder: Path) -> tuple[str | None, float]:
+    """The process that a job folder names, and how old the folder is, in seconds."""
+    try:
+        age = time.time() - folder.stat().st_mtime
+        return (folder / PROCESS_FILE).read_text(encoding="utf-8"), age
+    except (OSError, UnicodeDecodeError):
+        with contextlib.suppress(OSError):
+            return None, time.time() - folder.stat().st_mtime
+        return None, 0.0
+
+
+def _status(job: Job) -> Status | None:
+    with contextlib.suppress(OSError):
+        return job.status()
+    return None
+
+
+def _nothing(row: ProcessRow, query: OutputQuery) -> OutputChunk:
+    """What there is to read of a command without a folder: nothing yet, or nothing any more."""
+    if query.after:
+        raise InvalidInput(f"offset {query.after} is not within the 0 bytes of {query.stream}")
+    if not row.live and _job_name(row.record.external_ref) is not None:
+        raise CommandsUnavailable(f"the output of command {row.id!r} is not here any more: it was removed")
+    return OutputChunk(b"", 0, 0, not row.live)
+
+
+def _named(processes: tuple[Found, ...]) -> tuple[str, ...]:
+    return tuple([clean_text(f"{each.pid} {each.name}") for each in processes])
+
+
+def _stamp(milliseconds: int) -> str:
+    at = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
+
+
+def signal_number(name: object) -> int:
+    text = str(name).upper()
+    found = getattr(signal, text if text.startswith("SIG") else f"SIG{text}", None)
+    if not isinstance(found, signal.Signals):
+        raise InvalidInput(f"there is no signal {name!r}")
+    return int(found)
+
+
+def stdin_bytes(payload: Mapping[str, Any]) -> bytes:
+    """The bytes that a signal brings to stdin."""
+    try:
+        return str(payload.get("text", "")).encode() + base64.b64decode(payload.get("base64", ""), validate=True)
+    except binascii.Error as error:
+        raise InvalidInput(f"signal stdin: base64 cannot be read: {error}") from None
+
+
+async def _until(begun: asyncio.Future[None] | None) -> None:
+    if begun is not None:
+        await asyncio.shield(begun)
+
+
+def _is_done(begun: asyncio.Future[None] | None) -> bool:
+    return begun is None or begun.done()
+
+
+async def _stopped(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancel these, and wait for them."""
+    left = [task for task in tasks if task is not None]
+    for task in left:
+        task.cancel()
+    for found in await asyncio.gather(*left, return_exceptions=True):
+        if isinstance(found, Exception):
+            log.warning("what goes on beside a command ended with %s: %s", type(found).__name__, found)
