@@ -24,11 +24,11 @@ OTHERS := 3.11 3.12 3.13 3.14
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo lint types imports check quick test test-all test-wire mutants soak fuzz cover bench bench-peers format clean \
+.PHONY: help setup demo lint types imports check quick test test-all test-wire test-commands mutants soak fuzz cover bench bench-peers format clean \
         $(addprefix smoke-,$(OTHERS))
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Set-up
 
@@ -120,6 +120,9 @@ $(WIRE): pyproject.toml
 
 test-wire: $(WIRE) ## Our readers against the official SDKs, on the same bytes
 	MAINSTAY_REQUIRE=wire $(VENV)-wire/bin/python -m pytest -q --inline-snapshot=disable -W default tests/oracles
+
+test-commands: $(DEV) ## Everything about OS commands at full size: gigabytes of output, hundreds of commands
+	MAINSTAY_COMMANDS=whole $(PYTEST) -n $(JOBS) tests/commands
 
 mutants: $(DEV) ## Break the code on purpose; each break must turn the crash matrix red
 	$(BIN)/python tests/mutants/run.py

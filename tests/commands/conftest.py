@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from mainstay.commands.job import Job, Started, Status
 from mainstay.commands.spawner import Spawner, SpawnFailed, StartRequest, check
-from tests.kit import until
+from tests.kit import SOON
 
 MARK = f"test-{os.getpid()}-"
 """Every token of this worker's commands begins with it."""
@@ -24,6 +25,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents and sys.platform != "linux":
             item.add_marker(pytest.mark.skip(reason="commands run on Linux"))
+
+
+WHOLE = os.environ.get("MAINSTAY_COMMANDS") == "whole"
+
+
+def size(part: int, whole: int) -> int:
+    """How much of something a test takes: in the gate, and in `make test-commands`."""
+    return whole if WHOLE else part
 
 
 class Commands:
@@ -81,9 +90,12 @@ async def commands(tmp_path: Path) -> AsyncIterator[Commands]:
 
 
 @pytest.fixture(autouse=True)
-async def nothing_left(tmp_path: Path) -> AsyncIterator[None]:
+def nothing_left(tmp_path: Path) -> Iterator[None]:
     yield
-    await until(lambda: not left_behind(tmp_path))
+    end = time.monotonic() + SOON
+    while found := left_behind(tmp_path):
+        assert time.monotonic() < end, found
+        time.sleep(0.005)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,6 +17,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import signal
 import socket
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mainstay.commands import shim
-from mainstay.errors import InternalError, TimedOut, TooLarge
+from mainstay.errors import InternalError, InvalidInput, TimedOut, TooLarge
 
 ANSWER_SECONDS = 10.0
 POLL = 0.01
@@ -116,7 +117,7 @@ class Answer(Enum):
     """The command takes no input: it was given none, it closed it, or it was closed."""
     EXITED = "exited"
     UNSUPPORTED = "unsupported"
-    """It has no terminal."""
+    """It has no terminal, or may not be signalled."""
 
 
 class Job:
@@ -252,15 +253,21 @@ class Job:
         return await self._ask(shim.CLOSE_STDIN, number.to_bytes(8, "little"))
 
     async def resize(self, rows: int, columns: int) -> Answer:
+        """Change the size of the command's terminal; it gets a WINCH."""
+        if not (0 < rows < 1 << 16 and 0 < columns < 1 << 16):
+            raise InvalidInput(f"a terminal cannot have {rows} rows of {columns} columns")
         return await self._ask(shim.RESIZE, b"%d %d" % (rows, columns))
 
     async def signal(self, number: int) -> Answer:
         """Signal the process group of the leader."""
+        if number not in signal.valid_signals():
+            raise InvalidInput(f"there is no signal {number}")
         return await self._ask(shim.SIGNAL, b"%d" % number)
 
     async def kill(self, reason: str, grace: float) -> Status | None:
         """End the command and everything that it began: TERM, `grace`, KILL. Returns when they are dead, also if the
         command ended before; None if the shim is gone and left no status."""
+        grace = max(0.0, grace)
         connection = await self._connect()
         if connection is not None:
             with connection:

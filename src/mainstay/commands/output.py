@@ -15,7 +15,7 @@ import codecs
 import hashlib
 import os
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
@@ -66,9 +66,13 @@ class StreamSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
+    """Both streams in sum. `missing` is how many bytes the shim wrote that are not in the files: it is 0 unless the
+    machine lost power, or somebody deleted them."""
+
     stdout: StreamSummary
     stderr: StreamSummary
     combined_sha256: str
+    missing: int
 
 
 def read(job: Job, stream: Stream, after: int = 0, limit: int = BLOCK) -> Chunk:
@@ -99,7 +103,7 @@ def read(job: Job, stream: Stream, after: int = 0, limit: int = BLOCK) -> Chunk:
     return Chunk(data, end, total, ended and end == total)
 
 
-async def follow(job: Job, stream: Stream, after: int = 0, limit: int = BLOCK) -> AsyncIterator[Chunk]:
+async def follow(job: Job, stream: Stream, after: int = 0, limit: int = BLOCK) -> AsyncGenerator[Chunk, None]:
     """Bytes from an offset on as they come, until the end. The last chunk may be empty; it has `eof`."""
     async with aclosing(job.news()) as news:
         while True:
@@ -263,4 +267,7 @@ def _summarize(job: Job, head: int, tail: int) -> Summary:
                 sums[piece.stream].add(data)
                 combined.update(data)
                 done += len(data)
-    return Summary(sums["stdout"].summary(), sums["stderr"].summary(), combined.hexdigest())
+    out, err = sums["stdout"].summary(), sums["stderr"].summary()
+    status = job.status()
+    missing = max(0, status.stdout - out.bytes) + max(0, status.stderr - err.bytes) if status is not None else 0
+    return Summary(out, err, combined.hexdigest(), missing)

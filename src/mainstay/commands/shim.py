@@ -206,7 +206,11 @@ def _read(path: str) -> bytes:
 
 
 def _named(name: bytes) -> None:
-    fd = os.open("/proc/self/comm", os.O_WRONLY | os.O_CLOEXEC)
+    """How `ps` shows it. A system that does not allow this has its own reasons."""
+    try:
+        fd = os.open("/proc/self/comm", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return
     os.write(fd, name)
     os.close(fd)
 
@@ -614,7 +618,7 @@ class Shim:
                 self._kill(b"timed_out silence", self.grace)
         if self.phase == SETTLING and not self.childless:
             if self.option[b"strays"] == b"leave":
-                self._signal_tree(0)
+                self._signal_tree()
                 self.strays, self.phase = b"left", DRAINING
             elif now >= self.deadline:
                 self.strays = b"killed"
@@ -656,18 +660,28 @@ class Shim:
 
     def _terminate(self, grace: float) -> None:
         if grace > 0:
-            self._signal_tree(_signal.SIGTERM)
-            self._signal_tree(_signal.SIGCONT)  # a stopped process takes its TERM only when it goes on
+            self._signal_tree(_signal.SIGTERM, _signal.SIGCONT)  # a stopped process takes its TERM when it goes on
         self.phase, self.deadline = TERMINATING, time.monotonic() + grace
 
-    def _signal_tree(self, number: int) -> int:
-        """Signal every living descendant (0: only note them); how many there are."""
+    def _signal_tree(self, *numbers: int) -> int:
+        """Signal every living descendant, and note it; how many there are."""
         children: dict[int, list[tuple[int, int, bytes, bytes]]] = {}
+        groups: set[int] = set()
         for name in os.listdir("/proc"):
             if name[0] in "123456789":
                 stat = stat_of(int(name))
                 if stat is not None:
                     children.setdefault(stat[1], []).append((int(name), stat[4], stat[0], stat[5]))
+                    if stat[1] == os.getpid():
+                        groups.add(stat[2])
+        if _signal.SIGKILL in numbers:
+            # At once for all members, so that none forks away meanwhile. The numbers of these groups are not another's:
+            # a child of ours is in each, and is not reaped before this returns.
+            for group in groups - {os.getpgrp()}:
+                try:
+                    os.killpg(group, _signal.SIGKILL)
+                except OSError:
+                    pass
         living, parents = 0, [os.getpid()]
         while parents:
             for pid, start, state, comm in children.pop(parents.pop(), ()):
@@ -676,7 +690,7 @@ class Shim:
                     continue
                 living += 1
                 self.found.setdefault((pid, start), comm)
-                if number:
+                for number in numbers:
                     send_signal(pid, start, number)
         return living
 
@@ -795,7 +809,11 @@ class Shim:
                 connection.parked = received[4], bytes(received[5 : 4 + size])
                 del received[: 4 + size]
             request, connection.parked = connection.parked, None  # what it changes may let another one go on
-            answer = self._answer(connection, *request)
+            try:
+                answer = self._answer(connection, *request)
+            except (ValueError, OverflowError):
+                self._drop(connection)
+                return
             if answer is None:
                 connection.parked = request
                 return
@@ -817,7 +835,10 @@ class Shim:
         if self.leader_status is not None:
             return b"exited"
         if code == SIGNAL:
-            os.killpg(self.leader, int(body))
+            try:
+                os.killpg(self.leader, int(body))
+            except OSError:
+                return b"unsupported"
             return b"ok"
         if code == RESIZE and self.terminal >= 0:
             rows, _, columns = body.partition(b" ")

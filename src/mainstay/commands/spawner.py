@@ -15,14 +15,16 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from mainstay.commands import shim
 from mainstay.commands.job import Beginning, Job, Started, parse_started
 from mainstay.errors import CommandsUnavailable, InvalidCommand, RuntimeClosed, quoted
+
+T = TypeVar("T")
 
 AT_ONCE = 32
 """Requests that are with the spawner at a time: each is an open socket here and there."""
@@ -201,8 +203,8 @@ class Spawner:
             if self._process is not None and self._process.poll() is not None:
                 await self._end()
             if self._socket is None:
-                self._process, requests = await asyncio.to_thread(_begin_spawner)
-                self._socket = requests
+                await _in_thread(self._begin)
+            assert self._socket is not None
             return self._socket
 
     async def _reopen(self, broken: socket.socket) -> None:
@@ -215,12 +217,26 @@ class Spawner:
             if trouble and process.returncode not in (0, -signal.SIGKILL, -signal.SIGTERM):
                 raise CommandsUnavailable(f"the spawner of commands ended: {trouble}")
 
+    def _begin(self) -> None:
+        self._process, self._socket = _begin_spawner()
+
     async def _end(self) -> str:
+        """The last line of what the spawner complained of."""
         process, requests = self._process, self._socket
         self._process = self._socket = None
         if requests is not None:
             requests.close()
-        return await asyncio.to_thread(_reap, process) if process is not None else ""
+        return await _in_thread(lambda: _reap(process)) if process is not None else ""
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    """Run it in a thread, to its end also if we are cancelled: it holds a process."""
+    running = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
 
 
 def _begin_spawner() -> tuple[subprocess.Popen[bytes], socket.socket]:

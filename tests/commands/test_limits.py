@@ -1,0 +1,148 @@
+"""Limits and terminals: they hold in the shim, whether a Runtime lives or not."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from mainstay.commands.job import Answer, Job
+from mainstay.errors import InvalidInput
+from tests.commands.conftest import Commands, ended
+from tests.kit import until
+
+
+def stdout(job: Job) -> bytes:
+    return (job.folder / "stdout").read_bytes()
+
+
+async def test_time_that_is_over_ends_the_tree(commands: Commands) -> None:
+    status = await commands.end("sh", "-c", "sleep 100 & sleep 100", timeout=0.05, grace=60)
+
+    assert (status.end, status.reason, status.signal) == ("timed_out", "wall", signal.SIGTERM)
+    assert status.duration >= 0.05
+    assert status.survivors == 0
+
+
+async def test_command_that_ends_in_time_is_not_timed_out(commands: Commands) -> None:
+    status = await commands.end("true", timeout=3600, silence=3600, output_limit=1)
+
+    assert (status.end, status.code, status.reason) == ("exited", 0, "")
+
+
+async def test_silence_ends_a_command_that_said_something_before(commands: Commands) -> None:
+    job = await commands.start("sh", "-c", "echo still here; exec sleep 100", silence=0.3, grace=60)
+    status = await ended(job)
+
+    assert (status.end, status.reason) == ("timed_out", "silence")
+    assert stdout(job) in (b"still here\n", b"")  # on a very busy machine it was silent from the beginning
+
+
+async def test_output_over_the_limit_ends_the_command_and_is_kept_up_to_it(commands: Commands) -> None:
+    job = await commands.start("yes", output_limit=100_000, grace=60)
+    status = await ended(job)
+
+    assert (status.end, status.reason, status.stdout) == ("killed", "output_limit", 100_000)
+    assert stdout(job) == b"y\n" * 50_000
+    assert status.dropped > 0
+
+
+async def test_limit_is_of_both_streams_together(commands: Commands) -> None:
+    job = await commands.start("sh", "-c", "printf 12345; printf 67890 >&2; exec sleep 100", output_limit=9, grace=60)
+    status = await ended(job)
+
+    assert (status.end, status.reason, status.stdout + status.stderr, status.dropped) == (
+        "killed",
+        "output_limit",
+        9,
+        1,
+    )
+
+
+async def test_output_at_the_limit_is_no_offence(commands: Commands) -> None:
+    status = await commands.end("printf", "12345", output_limit=5)
+
+    assert (status.end, status.stdout, status.dropped) == ("exited", 5, 0)
+
+
+async def test_limits_hold_while_nobody_watches(commands: Commands) -> None:
+    job = await commands.start("sleep", "100", timeout=0.2, grace=60)
+    await commands.spawner.close()
+
+    assert (await ended(job)).end == "timed_out"
+
+
+async def test_large_input_and_output_at_once(commands: Commands) -> None:
+    job = await commands.start("cat", stdin=True)
+    block = bytes(range(256)) * 4000
+    for number in range(1, 9):
+        assert await job.write_stdin(number, block) is Answer.OK
+    assert await job.close_stdin(9) is Answer.OK
+    status = await ended(job)
+
+    assert (status.code, status.stdout) == (0, 8 * len(block))
+    assert stdout(job) == 8 * block
+
+
+# ---------------------------------------------------------------------- terminals
+
+ECHO = """
+import os, signal, sys
+def size(*_): print("size %d %d" % (os.get_terminal_size().lines, os.get_terminal_size().columns), flush=True)
+signal.signal(signal.SIGWINCH, size)
+print(os.isatty(0), os.isatty(1), os.isatty(2), os.ttyname(0) == os.ctermid() or os.open("/dev/tty", os.O_RDWR) > 2)
+size()
+while True:
+    line = sys.stdin.readline()
+    if not line:
+        break
+    print("line", line.strip(), flush=True)
+print("end", file=sys.stderr)
+"""
+
+
+async def test_terminal_has_one_stream_a_size_and_an_end(commands: Commands) -> None:
+    job = await commands.python(ECHO, pty=(24, 80))
+    await until(lambda: b"size 24 80" in stdout(job))
+    assert await job.resize(50, 132) is Answer.OK
+    await until(lambda: b"size 50 132" in stdout(job))
+    assert await job.write_stdin(1, b"hello\n") is Answer.OK
+    await until(lambda: b"line hello" in stdout(job))
+    assert await job.close_stdin(2) is Answer.OK
+    status = await ended(job)
+
+    assert (status.end, status.code, status.stderr, status.drained) == ("exited", 0, 0, True)
+    assert stdout(job).startswith(b"True True True True\r\n")
+    assert stdout(job).endswith(b"end\r\n")
+
+
+async def test_interrupt_key_reaches_what_is_in_the_foreground(commands: Commands) -> None:
+    job = await commands.start("sh", "-c", "echo ready; exec sleep 100", pty=(24, 80))
+    await until(lambda: b"ready" in stdout(job))
+    assert await job.write_stdin(1, b"\x03") is Answer.OK
+    status = await ended(job)
+
+    assert (status.end, status.signal) == ("signaled", signal.SIGINT)
+
+
+async def test_kill_ends_a_terminal(commands: Commands) -> None:
+    job = await commands.start("sh", "-c", "echo ready; sleep 100; echo after", pty=(24, 80))
+    await until(lambda: b"ready" in stdout(job))
+    status = await job.kill("enough", 60)
+
+    assert status is not None
+    assert (status.end, status.survivors) == ("killed", 0)
+    assert stdout(job) == b"ready\r\n"
+
+
+async def test_without_a_terminal_there_is_no_size(commands: Commands) -> None:
+    job = await commands.start("sleep", "100")
+
+    assert await job.resize(10, 10) is Answer.UNSUPPORTED
+    for rows, columns in ((0, 80), (24, 1 << 16), (-1, 80)):
+        with pytest.raises(InvalidInput, match="rows"):
+            await job.resize(rows, columns)
+    for number in (0, -1, 999):
+        with pytest.raises(InvalidInput, match="no signal"):
+            await job.signal(number)
+    assert await job.kill("enough", 60)
