@@ -25,6 +25,7 @@
     │   ├── ProcessEnded        it is over: it takes no signal and needs no cancel
     │   ├── WrongAuthority      who says how it ended may not
     │   ├── ProcessShared       a session sees it, and has no right to end it
+    │   ├── ProcessRefused      the host's policy does not let a session do that with it
     │   ├── TooManyCommands     as many commands run as may run at once
     │   └── HeadMoved           another writer committed first
     ├── NotFound
@@ -285,6 +286,18 @@ class ProcessShared(Conflict):
             f"process {process_id!r} is shared with session {session_id!r} and not its own: the session that started "
             "it, or the host, says when it ends"
         )
+
+
+class ProcessRefused(Conflict):
+    """The host's policy does not let this session start, await or signal the process, or could not say. Nothing was
+    done."""
+
+    code = "process_refused"
+
+    def __init__(self, verb: str, name: str, session_id: str, reason: str = "") -> None:
+        self.verb, self.name, self.session_id, self.reason = verb, name, session_id, reason
+        why = f": {reason}" if reason else ""
+        super().__init__(f"session {session_id!r} may not {verb} {name!r}, by the policy of its host{why}")
 
 
 class TooManyCommands(Conflict):

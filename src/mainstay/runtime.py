@@ -50,7 +50,7 @@ from mainstay.ports.services import TraceSink
 from mainstay.ports.store import OnDisk, Store, WorkerSockets
 from mainstay.processes.command import in_foreground, owner_of, prepared
 from mainstay.processes.function.engine import FunctionEngine, Process, by_definition
-from mainstay.processes.handle import CancelPolicy, ProcessCall, ProcessHandle, Startable
+from mainstay.processes.handle import CancelPolicy, ProcessCall, ProcessHandle, ProcessPolicy, Startable
 from mainstay.processes.local import ExternalEngine, LocalEngine
 from mainstay.processes.service import ProcessService, Start
 from mainstay.processes.tool import ToolEngine
@@ -104,6 +104,7 @@ class Runtime:
         concurrency: int = CONCURRENCY,
         cache_bytes: int = CACHE_BYTES,
         cancel_policy: CancelPolicy | None = None,
+        process_policy: ProcessPolicy | None = None,
         input_filters: Mapping[str, Plugin | Iterable[Plugin]] | None = None,
         input_secret: bytes | str | None = None,
         recover: bool = True,
@@ -125,6 +126,9 @@ class Runtime:
         self._random: Random = SystemRandom() if random is None else able(random, "random", "bits")
         self._trace = None if trace is None else able(trace, "trace", "write")
         self._cancel_policy = None if cancel_policy is None else able(cancel_policy, "cancel_policy", "cancel")
+        self._process_policy = (
+            None if process_policy is None else able(process_policy, "process_policy", "sees", "check")
+        )
         self._make_deps = function_of_caller(deps, "deps")
         self._deps = deps if self._make_deps is None else None
         self._recover = validate.flag(recover, "recover", InvalidDefinition)
@@ -262,7 +266,7 @@ class Runtime:
             filter_message=lambda row, text: agents.filter_message(row, text),
         )
         work = ProcessWorker(dispatcher, supervisor, mode, events, passive, self._concurrency)
-        processes = ProcessService(work, self._cancel_policy)
+        processes = ProcessService(work, self._cancel_policy, self._process_policy)
         commands = CommandEngine(store, self._commands)
         local = LocalEngine(store, worker.id, lambda: worker.alive)
         tasks = TaskTable(local, processes, supervisor)

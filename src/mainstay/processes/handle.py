@@ -2,15 +2,15 @@
 
     {"__handle__": "process", "id": "nightly-1"}
 
-`CancelPolicy` lets a host decide who may cancel a process that a session did not start in the run at hand. Without one,
-a model may cancel what its session sees (`cancel_process`), and plugins and tools end what is the session's own
-(`ctx.host.cancel_background_task` and its kin).
+`ProcessPolicy` lets a host narrow what sessions see of processes and do with them; `CancelPolicy`, who may cancel one
+that a session did not start in the run at hand. Without the latter, a model may cancel what its session sees
+(`cancel_process`), and plugins and tools end what is the session's own (`ctx.host.cancel_background_task` and its kin).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -19,6 +19,7 @@ from msgspec import Struct
 from mainstay.errors import InvalidProcess, ProcessAbandoned, ProcessCancelled, ProcessFailed, ProcessPruned, quoted
 from mainstay.lifecycle.process import check_process_id
 from mainstay.model.command import READ_BYTES, RESULT, CommandResult, Output, OutputQuery, Stream, read_query
+from mainstay.model.message import NO_METADATA, Metadata
 from mainstay.model.process import AwaitOutput, ProcessEvent, ProcessRow, ProcessState
 from mainstay.tools.revive import ValueCodec, revived, value_codec
 from mainstay.wire import handle_json, parse_handle
@@ -238,6 +239,43 @@ class CancelAsk(Struct, frozen=True):
     handle: Any = None
     reason: str = BY_HANDLE
     granted: bool = False
+
+
+ProcessVerb: TypeAlias = Literal["start", "await", "signal"]
+
+
+class ProcessAsk(Struct, frozen=True):
+    """A session wants to start, await or signal a process, in call `call_id`; "" where a plugin does.
+
+    `name` is what is to be started, or the signal. `data` are the arguments, of a command all that it is to be; or
+    what the signal says. `process` is the process as it is, None where it is to be started. `metadata` says whom the
+    session works for.
+    """
+
+    verb: ProcessVerb
+    session_id: str
+    call_id: str = ""
+    name: str = ""
+    data: Any = None
+    process: ProcessRow | None = None
+    metadata: Metadata = NO_METADATA
+
+
+class ProcessPolicy:
+    """A host's own rules for what sessions may do with processes: `Runtime(process_policy=…)`. Override what you need;
+    each method may be async.
+
+    It is asked about what models, tools and plugins do in a session, never about calls of the host. It can narrow what
+    a session may do, and never widen it. What it raises refuses the wish, in its words. Cancels are `CancelPolicy`'s.
+    """
+
+    def sees(self, session_id: str, process: ProcessRow) -> bool | Awaitable[bool]:
+        """Whether a session may see a process that it was granted: list, await, signal and cancel it. Not asked about
+        what the run at hand has started itself."""
+        return True
+
+    def check(self, ask: ProcessAsk) -> Awaitable[None] | None:
+        """Raise ToolError, or anything else, to refuse a start, an await or a signal."""
 
 
 class CancelPolicy(Protocol):

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, cast, get_args, overload
 
 import msgspec
 from msgspec import Struct
 
 from mainstay.engine.waiters import current_metadata, in_hand, wake_depth
-from mainstay.errors import InvalidInput, InvalidProcess, ProcessEnded, ProcessStuck, TimedOut, quoted
+from mainstay.errors import (
+    InvalidInput,
+    InvalidProcess,
+    ProcessEnded,
+    ProcessRefused,
+    ProcessStuck,
+    TimedOut,
+    ToolError,
+    quoted,
+)
 from mainstay.lifecycle.process import (
     ABANDON_REQUESTED,
     CALLER_DEPARTED,
@@ -26,7 +36,7 @@ from mainstay.lifecycle.process import (
     readable,
 )
 from mainstay.model import validate
-from mainstay.model.codec import clean, clean_text, encode_checked
+from mainstay.model.codec import clean, clean_text, copied, encode_checked, error_text
 from mainstay.model.command import COMMAND_KIND, Output, OutputChunk, OutputQuery
 from mainstay.model.ids import check_session_id, mint
 from mainstay.model.message import Scalar
@@ -78,7 +88,9 @@ from mainstay.ports.store import Store
 from mainstay.processes.handle import (
     CancelAsk,
     CancelPolicy,
+    ProcessAsk,
     ProcessHandle,
+    ProcessPolicy,
     SignalReceipt,
     Startable,
     handle_id,
@@ -112,14 +124,18 @@ class Start(Struct, frozen=True):
     env: str | None = None
     metadata: dict[str, Scalar] | None = None
     """Whom it is for; None: whom the work at hand is for."""
+    asker: ProcessAsk | None = None
+    """That a session wants it, for the host's policy; None: the host does."""
 
 
 class ProcessService:
     """The processes of a store. Everything here works on any process, whichever worker owns it."""
 
-    def __init__(self, worker: ProcessWorker, cancel_policy: CancelPolicy | None = None) -> None:
+    def __init__(
+        self, worker: ProcessWorker, cancel_policy: CancelPolicy | None = None, policy: ProcessPolicy | None = None
+    ) -> None:
         self._worker, self._clock = worker, worker.clock
-        self.cancel_policy = cancel_policy
+        self.cancel_policy, self._policy = cancel_policy, policy
 
     @property
     def _store(self) -> Store:
@@ -136,6 +152,9 @@ class ProcessService:
         what, args, codec = read_start(what, args)
         draft = await self._worker.draft(what, clean(check_args(args)))
         process_id = check_process_id(start.id) if start.id is not None else self._mint()
+        if start.asker is not None and self._policy is not None and await self._store.process(process_id) is None:
+            data = (args or draft.input) if start.asker.data is None else start.asker.data
+            await self.check(msgspec.structs.replace(start.asker, name=draft.name, data=data))
         registration = msgspec.structs.replace(
             draft,
             id=process_id,
@@ -483,6 +502,37 @@ class ProcessService:
     async def _share(self, session_id: str, processes: Sequence[Any], remove: bool = False) -> int:
         session_id, ids = check_session_id(session_id), tuple(handle_id(each) for each in processes)
         return await self._store.write(Share(session_id, ids, self._clock.now(), remove)) if ids else 0
+
+    async def seen(self, session_id: str, rows: Sequence[ProcessRow]) -> Sequence[ProcessRow]:
+        """Those of the processes granted to a session that the host's policy lets it see."""
+        if self._policy is None:
+            return rows
+        found = []
+        for row in rows:
+            sees = await self._asked(functools.partial(self._policy.sees, session_id, row), "see", row.id, session_id)
+            if type(sees) is not bool:
+                raise ProcessRefused("see", row.id, session_id, f"it answered {quoted(sees):.80}, not True or False")
+            if sees:
+                found.append(row)
+        return found
+
+    async def check(self, ask: ProcessAsk) -> None:
+        """Raises ProcessRefused where the host's policy does not let a session do that."""
+        if self._policy is not None:
+            ask = msgspec.structs.replace(ask, data=copied(ask.data), metadata=current_metadata())
+            name = ask.name if ask.process is None else ask.process.id
+            await self._asked(functools.partial(self._policy.check, ask), ask.verb, name, ask.session_id)
+
+    async def _asked(self, call: Callable[[], Any], verb: str, name: str, session_id: str) -> Any:
+        try:
+            answer = call()
+            return await answer if inspect.isawaitable(answer) else answer
+        except ProcessRefused:
+            raise
+        except ToolError as error:
+            raise ProcessRefused(verb, name, session_id, error.message) from error
+        except Exception as error:  # code of the host's: what it cannot decide is refused
+            raise ProcessRefused(verb, name, session_id, error_text(error)) from error
 
     # ------------------------------------------------------------------ wakes of sessions
 

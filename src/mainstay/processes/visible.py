@@ -55,7 +55,7 @@ from mainstay.model.write import Dismiss
 from mainstay.ports.process import EngineRun
 from mainstay.ports.tool import StartOptions
 from mainstay.processes.command import CommandStart, in_foreground, owner_of, prepared
-from mainstay.processes.handle import BY_HANDLE, CancelAsk, ProcessHandle
+from mainstay.processes.handle import BY_HANDLE, CancelAsk, ProcessAsk, ProcessHandle, ProcessVerb
 from mainstay.processes.service import ProcessService, Start
 from mainstay.processes.tool import ARTIFACT, BackgroundCall
 from mainstay.tools.dispatcher import Dispatcher
@@ -113,7 +113,7 @@ class Visible:
         """Start the call as a process under its own id. The session may see it, and is woken by its end."""
         asker = self._asker
         what = BackgroundCall(asker.agent, call, spec)
-        start = self._start(asker.call_id, StartOptions(label=label, wake="turn"))
+        start = self._start(asker.call_id, StartOptions(label=label, wake="turn"), call.args)
         return (await self._patiently(functools.partial(self._started, what, {}), start)).to_json()
 
     async def start(self, what: Any, args: Mapping[str, Any], options: StartOptions) -> ProcessHandle[Any]:
@@ -149,7 +149,7 @@ class Visible:
                 await self._discard_wake(row)
         return found
 
-    def _start(self, process_id: str, options: StartOptions) -> Start:
+    def _start(self, process_id: str, options: StartOptions, args: Mapping[str, Any] | None = None) -> Start:
         asker = self._asker
         origin: Origin = SessionOrigin(asker.session_id)
         cause, wake = Cause("tool_call", asker.call_id), WakeTarget(asker.session_id, asker.agent, options.wake)
@@ -166,6 +166,7 @@ class Visible:
             options.parent_end,
             wake if options.wake != "none" and wake.session_id else None,
             (asker.session_id,) if options.grant and asker.session_id else (),
+            asker=ProcessAsk("start", asker.session_id, asker.call_id, data=args),
         )
 
     async def _started(self, what: Any, args: Mapping[str, Any], start: Start) -> ProcessHandle[Any]:
@@ -210,8 +211,17 @@ class Visible:
 
     async def list_processes(self, live: bool = True, limit: int = 50) -> list[dict[str, Any]]:
         """The processes that the session may see, newest first."""
-        rows = await self._service.list(session_id=self._asker.session_id, live=True if live else None, limit=limit)
-        return [view_json(row) for row in rows]
+        session_id, before = self._asker.session_id, None
+        found: list[dict[str, Any]] = []
+        while len(found) < limit:
+            page = await self._service.list(
+                session_id=session_id, live=True if live else None, limit=limit, before=before
+            )
+            found += [view_json(row) for row in await self._shown(page)]
+            if len(page) < limit:
+                break
+            before = page[-1].pid
+        return found[:limit]
 
     async def _recorded(
         self,
@@ -232,6 +242,7 @@ class Visible:
     async def _await(self, handle: Any, timeout: float | None) -> Answer:
         process_id, _ = parse_handle(handle)
         row = await self._seen(process_id)
+        await self._allowed("await", row)
         output = await self._end_of(row, timeout)
         artifacts = await self._artifacts(row) if isinstance(output, Success) else ()
         await self._discard_wake(row)
@@ -240,7 +251,8 @@ class Visible:
     async def _signal(self, handle: Any, name: str, payload: Any) -> Answer:
         process_id, _ = parse_handle(handle)
         try:
-            await self._seen(process_id)
+            row = await self._seen(process_id)
+            await self._allowed("signal", row, name, payload)
             key = f"process-{self._asker.call_id}"
             receipt = await self._service.signal(process_id, name, payload, key=key)
         except StoreError:
@@ -269,7 +281,7 @@ class Visible:
         started = row is not None and self._own(row)
         if self._service.cancel_policy is None and not started:
             await self._seen(process_id)
-        granted = not started and await self._store.is_granted(asker.session_id, process_id)
+        granted = not started and row is not None and await self._is_shown(row)
         ask = CancelAsk(asker.session_id, process_id, asker.call_id, "process", clean(handle), reason, granted)
         return await self._service.cancel_for(ask, started=started)
 
@@ -286,9 +298,22 @@ class Visible:
         row = await self._store.process(process_id)
         if row is not None and row.pruned is not None:
             raise ProcessPruned(process_id, row.status, row.pruned)
-        if row is not None and (self._own(row) or await self._store.is_granted(self._asker.session_id, process_id)):
+        if row is not None and (self._own(row) or await self._is_shown(row)):
             return row
         raise ProcessNotVisible(process_id, self._asker.session_id)
+
+    async def _is_shown(self, row: ProcessRow) -> bool:
+        return await self._store.is_granted(self._asker.session_id, row.id) and bool(await self._shown([row]))
+
+    async def _shown(self, rows: Sequence[ProcessRow]) -> Sequence[ProcessRow]:
+        """Those that the host's policy lets the session see. What the run at hand has started is its own to see."""
+        seen = await self._service.seen(self._asker.session_id, [row for row in rows if not self._own(row)])
+        numbers = {row.pid for row in seen}
+        return [row for row in rows if row.pid in numbers or self._own(row)]
+
+    async def _allowed(self, verb: ProcessVerb, row: ProcessRow, name: str = "", data: Any = None) -> None:
+        asker = self._asker
+        await self._service.check(ProcessAsk(verb, asker.session_id, asker.call_id, name, data, row))
 
     async def _end_of(self, row: ProcessRow, timeout: float | None) -> AwaitOutput:
         """How it ends. When the turn is cancelled meanwhile, what it started itself is asked to stop: the caller gets

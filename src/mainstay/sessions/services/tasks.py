@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from mainstay.errors import (
     Conflict,
@@ -43,7 +44,7 @@ from mainstay.model.process import (
 from mainstay.model.session import SessionRow
 from mainstay.model.write import ProcessFilter
 from mainstay.ports.services import CancelHook, Work
-from mainstay.processes.handle import CancelAsk, ProcessHandle, handle_id, value_of
+from mainstay.processes.handle import CancelAsk, ProcessAsk, ProcessHandle, handle_id, value_of
 from mainstay.processes.local import KIND, LocalWork
 from mainstay.processes.service import ProcessService, Start
 from mainstay.sessions.parts import ServiceScope
@@ -105,6 +106,7 @@ class TaskServices:
             )
             if parent_end == "cancel":
                 run.start_children()
+        start = replace(start, asker=ProcessAsk("start", row.id, self.scope.call))
         begin = functools.partial(self._owned(row).start, what, args, wake)
         handle = await (begin(start) if run is None else run.journal.patiently(begin, start))
         return TaskHandle(self._processes, handle.id, functools.partial(self._cancel, session_id=row.id))
@@ -284,7 +286,9 @@ class TaskServices:
     async def validate_handles_visible(self, handles: Sequence[Any], *, session_id: str | None = None) -> None:
         session = await self.scope.row_or_new(session_id)
         for process_id in [handle_id(each) for each in handles]:
-            if not await self.scope.parts.store.is_granted(session.id, process_id):
+            row = await self.scope.parts.store.process(process_id)
+            granted = row is not None and await self.scope.parts.store.is_granted(session.id, process_id)
+            if row is None or not granted or not await self._shown(session.id, [row]):
                 raise ProcessNotVisible(process_id, session.id)
 
     async def transfer_handles(self, target: str, handles: Sequence[Any], *, session_id: str | None = None) -> int:
@@ -343,7 +347,7 @@ class TaskServices:
             process_id = f"{name}~{count}"
         return process_id
 
-    async def _visible(self, session_id: str, live: bool | None) -> list[ProcessRow]:
+    async def _visible(self, session_id: str, live: bool | None) -> Sequence[ProcessRow]:
         """What a session may see, the oldest first."""
         found: list[ProcessRow] = []
         before: int | None = None
@@ -352,7 +356,7 @@ class TaskServices:
             page = await self.scope.parts.store.processes(wanted)
             found += page
             if len(page) < PAGE:
-                return found[::-1]
+                return await self._shown(session_id, found[::-1])
             before = page[-1].pid
 
     async def _find(self, session_id: str, task_id: str) -> ProcessRow | None:
@@ -365,10 +369,16 @@ class TaskServices:
         seen = row is not None and await self.scope.parts.store.is_granted(session_id, task_id)
         return row if seen else None
 
+    async def _shown(self, session_id: str, rows: Sequence[ProcessRow]) -> Sequence[ProcessRow]:
+        """Those that the host's policy lets the session see. What the turn at hand has started is its own to see."""
+        seen = await self._processes.seen(session_id, [row for row in rows if not self._started(row)])
+        numbers = {row.pid for row in seen}
+        return [row for row in rows if row.pid in numbers or self._started(row)]
+
     async def _known(self, session_id: str | None, task_id: str) -> ProcessRow:
         session = await self.scope.row_or_new(session_id)
         row = await self._find(session.id, task_id)
-        if row is None:
+        if row is None or not await self._shown(session.id, [row]):
             raise NotFound(f"session {session.id!r} has no task {task_id!r}: list_background_tasks shows what it has")
         return row
 
