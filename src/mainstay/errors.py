@@ -76,6 +76,7 @@
     │   ├── MissingExtra        a package that this part needs is not installed; an ImportError too
     │   ├── LiveEventsUnavailable a worker's events can be read only from the store
     │   ├── CommandsUnavailable commands cannot be run here: not on this platform, or not with this store
+    │   ├── SearchUnavailable   the store keeps no index of words
     │   ├── InputFilterMissing  its agent's inputs are filtered, and this Runtime has no filter for them
     │   └── ProviderUnavailable its agent, and so its model, is not part of this Runtime
     ├── ProviderError         a model call failed; `retryable` says what happens next
@@ -862,6 +863,17 @@ class CommandsUnavailable(Unavailable):
     """Commands cannot be run, or their output cannot be read, here."""
 
     code = "commands_unavailable"
+
+
+class SearchUnavailable(Unavailable):
+    """The text of sessions cannot be searched here."""
+
+    code = "search_unavailable"
+    hint = ": Runtime(search=True) makes an index of a store in a file, or in memory"
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(why)
 
 
 class InputFilterMissing(Unavailable):

@@ -58,7 +58,7 @@ from mainstay.processes.worker import CONCURRENCY, ProcessEvents, ProcessWatch, 
 from mainstay.sessions.cache import CACHE_BYTES, Archive, SessionCache
 from mainstay.sessions.definition import Defined, Definition, Models, by_name, check_limited, keep_open
 from mainstay.sessions.definition import checked as checked_models
-from mainstay.sessions.directory import FORGET_SECONDS, Retention, Sessions, forget
+from mainstay.sessions.directory import FORGET_SECONDS, Retention, Sessions, forget, searchable, take_in
 from mainstay.sessions.environment import Environments
 from mainstay.sessions.inbox import Inbox, TurnRequests, find_agent
 from mainstay.sessions.input_filters import InputFilters, checked_filters, checked_secret
@@ -92,6 +92,8 @@ class Runtime:
     Entering returns at once; interrupted work of this store is taken up beside the host. Leaving lets running effects
     finish for `grace` seconds, then cancels and records them; open turns and processes go on at the next entry. Without
     agents and processes nothing is run; with `recover=False`, only what is said, started, answered or resumed here.
+
+    `search=True` has the store keep an index of what is said in its sessions, False drops it; None leaves it as it is.
     """
 
     def __init__(  # noqa: PLR0913  # what a user may say about a Runtime, each by name
@@ -114,6 +116,7 @@ class Runtime:
         rate_limits: Mapping[str, RateLimit] | None = None,
         retention: Retention | None = None,
         commands: CommandSettings | None = None,
+        search: bool | None = None,
         trace: TraceSink | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
@@ -146,6 +149,7 @@ class Runtime:
         self._commands = CommandSettings() if commands is None else commands
         if not isinstance(self._commands, CommandSettings):
             raise InvalidDefinition(f"commands={quoted(commands)} is not usable: give CommandSettings(…)")
+        self._search = None if search is None else validate.flag(search, "search", InvalidDefinition)
         self._agents = by_name(agents)
         if self._rate_limits:
             at_hand = [each.spec.model for each in self._agents.values()]
@@ -166,6 +170,8 @@ class Runtime:
             await self._store.open()
             if (held := self._store.held()) is not None:
                 log.warning("%s", held)
+            if self._search is not None:
+                await searchable(self._store).keep_index(self._search)
             await self._start(opened)
             self._opened = opened.pop_all()
         return self
@@ -220,6 +226,8 @@ class Runtime:
         opened.push_async_callback(self._cut_off, parts)
         opened.push_async_callback(self._background.stop)  # first: what it was just claiming is cut off with the rest
         self._watching = self._background.spawn(self._watcher.watch(), "mainstay watch")
+        if self._search:
+            _ = self._background.spawn(take_in(searchable(self._store), self._clock), "mainstay index")
         self._parts = parts
 
     def _put_together(self, worker: Worker, definitions: dict[str, Definition], models: Models) -> SessionParts:

@@ -8,6 +8,7 @@ import pytest
 from mainstay import Agent, Runtime, ToolCall, tool
 from mainstay.testing import ScriptedModel
 from tests.cli.shell import prepare, say, shell, shell_json
+from tests.kit import until
 
 
 def table(text: str) -> list[list[str]]:
@@ -312,3 +313,27 @@ def test_a_fork_keeps_what_its_deleted_source_said(talked: Path) -> None:
     shell("delete", "chat", "--yes", store=talked)
 
     assert "assistant: you said hello, message 1" in shell("show", "branch", store=talked).stdout
+
+
+def test_what_was_said_is_found_where_the_store_keeps_an_index(described: Path) -> None:
+    refused = shell("sessions", "--search", "hello", store=described)
+
+    async def index() -> None:
+        async with Runtime(described, search=True) as runtime:
+
+            async def whole() -> bool:
+                return (await runtime.sessions.search("hello")).complete
+
+            await until(whole)
+
+    asyncio.run(index())
+    found = shell_json("sessions", "--search", "hello", "--where", "tenant=5", store=described)
+    shown = shell("sessions", "--search", "hello", store=described)
+    narrowed = shell("sessions", "--search", "hello", "--state", "idle", store=described)
+
+    assert (refused.exit_code, narrowed.exit_code) == (1, 2)
+    assert "Runtime(search=True)" in refused.stderr
+    assert ("s-1.1.0", "user") in [(hit["node_id"], hit["role"]) for hit in found["hits"]]
+    assert {hit["session_id"] for hit in found["hits"]} == {"s-1"}
+    assert found["indexed"] == 1.0
+    assert "text.1.0" in shown.stdout

@@ -57,12 +57,13 @@ from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Scalar
 from mainstay.model.outcome import PendingCall
 from mainstay.model.record import Closed, Ended, Faltered, Joined, Noted, Record, Replied, Said, Slot, Started
+from mainstay.model.search import SearchPage
 from mainstay.model.session import ListedSession, SessionRow, label
 from mainstay.model.tool import Cancelled, OutcomeUnknown
 from mainstay.model.write import SessionFilter
 from mainstay.ports.store import Store
 from mainstay.runtime import Runtime
-from mainstay.sessions.directory import described
+from mainstay.sessions.directory import described, labels, search_store
 from mainstay.sessions.session import Session
 from mainstay.turn.machine import usage_of
 from mainstay.wire import (
@@ -96,16 +97,27 @@ def sessions(
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Only those with this metadata; may be said more than once."),
     ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(metavar="WORDS", help="What was said with all of these words, where the store keeps an index."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
     json: JsonOption = False,
 ) -> None:
-    """List sessions, the most recently changed first."""
+    """List sessions, the most recently changed first; with --search, what was said in them."""
 
     async def work() -> int:
+        if search is not None:
+            if state is not None or prefix:
+                raise Refusal("--search goes with --agent and --where: leave out --state and --prefix")
+            async with reading(store) as opened:
+                page = await search_store(opened, search, agent=agent, metadata=_wanted(where or []), limit=limit)
+            _print_page(page, json)
+            return 0
         if state is not None and state not in STATES:
             raise Refusal(f"there is no state {state!r}: use one of {', '.join(STATES)}")
         kept = None if state is None else STATES[state]
-        wanted = SessionFilter(agent, kept, prefix, limit, metadata=_labels(where or []))
+        wanted = SessionFilter(agent, kept, prefix, limit, metadata=labels(_wanted(where or [])))
         async with reading(store) as opened:
             dead = await dead_workers(opened)
             rows = await described(opened, await opened.sessions(wanted))
@@ -121,7 +133,7 @@ def sessions(
     perform(work, json)
 
 
-def _labels(where: list[str]) -> tuple[tuple[str, str], ...]:
+def _wanted(where: list[str]) -> dict[str, Scalar]:
     """What sessions are looked up by. A value that is a JSON number, boolean or string is that; any other is text."""
     wanted = dict[str, Any]()
     for each in where:
@@ -135,10 +147,23 @@ def _labels(where: list[str]) -> tuple[tuple[str, str], ...]:
         except (msgspec.DecodeError, UnicodeEncodeError):
             wanted[key] = text
     try:
-        checked = validate.metadata(wanted, "where")
+        return validate.metadata(wanted, "where")
     except InvalidInput as error:
         raise Refusal(f"--where is not usable: {error}") from None
-    return tuple([(key, label(value)) for key, value in checked.items()])
+
+
+def _print_page(page: SearchPage, json: bool) -> None:
+    if json:
+        print_json({"hits": msgspec.to_builtins(page.hits), "indexed": page.indexed, "cursor": page.cursor})
+        return
+    out = console()
+    if not page.complete:
+        text_line(out, f"the index is being made: {page.indexed:.0%} of the store was searched", "yellow")
+    if not page.hits:
+        text_line(out, "nothing was found")
+        return
+    rows = [[each.node_id, each.role, brief(each.snippet, 100)] for each in page.hits]
+    table(out, ["node", "by", "text"], rows, fold=(0, 2))
 
 
 async def _described(store: Store, row: ListedSession, dead: dict[str, bool]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 from msgspec import Struct
 
 from mainstay.model.process import Event, ProcessRow, WakeRow
+from mainstay.model.search import FoundRecord, SearchFilter
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
 
@@ -222,6 +223,23 @@ class JobFolders(Protocol):
 
     def jobs_folder(self) -> str:
         """The folder of these folders, for our user alone; made when it is first asked for."""
+        ...
+
+
+@runtime_checkable
+class Searchable(Protocol):
+    """What a store can do that finds sessions by their words, once it is told to keep an index of them."""
+
+    async def keep_index(self, keep: bool) -> None:
+        """Keep an index from now on, by whatever process writes; or drop it."""
+        ...
+
+    async def index_more(self) -> bool:
+        """Take some more of what was there before into the index; whether there is more still."""
+        ...
+
+    async def search(self, wanted: SearchFilter) -> tuple[list[FoundRecord], float]:
+        """What is found, and how much of the store was searched. Raises SearchUnavailable where there is no index."""
         ...
 
 

@@ -12,7 +12,15 @@ import msgspec
 from msgspec import Struct
 
 from mainstay.engine.lease import Worker
-from mainstay.errors import BlobMissing, InvalidDefinition, InvalidInput, StoreError, TurnFailed, quoted
+from mainstay.errors import (
+    BlobMissing,
+    InvalidDefinition,
+    InvalidInput,
+    SearchUnavailable,
+    StoreError,
+    TurnFailed,
+    quoted,
+)
 from mainstay.model import validate
 from mainstay.model.codec import decode_row
 from mainstay.model.ids import check_session_id, turn_id
@@ -20,10 +28,12 @@ from mainstay.model.message import Scalar
 from mainstay.model.outcome import Finished, kind_of
 from mainstay.model.process import SessionOrigin
 from mainstay.model.record import Closed, RecordRow, Said, Spilled
+from mainstay.model.search import SearchFilter, SearchPage, hit, query_words
 from mainstay.model.session import ListedSession, SessionRow, SessionState, TurnError, label, made_title
 from mainstay.model.tool import Cancelled
 from mainstay.model.write import ProcessFilter, SessionFilter
-from mainstay.ports.store import Store
+from mainstay.ports.host import Clock
+from mainstay.ports.store import Searchable, Store
 from mainstay.processes.service import FOR_EVER
 from mainstay.sessions.parts import SessionParts
 
@@ -37,6 +47,9 @@ MOST_DAYS = 36_600
 MAX_ERROR = 500
 """Characters of an error that a listing shows."""
 CURSOR = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")
+SEARCH_CURSOR = re.compile(r"([0-9]{1,9})\.([0-9]{1,7})\.([0-9]{1,5})")
+INDEX_PAUSE = 10.0
+"""Seconds between two attempts to go on with an index where the store failed."""
 
 
 class Retention(Struct, frozen=True):
@@ -142,6 +155,66 @@ def _error(turn: str, closed: Closed) -> TurnError | None:
     return TurnError(turn, failure.kind, why, closed.at)
 
 
+# ---------------------------------------------------------------------- words
+
+
+def searchable(store: Store) -> Searchable:
+    if not isinstance(store, Searchable):
+        raise SearchUnavailable(f"a {type(store).__name__} keeps no index of words")
+    return store
+
+
+async def take_in(store: Searchable, clock: Clock) -> None:
+    """Take what a store held before it had an index into it, a little at a time: other writes go between."""
+    steps = 0
+    while True:
+        try:
+            if not await store.index_more():
+                break
+        except StoreError as error:
+            log.warning("the index is not complete, it is gone on with in %g seconds: %s", INDEX_PAUSE, error)
+            await clock.sleep(INDEX_PAUSE)
+        steps += 1
+        if steps % 100 == 0:
+            log.info("the index is being made: %d steps so far", steps)
+        await asyncio.sleep(0)
+    if steps:
+        log.info("the index holds everything now")
+
+
+def _before(cursor: object) -> tuple[int, int, int]:
+    found = SEARCH_CURSOR.fullmatch(cursor) if isinstance(cursor, str) else None
+    if found is None:
+        raise InvalidInput(f"cursor={quoted(cursor)} is not usable: give the `cursor` of a page, or of a hit")
+    return int(found[1]), int(found[2]), int(found[3])
+
+
+async def search_store(  # what is looked for, each by name
+    store: Store,
+    query: str,
+    *,
+    agent: str | None = None,
+    metadata: Mapping[str, Scalar] | None = None,
+    limit: int = 20,
+    cursor: str | None = None,
+) -> SearchPage:
+    wanted = SearchFilter(
+        query_words(query),
+        None if agent is None else validate.name(agent, "agent"),
+        labels(metadata),
+        validate.count(limit, "limit"),
+        None if cursor is None else _before(cursor),
+    )
+    found, indexed = await searchable(store).search(validate.readable(wanted, "what is searched for"))
+    return SearchPage(tuple([hit(each) for each in found]), indexed)
+
+
+def labels(metadata: Mapping[str, Scalar] | None) -> tuple[tuple[str, str], ...]:
+    """What sessions are looked up by."""
+    found = {} if metadata is None else validate.metadata(metadata)
+    return tuple([(key, label(value)) for key, value in found.items()])
+
+
 class Sessions:
     """The sessions of a store."""
 
@@ -166,18 +239,35 @@ class Sessions:
         if state is not None and state not in get_args(SessionState):
             known = ", ".join(get_args(SessionState))
             raise InvalidInput(f"there is no state {quoted(state)} of a session: use {known}")
-        found = {} if metadata is None else validate.metadata(metadata)
         wanted = SessionFilter(
             agent,
             state,
             prefix,
             validate.count(limit, "limit"),
-            metadata=tuple([(key, label(value)) for key, value in found.items()]),
+            metadata=labels(metadata),
             since=None if since is None else validate.count(since, "since"),
             after=None if cursor is None else _place(cursor),
         )
         store = self._parts.store
         return await described(store, await store.sessions(validate.readable(wanted, "the filter")))
+
+    async def search(
+        self,
+        query: str,
+        *,
+        agent: str | None = None,
+        metadata: Mapping[str, Scalar] | None = None,
+        limit: int = 20,
+        cursor: str | None = None,
+    ) -> SearchPage:
+        """Where all words of the query were said, by a user or by the agent: the newest sessions first.
+
+        Only in a store that keeps an index, `Runtime(search=True)`; otherwise SearchUnavailable is raised. Every other
+        character of the query separates words. A page goes on with `cursor=page.cursor`.
+        """
+        self._parts.mode.check()
+        store = self._parts.store
+        return await search_store(store, query, agent=agent, metadata=metadata, limit=limit, cursor=cursor)
 
     async def prune(self, older_than: float) -> int:
         """Delete the sessions that nothing has happened to for `older_than` seconds, and that nothing can come of.

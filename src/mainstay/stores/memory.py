@@ -17,9 +17,11 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.errors import BlobMissing, MainstayError
-from mainstay.model.codec import convert, copied, decode, encode
+from mainstay.errors import BlobMissing, MainstayError, SearchUnavailable
+from mainstay.model.codec import convert, copied, decode, decode_row, encode
 from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow
+from mainstay.model.record import Spilled
+from mainstay.model.search import FoundRecord, SearchFilter, snippet, spoken
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
 from mainstay.ports.host import Clock
@@ -76,6 +78,7 @@ class MemoryRows:
         self.alive: set[str] = set()
         self.secret, self.identity = secrets.token_bytes(32), os_process.new_store_id()
         self.held: str | None = None
+        self.searched = False
         self.changes = 0
         self.readers = READERS
 
@@ -444,6 +447,38 @@ class MemoryStore:
     async def turn_ends(self, turns: Sequence[tuple[int, int]]) -> list[tuple[bytes, bytes] | None]:
         found = [self.rows.bodies.get(sid, {}).get(turn) for sid, turn in turns]
         return [(bodies[0], bodies[-1]) if bodies else None for bodies in found]
+
+    async def keep_index(self, keep: bool) -> None:
+        """There is none: a search reads every record. What was asked for holds for the rows, as it does for a file."""
+        self.rows.searched = keep
+
+    async def index_more(self) -> bool:
+        return False
+
+    async def search(self, wanted: SearchFilter) -> tuple[list[FoundRecord], float]:
+        if not self.rows.searched:
+            raise SearchUnavailable("this store keeps no index of words")
+        listed = SessionFilter(wanted.agent, metadata=wanted.metadata)
+        sessions = [r for r in self.rows.by_sid.values() if not r.deleted and matches(r, listed, SESSION_ATTRIBUTES)]
+        found = list[FoundRecord]()
+        for row in sorted(sessions, key=lambda row: row.sid, reverse=True):
+            for turn, bodies in sorted(self.rows.bodies.get(row.sid, {}).items(), reverse=True):
+                for ordinal in range(len(bodies) - 1, -1, -1):
+                    if wanted.before is not None and (row.sid, turn, ordinal) >= wanted.before:
+                        continue
+                    piece = snippet(self._spoken(bodies[ordinal]), wanted.words)
+                    if piece is not None:
+                        found.append(FoundRecord(row.sid, turn, ordinal, row.id, piece))
+        return found[: wanted.limit], 1.0
+
+    def _spoken(self, body: bytes) -> str:
+        try:
+            record = decode_row(body)
+            if isinstance(record, Spilled):
+                record = decode_row(self.rows.blobs[record.digest])
+        except (ValueError, KeyError):  # reading the session reports it
+            return ""
+        return spoken(record)
 
     async def inbox(self, sid: int) -> list[InboxRow]:
         return list(self.rows.inbox.get(sid, {}).values())

@@ -16,7 +16,7 @@ import secrets
 import sqlite3
 import time
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from mainstay.stores.sqlite import schema
 from mainstay.stores.sqlite.locks import LockFile, Noted, SharedLock, join
 from mainstay.stores.sqlite.records import NODES, bad_nodes, bad_rows, node_crc, node_place, node_position
 from mainstay.stores.sqlite.rows import SqlRows
+from mainstay.stores.sqlite.search import MARK, WHOLE, WordIndex
 
 log = logging.getLogger("mainstay.store")
 
@@ -297,6 +298,16 @@ class Sweep(Write[int], frozen=True):
     before: int
 
 
+class KeepIndex(Write[None], frozen=True):
+    """Keep an index of words from now on, or drop it."""
+
+    keep: bool
+
+
+class IndexMore(Write[bool], frozen=True):
+    """Take some records into the index that are older than it; whether there are more."""
+
+
 class OpenFiles:
     """The files that an acknowledged transaction must be found by, and whether their names still lead to them.
 
@@ -360,8 +371,18 @@ class WriterFile:
         self._folded = self._freed = False
         self._busy_timeout: float = BUSY_TIMEOUT
         self._doomed: dict[str, int] = {}
-        self._rows = SqlRows(self._connection, self._has_blob)
+        self._marks_known = True
+        self._unmerged: bool | None = None  # of the index: None when there is nothing to merge, True to begin
+        self._rows = self._new_rows()
         self._transaction = Transaction(self._rows)
+
+    def _new_rows(self) -> SqlRows:
+        rows = SqlRows(self._connection, self._has_blob)
+        rows.index = self._new_index() if self._searched else None
+        return rows
+
+    def _new_index(self) -> WordIndex:
+        return WordIndex(self._connection, self._blobs.read)
 
     def _open(self) -> Connection:
         """Bring the file to the current schema, or refuse it whole."""
@@ -418,6 +439,7 @@ class WriterFile:
             raise StoreDamaged(str(self._path), "it lacks its own marks")
         self.secret, self.store_id = found["secret"], found[ID].decode()
         self.held = held_because(self._path, found[COPY]) if COPY in found else None
+        self._searched = MARK in found
 
     def others(self) -> int:
         """How many transactions other processes have made: it moves when one of them writes."""
@@ -435,7 +457,7 @@ class WriterFile:
         if self._connection.lock is None:  # it was closed by a rollback
             self._connection = connect(self._path)
             self._busy_timeout = BUSY_TIMEOUT
-            self._rows = SqlRows(self._connection, self._has_blob)
+            self._rows = self._new_rows()
         self._begin(BUSY_TIMEOUT)
 
     def begin_nowait(self) -> bool:
@@ -460,8 +482,11 @@ class WriterFile:
         self._doomed.clear()
         self._transaction = Transaction(self._rows)
         self._connection.execute("BEGIN IMMEDIATE")
-        if self._rows.begin():
-            self._read_marks(self._connection)  # it may have been restored meanwhile
+        if self._rows.begin() or not self._marks_known:
+            # It may have been restored meanwhile, or be searched now.
+            self._read_marks(self._connection)
+            self._rows.index = self._new_index() if self._searched else None
+            self._marks_known = True
 
     def _wait_for_others(self, seconds: float) -> None:
         if seconds != self._busy_timeout:
@@ -471,8 +496,17 @@ class WriterFile:
     def apply(self, write: Write[Any]) -> Any:
         self._unfolded += 1
         self._freed = self._freed or isinstance(write, Delete | Prune)
-        if isinstance(write, Sweep):
-            return self._sweep(write)
+        if self._searched and isinstance(write, Delete):
+            self._unmerged = True
+        match write:
+            case Sweep():
+                return self._sweep(write)
+            case KeepIndex():
+                return self._keep_index(write.keep)
+            case IndexMore():
+                return self._index_more()
+            case _:
+                pass
         receipt = run(rules.apply(self._transaction, write, self.held is not None))
         # At once, not at the end of the batch: what cannot be stored is then the fault of this write.
         self._rows.make(self._transaction.changes)
@@ -481,7 +515,9 @@ class WriterFile:
 
     def applied(self, write: Write[Any]) -> Any | None:
         held = self.held is not None
-        return None if isinstance(write, Sweep) else run(rules.applied(self._transaction, write, held))
+        if isinstance(write, Sweep | KeepIndex | IndexMore):
+            return None
+        return run(rules.applied(self._transaction, write, held))
 
     def commit(self) -> None:
         if self._rows.last is None or self._rows.last == (0, 0):
@@ -533,6 +569,7 @@ class WriterFile:
 
     def rollback(self) -> None:
         self._rows.forget()
+        self._marks_known = False
         try:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
@@ -557,22 +594,32 @@ class WriterFile:
     def rest(self) -> None:
         """Nothing waits: give back pages that are free, or fold the WAL, which has grown, back into the file."""
         self._wait_for_others(BUSY_TIMEOUT)
-        if self._freed:
-            self._freed = self._give_back()
-        if not self._freed:
+        if self._unmerged is not None:
+            self._unmerged = False if self._maintain(self._merge) else None
+        elif self._freed:
+            self._freed = self._maintain(self._give_back)
+        if self._unmerged is None and not self._freed:
             self._unfolded = 0
             self.checkpoint("PASSIVE")
 
-    def _give_back(self) -> bool:
-        """One step of giving free pages back; whether there are more. Nothing that was acknowledged depends on it."""
+    def _maintain(self, step: Callable[[], bool]) -> bool:
+        """One step of work that nothing acknowledged depends on; whether there is more of it."""
         try:
             self._lock.hold()
-            return self._files.displaced() is None and give_back(self._connection)
+            return self._files.displaced() is None and step()
         except (sqlite3.Error, StoreUnavailable) as error:
-            log.warning("free pages of %s are not given back, it is tried again later: %s", self._path, error)
+            log.warning("free space of %s is not given back, it is tried again later: %s", self._path, error)
             return False
         finally:
             self._lock.free()
+
+    def _give_back(self) -> bool:
+        return give_back(self._connection)
+
+    def _merge(self) -> bool:
+        if MARK not in marks(self._connection, self._path):
+            return False
+        return self._new_index().merge(begin=self._unmerged is True)
 
     def checkpoint(self, mode: str) -> None:
         try:
@@ -582,6 +629,29 @@ class WriterFile:
             log.warning("checkpoint of %s failed, it is tried again later: %s", self._path, error)
         finally:
             self._lock.free()
+
+    def _keep_index(self, keep: bool) -> None:
+        if keep == self._searched:
+            return
+        index = self._new_index()
+        if keep:
+            index.create()
+            older = self._connection.execute("SELECT EXISTS (SELECT 1 FROM nodes)").fetchone()[0]
+            put_mark(self._connection, MARK, b"0" if older else WHOLE)
+        else:
+            index.drop()
+            self._connection.execute("DELETE FROM meta WHERE key IN (?, ?)", (MARK, f"{MARK}_crc"))
+            self._freed = True
+        self._searched = keep
+        self._rows.index = index if keep else None
+
+    def _index_more(self) -> bool:
+        mark = marks(self._connection, self._path).get(MARK, WHOLE)
+        if mark == WHOLE or self._rows.index is None:
+            return False
+        last = self._rows.index.take_in(int(mark))
+        put_mark(self._connection, MARK, WHOLE if last is None else str(last).encode())
+        return last is not None
 
     def _sweep(self, write: Sweep) -> int:
         """Judge orphans inside the transaction, where nobody can add a reference meanwhile; they go when it is through.

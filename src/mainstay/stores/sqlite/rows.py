@@ -78,6 +78,7 @@ from mainstay.stores.sqlite.records import (
     with_checksum,
     worker_row,
 )
+from mainstay.stores.sqlite.search import WordIndex
 
 REMEMBERED = 4096
 """Sessions whose rows are remembered between transactions."""
@@ -120,6 +121,7 @@ class SqlRows:
         self._numbers: dict[str, int] = {}
         self._version = -1
         self._has_blob = has_blob
+        self.index: WordIndex | None = None
         self.readers = READERS
         # Identity of the last record written in this transaction; (0, 0) when records were deleted since. `rewrote`: a
         # record that was there before this transaction is gone, or is another one now.
@@ -279,6 +281,8 @@ class SqlRows:
         crc = node_crc(where, change.body)
         if self._do(ADD_NODE, (where, crc, change.body)).rowcount == 1:
             self.last = (where, crc)
+            if self.index is not None:
+                self.index.add(where, change.body)
             known = self._known.get(change.sid)
             if known is not None and known.row.turn == turn:
                 known.turn, known.records = turn, change.ordinal + 1
@@ -288,6 +292,8 @@ class SqlRows:
         crc = node_crc(where, change.body)
         self._do("UPDATE nodes SET crc = ?, body = ? WHERE place = ?", (crc, change.body, where))
         self.last, self.rewrote = (where, crc), True
+        if self.index is not None:
+            self.index.replace(where, change.body)
 
     def drop_session_data(self, change: rows.DropSessionData) -> None:
         sid = change.sid
@@ -295,6 +301,8 @@ class SqlRows:
         self._do("DELETE FROM nodes WHERE place BETWEEN ? AND ?", (sid << 36, ((sid + 1) << 36) - 1))
         for table in ("inbox", "keys", "blobs", "settings", "labels"):
             self._do(f"DELETE FROM {table} WHERE sid = ?", (sid,))
+        if self.index is not None:
+            self.index.drop_session(sid)
 
     def refer_to_blobs(self, change: rows.ReferToBlobs) -> None:
         for digest in change.digests:

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from mainstay.errors import InvalidInput, StoreInherited, StoreUnavailable
 from mainstay.model.process import Event, ProcessRow, WakeRow
+from mainstay.model.search import FoundRecord, SearchFilter
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.write import ProcessFilter, SessionFilter, StoreFacts, Write
 from mainstay.ports.store import SWEEP_GRACE, Tell, WorkerSocket
@@ -33,8 +34,18 @@ from mainstay.stores import os_process
 from mainstay.stores.blobs import FileBlobs
 from mainstay.stores.files import PRIVATE, access_of, make_folder, shared
 from mainstay.stores.os_process import NO_THREAD, in_thread
-from mainstay.stores.sqlite import maintenance, records, schema, sockets
-from mainstay.stores.sqlite.database import Sweep, WriterFile, connect, fold, is_referred_to, read_nodes, reading
+from mainstay.stores.sqlite import maintenance, records, schema, search, sockets
+from mainstay.stores.sqlite.database import (
+    IndexMore,
+    KeepIndex,
+    Sweep,
+    WriterFile,
+    connect,
+    fold,
+    is_referred_to,
+    read_nodes,
+    reading,
+)
 from mainstay.stores.sqlite.group_commit import LOOP_SYNC, Done, GroupWriter
 from mainstay.stores.sqlite.locks import FileLease, LockFile, is_freed, workers_folder
 from mainstay.stores.sqlite.maintenance import on_thread
@@ -192,6 +203,20 @@ class SqliteStore:
     def _nodes_in_thread(self, sid: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
         with contextlib.closing(connect(self.path)) as connection:
             return read_nodes(self.path, connection, sid, first, last)
+
+    async def keep_index(self, keep: bool) -> None:
+        await self.write(KeepIndex(keep))
+
+    async def index_more(self) -> bool:
+        return await self.write(IndexMore())
+
+    async def search(self, wanted: SearchFilter) -> tuple[list[FoundRecord], float]:
+        self._live()
+        return await in_thread(self._search_in_thread, wanted)
+
+    def _search_in_thread(self, wanted: SearchFilter) -> tuple[list[FoundRecord], float]:
+        with contextlib.closing(connect(self.path)) as connection, reading(self.path):
+            return search.find(connection, wanted)
 
     async def inbox(self, sid: int) -> list[InboxRow]:
         with reading(self.path):

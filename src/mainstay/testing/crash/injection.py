@@ -34,12 +34,13 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.errors import StoreUnavailable
+from mainstay.errors import SearchUnavailable, StoreUnavailable
 from mainstay.model.agent import AgentSpec
 from mainstay.model.codec import decode, decode_row, encode
 from mainstay.model.llm import Delta, ModelRequest
 from mainstay.model.process import Event, ProcessRow, WakeRow
 from mainstay.model.record import Ended, Faltered, RecordRow, Replied, Started
+from mainstay.model.search import FoundRecord, SearchFilter
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.tool import PreparedCall, ToolOutcome, ToolSpec
 from mainstay.model.write import (
@@ -64,7 +65,7 @@ from mainstay.model.write import (
     Write,
 )
 from mainstay.ports.provider import Provider, candidates
-from mainstay.ports.store import SWEEP_GRACE, BlobStore, Store, WorkerLease
+from mainstay.ports.store import SWEEP_GRACE, BlobStore, Searchable, Store, WorkerLease
 from mainstay.ports.tool import CallContext, ToolProvider
 from mainstay.providers.fallback import Fallback
 from mainstay.sessions.definition import Defined, Definition
@@ -429,6 +430,22 @@ class InstrumentedStore:
 
     async def turn_ends(self, turns: Sequence[tuple[int, int]]) -> list[tuple[bytes, bytes] | None]:
         return await self._faults.uncounted(self.inner.turn_ends(turns))
+
+    async def keep_index(self, keep: bool) -> None:
+        inner = self._searchable()
+        await self._faults.call("write", "keep_index", lambda: inner.keep_index(keep))
+
+    async def index_more(self) -> bool:
+        inner = self._searchable()
+        return await self._faults.call("write", "index_more", inner.index_more)
+
+    async def search(self, wanted: SearchFilter) -> tuple[list[FoundRecord], float]:
+        return await self._faults.uncounted(self._searchable().search(wanted))
+
+    def _searchable(self) -> Searchable:
+        if not isinstance(self.inner, Searchable):
+            raise SearchUnavailable("the store of this experiment cannot be searched")
+        return self.inner
 
     async def inbox(self, sid: int) -> list[InboxRow]:
         return await self._faults.uncounted(self.inner.inbox(sid))
