@@ -354,6 +354,28 @@ async def test_no_more_than_the_limit_run_at_once(tmp_path: Path) -> None:
         await second.result()
 
 
+async def test_commands_of_a_session_share_their_limit_of_output(tmp_path: Path) -> None:
+    settings = CommandSettings(session_output_bytes=1000)
+    async with Runtime(tmp_path / "a.db", agents=[agent_calling("x", {})], commands=settings) as runtime:
+        session = await runtime.session("one")
+        first = await session.command(sh("head -c 600 /dev/zero; sleep 600"))
+        await until(lambda: _has_written(first, 600))
+        second = await (await session.command(["yes"])).result()
+        third = await session.command(sh("head -c 400 /dev/zero; sleep 600"))
+        await until(lambda: _has_written(third, 400))
+        with pytest.raises(TooManyCommands, match="bytes"):
+            await session.command(["true"])
+
+        assert (second.status, second.stdout_bytes) == ("killed", 400)
+        for each in (first, third):
+            await each.cancel()
+            await each.result()
+
+
+async def _has_written(handle: ProcessHandle[Any], size: int) -> bool:
+    return (await handle.output()).total >= size
+
+
 async def test_a_running_command_holds_no_place(tmp_path: Path) -> None:
     async with Runtime(tmp_path / "a.db", concurrency=1) as runtime:
         first = await runtime.command(LONG)

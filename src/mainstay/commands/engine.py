@@ -135,7 +135,8 @@ signal for its process group, by name (INT if none is given)."""
 class CommandEngine:
     """Runs the commands of one Runtime, on its event loop.
 
-    `_live` are the commands that run here or are about to, with their sessions ("" for none). `_values` are grants with
+    `_live` are the commands that run here or are about to, with their sessions ("" for none), and `found` the jobs of
+    those that run. `_values` are grants with
     values of commands that have not begun, `_begun` resolves when one has, or never will.
     """
 
@@ -149,6 +150,7 @@ class CommandEngine:
         self.boot = own_boot() if sys.platform == "linux" else ""
         self._spawner = Spawner()
         self._live: dict[str, str] = {}
+        self.found: dict[str, Job] = {}
         self._values: dict[str, dict[str, str]] = {}
         self._begun: dict[str, asyncio.Future[None]] = {}
 
@@ -223,10 +225,19 @@ class CommandEngine:
         of_session = sum(1 for each in self._live.values() if each == session_id) if session_id else 0
         if of_session >= limits.per_session:
             raise TooManyCommands(f"commands of session {session_id!r}", of_session, limits.per_session)
+        most = limits.session_output_bytes
+        if session_id and most is not None and (written := self._written(session_id)) >= most:
+            raise TooManyCommands(f"bytes that running commands of session {session_id!r} wrote", written, most)
+
+    def _written(self, session_id: str) -> int:
+        """How many bytes the commands of a session have written that run here."""
+        jobs = [self.found.get(each) for each, session in self._live.items() if session == session_id]
+        return sum(_size(job.folder / name) for job in jobs if job is not None for name in ("stdout", "stderr"))
 
     def _forget(self, process_id: str) -> None:
         self._live.pop(process_id, None)
         self._values.pop(process_id, None)
+        self.found.pop(process_id, None)
         self.has_begun(process_id)
 
     def has_begun(self, process_id: str) -> None:
@@ -254,9 +265,13 @@ class CommandEngine:
             env = self._environment(command, self._values.get(process_id, {}))
         except InvalidCommand as error:
             return str(error)
+        limit, most = command.output_limit, self.settings.session_output_bytes
+        session_id = self._live.get(process_id, "")
+        if session_id and most is not None:
+            limit = _least(limit, max(most - self._written(session_id), 1))
         request = StartRequest(
             job.folder, token, command.argv, env, command.cwd, command.stdin, command.pty, command.timeout,
-            command.silence, command.output_limit, command.grace, command.strays,
+            command.silence, limit, command.grace, command.strays,
         )  # fmt: skip
         started = await self._spawner.start(request)
         return started.reason if isinstance(started, SpawnFailed) else started
@@ -332,6 +347,7 @@ class CommandRun:
         job = await (self._begin() if _job_name(run.record.external_ref) is None else self._adopt())
         if not isinstance(job, Job):
             return job
+        self._engine.found[run.registration.id] = job
         self._engine.has_begun(run.registration.id)
         run.rest()
         try:
@@ -365,7 +381,7 @@ class CommandRun:
         await run.begin()
         run.check()
         try:
-            await asyncio.to_thread(_make, job, run.registration.id)
+            _make(job, run.registration.id)
         except OSError as error:
             why = f"its job folder cannot be made: {error.strerror}"
             return Success(msgspec.to_builtins(self._result("spawn_failed", reason=why)))
@@ -604,6 +620,13 @@ def _job_name(reference: Any) -> str | None:
 def _make(job: Job, process_id: str) -> None:
     job.create()
     (job.folder / PROCESS_FILE).write_text(process_id, encoding="utf-8")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _folders(jobs: Path) -> list[Path]:
