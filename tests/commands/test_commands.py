@@ -28,6 +28,7 @@ from mainstay.lifecycle.process import session_parent
 from mainstay.model.command import CommandResult, CommandSettings
 from mainstay.model.process import Abandoned, Cancelled, Registration, Success
 from mainstay.testing import FunctionModel
+from tests.commands.host import lives
 from tests.kit import agent_calling, crash, until
 
 LONG = ["sleep", "600"]
@@ -49,13 +50,6 @@ def sh(line: str) -> list[str]:
 async def reference(handle: ProcessHandle[Any]) -> dict[str, Any]:
     found: dict[str, Any] = (await handle.record()).record.external_ref
     return found
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX"
-    except OSError:
-        return False
 
 
 async def ended(runtime: Runtime, handle: ProcessHandle[Any]) -> CommandResult:

@@ -1,0 +1,81 @@
+"""A real host of commands, to be killed: `python -m tests.commands.host <store> <what> […]`.
+
+die POINT ARGV…   run one command under the key "c", and die at a write of its life: "before intent", "after outcome", …
+hold N            run N commands that read until they are told to end; says "ready", then waits to be killed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mainstay import Runtime
+from mainstay.lifecycle.process import EXTERNAL_REF_SET
+from mainstay.model.write import Advance, Register, Write
+from mainstay.stores.sqlite import SqliteStore
+
+R = TypeVar("R")
+
+STEPS = ("register", "intent", "identity", "outcome")
+"""The writes of a command's life. Between the second and the third it is spawned; before the last it has ended."""
+
+
+def step_of(write: Write[Any]) -> str:
+    if isinstance(write, Register):
+        return "register"
+    if not isinstance(write, Advance):
+        return ""
+    if write.outcome is not None:
+        return "outcome"
+    references = [event.payload for event in write.events if event.type == EXTERNAL_REF_SET]
+    return "" if not references else "identity" if "pid" in references[-1] else "intent"
+
+
+class MortalStore(SqliteStore):
+    """A store whose OS process is killed at one write: just before it is made, or just after it was acknowledged."""
+
+    def __init__(self, path: str, point: str) -> None:
+        super().__init__(path)
+        self._point = point
+
+    async def write(self, write: Write[R]) -> R:
+        step = step_of(write)
+        self._may_die(f"before {step}")
+        receipt = await super().write(write)
+        self._may_die(f"after {step}")
+        return receipt
+
+    def _may_die(self, point: str) -> None:
+        if point == self._point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lives(pid: int) -> bool:
+    """Whether a process of the OS lives; one that nobody has reaped yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX"
+    except OSError:
+        return False
+
+
+async def die(path: str, point: str, argv: list[str]) -> None:
+    async with Runtime(MortalStore(path, point)) as runtime:
+        handle = await runtime.command(argv, key="c")
+        await handle.result()
+    raise SystemExit("it was to die, and did not")
+
+
+async def hold(path: str, number: int) -> None:
+    async with Runtime(path) as runtime:
+        await asyncio.gather(*(runtime.command(["cat"], stdin=True, key=str(n)) for n in range(number)))
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    store, what, *rest = sys.argv[1:]
+    asyncio.run(die(store, rest[0], rest[1:]) if what == "die" else hold(store, int(rest[0])))

@@ -1,0 +1,152 @@
+"""The OS process of a Runtime is killed at every step of a command's life, and over many commands at once.
+
+What is found afterwards is written down by hand, for each step: what the row said, and that the command ran once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainstay import ProcessHandle, Runtime
+from mainstay.model.command import CommandResult
+from mainstay.model.process import ProcessRow
+from mainstay.stores.sqlite import SqliteStore
+from tests.commands.host import STEPS, lives
+from tests.kit import until
+
+pytestmark = [pytest.mark.kill, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+
+FOUND = {
+    # point:             a row, begun, a job is named, its leader is known, it has ended
+    "before register": (False, False, False, False, False),
+    "after register": (True, False, False, False, False),
+    "before intent": (True, False, False, False, False),
+    "after intent": (True, True, True, False, False),
+    "before identity": (True, True, True, False, False),
+    "after identity": (True, True, True, True, False),
+    "before outcome": (True, True, True, True, False),
+    "after outcome": (True, True, True, True, True),
+}
+
+
+@contextmanager
+def host(*argv: str) -> Generator[subprocess.Popen[str]]:
+    program = [sys.executable, "-m", "tests.commands.host", *argv]
+    child = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+async def row_of(path: Path, process_id: str) -> ProcessRow | None:
+    store = SqliteStore(path)
+    await store.open()
+    try:
+        return await store.process(process_id)
+    finally:
+        await store.close()
+
+
+def test_every_step_has_its_row() -> None:
+    assert sorted(FOUND) == sorted(f"{when} {step}" for step in STEPS for when in ("before", "after"))
+
+
+@pytest.mark.parametrize("point", FOUND)
+async def test_killed_at_every_step_a_command_runs_once_and_its_result_arrives(tmp_path: Path, point: str) -> None:
+    path, marks = tmp_path / "a.db", tmp_path / "marks"
+    argv = ["sh", "-c", 'echo ran >> "$0"; echo out; exit 3', str(marks)]
+    with host(str(path), "die", point, *argv) as child:
+        code = await asyncio.to_thread(child.wait)
+    row = await row_of(path, "command.c")
+    reference = None if row is None else row.record.external_ref
+    found = (
+        row is not None,
+        row is not None and row.record.first_started is not None,
+        reference is not None,
+        reference is not None and "pid" in reference,
+        row is not None and not row.live,
+    )
+
+    async with Runtime(path) as runtime:
+        handle = await runtime.command(argv, key="c")
+        result = await handle.result()
+        after = await handle.record()
+
+    assert (code, found) == (-signal.SIGKILL, FOUND[point])
+    assert (result.status, result.exit_code, result.stdout) == ("exited", 3, "out\n")
+    assert marks.read_text() == "ran\n"
+    assert (after.attempts, after.stuck) == (1, None)
+
+
+async def test_fifty_running_commands_are_adopted(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with host(str(path), "hold", "50") as child:
+        assert child.stdout is not None
+        assert await asyncio.to_thread(child.stdout.readline) == "ready\n"
+        child.kill()
+    async with Runtime(path) as runtime:
+        handles = [runtime.handle(f"command.{n}") for n in range(50)]
+        mine = runtime._worker.id
+
+        async def adopted() -> bool:
+            return {row.owner for row in await runtime.processes.list(kind="command", limit=100)} == {mine}
+
+        await until(adopted)
+        for n, each in enumerate(handles):
+            await each.signal("stdin", {"text": f"to {n}\n", "close": True})
+        results: list[CommandResult] = await asyncio.gather(*(each.result() for each in handles))
+        rows = await asyncio.gather(*(each.record() for each in handles))
+
+    assert [each.stdout for each in results] == [f"to {n}\n" for n in range(50)]
+    assert {(row.attempts, row.takeovers) for row in rows} == {(1, 0)}
+
+
+async def test_a_host_that_is_killed_five_times_finds_its_command_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    for _ in range(5):
+        with host(str(path), "hold", "1") as child:
+            assert child.stdout is not None
+            assert await asyncio.to_thread(child.stdout.readline) == "ready\n"
+            child.kill()
+    async with Runtime(path) as runtime:
+        handle = runtime.handle("command.0")
+        row = await handle.record()
+        await handle.signal("stdin", {"text": "once\n", "close": True})
+        result = await handle.result()
+
+    assert (result.status, result.stdout) == ("exited", "once\n")
+    assert (row.attempts, row.takeovers, row.stuck) == (1, 0, None)
+
+
+async def test_a_killed_host_whose_shim_is_killed_too_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with host(str(path), "hold", "1") as child:
+        assert child.stdout is not None
+        assert await asyncio.to_thread(child.stdout.readline) == "ready\n"
+        child.kill()
+    row = await row_of(path, "command.0")
+    assert row is not None
+    os.kill(row.record.external_ref["shim"], signal.SIGKILL)
+
+    async with Runtime(path) as runtime:
+        handle: ProcessHandle[Any] = runtime.handle("command.0")
+        result = await handle.result()
+
+    assert (result.status, result.cleanup.verified) == ("lost", True)
+    assert not lives(row.record.external_ref["pid"])
