@@ -16,12 +16,12 @@ from msgspec import Struct
 
 from mainstay.model.agent import Budget
 from mainstay.model.effect import Boundary
-from mainstay.model.llm import ModelResponse, Usage
+from mainstay.model.llm import ModelResponse, ModelSettings, Usage
 from mainstay.model.message import NO_METADATA, InputContent, Message, Metadata
 from mainstay.model.outcome import Outcome
 from mainstay.model.plugin import CompactedHistory, Directive, PluginSnapshot, PromptPart, TriggerEvent
 from mainstay.model.record import InputKind
-from mainstay.model.tool import ToolOutcome, ToolSpec
+from mainstay.model.tool import OutputBudget, ToolOutcome, ToolSpec
 from mainstay.ports.process import Engine
 from mainstay.ports.services import CodeExecutor, HistoryHost, PromptHost, ResultHost, StreamEnd, ToolHost, TurnHost
 
@@ -55,10 +55,18 @@ class SessionContext(Struct, frozen=True):
 
 
 class SessionConfig(Struct, frozen=True):
-    """What a plugin may change about how a session runs."""
+    """How the turns of a session run: what its agent says, with what was decided for the session over it.
+
+    `model` is its name; a plugin may give that of another one, which the Runtime has or whose provider it knows. What
+    an input asks for itself, `run(model=…, settings=…)`, goes over all this. In what a plugin returns, "" and None
+    leave a value as it was.
+    """
 
     instructions: str = ""
     budget: Budget = Budget()
+    model: str = ""
+    settings: ModelSettings | None = None
+    output_budget: OutputBudget | None = None
 
 
 class MetadataContext(Struct, frozen=True, kw_only=True):
@@ -270,7 +278,12 @@ class Plugin:
         """The instance is complete and not yet restored. An exception refuses the session."""
 
     def configure(self, ctx: SessionContext, config: SessionConfig) -> Maybe[SessionConfig]:
-        """Change how the session runs; later plugins see the change. An exception keeps the config and is reported."""
+        """Change how the session runs; later plugins see the change. An exception keeps the config and is reported.
+
+        Called when the session is opened, and before the first turn after anything has changed that it was made from:
+        the agent's definition, `session.configure`, `session.update`, options, tools that were switched. `config` is
+        always the whole of it, without what plugins made of it before.
+        """
         return config
 
     # ------------------------------------------------------------------ something is said

@@ -20,10 +20,19 @@ from mainstay.graph.commit import End
 from mainstay.graph.view import View
 from mainstay.model import validate
 from mainstay.model.codec import clean, clean_text, convert, copied, error_text
-from mainstay.model.message import Message, Metadata, Text
+from mainstay.model.llm import ModelChoice
+from mainstay.model.message import Message, Metadata, Scalar, Text
 from mainstay.model.plugin import Issue, PluginSnapshot, PromptPart
 from mainstay.model.record import Record
-from mainstay.model.session import SessionRow, Settings, edited_tools, load_settings, settings_after_commit
+from mainstay.model.session import (
+    SessionRow,
+    Settings,
+    choice_for,
+    edited_tools,
+    load_settings,
+    metadata_for,
+    settings_after_commit,
+)
 from mainstay.model.tool import ToolSpec
 from mainstay.plugins import calls
 from mainstay.plugins.calls import PhaseProbe, withheld
@@ -31,7 +40,7 @@ from mainstay.plugins.hooks import CatalogContext, Plugin, PromptContext, Sessio
 from mainstay.plugins.registry import Kept, PluginSession, fingerprint, overrides, restore_snapshot
 from mainstay.ports.services import TraceSink
 from mainstay.ports.store import BlobStore
-from mainstay.sessions.definition import Definition, answering
+from mainstay.sessions.definition import Definition, Missing, Models, answering
 from mainstay.tools.catalog import Catalog, Membership
 
 log = logging.getLogger("mainstay.sessions")
@@ -77,7 +86,8 @@ class Setup(Struct):
     """`definition` is the agent's as this session sees it; `issues` are what its next turn has to report.
     `waiting` are the states that commands put on disk and no turn has recorded yet.
 
-    Valid for the settings it was made from, and for what was committed up to `head`.
+    Valid for the settings it was made from, and for what was committed up to `head`. `choice` and `metadata` are those
+    that the turn it was made for was accepted and opened under: the same settings may have others for the next one.
     """
 
     definition: Definition
@@ -91,6 +101,8 @@ class Setup(Struct):
     overlay: Overlay | None = None
     waiting: dict[str, PluginSnapshot] = {}
     shared: bool = False
+    choice: ModelChoice | None = None
+    metadata: dict[str, Scalar] = {}
 
     def move_on(self, row: SessionRow, end: End) -> None:
         """A turn of this setup is committed. Where anybody changed the settings meanwhile, it does not fit any more."""
@@ -112,7 +124,18 @@ class Setup(Struct):
 
     def fits(self, row: SessionRow, overlay: Overlay | None) -> bool:
         """Whether it was made from what is the case now."""
-        return self.head == row.head and self.settings == row.settings and self.overlay is overlay
+        if self.head != row.head or self.settings != row.settings or self.overlay is not overlay:
+            return False
+        if isinstance(self.definition.provider, Missing):
+            return False  # what the model lacks may be there by now
+        return not row.settings or (self.choice, self.metadata) == opened_under(load_settings(row.settings), row)
+
+
+def opened_under(settings: Settings, row: SessionRow) -> tuple[ModelChoice | None, dict[str, Scalar]]:
+    """The choice of model that the open turn was accepted under, and the metadata that it was opened under; without an
+    open turn, those of the next one."""
+    turn = row.turn or row.next
+    return choice_for(settings, turn), metadata_for(settings, turn)
 
 
 def lean(definition: Definition) -> Setup:
@@ -126,12 +149,15 @@ async def equip(  # noqa: PLR0913  # everything that a session is made of
     view: View,
     records: Sequence[Record],
     blobs: BlobStore,
+    models: Models,
     overlay: Overlay | None = None,
     probe: calls.PhaseProbe | None = None,
 ) -> Setup:
     """Make a session ready. Raises TurnAborted where a plugin refuses it."""
     settings = load_settings(row.settings)
-    contexts = contexts_of(definition, row.id, settings)
+    choice, metadata = opened_under(settings, row)
+    definition = await models.applied(definition, choice)
+    contexts = contexts_of(definition, row.id, structs.replace(settings, metadata=metadata))
     try:
         session = definition.plugins.open(contexts)
         await calls.collect(session.hooks("session_ready"), lambda plugin: (contexts[plugin.id],))
@@ -149,7 +175,7 @@ async def equip(  # noqa: PLR0913  # everything that a session is made of
     kept = _kept(session, snapshots)
     for name in waiting:
         kept.counts.pop(name, None)  # changed between turns: the next record carries it
-    config = await _configured(definition, session, contexts, issues)
+    config, configured = await _configured(definition, session, contexts, models, issues)
     if view.head or len(records) > 1:
         hooks = calls.probed(session.hooks("session_restored"), probe)
         issues += await calls.notify(hooks, lambda plugin: (contexts[plugin.id],))
@@ -158,11 +184,14 @@ async def equip(  # noqa: PLR0913  # everything that a session is made of
         session = session.and_also(overlay)
         catalog = catalog if isinstance(catalog, Membership) else Membership(catalog)
         catalog.overlay(overlay.catalog, overlay.base)
-    own = structs.replace(definition, instructions=config.instructions, budget=config.budget, catalog=catalog)
+    own = structs.replace(configured, catalog=catalog)
     if settings.output is not None:
         own = answering(own, settings.output)
     known = settings.snapshots
-    return Setup(own, session, kept, config, contexts, row.settings, row.head, issues, overlay, known)
+    return Setup(
+        own, session, kept, config, contexts, row.settings, row.head, issues, overlay, known,
+        choice=choice, metadata=metadata,
+    )  # fmt: skip
 
 
 def _kept(session: PluginSession, snapshots: Mapping[str, PluginSnapshot]) -> Kept:
@@ -281,10 +310,18 @@ async def _bytes(snapshot: PluginSnapshot | None, blobs: BlobStore) -> dict[str,
 
 
 async def _configured(
-    definition: Definition, session: PluginSession, contexts: dict[str, SessionContext], issues: list[Issue]
-) -> SessionConfig:
-    """The configuration after every plugin had its say. A plugin that fails changes nothing."""
-    config = SessionConfig(definition.instructions, definition.budget)
+    definition: Definition,
+    session: PluginSession,
+    contexts: dict[str, SessionContext],
+    models: Models,
+    issues: list[Issue],
+) -> tuple[SessionConfig, Definition]:
+    """The configuration after every plugin had its say, and the definition with it. A plugin that fails changes
+    nothing."""
+    model = clean_text(str(definition.provider.name))
+    config = SessionConfig(
+        definition.instructions, definition.budget, model, definition.settings, definition.output_budget
+    )
     for plugin, method in session.hooks("configure").entries:
         hooks = calls.Hooks("configure", ((plugin, method),), True)
         told = (contexts[plugin.id], config)
@@ -292,12 +329,29 @@ async def _configured(
             changed: object = (await calls.collect(hooks, lambda _, told=told: told))[0][1]  # type: ignore[misc]
             if not isinstance(changed, SessionConfig):
                 raise PluginFault(plugin.id, "configure", f"it returned a {type(changed).__name__}")
-            config = convert(clean(changed), SessionConfig)
+            wanted = convert(clean(changed), SessionConfig)
+            if wanted.model not in ("", model, config.model):
+                models.choice(wanted.model, None)  # refuses a name that nothing could answer to
+            config = SessionConfig(
+                wanted.instructions,
+                wanted.budget,
+                wanted.model or config.model,
+                wanted.settings or config.settings,
+                wanted.output_budget or config.output_budget,
+            )
         except (PluginFault, InvalidInput, ValidationError) as error:
             fault = error if isinstance(error, PluginFault) else PluginFault(plugin.id, "configure", str(error))
             log.warning("%s", fault)
             issues.append(Issue("config_mutator_failed", str(fault), plugin.id))
-    return config
+    provider = definition.provider if config.model == model else await models.provider(config.model)
+    return config, structs.replace(
+        definition,
+        provider=provider,
+        instructions=config.instructions,
+        budget=config.budget,
+        settings=config.settings or definition.settings,
+        output_budget=config.output_budget or definition.output_budget,
+    )
 
 
 def _membership(

@@ -43,7 +43,7 @@ from mainstay.model.outcome import Waiting
 from mainstay.model.plugin import Issue
 from mainstay.model.process import ProcessRow
 from mainstay.model.record import Asking, Closed, Delivered, Framed, Record, Said
-from mainstay.model.session import CancelRequest, InboxRow, SessionRow, choice_for, load_settings, metadata_for
+from mainstay.model.session import CancelRequest, InboxRow, SessionRow, load_settings, metadata_for
 from mainstay.model.transcript import Transcript
 from mainstay.model.write import CancelWon, Claim, Committed, Release, SessionRef, TurnScope
 from mainstay.observe.feed import Feed, TurnEvents
@@ -251,9 +251,8 @@ class Turns:
         view = await self.cache.view(row)
         setup, refused = await self._equip(cached, row, view, records)
         definition = setup.definition
-        if said.choice is not None or row.settings:
-            kept = choice_for(load_settings(row.settings), row.turn or row.next) if row.settings else None
-            definition = await self.models.applied(definition, said.choice, kept)
+        if said.choice is not None:
+            definition = await self.models.applied(definition, said.choice)
         inputs, task.inputs = opening is None or scope.turn > 1 or task.inputs, False
         run = task.run = self._begin(setup, definition, row, scope, view, records, inputs)
         if opening is None:
@@ -378,7 +377,7 @@ class Turns:
             return before, None
         probe = probe_of(self._traces, row.id, None if row.turn is None else turn_id(row.id, row.turn))
         try:
-            made = await equip(definition, row, view, records, self.store.blobs, cached.overlay, probe)
+            made = await equip(definition, row, view, records, self.store.blobs, self.models, cached.overlay, probe)
         except TurnAborted as refused:
             return Setup(definition), refused
         if before is not None:
@@ -396,7 +395,7 @@ class Turns:
         records = await self._archive.records(row, row.turn) if row.turn is not None else []
         definition = self._definitions[row.agent]
         probe = probe_of(self._traces, row.id)
-        made = await equip(definition, row, view, records, self.store.blobs, cached.overlay, probe)
+        made = await equip(definition, row, view, records, self.store.blobs, self.models, cached.overlay, probe)
         kept, run = cached.setup, self.cache.run(row.id)
         if kept is not None and (run is not None or kept.fits(row, cached.overlay)):
             return kept  # another task was faster: all use one, or what one changes the other would undo

@@ -15,11 +15,11 @@ from typing import Any, get_args
 import msgspec
 from msgspec.structs import replace
 
-from mainstay.engine.control import Guarded
+from mainstay.engine.control import Guarded, TurnAborted
 from mainstay.engine.driver import Run
 from mainstay.engine.model_call import sound_parts, within
 from mainstay.engine.retry import MODEL_RETRIES
-from mainstay.errors import InvalidInput, MainstayError, ProviderError, StaleSettings, quoted
+from mainstay.errors import InvalidInput, MainstayError, PluginError, ProviderError, StaleSettings, quoted
 from mainstay.model import validate
 from mainstay.model.codec import clean_part, clean_text, encode, encode_checked, error_text
 from mainstay.model.llm import DEFAULT_SETTINGS, Completion, ModelChoice, ModelRequest, ModelResponse, Usage
@@ -116,8 +116,13 @@ class DirectCompletions:
         if at.run is not None:
             found: Provider = at.run.agent.provider
             return found
-        chosen = load_settings((await at.row_or_new()).settings).choice
-        return (await models.applied(at.definition(at.agent), chosen)).provider
+        row, definition = await at.row_or_new(), at.definition(at.agent)
+        if definition.plugins.has("configure"):  # which may say otherwise
+            try:
+                return (await at.parts.turns.setup(row)).definition.provider
+            except TurnAborted as refused:
+                raise PluginError(refused.plugin, refused.message) from None
+        return (await models.applied(definition, load_settings(row.settings).choice)).provider
 
     # ------------------------------------------------------------------ in a turn
 

@@ -441,7 +441,10 @@ class SessionHost(TaskServices):
     async def count_next(self, said: InputContent | None) -> int:
         """How many tokens the first question of the next turn would have."""
         parts, row = self._parts, await self.scope.row_or_new()
-        definition = await parts.models.applied((await self.setup(row)).definition, load_settings(row.settings).choice)
+        setup, choice = await self.setup(row), load_settings(row.settings).choice
+        definition = setup.definition
+        if setup.choice != choice:  # that of the running turn, which was accepted under another one
+            definition = await parts.models.applied(definition, choice)
         if definition.instruct is not None:
             caller = Caller(self._id, definition.name, Metadata(load_settings(row.settings).metadata))
             made = instructions_of(definition.instruct, caller, parts.random, Control().guard, parts.clock.sleep)
