@@ -501,6 +501,8 @@ class Runtime:
             raise MetadataConflict(row.id, wanted, row.metadata)
         if options is not None:
             settings = load_settings(b"" if row is None else row.settings)
+            if row is None and wanted is not None:
+                settings = replace(settings, metadata=wanted)
             options = checked_options(parts.definitions.get(name), session_id, options, settings)
         return Session(parts, session_id, name, options, answers, wanted if row is None else None)
 

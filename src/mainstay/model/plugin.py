@@ -139,6 +139,13 @@ class TriggerEvent(Struct, frozen=True, gc=False, omit_defaults=True):
         return f"{self.source}.{self.name}"
 
 
+class Extension(Struct, frozen=True, gc=False):
+    """What `plugin` adds to another plugin of its agent: JSON."""
+
+    plugin: str
+    value: Any
+
+
 class ExecRequest(Struct, frozen=True, gc=False):
     """Code that a model wrote. `accept_finish`: it may end the turn with a value."""
 

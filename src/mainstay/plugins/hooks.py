@@ -9,7 +9,7 @@ decided is part of the record that follows them, so a decision is either whole o
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct
@@ -19,7 +19,7 @@ from mainstay.model.effect import Boundary
 from mainstay.model.llm import ModelResponse, ModelSettings, Usage
 from mainstay.model.message import NO_METADATA, InputContent, Message, Metadata
 from mainstay.model.outcome import Outcome
-from mainstay.model.plugin import CompactedHistory, Directive, PluginSnapshot, PromptPart, TriggerEvent
+from mainstay.model.plugin import CompactedHistory, Directive, Extension, PluginSnapshot, PromptPart, TriggerEvent
 from mainstay.model.record import InputKind
 from mainstay.model.tool import OutputBudget, ToolOutcome, ToolSpec
 from mainstay.ports.process import Engine
@@ -42,7 +42,7 @@ class SessionContext(Struct, frozen=True):
     """The session an instance is made for. `options` are this plugin's own, as given when the session was opened.
 
     `parent` is set for a child session, and `depth` counts the parents above it. `hidden` are tools it may not see,
-    whatever anybody enables.
+    whatever anybody enables. `extensions` are what plugins of the agent add to each other, by what they add to.
     """
 
     session_id: str
@@ -52,6 +52,7 @@ class SessionContext(Struct, frozen=True):
     hidden: frozenset[str] = frozenset()
     depth: int = 0
     metadata: Metadata = NO_METADATA
+    extensions: Mapping[str, tuple[Extension, ...]] = {}
 
 
 class SessionConfig(Struct, frozen=True):
@@ -307,6 +308,14 @@ class Plugin:
     def hidden_tools(self, ctx: CatalogContext) -> Iterable[str]:
         """Names of tools to take away from this session. An exception refuses the turn."""
         return ()
+
+    def extensions(self) -> Mapping[str, Any]:
+        """What it adds to other plugins: JSON, by an id that the plugin which reads it has documented.
+
+        Asked once, with the agent. Every plugin sees what all have added, in their order, as `ctx.extensions` of a
+        SessionContext.
+        """
+        return {}
 
     def trigger_events(self) -> Iterable[TriggerEvent]:
         """Events that the plugin's sources will report; listed for whoever subscribes to them."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from mainstay.errors import InvalidDefinition, InvalidInput, PluginConflict, PluginError, PluginFault
 from mainstay.model import validate
 from mainstay.model.codec import INT_MAX, INT_MIN, clean, clean_text, copied, encode_checked, error_text, read_only_spec
-from mainstay.model.plugin import Issue, PluginSnapshot, TriggerEvent
+from mainstay.model.plugin import Extension, Issue, PluginSnapshot, TriggerEvent
 from mainstay.model.tool import BlobRef, ToolSpec
 from mainstay.plugins.calls import Hooks, notify
 from mainstay.plugins.hooks import EXCLUSIVE, HOOKS, Plugin, SessionContext, SnapshotReader, SnapshotWriter
@@ -43,10 +43,11 @@ SESSION_HOOKS = (
     "project_prose",
     "transform_input",
     "shutdown",
+    "extensions",
 )
 """Hooks of a session or a Runtime rather than of a turn."""
 
-OF_THE_AGENT = ("tools", "transform_input", "shutdown")
+OF_THE_AGENT = ("tools", "transform_input", "shutdown", "extensions")
 """Those of them that are the same in every session of plugins that keep nothing for one."""
 
 BY_PRIORITY = ("transform_view", "compact")
@@ -57,7 +58,7 @@ FILTERS_LAST = ("after_tool_call", "transform_text", "transform_response")
 
 PLAIN = (
     *("for_session", "tools", "hidden_tools", "trigger_events", "engines", "transform_text", "project_prose"),
-    *("filter_value", "snapshot", "restore"),
+    *("filter_value", "snapshot", "restore", "extensions"),
 )
 """Hooks that are asked where nothing can wait, or for every piece of text."""
 
@@ -85,6 +86,7 @@ class PluginSet:
             if owners:
                 self._owners[hook] = tuple(owners)
         self.trigger_events = self._triggers()
+        self._extensions = self._added()
         self._shared = self._session(self.plugins)
         # The tools of a plugin that makes no instances are the agent's own: they are the same in every session.
         makers = {self.plugins[i].id for i in self._owners.get("for_session", ())}
@@ -111,6 +113,23 @@ class PluginSet:
                     raise PluginConflict(plugin.id, found[event.source_type][0], f"the event {event.source_type!r}")
                 found[event.source_type] = (plugin.id, event)
         return tuple([event for _, event in found.values()])
+
+    def _added(self) -> dict[str, tuple[Extension, ...]]:
+        """What plugins add to each other, by what they add to."""
+        found: dict[str, tuple[Extension, ...]] = {}
+        for index in self._owners.get("extensions", ()):
+            plugin = self.plugins[index]
+            for name, value in _extensions_of(plugin).items():
+                found[name] = (*found.get(name, ()), Extension(plugin.id, value))
+        return found
+
+    @property
+    def extensions(self) -> dict[str, tuple[Extension, ...]]:
+        """The same, as a copy of its own for whoever asks."""
+        return {
+            name: tuple([Extension(each.plugin, copied(each.value)) for each in added])
+            for name, added in self._extensions.items()
+        }
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -213,6 +232,19 @@ def _events(plugin: Plugin) -> list[object]:
     except Exception as error:  # a plugin that cannot say what it reports is not what the agent was made with
         why = f"trigger_events of plugin {plugin.id!r} raised {type(error).__name__}: {error_text(error)}"
         raise InvalidDefinition(why) from error
+
+
+def _extensions_of(plugin: Plugin) -> dict[str, Any]:
+    ask: Callable[[], object] = plugin.extensions
+    try:
+        added = ask()
+        if not isinstance(added, Mapping):
+            raise TypeError(f"a {type(added).__name__} is no dict of JSON")
+        plain: dict[str, Any] = clean(dict(added))
+    except Exception as error:  # its own code runs here, and the error names it
+        why = f"extensions of plugin {plugin.id!r} cannot be used: {type(error).__name__}: {error_text(error)}"
+        raise InvalidDefinition(why) from error
+    return plain
 
 
 def overrides(plugin: Plugin, hook: str) -> bool:

@@ -165,9 +165,26 @@ Work: TypeAlias = Callable[[], Awaitable[Any]]
 CancelHook: TypeAlias = Callable[[], Awaitable[None] | None]
 
 
-class Tasks(Protocol):
-    async def inject_turn_input(self, said: str | Message, *, session_id: str | None = None) -> str:
-        """Say something to the running turn at its next boundary, or with the next turn; returns the input's id."""
+class TaskReads(Protocol):
+    async def list_background_tasks(
+        self, *, kind: TaskKind | None = None, include_ended: bool = False, session_id: str | None = None
+    ) -> Sequence[TaskRecord]:
+        """Everything that the session may see, as tasks, the oldest first."""
+        ...
+
+    async def validate_handles_visible(self, handles: Sequence[Any], *, session_id: str | None = None) -> None:
+        """Raises ProcessNotVisible for the first that the session may not see."""
+        ...
+
+
+class Tasks(TaskReads, Protocol):
+    async def inject_turn_input(
+        self, said: str | Message, *, session_id: str | None = None, key: str | None = None
+    ) -> str:
+        """Say something to the running turn at its next boundary, or with the next turn; returns the input's id.
+
+        The same `key` with the same content is the same input, whoever in the session says it.
+        """
         ...
 
     async def start_process(
@@ -218,12 +235,6 @@ class Tasks(Protocol):
         """Say that a task works, or waits for something. What has ended stays as it is."""
         ...
 
-    async def list_background_tasks(
-        self, *, kind: TaskKind | None = None, include_ended: bool = False, session_id: str | None = None
-    ) -> Sequence[TaskRecord]:
-        """Everything that the session may see, as tasks, the oldest first."""
-        ...
-
     async def cancel_background_task(
         self, task_id: str, reason: str = "", *, session_id: str | None = None
     ) -> TaskRecord: ...
@@ -232,10 +243,6 @@ class Tasks(Protocol):
         self, reason: str = "", *, session_id: str | None = None
     ) -> Sequence[TaskRecord]:
         """Cancel what is live, in order. The first that cannot be cancelled ends it, and is raised."""
-        ...
-
-    async def validate_handles_visible(self, handles: Sequence[Any], *, session_id: str | None = None) -> None:
-        """Raises ProcessNotVisible for the first that the session may not see."""
         ...
 
     async def transfer_handles(self, target: str, handles: Sequence[Any], *, session_id: str | None = None) -> int:

@@ -35,6 +35,7 @@ from mainstay.errors import (
 from mainstay.model.codec import clean, clean_message, error_text
 from mainstay.model.ids import check_session_id
 from mainstay.model.message import Message
+from mainstay.model.process import TaskKind, TaskRecord
 from mainstay.model.session import SessionSnapshot
 from mainstay.plugins.hooks import Plugin
 from mainstay.plugins.operations import (
@@ -424,6 +425,14 @@ class ReadOnly:
 
     async def tool_catalog(self, session_id: str | None = None) -> Any:
         return await self._host.tool_catalog(session_id)
+
+    async def list_background_tasks(
+        self, *, kind: TaskKind | None = None, include_ended: bool = False, session_id: str | None = None
+    ) -> Sequence[TaskRecord]:
+        return await self._host.list_background_tasks(kind=kind, include_ended=include_ended, session_id=session_id)
+
+    async def validate_handles_visible(self, handles: Sequence[Any], *, session_id: str | None = None) -> None:
+        await self._host.validate_handles_visible(handles, session_id=session_id)
 
     def __getattr__(self, name: str) -> Any:
         if hasattr(ToolHost, name):

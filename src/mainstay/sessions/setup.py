@@ -222,6 +222,7 @@ def contexts_of(definition: Definition, session_id: str, settings: Settings) -> 
             hidden,
             settings.depth,
             Metadata(settings.metadata),
+            definition.plugins.extensions,
         )
         for plugin in definition.plugins.plugins
     }

@@ -22,6 +22,7 @@ from mainstay.errors import (
     TimedOut,
 )
 from mainstay.lifecycle.process import PROGRESS
+from mainstay.model import validate
 from mainstay.model.codec import clean, clean_text, encode
 from mainstay.model.ids import turn_id
 from mainstay.model.message import Message
@@ -71,9 +72,13 @@ class TaskServices:
 
     # ------------------------------------------------------------------ saying and starting
 
-    async def inject_turn_input(self, said: str | Message, *, session_id: str | None = None) -> str:
-        row, key = await self.scope.row_or_new(session_id), None
-        if self.scope.run is not None:
+    async def inject_turn_input(
+        self, said: str | Message, *, session_id: str | None = None, key: str | None = None
+    ) -> str:
+        row = await self.scope.row_or_new(session_id)
+        if key is not None:
+            key = f"inject {validate.name(key, 'key')}"
+        elif self.scope.run is not None:
             # Asked again after a crash, by the same hook or tool, it is the same input.
             key = f"inject {self.scope.turn}:{self.scope.key(_digest(said))}"
         accepted = await self.scope.parts.inbox.accept(row.id, row.agent, said, "note", key)

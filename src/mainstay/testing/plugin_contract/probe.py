@@ -45,7 +45,7 @@ Way: TypeAlias = Literal["raises", "answers nonsense", "hangs", "is cancelled", 
 WAYS: tuple[Way, ...] = get_args(Way)
 
 STATE = ("for_session", "revision", "snapshot", "restore")
-OFFERS = ("tools", "trigger_events", "engines", "protocol", "code_executor", "shutdown")
+OFFERS = ("tools", "trigger_events", "extensions", "engines", "protocol", "code_executor", "shutdown")
 QUIET = (*STATE, *OFFERS)
 """Hooks that are no part of a turn."""
 
