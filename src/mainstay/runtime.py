@@ -236,7 +236,7 @@ class Runtime:
         Turns are built before services, wakes and processes, and call them: through functions that find these when
         they are called.
         """
-        from mainstay.commands.engine import CommandEngine  # noqa: PLC0415  # importing Mainstay must not import all of it
+        from mainstay.commands.monitor import command_engines  # noqa: PLC0415  # importing Mainstay must not import all of it
 
         store, clock, random = self._store, self._clock, self._random
         mode, activity = Mode(), Activity()
@@ -275,7 +275,7 @@ class Runtime:
         )
         work = ProcessWorker(dispatcher, supervisor, mode, events, passive, self._concurrency)
         processes = ProcessService(work, self._cancel_policy, self._process_policy)
-        commands = CommandEngine(store, self._commands)
+        commands, monitors = command_engines(store, self._commands)
         local = LocalEngine(store, worker.id, lambda: worker.alive)
         tasks = TaskTable(local, processes, supervisor)
         filters = InputFilters(definitions, self._input_filters, self._input_secret, store, worker)
@@ -319,6 +319,7 @@ class Runtime:
                 ToolEngine(environments, dispatcher),
                 ExternalEngine(),
                 commands,
+                monitors,
                 local,
             ]
         )

@@ -10,11 +10,20 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert
 
 from mainstay.errors import InvalidCommand, quoted
 from mainstay.model import validate
-from mainstay.model.process import EventType, WakePolicy, WakeRule
+from mainstay.model.process import (
+    Abandoned,
+    Cancelled,
+    EventType,
+    Failure,
+    ProcessRow,
+    Success,
+    WakePolicy,
+    WakeRule,
+)
 
 MONITOR_KIND = "monitor"
 
@@ -102,6 +111,65 @@ class MonitorSnapshot(Struct, frozen=True):
     revision: int
     active_count: int
     monitors: tuple[MonitorStatus, ...]
+
+
+class OutputCursor(Struct, frozen=True, gc=False, omit_defaults=True):
+    """How far a session was told: the progress of its process.
+
+    `stdout`, `stderr`: offsets in the files. `lines`: how many lines were told in all, and `last` the newest of them.
+    `silent` and `seen`: bytes that there were when a silence and progress were last told. `rung`: how often progress
+    was. `command`: the number of a monitor's command. `error`: what was last wrong with it.
+    """
+
+    stdout: int = 0
+    stderr: int = 0
+    lines: int = 0
+    last: str = ""
+    told_stderr: bool = False
+    silent: int = -1
+    seen: int = 0
+    rung: int = 0
+    command: int = 1
+    error: str = ""
+
+
+def read_cursor(progress: Any) -> OutputCursor:
+    """A cursor from the progress of a process; a new one where there is none, or one of a stranger."""
+    try:
+        return convert(progress, OutputCursor)
+    except ValidationError:
+        return OutputCursor()
+
+
+def monitor_status(row: ProcessRow) -> MonitorStatus:
+    """A monitor as it is, from its process."""
+    told, outcome = read_cursor(row.record.progress), row.record.outcome
+    data: Any = None
+    state: MonitorState = "idle" if row.record.first_started is None else "running"
+    error = told.error or None
+    match outcome:
+        case Success(value=data):
+            state = "exited"
+        case Failure(message=error, data=data):
+            state = "failed"
+        case Cancelled():
+            state = "stopped"
+        case Abandoned():
+            state, error = "failed", "it was given up"
+        case None:
+            pass
+    code = data.get("exit_code") if isinstance(data, dict) else None
+    return MonitorStatus(
+        row.registration.name,
+        row.id,
+        state,
+        row.live,
+        told.lines,
+        told.last or None,
+        error,
+        code if isinstance(code, int) else None,
+        told.command - 1,
+    )
 
 
 def watch_events(watch: Watch | None) -> tuple[EventType, ...]:

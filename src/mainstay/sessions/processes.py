@@ -8,12 +8,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from mainstay.engine.runner import Supervisor
 from mainstay.engine.waiters import in_hand
-from mainstay.errors import InvalidInput, ProcessNotVisible, SessionDeleted, UnknownProcess, quoted
+from mainstay.errors import Conflict, InvalidInput, ProcessNotVisible, SessionDeleted, UnknownProcess, quoted
+from mainstay.lifecycle.process import same, session_parent
 from mainstay.model import validate
+from mainstay.model.monitor import MONITOR_KIND, MonitorSnapshot, MonitorSpec, monitor_status, read_spec
 from mainstay.model.process import Abandoned, Cancelled, Failure, ProcessRow, SessionOrigin, WakePolicy, WakeTarget
 from mainstay.model.write import ProcessFilter
 from mainstay.ports.services import CancelHook
@@ -56,6 +59,42 @@ class SessionProcesses:
             metadata=None if row is None or in_hand() else row.metadata,
         )
         return await self._service.start(what, args, ours)
+
+    async def monitor(self, given: MonitorSpec) -> ProcessHandle[Any]:
+        """Begin a monitor under its name, which is free again when the one before has ended. It ends with the session.
+
+        The same spec while it lives is the same monitor.
+        """
+        spec = read_spec(given)
+        before = await self._monitors(spec.id)
+        if before and before[0].live:
+            if not same(before[0].registration.input, to_builtins(spec)):
+                raise Conflict(f"session {self._id!r} has a live monitor {spec.id!r} that is another: stop that first")
+            return ProcessHandle(self._service, before[0].id)
+        number = f".{len(before) + 1}" if before else ""
+        name = f"{self._id}.monitor.{spec.id}{number}"
+        start = Start(name, parent=session_parent(self._id), parent_end="cancel")
+        return await self.start(spec, None, spec.wake, start)
+
+    async def monitors(self) -> MonitorSnapshot:
+        """The monitors of the session, the last one of each name."""
+        newest: dict[str, ProcessRow] = {}
+        rows = await self._monitors(None)
+        for row in rows:
+            newest.setdefault(row.registration.name, row)
+        found = tuple([monitor_status(newest[name]) for name in sorted(newest)])
+        revision = sum(row.record.sequence for row in rows)
+        return MonitorSnapshot(revision, sum(each.armed for each in found), found)
+
+    async def _monitors(self, name: str | None) -> list[ProcessRow]:
+        """Monitors that the session has asked for, the newest first."""
+        found: list[ProcessRow] = []
+        before: int | None = None
+        wanted = ProcessFilter(kind=MONITOR_KIND, name=name, origin=self._id, limit=PAGE)
+        while page := await self._store.processes(replace(wanted, before=before)):
+            found += [row for row in page if row.pruned is None]
+            before = page[-1].pid
+        return found
 
     async def chosen(self, grants: Literal["none", "all"] | Sequence[Any]) -> tuple[str, ...]:
         """The ids of processes that a fork may see too. None may be among them that this session may not."""

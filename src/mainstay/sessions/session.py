@@ -49,6 +49,7 @@ from mainstay.model.command import CommandOptions, CommandResult
 from mainstay.model.event import AnyEvent
 from mainstay.model.llm import ModelChoice, ModelSettings, Usage
 from mainstay.model.message import InputContent, Message, Scalar
+from mainstay.model.monitor import MonitorSnapshot, MonitorSpec, read_spec
 from mainstay.model.outcome import PendingCall
 from mainstay.model.plugin import PromptPart
 from mainstay.model.process import ProcessRow, WakePolicy
@@ -568,6 +569,23 @@ class Session(Generic[T_co]):
         start = Start(name, options.get("label", ""), parent=parent, parent_end="cancel" if parent else "abandon")
         handle = await self._processes.start(what, None, options.get("wake", "turn"), start)
         return await in_foreground(handle, background_after)
+
+    async def monitor(self, spec: MonitorSpec) -> ProcessHandle[Any]:
+        """Start a command whose lines this session is told; its handle, which stops it with `cancel`.
+
+        It outlives the Runtime, also a crash of it, and ends with the session. The same spec while it lives is the same
+        monitor; another one under its id is a Conflict.
+        """
+        self._parts.mode.check()
+        read_spec(spec)
+        await self._begin()
+        await self._exist()
+        return await self._processes.monitor(spec)
+
+    async def monitors(self) -> MonitorSnapshot:
+        """The monitors of this session as they are, also those that have ended: the last one under each id."""
+        self._parts.mode.check()
+        return await self._processes.monitors()
 
     async def processes(self, status: str | Sequence[str] | None = None, **wanted: Any) -> Sequence[ProcessRow]:
         """The processes that this session may see, newest first; filters as for `runtime.processes.list`."""
