@@ -12,6 +12,7 @@ import typer
 from msgspec import Struct
 
 from mainstay.agent import Agent
+from mainstay.cli.commands import CommandHealth, examine_commands, health_json, is_here
 from mainstay.cli.host import (
     FAILED,
     OK,
@@ -33,7 +34,9 @@ from mainstay.engine.journal import load
 from mainstay.engine.waits import asked
 from mainstay.errors import BlobMissing, MainstayError, StoreError
 from mainstay.lifecycle import suspects
+from mainstay.model.command import COMMAND_KIND
 from mainstay.model.ids import turn_id
+from mainstay.model.monitor import MONITOR_KIND
 from mainstay.model.outcome import PendingCall
 from mainstay.model.process import ProcessRow, Success, WakeRow
 from mainstay.model.record import Ended, Record, Said
@@ -52,6 +55,10 @@ NAMED = 10
 """Problems of one sort that are listed one by one; of more, how many there are."""
 
 
+ORPHANED = "a command runs in this job folder, and its process is over or not in this store"
+MEND_ORPHAN = "was the store replaced by an older copy? end the command by its `started` file, then delete the folder"
+
+
 class Advice(Struct, frozen=True):
     """Something a person should do."""
 
@@ -66,16 +73,24 @@ class ProcessHealth(Struct, frozen=True):
     states: dict[str, int]
     wakes: dict[str, int]
     needs: list[Advice]
+    commands: CommandHealth = CommandHealth()
 
 
 async def examine_processes(store: Store, dead: dict[str, bool], now: int) -> ProcessHealth:
     live_worker = not all(dead.values())
     states: dict[str, int] = {}
     stuck, asked, idle = list[ProcessRow](), list[ProcessRow](), dict[tuple[str, str], list[ProcessRow]]()
+    commands, elsewhere = list[ProcessRow](), dict[str, list[ProcessRow]]()
     async for row in listed(store, ProcessFilter(live=True)):
         state = state_of(row, dead)
         states[state] = states.get(state, 0) + 1
-        if state == "stuck":
+        if row.registration.kind == COMMAND_KIND:
+            commands.append(row)
+        if row.registration.kind in (COMMAND_KIND, MONITOR_KIND) and not is_here(row) and state != "stuck":
+            # No worker here may take it up, however long it waits.
+            if _overdue(row, state, live_worker, now) is not None:
+                elsewhere.setdefault(row.registration.definition, []).append(row)
+        elif state == "stuck":
             stuck.append(row)
         elif row.record.abandon is not None and row.owner is None:
             asked.append(row)
@@ -83,13 +98,30 @@ async def examine_processes(store: Store, dead: dict[str, bool], now: int) -> Pr
             idle.setdefault((_definition(row), sort), []).append(row)
     needs = [*_stuck(stuck), *_to_abandon(asked)]
     needs += [_unclaimed(name, sort, rows, live_worker, now) for (name, sort), rows in sorted(idle.items())]
+    needs += [_bound(host, rows) for host, rows in sorted(elsewhere.items())]
+    lost = [row async for row in listed(store, ProcessFilter(("abandoned",), COMMAND_KIND))]
+    found = await examine_commands(store, commands, len(lost))
+    needs += [Advice(folder, ORPHANED, MEND_ORPHAN) for folder in found.orphans[:NAMED]]
     pending, discarded = await store.wakes(None, "pending"), await store.wakes(None, "discarded")
     needs += await _wakes(store, pending, discarded, now)
-    return ProcessHealth(dict(sorted(states.items())), {"pending": len(pending), "discarded": len(discarded)}, needs)
+    waiting = {"pending": len(pending), "discarded": len(discarded)}
+    return ProcessHealth(dict(sorted(states.items())), waiting, needs, found)
+
+
+def _bound(host: str, rows: list[ProcessRow]) -> Advice:
+    """One line for all commands and monitors that only another machine can go on with."""
+    ids = ", ".join(row.id for row in rows[:3])
+    more = f" and {len(rows) - 3:,} more" if len(rows) > 3 else ""
+    many = plural(len(rows), "command is", "commands are")
+    problem = f"{many} bound to this host, and no Runtime there has them: {ids}{more}"
+    advice = "start a Runtime on this store there; if the host is gone for good, `runtime.processes.request_abandon(…)`"
+    return Advice(f"host {host}", problem, f"{advice} and `.reconcile_abandon(…)` give them up")
 
 
 def _definition(row: ProcessRow) -> str:
     asked = row.registration
+    if asked.kind in (COMMAND_KIND, MONITOR_KIND):
+        return asked.name or asked.kind  # its definition is its machine
     return asked.definition or asked.name or asked.kind
 
 
@@ -139,6 +171,8 @@ def _unclaimed(name: str, sort: str, rows: list[ProcessRow], live_worker: bool, 
     why = "no worker took them up" if live_worker else "no live worker has this store open"
     problem = f"{plural(len(rows), 'process', 'processes')} {sort} for {span(now - since)}, and {why}: {ids}{more}"
     kind = rows[0].registration.kind
+    if kind in (COMMAND_KIND, MONITOR_KIND):
+        return Advice(f"{kind} {name}", problem, "start any Runtime on this store here: it watches them on")
     if live_worker:
         places = "; if one does, all its places are taken" if sort != "overdue" else ""
         return Advice(name, problem, f"does a live worker have {kind} {name!r}? start one that does{places}")
@@ -563,6 +597,7 @@ def _as_json(health: Health) -> dict[str, Any]:
         "processes": facts.processes,
         "live_processes": health.processes.states,
         "wakes": health.processes.wakes,
+        "commands": health_json(health.processes.commands),
         "nodes": facts.nodes,
         "blobs": facts.blobs,
         "shared": list(facts.shared),
@@ -586,6 +621,7 @@ def _print(health: Health) -> None:
         counts.append(plural(facts.processes, "process", "processes"))
     text_line(out, f"  {', '.join(counts)}")
     _print_processes(out, health.processes)
+    _print_commands(out, health.processes.commands)
     if health.checked is not None:
         checked = plural(health.checked, "record") if not facts.processes else f"{health.checked:,} records and events"
         text_line(out, f"  checked: every page, {checked}, and the blobs they refer to")
@@ -627,6 +663,16 @@ def _print_processes(out: Any, found: ProcessHealth) -> None:
         text_line(out, f"  live processes: {', '.join(f'{count:,} {state}' for state, count in found.states.items())}")
     if any(found.wakes.values()):
         text_line(out, f"  wakes: {', '.join(f'{count:,} {state}' for state, count in found.wakes.items() if count)}")
+
+
+def _print_commands(out: Any, found: CommandHealth) -> None:
+    counts = [f"{found.here:,} here"] if found.here else []
+    counts += [f"{count:,} on {host}" for host, count in sorted(found.elsewhere.items())]
+    counts += [f"{found.lost:,} lost (`mainstay ps --all --kind command --status abandoned`)"] if found.lost else []
+    if counts:
+        text_line(out, f"  commands: {', '.join(counts)}")
+    for note in found.notes:
+        text_line(out, f"  note: {note}")
 
 
 def _print_workers(out: Any, health: Health, now: int) -> None:

@@ -14,6 +14,7 @@ import msgspec
 import typer
 from msgspec.structs import replace
 
+from mainstay.cli.commands import CommandFacts, facts_of, facts_text, is_here, show_output
 from mainstay.cli.host import (
     FAILED,
     OK,
@@ -23,6 +24,7 @@ from mainstay.cli.host import (
     StoreOption,
     dead_workers,
     deciding,
+    existing,
     find_process,
     has_live_worker,
     is_terminal,
@@ -46,6 +48,8 @@ from mainstay.cli.render import (
     text_line,
 )
 from mainstay.errors import TimedOut
+from mainstay.model.command import COMMAND_KIND, Stream
+from mainstay.model.monitor import MONITOR_KIND
 from mainstay.model.process import (
     RETIRED,
     Abandoned,
@@ -109,13 +113,18 @@ def ps(
                     _say_more(limit, json)
                     break
                 found.append(row)
+            facts = {row.id: known for row in found if (known := facts_of(opened, row)) is not None}
         if json:
-            print_json([process_json(row, state_of(row, dead)) for row in found])
+            print_json([process_json(row, state_of(row, dead)) | _facts_json(facts, row) for row in found])
         else:
-            _print(found, dead, over)
+            _print(found, dead, over, {name: facts_text(each) for name, each in facts.items()})
         return 0
 
     perform(work, json)
+
+
+def _facts_json(facts: dict[str, CommandFacts], row: ProcessRow) -> dict[str, Any]:
+    return {"command": msgspec.to_builtins(facts[row.id])} if row.id in facts else {}
 
 
 async def listed(store: Store, wanted: ProcessFilter) -> AsyncIterator[ProcessRow]:
@@ -142,13 +151,13 @@ def _say_more(limit: int, json: bool) -> None:
         text_line(console(stderr=True), f"the newest {limit:,} of them: --limit shows more", "dim")
 
 
-def _print(found: list[ProcessRow], dead: dict[str, bool], over: bool) -> None:
+def _print(found: list[ProcessRow], dead: dict[str, bool], over: bool, facts: dict[str, str]) -> None:
     out, now = console(), int(time.time() * 1000)
     if not found:
         text_line(out, "no processes" if over else "no live processes: --all lists those that are over too")
         return
     headers = ["process", "what", "status", "age", "worker", "progress", "waits for, or how it ended"]
-    cells = [_cells(row, state_of(row, dead), now) for row in found]
+    cells = [_cells(row, state_of(row, dead), now, facts.get(row.id)) for row in found]
     # A terminal is narrow: columns that are empty in all rows are left out there. Elsewhere columns stay where they
     # are.
     shown = [i for i in range(len(headers)) if not out.is_terminal or any(row[i] for row in cells)]
@@ -161,7 +170,7 @@ def _table(out: Console, headers: list[str], cells: list[list[str]], shown: list
     table(out, [headers[i] for i in shown], [[row[i] or "—" for i in shown] for row in cells], fold=fold)
 
 
-def _cells(row: ProcessRow, state: str, now: int) -> list[str]:
+def _cells(row: ProcessRow, state: str, now: int, facts: str | None) -> list[str]:
     record = row.record
     state = f"stuck: {row.stuck}" if state == "stuck" else state
     if record.cancel is not None and row.live:
@@ -170,6 +179,8 @@ def _cells(row: ProcessRow, state: str, now: int) -> list[str]:
     if row.attempts > 1 and row.live:
         worker = f"{worker} attempt {row.attempts}".strip()
     progress = "" if record.progress is None or not row.live else brief(record.progress, 30)
+    if facts is not None:  # of a command, which says nothing of itself
+        progress = facts
     note = "; ".join(wait_text(wait, now) for wait in record.waits) if row.live else ended_text(row)
     return [row.id, what_text(row), state, span(max(0, now - row.created)), worker, progress, note]
 
@@ -177,7 +188,8 @@ def _cells(row: ProcessRow, state: str, now: int) -> list[str]:
 def what_text(row: ProcessRow) -> str:
     """`function nightly@2 "the night of the 3rd"`"""
     each = row.registration
-    words = [each.kind, (each.definition or each.name).removeprefix(f"{each.kind}:")]
+    bound = each.kind in (COMMAND_KIND, MONITOR_KIND)  # their definition is the machine that they are on
+    words = [each.kind, each.name if bound else (each.definition or each.name).removeprefix(f"{each.kind}:")]
     if each.label and each.label not in (each.name, each.definition):
         words.append(f'"{brief(each.label, 40)}"')
     return " ".join(word for word in words if word)
@@ -225,6 +237,8 @@ processes = typer.Typer(
 def what_it_takes(row: ProcessRow) -> str:
     """What a Runtime needs to work on a process."""
     asked = row.registration
+    if asked.kind in (COMMAND_KIND, MONITOR_KIND):
+        return f"any definitions, or none, on host {asked.definition!r}"
     return f"{asked.kind} {asked.definition or asked.name!r}" if asked.name else f"an engine for {asked.kind!r}"
 
 
@@ -267,6 +281,10 @@ def _payload(text: str) -> Any:
         raise Refusal(f"the payload is not JSON ({error}): quote strings, for example '\"yes\"'") from None
 
 
+END_SECONDS = 60.0
+"""For so long the command line waits for the end of a command that it ends itself."""
+
+
 async def cancel_process(runtime: Runtime, target: str, reason: str, by: str, json: bool) -> int:
     """The part of `mainstay cancel` that is about processes."""
     status = await runtime.processes.cancel(target, reason, by=by)
@@ -286,6 +304,23 @@ async def cancel_process(runtime: Runtime, target: str, reason: str, by: str, js
     if row.active:
         say_when(what_it_takes(row), live_worker)
     return OK
+
+
+async def is_unwatched(runtime: Runtime, target: str) -> bool:
+    """Whether this is a command on this machine that lives, and no live Runtime watches it."""
+    row = await find_process(runtime.store, target)
+    bound = row.registration.kind in (COMMAND_KIND, MONITOR_KIND) and is_here(row) and row.live
+    return bound and not await has_live_worker(runtime, row.owner)
+
+
+async def end_here(store: str | None, target: str, json: bool) -> None:
+    """End a command that was asked to stop and that no live Runtime watches: adopt it, as the next Runtime would."""
+    async with Runtime(existing(store), agents=[]) as runtime:
+        outcome = await runtime.handle(target).outcome(END_SECONDS)
+    if not json:
+        value = getattr(outcome, "value", None)
+        status = value.get("status", "ended") if isinstance(value, dict) else "ended"
+        text_line(console(), f"no Runtime watched it: it was ended from here ({status})")
 
 
 # ---------------------------------------------------------------------- pruning and versions
@@ -465,17 +500,32 @@ POLL = 0.1
 CANCELLED = 4
 
 
+class Streams(StrEnum):
+    """What a command writes: both in the order in which they were read, or one of them."""
+
+    combined = "combined"
+    stdout = "stdout"
+    stderr = "stderr"
+
+
 def logs(
     process: ProcessArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it has ended; Ctrl-C leaves.")] = False,
-    after: Annotated[int, typer.Option(min=0, help="Only events after this number.")] = 0,
+    after: Annotated[int, typer.Option(min=0, help="Only events after this number; of a command, bytes.")] = 0,
+    stream: Annotated[Streams, typer.Option(help="Of a command: which of its outputs.")] = Streams.combined,
+    events: Annotated[bool, typer.Option("--events", help="Of a command too, its events and not its output.")] = False,
     store: StoreOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line, for machines.")] = False,
 ) -> None:
-    """Show the events of a process, one per line."""
+    """Show the output of a command as it wrote it; of any other process its events, one per line."""
 
     async def work() -> int:
         async with reading(store) as opened:
+            row = await find_process(opened, process)
+            if row.registration.kind == COMMAND_KIND and not events:
+                wanted: Stream = stream.value
+                await show_output(opened, process, wanted, after, follow, json)
+                return OK
             async for event in events_of(opened, process, after, follow):
                 _print_event(event, json)
         return OK

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from mainstay.cli.host import (
     FAILED,
+    OK,
     ByOption,
     JsonOption,
     Refusal,
@@ -30,7 +31,7 @@ from mainstay.cli.host import (
     reading,
     say_when,
 )
-from mainstay.cli.processes import cancel_process
+from mainstay.cli.processes import cancel_process, end_here, is_unwatched
 from mainstay.cli.render import (
     MARKS,
     STYLES,
@@ -684,9 +685,13 @@ def cancel(
 
     async def work() -> int:
         async with deciding(store) as runtime:
-            if await _is_process(runtime.store, target, False if turn is not None else process):
-                return await cancel_process(runtime, process_id(target), reason, answered_by(by), json)
-            return await _cancel_turn(runtime, target, turn, reason, answered_by(by), json)
+            if not await _is_process(runtime.store, target, False if turn is not None else process):
+                return await _cancel_turn(runtime, target, turn, reason, answered_by(by), json)
+            code = await cancel_process(runtime, process_id(target), reason, answered_by(by), json)
+            unwatched = code == OK and await is_unwatched(runtime, process_id(target))
+        if unwatched:
+            await end_here(store, process_id(target), json)
+        return code
 
     perform(work, json)
 

@@ -1,0 +1,179 @@
+"""`ps`, `logs -f`, `cancel`, `signal` and `doctor` for commands that other OS processes began."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mainstay import Agent, Runtime
+from mainstay.cli.commands import notes_of
+from mainstay.cli.doctor import examine_processes
+from mainstay.model.process import Registration
+from mainstay.model.write import Register
+from mainstay.stores.sqlite import SqliteStore
+from mainstay.testing import ScriptedModel
+from tests.cli.shell import command, shell, shell_json, start
+from tests.kit import until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands run on Linux")
+
+
+def begun(store: Path, *argv: str, **options: Any) -> str:
+    """Begin a command and leave: it goes on, and no Runtime watches it. Its id."""
+
+    async def work() -> str:
+        async with Runtime(store, agents=[Agent(ScriptedModel([]))]) as runtime:
+            handle = await runtime.command(list(argv), key="c", **options)
+            return handle.id
+
+    return asyncio.run(work())
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(store: Path) -> Iterator[None]:
+    """Whatever still runs is ended by what the test ends it with, or here."""
+    yield
+    if store.exists():
+        for row in _running(store):
+            shell("cancel", row["id"], store=store)
+        assert _running(store) == []
+
+
+def _running(store: Path) -> list[Any]:
+    return [row for row in shell_json("ps", store=store) if row["command"]["here"]]
+
+
+def test_ps_lists_commands_with_what_they_run_and_have_written(store: Path) -> None:
+    name = begun(store, "sh", "-c", "echo hello; sleep 1000")
+    job = next(Path(f"{store}-jobs").iterdir())
+    asyncio.run(until(lambda: (job / "stdout").read_bytes()))
+
+    (row,) = shell_json("ps", store=store)
+    listed = shell("ps", store=store)
+
+    assert row["command"] == {
+        "host": socket.gethostname(),
+        "here": True,
+        "argv": ["sh", "-c", "echo hello; sleep 1000"],
+        "pid": row["external_ref"]["pid"],
+        "output_bytes": 6,
+    }
+    assert f"pid {row['command']['pid']}, 6 B" in listed.stdout
+    assert "sh -c echo hello; sleep 1000" in listed.stdout
+    assert name in listed.stdout
+
+
+def test_logs_show_what_a_command_wrote_byte_by_byte(store: Path) -> None:
+    name = begun(store, "sh", "-c", r"printf 'one\n\377\n'; echo two >&2; printf end")
+
+    line, options = command("logs", "-f", name, "--stream", "stdout", store=store)
+    followed = subprocess.run(line, capture_output=True, timeout=120, check=False, **options)
+
+    assert (followed.returncode, followed.stdout) == (0, b"one\n\xff\nend")
+    assert shell("logs", name, "--stream", "stderr", store=store).stdout == "two\n"
+    lines = [
+        json.loads(line)
+        for line in shell("logs", name, "--stream", "stdout", "--json", store=store).stdout.splitlines()
+    ]
+    assert "".join(line["text"] for line in lines) == "one\n\ufffd\nend"
+    assert lines[-1]["next"] == 9
+    assert shell("logs", name, "--stream", "stdout", "--after", "6", store=store).stdout == "end"
+    assert shell("logs", name, "--stream", "stdout", "--after", "10", store=store).exit_code == 2
+    assert "process.created" in shell("logs", name, "--events", store=store).stdout
+
+
+def test_logs_follow_a_command_to_its_end(store: Path, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    name = begun(store, "sh", "-c", f"echo before; until [ -e '{go}' ]; do sleep 0.02; done; echo after")
+
+    with start("logs", "--follow", name, store=store) as following:
+        assert following.stdout is not None
+        first = following.stdout.readline()
+        go.touch()
+        rest = following.stdout.read()
+        following.wait(60)
+
+    assert (first, rest, following.returncode) == ("before\n", "after\n", 0)
+
+
+def test_a_command_that_no_runtime_watches_is_ended_by_cancel(store: Path) -> None:
+    name = begun(store, "sleep", "1000")
+    (row,) = shell_json("ps", store=store)
+
+    cancelled = shell("cancel", name, "--reason", "enough", store=store)
+
+    assert cancelled.exit_code == 0
+    assert "no Runtime watched it: it was ended from here (killed)" in cancelled.stdout
+    assert not os.path.exists(f"/proc/{row['command']['pid']}")
+    (after,) = shell_json("ps", "--all", store=store)
+    assert (after["state"], after["outcome"]["value"]["status"]) == ("cancelled", "killed")
+    assert shell("cancel", name, store=store).exit_code == 1
+
+
+def test_a_signal_is_written_to_the_stdin_of_a_command(store: Path) -> None:
+    name = begun(store, "head", "-n", "1", stdin=True)
+
+    assert shell("signal", name, "stdin", '{"text": "hello\\n"}', store=store).exit_code == 0
+
+    assert shell("signal", name, "nonsense", store=store).exit_code != 0
+    asyncio.run(_ended(store, name))
+    assert shell("logs", name, store=store).stdout == "hello\n"
+
+
+async def _ended(store: Path, name: str) -> None:
+    async with Runtime(store) as runtime:
+        await runtime.handle(name).outcome(60)
+
+
+# ---------------------------------------------------------------------- doctor
+
+
+def test_doctor_counts_commands_that_run_here(store: Path) -> None:
+    begun(store, "sleep", "1000")
+
+    found = shell_json("doctor", store=store)["commands"]
+
+    assert (found["here"], found["elsewhere"], found["lost"], found["orphans"]) == (1, {}, 0, [])
+    assert "commands: 1 here" in shell("doctor", store=store).stdout
+
+
+async def test_doctor_names_the_host_of_a_command_that_is_bound_to_another(store: Path) -> None:
+    opened = SqliteStore(store)
+    await opened.open()
+    try:
+        asked = Registration("far", "command", "reattachable", "make", "elsewhere.example", {"argv": ["make"]})
+        await opened.write(Register(asked, 1, "w-dead"))
+        health = await examine_processes(opened, {}, 10**12)
+    finally:
+        await opened.close()
+
+    (need,) = health.needs
+    assert need.about == "host elsewhere.example"
+    assert need.problem == "1 command is bound to this host, and no Runtime there has them: far"
+    assert health.commands.elsewhere == {"elsewhere.example": 1}
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "container", "words"),
+    [
+        ("0::/system.slice/agents.service\n", False, ["KillMode=process"]),
+        ("0::/user.slice/user-0.slice/session-1.scope\n", False, []),
+        ("0::/user.slice/user@0.service\n", False, []),
+        ("0::/\n", True, ["this is a container"]),
+        ("", False, []),
+    ],
+)
+def test_doctor_says_what_ends_commands_besides_us(cgroup: str, container: bool, words: list[str]) -> None:
+    notes = notes_of(cgroup, container)
+
+    assert len(notes) == len(words)
+    assert all(word in note for word, note in zip(words, notes, strict=True))
