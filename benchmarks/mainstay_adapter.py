@@ -368,6 +368,13 @@ async def w4(params: Sample) -> Sample:
     return await process_workloads.w4(params)
 
 
+async def wc(params: Sample) -> Sample:
+    """OS commands."""
+    import command_workloads
+
+    return await command_workloads.wc(params)
+
+
 async def wh(params: Sample) -> Sample:
     """Models over HTTP."""
     import wire_workloads
@@ -512,5 +519,5 @@ async def _check_recovered(runtime: Runtime, units: int) -> None:
 
 if __name__ == "__main__":
     workload.main(
-        {"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5, "w7": w7, "w8": w8, "wh": wh, "wp": wp}, cold_start
+        {"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5, "w7": w7, "w8": w8, "wc": wc, "wh": wh, "wp": wp}, cold_start
     )

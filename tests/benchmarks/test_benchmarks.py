@@ -95,6 +95,19 @@ def test_models_over_http_are_measured_beside_bare_readers(tmp_path: Path) -> No
     assert importing["import_ms"] > 0
 
 
+def test_commands_are_measured_from_call_to_handle_and_to_the_end(tmp_path: Path) -> None:
+    folders = {what: tmp_path / what for what in ("starts", "output", "news", "tree")}
+    for folder in folders.values():
+        folder.mkdir()
+    few = {"starts": 3, "shims": 2, "bytes": 1 << 20, "lines": 3, "processes": 5}
+    found = {what: sample(folder, "wc", few | {"what": what, "dir": str(folder)}) for what, folder in folders.items()}
+    assert 0 < found["starts"]["p50_ms"] <= found["starts"]["p99_ms"]
+    assert 0 < found["starts"]["shim_mb"] < 20
+    assert found["output"]["mb_per_s"] > 0
+    assert found["news"]["most_ms"] > 0
+    assert found["tree"]["processes"] == 5
+
+
 def killed(folder: Path, workload: str, params: dict[str, Any]) -> tuple[str, Any]:
     """What an adapter process said that was killed when all was in flight, and what the next one left behind."""
     ready = folder / "ready"
@@ -120,6 +133,12 @@ def killed(folder: Path, workload: str, params: dict[str, Any]) -> tuple[str, An
 def test_w8_finishes_killed_turns_without_repeating_what_was_recorded(tmp_path: Path) -> None:
     _, found = killed(tmp_path, "w8", {"units": 5})
     assert found["units"] == 5
+
+
+@pytest.mark.kill
+def test_running_commands_are_adopted_and_go_on(tmp_path: Path) -> None:
+    said, found = killed(tmp_path, "wc", {"what": "adopted", "units": 5})
+    assert len(json.loads(said)["ids"]) == found["units"] == 5
 
 
 @pytest.mark.kill
