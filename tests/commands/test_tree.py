@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -191,6 +192,14 @@ async def test_kill_does_not_wait_for_a_process_elsewhere_that_holds_a_pipe(comm
 
     assert status is not None
     assert (status.end, status.drained, lines(job)) == ("killed", False, ["ready"])
+
+
+@pytest.mark.slow
+async def test_command_whose_folder_was_deleted_is_ended(commands: Commands) -> None:
+    job, pids = await grown(commands, 3, "escape")
+    shutil.rmtree(job.folder)
+
+    await until(lambda: not any(map(lives, pids)))
 
 
 # ---------------------------------------------------------------------- without a shim

@@ -60,6 +60,9 @@ DRAIN = 2.0
 KILLS = 5.0
 """Seconds for which KILL is repeated. What lives then cannot be killed: it is in the kernel."""
 KILL_PASS = 0.02
+FOLDER_CHECK = 2.0
+"""Seconds between two looks whether the folder is still there. Without it nobody finds the command again, or its
+output: it is killed."""
 STATUS_ROOM = 4096
 STDIN_ROOM = 1 << 20
 """Bytes for a command that does not read. The next ones wait in their connection."""
@@ -407,6 +410,7 @@ class Shim:
         self.identity = identity
         self.began, self.began_wall = time.monotonic(), time.time()
         self.heard = self.began
+        self.folder_due = self.began + FOLDER_CHECK
         try:
             os.write(self.go, b"g")
         except OSError:
@@ -548,6 +552,7 @@ class Shim:
         """Milliseconds until something is due."""
         due = [self.output.index_due] if self.output.index_due else []
         if self.phase == RUNNING:
+            due.append(self.folder_due)
             for name, since in ((b"timeout", self.began), (b"silence", self.heard)):
                 if name in self.option:
                     due.append(since + float(self.option[name]))
@@ -609,13 +614,10 @@ class Shim:
 
     def _advance(self, now: float) -> None:
         """Go on to the next phase, if it is time."""
-        if self.phase == RUNNING:
-            if self.leader_status is not None:
-                self.phase, self.deadline = SETTLING, now + SETTLE
-            elif b"timeout" in self.option and now >= self.began + float(self.option[b"timeout"]):
-                self._kill(b"timed_out wall", self.grace)
-            elif b"silence" in self.option and now >= self.heard + float(self.option[b"silence"]):
-                self._kill(b"timed_out silence", self.grace)
+        if self.phase == RUNNING and self.leader_status is not None:
+            self.phase, self.deadline = SETTLING, now + SETTLE
+        elif self.phase == RUNNING:
+            self._check_limits(now)
         if self.phase == SETTLING and not self.childless:
             if self.option[b"strays"] == b"leave":
                 self._signal_tree()
@@ -636,6 +638,16 @@ class Shim:
         if self.phase == DRAINING:
             self._drain(now + DRAIN)
             self.phase = OVER
+
+    def _check_limits(self, now: float) -> None:
+        if b"timeout" in self.option and now >= self.began + float(self.option[b"timeout"]):
+            self._kill(b"timed_out wall", self.grace)
+        elif b"silence" in self.option and now >= self.heard + float(self.option[b"silence"]):
+            self._kill(b"timed_out silence", self.grace)
+        elif now >= self.folder_due:
+            self.folder_due = now + FOLDER_CHECK
+            if os.fstat(self.lock).st_nlink == 0:
+                self._kill(b"killed its folder was deleted", self.grace)
 
     def _drain(self, until: float) -> None:
         """Read what the pipes hold, and not what may come: whoever still has one open is not ours, or is left."""
