@@ -93,6 +93,23 @@ async def test_preparation_may_rewrite_arguments_and_attach_a_payload(place: Pla
     assert seen == [{"token": "chat.1.1.0"}]
 
 
+async def test_what_preparation_keeps_belongs_to_the_session_once_the_call_has_started(place: Place) -> None:
+    class Keeping(Files):
+        async def prepare(self, call: PreparedCall, ctx: Any) -> PreparedCall:
+            kept = await ctx.artifacts.put(b"as it was", name="earlier")
+            return replace(call, payload=kept.digest)
+
+        async def execute(self, call: PreparedCall, ctx: CallContext) -> int:
+            return await store.sweep(grace=0)
+
+    async with place.runtime(reader(Keeping())) as runtime:
+        store = runtime.store
+        [call] = (await (await runtime.session("chat")).run("go")).tool_calls
+
+        assert call.value == 0, "the record of its start refers to it"
+        assert call.artifacts == (), "and no name does"
+
+
 @pytest.mark.parametrize(
     "outcome", [Ok({"cached": True}), Failed("gone", "no such file"), Denied("secret"), Cancelled(), OutcomeUnknown()]
 )

@@ -37,7 +37,8 @@ class ToolProvider(Protocol):
     """A set of tools whose members may change between turns.
 
     `prepare` sees checked arguments and may rewrite them, attach a payload that `execute` gets back, or end the call at
-    once with an outcome. It must not have effects: preparation may run again after a crash. `execute` does the work and
+    once with an outcome. It must not have effects: preparation may run again after a crash. What it puts into
+    `ctx.artifacts` is kept once the call has started: the record of the start refers to it. `execute` does the work and
     returns any JSON value, or raises ToolError or Retry.
     """
 

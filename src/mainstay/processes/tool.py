@@ -58,6 +58,7 @@ from mainstay.model.tool import Cancelled as ToolCancelled
 from mainstay.plugins.calls import Filters
 from mainstay.ports.process import CancelRequested, EngineRun, Leaving
 from mainstay.ports.services import ToolHost
+from mainstay.ports.store import OnDisk, Store
 from mainstay.ports.tool import Handles
 from mainstay.tools.artifacts import in_the_past
 from mainstay.tools.attempt import (
@@ -389,7 +390,7 @@ class ToolWork:
             generation=run.scope.generation,
             deps=run.deps,
             payload=self._ready.call.payload,
-            host=ProcessCallHost(progress, artifacts, self._extras.services, self._extras.handles),
+            host=ProcessCallHost(progress, artifacts, self._extras, self._home.store),
             store="" if first is None else first.store,
             metadata=current_metadata(),
         )
@@ -467,20 +468,18 @@ class ToolWork:
 class ProcessCallHost(CallHost):
     """What the context of a background tool can reach. A process without a session has no services."""
 
-    def __init__(
-        self,
-        progress: Progress,
-        artifacts: ProcessArtifacts,
-        services: Callable[[], ToolHost] | None,
-        handles: Callable[[], Handles],
-    ) -> None:
-        self._progress, self._artifacts, self._services, self._handles = progress, artifacts, services, handles
+    def __init__(self, progress: Progress, artifacts: ProcessArtifacts, extras: CallExtras, store: Store) -> None:
+        self._progress, self._artifacts, self._store = progress, artifacts, store
+        self._services, self._handles = extras.services, extras.handles
 
     def progress(self, value: Any) -> None:
         self._progress.report(value)
 
     def artifact_store(self) -> ProcessArtifacts:
         return self._artifacts
+
+    def store_location(self) -> str | None:
+        return self._store.location if isinstance(self._store, OnDisk) else None
 
     def services(self) -> ToolHost:
         return super().services() if self._services is None else self._services()

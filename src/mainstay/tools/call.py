@@ -43,7 +43,7 @@ from mainstay.plugins.calls import withheld
 from mainstay.plugins.turn import plugins_of
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.services import ToolHost, TurnServices
-from mainstay.ports.store import Store
+from mainstay.ports.store import OnDisk, Store
 from mainstay.ports.tool import Handles
 from mainstay.tools.artifacts import SessionArtifacts
 from mainstay.tools.attempt import (
@@ -461,11 +461,12 @@ class ActiveCall(CallHost):
         if call.due > now:
             await shared.clock.sleep((TOOL_RETRIES.due(call.due, now) - now) / 1000)
         store = call.store or ("" if call.attempts else run.journal.store_id())
+        blobs: tuple[str, ...] = ()  # that preparation kept: the start refers to them
         if ready.entry.provider is not None:
             await self._sign(ready)
             context = self.open_context(ready, call.attempts + 1, store)
-            context.close()  # preparation has no effects
             found = await prepared(ready, context)
+            blobs = tuple([artifact.digest for artifact in context.close()])
             if not isinstance(found, Ready):
                 return AttemptResult(await self.filtered(ready.entry.spec, ready.call.args, found))
             ready = self.ready = found
@@ -490,7 +491,7 @@ class ActiveCall(CallHost):
             "" if call.store else store,
         )
         try:
-            run.record(started)
+            run.record(started, blobs)
             await self.waits.flush(*([self.waits.reserved(call)] if spec.deferred else []))
         except BaseException:  # also a cancellation: a place that is not released is lost to all
             shared.admission.release(needs)
@@ -798,6 +799,10 @@ class ActiveCall(CallHost):
 
     def artifact_store(self) -> SessionArtifacts:
         return SessionArtifacts(self.shared.store, self.run, self.plugins, self.id, self.asked.name)
+
+    def store_location(self) -> str | None:
+        store = self.shared.store
+        return store.location if isinstance(store, OnDisk) else None
 
     def services(self) -> ToolHost:
         return self.shared.services(self.run).for_call(self.id)

@@ -43,6 +43,10 @@ class CallHost:
     def artifact_store(self) -> ArtifactStore:
         return MemoryArtifacts()
 
+    def store_location(self) -> str | None:
+        """The file of the store, where it is one: what handles paths keeps away from it."""
+        return None
+
     def services(self) -> ToolHost:
         raise ToolError("host services are unavailable here: they belong to the call of a session")
 
@@ -137,6 +141,12 @@ class ToolContext(Generic[Deps]):
         if self._services is None:  # one for the whole attempt: it tells what is asked twice from what is asked again
             self._services = self._host.services()
         return self._services
+
+    @property
+    def store_location(self) -> str | None:
+        """The file of the store, where it is one. A tool that is given paths by a model keeps away from it and from all
+        that is beside it under its name."""
+        return self._host.store_location()
 
     @property
     def handles(self) -> Handles:
