@@ -23,6 +23,7 @@ from mainstay.sessions.result import TurnResult
 from mainstay.sessions.session import Receipt, Session
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool, tool
+from mainstay.workspace import Workspace
 
 __version__ = "0.1.0"
 
@@ -59,6 +60,7 @@ __all__ = [
     "TurnFailed",
     "TurnResult",
     "Usage",
+    "Workspace",
     "call",
     "process",
     "tool",

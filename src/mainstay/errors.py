@@ -27,6 +27,7 @@
     │   ├── ProcessShared       a session sees it, and has no right to end it
     │   ├── ProcessRefused      the host's policy does not let a session do that with it
     │   ├── TooManyCommands     as many commands run as may run at once
+    │   ├── UndoRefused         a file is not what the edit left, or what it was before is not there
     │   └── HeadMoved           another writer committed first
     ├── NotFound
     │   ├── UnknownSession
@@ -93,7 +94,7 @@ Exceptions carry ids and JSON, never live structs. The message is made from the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_QUOTED = 500
@@ -393,6 +394,21 @@ class WaitsForItself(Conflict):
             f"{what} can only end after {waiting}, which would wait for it: use `send`, `steer` or `start` and do not "
             "wait for the result, or ask in another session"
         )
+
+
+class UndoRefused(Conflict):
+    """Edits of files cannot be taken back: a file has been changed since, or its earlier content is not kept.
+
+    `files` says why, by path. `undone` are files that were brought back before another one was found to have changed
+    meanwhile; usually there are none, because all are looked at first.
+    """
+
+    code = "undo_refused"
+
+    def __init__(self, files: Mapping[str, str], undone: Sequence[str] = ()) -> None:
+        self.files, self.undone = dict(files), list(undone)
+        done = f"undone: {', '.join(undone)}" if undone else "nothing was undone"
+        super().__init__(f"{done}; {'; '.join(self.files.values())}")
 
 
 class HeadMoved(Conflict):

@@ -33,6 +33,13 @@ TESTS = {
     "forget-cancel": ["tests/crash/test_halted.py", "-k", "has_its_ruled_fate and memory and lost and cancel"],
     "act-after-relief": ["tests/runtime/test_relieved.py"],
     "upgrade-in-pieces": ["tests/stores/test_upgrade.py"],
+    "follow-links": ["tests/workspace/test_paths.py", "-k", "leads_out"],
+    "check-then-open": ["tests/workspace/test_races.py"],
+    "open-git-and-store": ["tests/workspace/test_paths.py", "-k", "off_limits"],
+    "check-only-what-is-written": ["tests/workspace/test_paths.py", "-k", "off_limits"],
+    "read-hard-links": ["tests/workspace/test_paths.py", "-k", "second_name"],
+    "edit-blindly": ["tests/workspace/test_file_tools.py", "-k", "left_alone or unknown"],
+    "forget-earlier-content": ["tests/workspace/test_edits.py", "-k", "another_runtime"],
 }
 TWO = ("drop-fencing", "acknowledge-before-commit")
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct
 
 from mainstay.model.command import READ_BYTES, CommandOptions, CommandOwner, CommandResult, Output, Stream
+from mainstay.model.edit import FileRestore, UndoneFile
 from mainstay.model.process import ParentEnd, WakePolicy
 from mainstay.model.tool import PreparedCall, ToolOutcome, ToolRecord, ToolSpec
 
@@ -47,6 +48,24 @@ class ToolProvider(Protocol):
     async def prepare(self, call: PreparedCall, ctx: CallContext) -> PreparedCall | ToolOutcome: ...
 
     async def execute(self, call: PreparedCall, ctx: CallContext) -> Any: ...
+
+
+@runtime_checkable
+class EditsFiles(Protocol):
+    """A set of tools that changes files, and can bring them back (`session.undo`)."""
+
+    def covers(self, path: str) -> bool:
+        """Whether it may change what is at this path."""
+        ...
+
+    async def restore(
+        self, wanted: Sequence[FileRestore], earlier: Mapping[str, bytes], store: str | None
+    ) -> list[UndoneFile]:
+        """Bring files back to what they were, or none of them: UndoRefused where one is not as an edit left it.
+
+        `earlier` is content by its digest; `store` is the file of the store, which is off limits.
+        """
+        ...
 
 
 class Handle(Protocol):

@@ -32,6 +32,7 @@ from mainstay.errors import (
     InvalidInput,
     KeyConflict,
     NotFound,
+    ProviderUnavailable,
     SessionDeleted,
     StaleSettings,
     TimedOut,
@@ -46,6 +47,7 @@ from mainstay.lifecycle.process import session_parent
 from mainstay.model import ids, validate
 from mainstay.model.codec import clean, clean_text, copied, encode_checked
 from mainstay.model.command import CommandOptions, CommandResult
+from mainstay.model.edit import FileEdit, UndoneFile
 from mainstay.model.event import AnyEvent
 from mainstay.model.llm import ModelChoice, ModelSettings, Usage
 from mainstay.model.message import InputContent, Message, Scalar
@@ -65,6 +67,7 @@ from mainstay.processes.handle import ProcessCall, ProcessHandle, Startable
 from mainstay.processes.service import Start
 from mainstay.sessions.cache import spent
 from mainstay.sessions.definition import SettingsEdit, edit_settings, with_choice, with_description, with_options
+from mainstay.sessions.edits import edits_of, newest_edits, plan_undo, undo
 from mainstay.sessions.input_filters import FilteredInput
 from mainstay.sessions.operations import RuntimeOperations
 from mainstay.sessions.outcomes import Listener, PartialOutputs
@@ -446,6 +449,17 @@ class Session(Generic[T_co]):
                 found.append(QueuedInput(name, waiting.kind, message, said.at, said.key, metadata, said.boundary))
         return InputQueue(self._parts, self.id, found)
 
+    async def edits(self, turn_id: str | None = None) -> list[FileEdit]:
+        """The changes of files that calls of this session made with the tools of a workspace, or those of one turn, in
+        the order in which they were begun. `session.undo()` takes them back."""
+        await asyncio.sleep(0)  # reads of a file do not wait: a host that polls must not keep its Runtime from working
+        self._parts.mode.check()
+        if turn_id is not None:
+            turn = await self._turn(turn_id)
+            return await edits_of(self._parts.store, await self._row(), turn, turn)
+        row = await self._parts.store.session(self.id)
+        return [] if row is None else await edits_of(self._parts.store, self._usable(row), 1, row.next - 1)
+
     async def usage(self, by: Literal["label", "model"] = "label") -> dict[str, Usage]:
         """What this session has asked of models so far: under "turns" its turns, under its label every other question.
 
@@ -680,6 +694,32 @@ class Session(Generic[T_co]):
             except UnknownCall:
                 continue
         return await self._annotate(call_id, answer)
+
+    async def undo(self, turn_id: str | None = None, *, paths: Sequence[str] | None = None) -> list[UndoneFile]:
+        """Bring back the files that a turn changed with the tools of a workspace; of the newest turn with edits, unless
+        one is named, and all of its files, unless `paths` (as `session.edits()` tells them) names some.
+
+        All of them or none: UndoRefused where a file is no longer what the edit left, or what it was is not kept.
+        Nothing is recorded, since the files say whether it was done: made again after a crash, it does what is left.
+        The model is not told.
+        """
+        self._parts.mode.check()
+        row = await self._row()
+        if turn_id is None:
+            found = await newest_edits(self._parts.store, row)
+        else:
+            turn = await self._turn(turn_id)
+            found = await edits_of(self._parts.store, row, turn, turn)
+        if paths is not None:
+            wanted = set(paths)
+            unknown = sorted(wanted - {each.path for each in found})
+            if unknown:
+                raise InvalidInput(f"the turn has not changed {quoted(unknown[0])}: `session.edits()` has the paths")
+            found = [each for each in found if each.path in wanted]
+        definition = self._parts.definitions.get(row.agent)
+        if definition is None:
+            raise ProviderUnavailable(row.agent, self.id)
+        return await undo(self._parts.store, definition.catalog.providers, plan_undo(found))
 
     async def fork(
         self,

@@ -1,0 +1,42 @@
+"""Workspaces: the folders of a machine that an agent may work in, and the tools with which it does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mainstay.model import validate
+from mainstay.workspace.paths import Paths, check_roots
+
+if TYPE_CHECKING:
+    from mainstay.workspace.tools import FileTools
+
+
+class Workspace:
+    """Folders that an agent may read and change, and nothing outside of them: `Agent(tools=[workspace.tools()])`.
+
+    Relative paths are below the first of `roots`. Links are followed as far as they stay in the workspace. Git's
+    configuration and hooks, and the store, are off limits. A file with several names (hard links) may be one from
+    outside, and is refused; `hard_links=True` lets it be read, as package managers that share files need it.
+    """
+
+    def __init__(
+        self, roots: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, hard_links: bool = False
+    ) -> None:
+        validate.flag(hard_links, "hard_links")
+        self._paths = Paths(check_roots(roots), hard_links)
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The folders, as absolute paths without links."""
+        return self._paths.roots
+
+    def tools(self) -> FileTools:
+        """The tools for its files, as one set: read, write, edit, delete, list, search, outline."""
+        from mainstay.workspace.tools import FileTools  # noqa: PLC0415  # most programs define no such tools
+
+        return FileTools(self._paths)
+
+    def __repr__(self) -> str:
+        return f"Workspace({list(self.roots)})"

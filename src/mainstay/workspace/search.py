@@ -1,0 +1,331 @@
+"""Looking through the files of a workspace: which files there are, and where a pattern is in them.
+
+Folders are read one at a time, each opened in the one above it without following links, so that what is visited is
+below the place that was checked. Patterns are matched by a program of their own (`matcher.py`), which gets the bytes of
+many files at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mainstay.errors import ToolError
+from mainstay.workspace.paths import GIT, Paths, Place
+
+MATCHER = str(Path(__file__).with_name("matcher.py"))
+SECONDS = 20
+"""Of a CPU, for one search."""
+
+BATCH_BYTES = 1024 * 1024
+BATCH_FILES = 200
+MAX_DEPTH = 100
+MAX_IGNORE = 256 * 1024
+SNIFFED = 8192
+
+
+class Query(NamedTuple):
+    pattern: str
+    glob: str | None = None
+    ignore_case: bool = False
+    fixed: bool = False
+    most: int = 200
+    before: int = 0
+    after: int = 0
+    hidden: bool = False
+    seconds: int = SECONDS
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a walk left out: files that may not be read, and names that are not UTF-8."""
+
+    files: int = 0
+    skipped: int = 0
+    names: list[str] = field(default_factory=list)
+
+
+def search(paths: Paths, place: Place, query: Query, found: Callable[[int], None], stop: Callable[[], bool]) -> Any:
+    """What `search` returns. `found` is told how many matches there are so far; `stop` ends it early."""
+    matches, tally, truncated = list[dict[str, Any]](), Tally(), False
+    wanted = None if query.glob is None else _glob(query.glob)
+    with _matcher(query) as ask:
+        for batch in _batches(paths, place, query, wanted, tally):
+            for text, line, column, words, before, after in ask(batch):
+                match = {"path": batch[text].path, "line": line, "column": column, "text": words}
+                context = {"before": before, "after": after} if query.before or query.after else {}
+                matches.append({**match, **context})
+            if len(matches) > query.most:
+                truncated = True
+                del matches[query.most :]
+                break
+            if matches:
+                found(len(matches))
+            if stop():
+                raise ToolError("the search was cancelled", code="cancelled")
+    answer: dict[str, Any] = {"matches": matches, "files_searched": tally.files, "truncated": truncated}
+    if tally.skipped:
+        answer["files_skipped"] = tally.skipped
+    return answer
+
+
+# ---------------------------------------------------------------------- files
+
+
+class _Piece(NamedTuple):
+    """Bytes of a file from the beginning of a line on, and the number of that line."""
+
+    path: str
+    first: int
+    data: bytes
+
+
+def _batches(
+    paths: Paths, place: Place, query: Query, wanted: re.Pattern[str] | None, tally: Tally
+) -> Iterator[list[_Piece]]:
+    batch, size = list[_Piece](), 0
+    for folder, name, path in walk(paths, place, query.hidden, tally):
+        if wanted is not None and not wanted.fullmatch(path):
+            continue
+        try:
+            descriptor = paths.open_file(folder, name)
+        except (OSError, ToolError):
+            tally.skipped += 1
+            continue
+        with open(descriptor, "rb", buffering=0) as file:
+            tally.files += 1
+            for piece in _pieces(file.fileno(), path):
+                batch.append(piece)
+                size += len(piece.data)
+                if size >= BATCH_BYTES or len(batch) >= BATCH_FILES:
+                    yield batch
+                    batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _pieces(descriptor: int, path: str) -> Iterator[_Piece]:
+    """A file in pieces that end with a line, as far as lines are shorter than a piece; nothing of a binary one."""
+    left, first, rest = os.fstat(descriptor).st_size, 1, b""
+    while left > 0 and (data := os.read(descriptor, min(BATCH_BYTES, left))):
+        if first == 1 and not rest and b"\0" in data[:SNIFFED]:
+            return
+        left -= len(data)
+        data = rest + data
+        end = len(data) if left <= 0 or len(data) >= 4 * BATCH_BYTES else data.rfind(b"\n") + 1
+        rest = data[end:]
+        if end:
+            yield _Piece(path, first, data[:end])
+            first += data.count(b"\n", 0, end)
+    if rest:
+        yield _Piece(path, first, rest)
+
+
+def walk(paths: Paths, place: Place, hidden: bool, tally: Tally) -> Iterator[tuple[int, str, str]]:
+    """The files below a place, in order: the descriptor of the folder, the name in it, the path as it is shown."""
+    try:
+        folder = paths.open_folder(place.folder, place.name)
+    except NotADirectoryError:
+        yield place.folder, place.name, paths.shown(place)
+        return
+    try:
+        yield from _walk(paths, place, folder, hidden, tally, ())
+    finally:
+        os.close(folder)
+
+
+def _walk(
+    paths: Paths, place: Place, folder: int, hidden: bool, tally: Tally, above: tuple[_Ignore, ...]
+) -> Iterator[tuple[int, str, str]]:
+    ignores = (*above, *_ignores(paths, folder, len(place.names)))
+    with os.scandir(folder) as entries:
+        found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries if not entry.is_symlink())
+    for name, is_folder in found:
+        inner = Place(place.root, (*place.names, name), folder)
+        if (not hidden and name.startswith(".")) or GIT.fullmatch(name):
+            continue
+        if any(0xDC80 <= ord(each) <= 0xDCFF for each in name):
+            tally.skipped += 1
+            continue
+        if ignores and _ignored(ignores, inner.names, is_folder):
+            continue
+        try:
+            paths.check(place.root, inner.names)
+            if not is_folder:
+                yield folder, name, paths.shown(inner)
+                continue
+            descriptor = paths.open_folder(folder, name)
+        except (OSError, ToolError):
+            tally.skipped += 1
+            continue
+        try:
+            if len(inner.names) < MAX_DEPTH:
+                yield from _walk(paths, inner, descriptor, hidden, tally, ignores)
+            else:
+                tally.skipped += 1
+        finally:
+            os.close(descriptor)
+
+
+class _Ignore(NamedTuple):
+    """A line of a `.gitignore`: what it matches below the folder that has it, `depth` names down from the root."""
+
+    pattern: re.Pattern[str]
+    depth: int
+    folders: bool
+    back: bool
+
+
+def _ignores(paths: Paths, folder: int, depth: int) -> Iterator[_Ignore]:
+    try:
+        with open(paths.open_file(folder, ".gitignore"), "rb", buffering=0) as file:
+            text = file.read(MAX_IGNORE).decode(errors="replace")
+    except (OSError, ToolError):
+        return
+    for line in text.splitlines():
+        rule = line.rstrip().removeprefix("\\") if not line.startswith("#") else ""
+        back, rule = rule.startswith("!"), rule.removeprefix("!")
+        folders, rule = rule.endswith("/"), rule.rstrip("/")
+        if rule:
+            anchored = "/" in rule
+            pattern = _translated(rule.lstrip("/"))
+            with contextlib.suppress(re.error):
+                yield _Ignore(re.compile(pattern if anchored else f"(?:.*/)?{pattern}"), depth, folders, back)
+
+
+def _ignored(ignores: tuple[_Ignore, ...], names: tuple[str, ...], is_folder: bool) -> bool:
+    for rule in reversed(ignores):
+        if (is_folder or not rule.folders) and rule.pattern.fullmatch("/".join(names[rule.depth :])):
+            return not rule.back
+    return False
+
+
+def _glob(glob: str) -> re.Pattern[str]:
+    """A glob as a pattern: one with a slash is about the whole path, one without about a name at any depth."""
+    try:
+        patterns = []
+        for each in _expanded(glob):
+            pattern = _translated(each.strip("/"))
+            patterns.append(pattern if "/" in each.rstrip("/") else f"(?:.*/)?{pattern}")
+        return re.compile("|".join(patterns))
+    except re.error as error:
+        raise ToolError(f"the glob {glob!r} is not usable: {error}", code="invalid_pattern") from None
+
+
+def _expanded(glob: str) -> list[str]:
+    """The globs that one with braces stands for: `*.{js,ts}` is two."""
+    found = [glob]
+    while any(match := re.search(r"\{([^{}]*)\}", each) for each in found) and match is not None:
+        found = [
+            each.replace(match[0], chosen, 1) if match[0] in each else each
+            for each in found
+            for chosen in (match[1].split(",") if match[0] in each else [""])
+        ]
+        if len(found) > MAX_GLOBS:
+            raise re.error(f"it stands for more than {MAX_GLOBS} globs")
+    return found
+
+
+MAX_GLOBS = 64
+MAX_ANY = 3
+"""How often a glob may say `**`: each one more multiplies the time that a path can take."""
+
+
+def _translated(glob: str) -> str:
+    """A glob as a regular expression: `*` and `?` stay inside of a name, `**` is any number of folders."""
+    segments = glob.split("/")
+    if sum("**" in each for each in segments) > MAX_ANY:
+        raise re.error(f"it has more than {MAX_ANY} **")
+    parts = list[str]()
+    for segment in segments:
+        parts.append("(?:[^/]+/)*" if segment == "**" else f"{_segment(segment)}/")
+    last = parts.pop()
+    return "".join(parts) + (".*" if segments[-1] == "**" else last[:-1])
+
+
+def _segment(segment: str) -> str:
+    """One name. What follows a star is searched once, for good: time stays linear, however many stars there are."""
+    literals = [""]
+    index = 0
+    while index < len(segment):
+        letter = segment[index]
+        if letter == "*":
+            if literals[-1] or len(literals) == 1:
+                literals.append("")
+        elif letter == "?":
+            literals[-1] += "[^/]"
+        elif letter == "[" and (end := segment.find("]", index + 2)) > 0:
+            chosen = segment[index + 1 : end].replace("\\", "\\\\").replace("[", "\\[")
+            literals[-1] += f"[{'^' + chosen[1:] if chosen[0] in '!^' else chosen}]"
+            index = end
+        else:
+            literals[-1] += re.escape(letter)
+        index += 1
+    first, *rest = literals
+    middle = "".join(f"(?>[^/]*?{each})" for each in rest[:-1])
+    return first + middle + (f"[^/]*{rest[-1]}" if rest else "")
+
+
+# ---------------------------------------------------------------------- matching
+
+
+@contextlib.contextmanager
+def _matcher(query: Query) -> Generator[Callable[[list[_Piece]], list[Any]], None, None]:
+    """The matcher at work: what it is given, and what it finds there."""
+    asked = {
+        "pattern": re.escape(query.pattern) if query.fixed else query.pattern,
+        "ignore_case": query.ignore_case,
+        "before": query.before,
+        "after": query.after,
+        "seconds": query.seconds,
+    }
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", MATCHER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={},
+        cwd="/",
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    given, told = child.stdin, child.stdout
+
+    def exchange(*parts: bytes) -> Any:
+        try:
+            for part in parts:
+                given.write(part)
+            given.flush()
+            line = told.readline()
+        except OSError:
+            line = b""
+        if not line:
+            raise ToolError(
+                f"the search took more than {query.seconds} s of a CPU: give a simpler pattern, or fewer files",
+                code="search_too_long",
+            )
+        return json.loads(line)
+
+    def ask(batch: list[_Piece]) -> list[Any]:
+        sizes = json.dumps([[piece.first, len(piece.data)] for piece in batch])
+        return exchange(sizes.encode() + b"\n", *[piece.data for piece in batch])  # type: ignore[no-any-return]
+
+    try:
+        error = exchange(json.dumps(asked).encode() + b"\n").get("error")
+        if error is not None:
+            raise ToolError(f"the pattern is not usable: {error}; fixed=true takes it as it is", code="invalid_pattern")
+        yield ask
+    finally:
+        child.kill()
+        for pipe in (given, told):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        child.wait()
