@@ -595,3 +595,100 @@ async def test_pruning_removes_the_folders_of_commands(runtime: Runtime, tmp_pat
     assert await runtime.processes.prune(0) == 1
 
     assert [each.name for each in folders.iterdir()] == [(await reference(left))["job"]]
+
+
+async def test_deleting_a_session_removes_the_folders_of_what_it_ran(runtime: Runtime, tmp_path: Path) -> None:
+    session = await runtime.session("chat")
+    handle, other = await session.command(sh("echo private")), await runtime.command(sh("echo kept"))
+    await handle.result()
+    await other.result()
+
+    await runtime.sessions.delete("chat")
+
+    kept = [(await reference(other))["job"]]
+    await until(lambda: [each.name for each in (tmp_path / "a.db-jobs").iterdir()] == kept)
+    with pytest.raises(CommandsUnavailable, match="removed"):
+        await handle.output()
+
+
+async def test_a_store_whose_commands_are_never_run_has_no_folder_for_them(tmp_path: Path) -> None:
+    async with Runtime(tmp_path / "a.db") as runtime:
+        await runtime.processes.register("external-1")
+        await runtime.processes.complete("external-1")
+        await runtime.processes.prune(0)
+
+    assert not (tmp_path / "a.db-jobs").exists()
+
+
+# ---------------------------------------------------------------------- trouble
+
+
+async def test_a_result_arrives_though_its_output_cannot_be_kept(runtime: Runtime, tmp_path: Path) -> None:
+    (tmp_path / "a.db-blobs").write_text("a file where the folder of blobs would be")
+
+    result = await (await runtime.command(sh("seq 1 20000"))).result()
+
+    assert (result.exit_code, result.stdout_lines, result.stdout_truncated) == (0, 20000, True)
+    assert "stdout could not be kept" in result.artifact_error
+
+
+async def test_much_is_written_to_stdin_whole_and_in_order(runtime: Runtime) -> None:
+    text = "".join(f"{n:07}\n" for n in range(300_000))
+    handle = await runtime.command(["sha256sum"], stdin=True)
+
+    await handle.signal("stdin", {"text": text, "close": True})
+
+    assert (await handle.result()).stdout.split()[0] == hashlib.sha256(text.encode()).hexdigest()
+
+
+async def test_a_tool_that_is_run_again_finds_its_command(tmp_path: Path) -> None:
+    marks, runs = tmp_path / "marks", list[str]()
+
+    @tool(recovery="rerun")
+    async def build(ctx: ToolContext) -> str:
+        job = await ctx.command(["sh", "-c", 'echo ran >> "$0"; read line; echo "$line"', str(marks)], stdin=True)
+        runs.append(job.id)
+        return (await job.result()).stdout
+
+    def agent() -> Agent[Any]:
+        return agent_calling("build", {}, tools=[build])
+
+    runtime = await Runtime(tmp_path / "a.db", agents=[agent()]).__aenter__()
+    receipt = await (await runtime.session("chat")).send("go")
+    await until(lambda: runs)
+    await crash(runtime)
+
+    async with Runtime(tmp_path / "a.db", agents=[agent()]) as runtime:
+        await until(lambda: len(runs) == 2)
+        await runtime.handle(runs[0]).signal("stdin", {"text": "built\n"})
+        result = await (await runtime.session("chat")).result(receipt.turn_id)
+
+    assert runs[0] == runs[1]
+    assert marks.read_text() == "ran\n"
+    assert result.tool_calls[0].value == "built\n"
+
+
+async def test_leaving_waits_for_a_command_that_running_work_waits_for(tmp_path: Path) -> None:
+    """It has the grace that its tool has, and the result is recorded."""
+    jobs = list[Job]()
+
+    @tool
+    async def build(ctx: ToolContext) -> str:
+        job = await ctx.command(sh("read line; echo done"), stdin=True)
+        found = await held.store.process(job.id)
+        assert found is not None
+        jobs.append(Job(tmp_path / "a.db-jobs" / found.record.external_ref["job"]))
+        return (await job.result()).stdout
+
+    held = await Runtime(tmp_path / "a.db", agents=[agent_calling("build", {}, tools=[build])], grace=None).__aenter__()
+    receipt = await (await held.session("chat")).send("go")
+    await until(lambda: jobs)
+    await until(lambda: held._work.waiters.needed)
+    leaving = asyncio.ensure_future(held.__aexit__(None, None, None))
+    await until(lambda: held._parts is None)
+    await jobs[0].close_stdin(2**40)
+    await leaving
+
+    async with Runtime(tmp_path / "a.db", agents=[agent_calling("build", {}, tools=[build])]) as again:
+        result = await (await again.session("chat")).result(receipt.turn_id)
+    assert result.tool_calls[0].value == "done\n"

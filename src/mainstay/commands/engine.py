@@ -45,6 +45,7 @@ from mainstay.commands.environment import check_names, environment
 from mainstay.commands.job import Answer, Beginning, Found, Job, Started, Status, own_boot
 from mainstay.commands.os_tree import Remains, end, end_lost
 from mainstay.commands.output import follow, read, summarize
+from mainstay.commands.shim import STDIN_ROOM
 from mainstay.commands.spawner import Spawner, SpawnFailed, StartRequest, check
 from mainstay.errors import (
     CommandsUnavailable,
@@ -52,9 +53,9 @@ from mainstay.errors import (
     InvalidCommand,
     InvalidInput,
     MainstayError,
+    RuntimeClosed,
     StoreError,
     TimedOut,
-    TooLarge,
     TooManyCommands,
 )
 from mainstay.lifecycle.process import SIGNAL
@@ -102,8 +103,15 @@ YOUNG = 3600.0
 WATCH_SECONDS = 5.0
 """How long the watch of a command may take to tell the rest of its output."""
 CANCELLED = "cancelled"
+ENDS = frozenset({"exited", "signaled", "killed", "timed_out", "spawn_failed"})
+"""How a shim says that a command ended. Anything else is a fault of the shim's own."""
+MEMORY_ARTIFACT = 16_000_000
+"""Bytes of a stream that a store in memory keeps as an artifact, at most."""
 
 NOTHING_FOUND = Cleanup()
+
+PIECES = 16
+"""Bits of the numbers of what is written to stdin that count the pieces of one signal."""
 
 STDIN, RESIZE, INTERRUPT = "stdin", "resize", "interrupt"
 
@@ -273,7 +281,12 @@ class CommandEngine:
             job.folder, token, command.argv, env, command.cwd, command.stdin, command.pty, command.timeout,
             command.silence, limit, command.grace, command.strays,
         )  # fmt: skip
-        started = await self._spawner.start(request)
+        try:
+            started = await self._spawner.start(request)
+        except CommandsUnavailable as error:
+            return str(error)
+        except RuntimeClosed:
+            raise Leaving from None
         return started.reason if isinstance(started, SpawnFailed) else started
 
     # ------------------------------------------------------------------ output
@@ -316,7 +329,7 @@ class CommandEngine:
         if not isinstance(self.store, JobFolders) or sys.platform != "linux":
             return 0
         count = 0
-        for folder in await asyncio.to_thread(_folders, self.jobs()):
+        for folder in await asyncio.to_thread(_folders, self.store.jobs_folder(make=False)):
             if await self._is_over(folder, young) and await asyncio.to_thread(Job(folder).remove):
                 count += 1
         return count
@@ -344,7 +357,10 @@ class CommandRun:
 
     async def go(self) -> ProcessOutcome:
         run = self._run
-        job = await (self._begin() if _job_name(run.record.external_ref) is None else self._adopt())
+        try:
+            job = await (self._begin() if _job_name(run.record.external_ref) is None else self._adopt())
+        except CancelRequested as asked:
+            return self._never_begun(asked.request)
         if not isinstance(job, Job):
             return job
         self._engine.found[run.registration.id] = job
@@ -472,7 +488,7 @@ class CommandRun:
         async for each in self._run.signals():
             try:
                 answer = await self._deliver(job, each)
-            except (TimedOut, TooLarge, InvalidInput) as error:
+            except (TimedOut, InvalidInput) as error:
                 log.warning("signal %d of command %s was not delivered: %s", each.sequence, self._run.row.id, error)
             else:
                 if answer is Answer.EXITED:
@@ -481,11 +497,9 @@ class CommandRun:
     async def _deliver(self, job: Job, each: Signal) -> Answer:
         payload = each.payload if isinstance(each.payload, dict) else {}
         if each.name == STDIN:
-            data, closes = stdin_bytes(payload), payload.get("close") is True
-            answer = Answer.OK
-            if data:
-                answer = await job.write_stdin(2 * each.sequence, data)
-            return await job.close_stdin(2 * each.sequence + 1) if closes else answer
+            return await self._write_stdin(
+                job, each.sequence << PIECES, stdin_bytes(payload), payload.get("close") is True
+            )
         if each.name == RESIZE:
             return await job.resize(int(payload["rows"]), int(payload["columns"]))
         if each.sequence <= self._applied():
@@ -493,6 +507,20 @@ class CommandRun:
         answer = await job.signal(signal_number(payload.get("signal", "INT")))
         await self._run.set_external_ref(self._run.record.external_ref | {"interrupted": each.sequence})
         return answer
+
+    async def _write_stdin(self, job: Job, number: int, data: bytes, close: bool) -> Answer:
+        """Write bytes piece by piece, under numbers that only grow. A command that does not read is waited for."""
+        answer = Answer.OK
+        for at in range(0, len(data), STDIN_ROOM):
+            number += 1
+            waiting = True
+            while waiting:
+                try:
+                    answer = await job.write_stdin(number, data[at : at + STDIN_ROOM])
+                    waiting = False
+                except TimedOut:
+                    log.info("command %s does not read its stdin; it is waited for", self._run.row.id)
+        return await job.close_stdin(number + 1) if close else answer
 
     def _applied(self) -> int:
         """The last signal that was passed on to its process group: a shim remembers only what is written to stdin."""
@@ -502,15 +530,20 @@ class CommandRun:
 
     async def _killed(self, job: Job, request: CancelRequest) -> ProcessOutcome:
         """It was asked to end. What its shim wrote decides: it may have ended before."""
-        why = f"{CANCELLED} by {request.by or 'somebody'}" + (f": {request.reason}" if request.reason else "")
-        found = await end(job, " ".join(why.split()), self._command.grace)
+        found = await end(job, _why(request), self._command.grace)
         if isinstance(found, Status):
             return await self._ended(job, found, request)
         outcome = await self._remaining(job, found)
         value = outcome.value if isinstance(outcome, Abandoned) else None
         return Cancelled(request.by, request.reason, True, value)
 
+    def _never_begun(self, request: CancelRequest) -> ProcessOutcome:
+        result = self._result("killed", reason=f"{_why(request)}, before it had begun")
+        return Cancelled(request.by, request.reason, False, msgspec.to_builtins(result))
+
     async def _ended(self, job: Job, status: Status, request: CancelRequest | None = None) -> ProcessOutcome:
+        if status.end not in ENDS:
+            return await self._given_up(job, NOTHING_FOUND, f"its shim failed: {status.reason}")
         result = await self._with_output(job, self._result_of(job, status))
         request = request or self._run.record.cancel
         if request is not None and status.end == "killed" and status.reason.startswith(CANCELLED):
@@ -518,9 +551,7 @@ class CommandRun:
         return Success(msgspec.to_builtins(result))
 
     def _result_of(self, job: Job, status: Status) -> CommandResult:
-        known: Any = (
-            status.end if status.end in ("exited", "signaled", "killed", "timed_out", "spawn_failed") else "lost"
-        )
+        known: Any = status.end
         left = status.found - status.survivors if status.strays == "left" else 0
         cleanup = Cleanup(
             status.found,
@@ -589,6 +620,9 @@ class CommandRun:
                 f"{name}_path": str(job.folder / name) if stream.bytes else "",
             }
             if stream.truncated:
+                if not self._outlives_us and stream.bytes > MEMORY_ARTIFACT:
+                    found["artifact_error"] = f"{name} is too large to be kept as an artifact in memory"
+                    continue
                 try:
                     digest, size = await run.journal.keep_file(str(job.folder / name), patient=False)
                 except (StoreError, InvalidInput, OSError) as error:
@@ -600,6 +634,12 @@ class CommandRun:
 
 
 # ---------------------------------------------------------------------- parts
+
+
+def _why(request: CancelRequest) -> str:
+    """A cancel request in one line, as its shim writes it down."""
+    why = f"{CANCELLED} by {request.by or 'somebody'}" + (f": {request.reason}" if request.reason else "")
+    return " ".join(why.split())[:LABEL]
 
 
 def _least(one: Any, other: Any) -> Any:
@@ -629,9 +669,13 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _folders(jobs: Path) -> list[Path]:
-    with os.scandir(jobs) as found:
-        return [Path(each.path) for each in found if each.is_dir(follow_symlinks=False)]
+def _folders(jobs: str) -> list[Path]:
+    """The job folders of a store; none where no command was ever run."""
+    try:
+        with os.scandir(jobs) as found:
+            return [Path(each.path) for each in found if each.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
 
 
 def _named_by(folder: Path) -> tuple[str | None, float]:

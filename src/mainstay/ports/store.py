@@ -221,8 +221,8 @@ class JobFolders(Protocol):
         """Whether a later Runtime finds the folders again. Otherwise commands end with the Runtime that runs them."""
         ...
 
-    def jobs_folder(self) -> str:
-        """The folder of these folders, for our user alone; made when it is first asked for."""
+    def jobs_folder(self, make: bool = True) -> str:
+        """The folder of these folders, for our user alone; made unless it is there, or nobody wants to `make` it."""
         ...
 
 

@@ -122,6 +122,7 @@ class ProcessWorker:
         self.held: set[str] = set()
         self._more_unowned = False
         self._filling: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
         self.events, self.waiters = events, Waiters[What, ProcessRow]()
         self._listening: dict[str, set[str]] = {}
         self.runner: ScopeRunner[ProcessRow] = ScopeRunner(self, self.store, self.worker, supervisor, log.name)
@@ -365,6 +366,14 @@ class ProcessWorker:
             if parent.rpartition(".")[0] == session_id or parent.startswith(OF_SESSION):
                 self.runner.reread(run.row.id)
         self.find_unowned()
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = self._supervisor.spawn(self._sweep(), "mainstay sweep of commands")
+
+    async def _sweep(self) -> None:
+        """Delete what engines keep of processes whose session is gone."""
+        for engine in self.engines.values():
+            if (sweep := getattr(engine, "sweep", None)) is not None:
+                await sweep()
 
     async def read(self, key: str) -> ProcessRow | None:
         return await self.store.process(key)

@@ -402,10 +402,10 @@ class MemoryStore:
 
     outlives_us = False
 
-    def jobs_folder(self) -> str:
-        if self._jobs is None:
+    def jobs_folder(self, make: bool = True) -> str:
+        if self._jobs is None and make:
             self._jobs = tempfile.mkdtemp(prefix="mainstay-jobs-")
-        return self._jobs
+        return self._jobs or ""
 
     async def write(self, write: Write[R]) -> R:
         tx = Transaction(self.rows)

@@ -375,8 +375,10 @@ class SqliteStore:
 
     outlives_us = True
 
-    def jobs_folder(self) -> str:
+    def jobs_folder(self, make: bool = True) -> str:
         folder = self.path.with_name(f"{self.path.name}-jobs")
+        if not make:
+            return str(folder)
         try:
             # For its owner alone, whoever may use the database: output of commands, and sockets that write to them.
             make_folder(folder, replace(access_of(self.path), mode=PRIVATE.mode))
