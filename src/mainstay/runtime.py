@@ -211,7 +211,8 @@ class Runtime:
         opened.push_async_callback(worker.stop)
         await worker.start()
         parts = self._put_together(worker, definitions, Models(self._models, connections))
-        opened.push_async_callback(shut_down, [each.plugins for each in definitions.values()])
+        plugins = [each.plugins for each in definitions.values()]
+        opened.push_async_callback(shut_down, [*plugins, *self._input_filters.values()])
         opened.callback(self._live_server.close)
         if socket is not None:
             await self._live_server.listen(socket.path)

@@ -647,6 +647,19 @@ async def test_a_person_at_a_front_end_may_decide_without_a_reason(file: Place) 
     assert result.text == "done"
 
 
+async def test_a_filter_of_a_front_end_is_shut_down_with_it() -> None:
+    closed = list[str]()
+
+    class Closing(Numbers):
+        def shutdown(self) -> None:
+            closed.append(self.id)
+
+    async with Runtime("memory", input_filters={"support": Closing(), "another": Closing()}):
+        assert closed == []
+
+    assert closed == ["numbers", "numbers"]
+
+
 # ---------------------------------------------------------------------- bad input
 
 
