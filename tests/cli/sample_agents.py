@@ -9,7 +9,7 @@ from msgspec import Struct
 from mainstay import Agent, Budget, Message, ModelRequest, ModelResponse, Plugin, ToolCall, Usage, tool
 from mainstay.errors import ProviderError
 from mainstay.model.plugin import PluginSnapshot
-from mainstay.plugins import QueueTurn, Result, SessionContext, command, query, task
+from mainstay.plugins import InputContext, QueueTurn, Result, SessionContext, command, query, task
 from mainstay.testing import FunctionModel
 
 
@@ -164,3 +164,15 @@ deputy = Agent(FunctionModel(lambda request: "done"), name="deputy")
 chief = Agent(
     FunctionModel(delegates), name="chief", tools=[wait, dawdle, deputy.as_tool(description="Does the rest.")]
 )
+
+
+class Masking(Plugin):
+    """Takes what must not be stored out of what is said."""
+
+    id = "masking"
+
+    def transform_input(self, ctx: InputContext, message: Message) -> str:
+        return message.text.replace("hunter2", "[secret]")
+
+
+masked = Agent(FunctionModel(answers), name="masked", plugins=[Masking()])

@@ -70,3 +70,15 @@ def test_what_cannot_be_said_is_explained(store: Path) -> None:
     assert "there is no session 'nobody'" in unknown.stderr
     assert "the input is empty" in empty.stderr
     assert "use a new key" in other.stderr
+
+
+def test_nothing_is_said_past_the_filters_of_an_agent(store: Path) -> None:
+    ran = shell("run", "sample_agents:masked", "-s", "chat", "it is hunter2", store=store)
+    sent = shell("send", "chat", "again hunter2", store=store)
+    files = [each for each in store.parent.rglob("*") if each.is_file()]
+
+    assert ran.stdout == "you said it is [secret], message 1\n"
+    assert sent.exit_code == 1
+    assert "inputs of agent 'masked' pass filters before they are stored" in sent.stderr
+    assert "`mainstay run MODULE:AGENT` has them" in sent.stderr
+    assert [each.name for each in files if b"hunter2" in each.read_bytes()] == []

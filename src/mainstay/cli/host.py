@@ -17,6 +17,7 @@ import typer
 
 from mainstay.cli.render import as_json, complain, console, text_line
 from mainstay.errors import (
+    InputFilterMissing,
     InvalidInput,
     MainstayError,
     NotFound,
@@ -82,6 +83,7 @@ def _say(message: str, code: str, json: bool) -> None:
 
 
 HINTS: dict[type[MainstayError], str] = {
+    InputFilterMissing: ": `mainstay run MODULE:AGENT` has them, and says it by the agent itself",
     UnknownCall: "; `mainstay pending` lists what waits for a person",
     UnknownSession: ": `mainstay sessions` shows what is",
     UnknownProcess: "; `mainstay ps --all` shows what is",
