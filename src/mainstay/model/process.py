@@ -416,10 +416,15 @@ TaskKind: TypeAlias = Literal["monitor", "subagent", "observer", "other"]
 TaskState: TypeAlias = Literal["pending", "running", "idle", "cancel_requested", "completed", "failed", "cancelled"]
 TaskEnd: TypeAlias = Literal["completed", "failed", "cancelled"]
 LiveState: TypeAlias = Literal["running", "idle"]
+ClosePolicy: TypeAlias = Literal["keep", "cancel", "transfer"]
+"""What becomes of a task when its session is closed: it goes on, is cancelled, or is its parent's from then on."""
+CancelWay: TypeAlias = Literal["cooperative", "abort_local", "external"]
+"""How a task ends that is cancelled: its durable code is asked to; its code in memory is cut off; others stop it."""
 
 
 class TaskSpec(Struct, frozen=True, omit_defaults=True):
-    """What a task is. `id` is its name in its session: it may be used again once the task before has ended."""
+    """What a task is. `id` is its name in its session: it may be used again once the task before has ended. `close`
+    says what becomes of it when a child session is closed that it belongs to."""
 
     id: str
     kind: TaskKind = "other"
@@ -427,10 +432,14 @@ class TaskSpec(Struct, frozen=True, omit_defaults=True):
     label: str = ""
     child_session_id: str | None = None
     parent_task_id: str | None = None
+    close: ClosePolicy = "keep"
 
 
 class TaskRecord(Struct, frozen=True, omit_defaults=True):
-    """A task as it is now. `state` "idle" waits for something; `ended` is when it ended, in `value` or `error` how."""
+    """A task as it is now. `state` "idle" waits for something; `ended` is when it ended, in `value` or `error` how.
+
+    `attempt` counts how often it was begun, of at most `max_attempts`; `idempotency_key` is the same for all of them.
+    """
 
     id: str
     process_id: str
@@ -446,7 +455,24 @@ class TaskRecord(Struct, frozen=True, omit_defaults=True):
     ended: int | None = None
     value: Any = None
     error: str = ""
+    cancel_way: CancelWay = "cooperative"
+    close: ClosePolicy = "keep"
+    attempt: int = 0
+    max_attempts: int | None = None
+    idempotency_key: str = ""
 
     @property
     def live(self) -> bool:
         return self.ended is None
+
+
+TaskChange: TypeAlias = Literal[
+    "registered", "state_changed", "progress", "completed", "failed", "cancel_requested", "cancelled", "transferred"
+]
+
+
+class TaskEvent(Struct, frozen=True):
+    """Something has happened to a task. `task` is how it is now, which may be later than that."""
+
+    change: TaskChange
+    task: TaskRecord

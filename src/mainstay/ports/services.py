@@ -14,7 +14,7 @@ from mainstay.model.event import AnyEvent, LiveEvent
 from mainstay.model.llm import Completion, ModelResponse, ModelSettings
 from mainstay.model.message import Message
 from mainstay.model.plugin import CreateSession, ExecRequest
-from mainstay.model.process import LiveState, ParentEnd, TaskEnd, TaskKind, TaskRecord, TaskSpec, WakePolicy
+from mainstay.model.process import LiveState, ParentEnd, TaskEnd, TaskEvent, TaskKind, TaskRecord, TaskSpec, WakePolicy
 from mainstay.model.record import Slot
 from mainstay.model.session import Appending, SessionSnapshot, StaleBranch, ToolState
 from mainstay.model.tool import ToolSpec
@@ -66,7 +66,9 @@ class Lifecycle(Protocol):
         ...
 
     async def close_session(self, session_id: str) -> None:
-        """Forget what is in memory of a child; an error for the caller's own session, or while a turn runs."""
+        """Forget what is in memory of a child; an error for the caller's own session, or while a turn runs.
+
+        Tasks of the child go on, are cancelled or handed on to its parent, as they were begun (`TaskSpec.close`)."""
         ...
 
 
@@ -233,6 +235,13 @@ class Tasks(TaskReads, Protocol):
 
     async def transition_live_state(self, task_id: str, state: LiveState, *, session_id: str | None = None) -> None:
         """Say that a task works, or waits for something. What has ended stays as it is."""
+        ...
+
+    def task_events(
+        self, *, kind: TaskKind | None = None, include_ended: bool = True, session_id: str | None = None
+    ) -> AsyncIterator[TaskEvent]:
+        """What happens from now on to the tasks that the session may see, until it is deleted; without `include_ended`,
+        no ends. Who reads too slowly misses some."""
         ...
 
     async def cancel_background_task(

@@ -332,9 +332,10 @@ class SessionHost(TaskServices):
     async def close_session(self, session_id: str) -> None:
         if session_id == self._id:
             raise Conflict("a session cannot close itself")
-        await self.scope.row(session_id)
+        row = await self.scope.row(session_id)
         if not self._parts.cache.forget(session_id):
             raise Conflict(f"session {session_id!r} has a running turn: cancel it, or wait for it")
+        await self.close_tasks(row)
 
     async def start_turn_stream(self, session_id: str, said: str | Message, *, key: str) -> BegunTurn:
         listener = Listener(self._parts.feed, (await self._other(session_id)).id)  # before its first event

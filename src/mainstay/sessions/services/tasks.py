@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -21,28 +22,44 @@ from mainstay.errors import (
     ProcessShared,
     TimedOut,
 )
-from mainstay.lifecycle.process import PROGRESS
+from mainstay.lifecycle.process import (
+    ABANDONED,
+    CANCEL_REQUESTED,
+    CANCELLED,
+    COMPLETED,
+    CREATED,
+    FAILED,
+    FIRST_STARTED,
+    PROGRESS,
+    RESUMED,
+    TRANSFERRED,
+    WAITING,
+)
 from mainstay.model import validate
 from mainstay.model.codec import clean, clean_text, encode
+from mainstay.model.event import AnyEvent, ProcessChanged
 from mainstay.model.ids import turn_id
 from mainstay.model.message import Message
 from mainstay.model.process import (
     Abandoned,
     Cancelled,
     Cause,
+    ClosePolicy,
     Failure,
     LiveState,
     ParentEnd,
     ProcessRow,
     Success,
+    TaskChange,
     TaskEnd,
+    TaskEvent,
     TaskKind,
     TaskRecord,
     TaskSpec,
     TaskState,
     WakePolicy,
 )
-from mainstay.model.session import SessionRow
+from mainstay.model.session import SessionRow, load_settings
 from mainstay.model.write import ProcessFilter
 from mainstay.ports.services import CancelHook, Work
 from mainstay.processes.handle import CancelAsk, ProcessAsk, ProcessHandle, handle_id, value_of
@@ -57,6 +74,21 @@ PAGE = 1000
 CANCEL_SECONDS = 0.1
 """A task that is cancelled has so long to end before its cancelling is told as under way."""
 HIDDEN = "hidden task"
+
+CHANGES: dict[str, TaskChange] = {
+    CREATED: "registered",
+    FIRST_STARTED: "state_changed",
+    WAITING: "state_changed",
+    RESUMED: "state_changed",
+    PROGRESS: "progress",
+    CANCEL_REQUESTED: "cancel_requested",
+    TRANSFERRED: "transferred",
+    COMPLETED: "completed",
+    FAILED: "failed",
+    ABANDONED: "failed",
+    CANCELLED: "cancelled",
+}
+"""What an event of a process is to its task; the others are none."""
 
 KINDS: dict[str, TaskKind] = {"turn": "subagent", "command": "monitor"}
 """What a process of another kind is as a task; everything else is "other"."""
@@ -229,7 +261,40 @@ class TaskServices:
         found = [record_of(row, session.id) for row in rows]
         return [each for each in found if kind is None or each.kind == kind]
 
+    def task_events(
+        self, *, kind: TaskKind | None = None, include_ended: bool = True, session_id: str | None = None
+    ) -> AsyncGenerator[TaskEvent, None]:
+        name = session_id or self.scope.id
+        return self._task_events(name, self.scope.parts.relay.observe(name, None), kind, include_ended)
+
+    async def _task_events(
+        self, session_id: str, events: AsyncGenerator[AnyEvent, None], kind: TaskKind | None, include_ended: bool
+    ) -> AsyncGenerator[TaskEvent, None]:
+        store = self.scope.parts.store
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if type(event) is not ProcessChanged or event.change not in CHANGES:
+                    continue
+                row = await store.process(event.process_id)
+                if row is None or row.pruned is not None or not await store.is_granted(session_id, row.id):
+                    continue
+                task = record_of(row, session_id)
+                wanted = kind in (None, task.kind) and (include_ended or task.live)
+                if wanted and await self._shown(session_id, [row]):
+                    is_state = event.change == PROGRESS and _told_state(row) is not None
+                    yield TaskEvent("state_changed" if is_state else CHANGES[event.change], task)
+
     # ------------------------------------------------------------------ cancelling
+
+    async def close_tasks(self, session: SessionRow) -> None:
+        """A session is closed: cancel or hand on those of its own tasks that were begun so. The others go on."""
+        parent = load_settings(session.settings).parent
+        for row in await self._visible(session.id, True):
+            close = row.registration.input.get("close") if row.task is not None and row.holder == session.id else None
+            if close == "cancel":
+                await self._cancel(row, "its session was closed", session.id)
+            elif close == "transfer" and parent is not None:
+                await self._processes.transfer(session.id, parent, row.id)
 
     async def cancel_managed_task(self, task_id: str, reason: str = "", *, session_id: str | None = None) -> TaskRecord:
         return await self.cancel_background_task(task_id, reason, session_id=session_id)
@@ -337,6 +402,8 @@ class TaskServices:
             raise InvalidInput(f"{task.id!r:.80} is no id of a task: use 1 to {MAX_TASK_ID} characters")
         if task.kind not in get_args(TaskKind):
             raise InvalidInput(f"a task is a {', '.join(get_args(TaskKind))}, not {task.kind!r:.80}")
+        if task.close not in get_args(ClosePolicy):
+            raise InvalidInput(f"a closed session's task is {', '.join(get_args(ClosePolicy))}, not {task.close!r:.80}")
         before = await self._find(session_id, task.id)
         if before is not None and before.holder != session_id:
             before = None  # another session's, which this one only sees
@@ -446,6 +513,11 @@ def record_of(row: ProcessRow, session_id: str) -> TaskRecord:
         None if row.live else record.updated,
         value,
         error,
+        "external" if not asked.contract.may_begin else "abort_local" if asked.kind == KIND else "cooperative",
+        spec.get("close", "keep"),
+        row.attempts,
+        asked.max_attempts,
+        row.id,
     )
 
 
@@ -456,11 +528,16 @@ def _state(row: ProcessRow) -> TaskState:
         return "failed"
     if row.record.cancel is not None:
         return "cancel_requested"
-    told = row.record.progress
-    if row.status == "waiting" or (isinstance(told, dict) and told.get("state") == "idle" and row.task is not None):
+    if row.status == "waiting" or _told_state(row) == "idle":
         return "idle"
     begun = row.record.first_started is not None or not row.registration.contract.may_begin
     return "running" if begun else "pending"
+
+
+def _told_state(row: ProcessRow) -> Any:
+    """The state that a task was last said to be in (`transition_live_state`), if that is the last it told."""
+    told = row.record.progress
+    return told.get("state") if row.task is not None and isinstance(told, dict) else None
 
 
 def _spec(task: TaskSpec) -> dict[str, Any]:
