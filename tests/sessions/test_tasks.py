@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mainstay import Agent, Runtime, ToolCall, ToolContext, tool
+from mainstay import Agent, Message, Runtime, ToolCall, ToolContext, tool
 from mainstay.errors import (
     Conflict,
     InvalidInput,
@@ -123,6 +123,35 @@ async def test_input_that_a_repeated_tool_injects_is_injected_once(place: Place)
         session = await later.session("chat")
         await session.result("chat.1")
         assert texts(await session.history()).count("psst") == 1
+
+
+async def test_messages_that_a_repeated_tool_appends_are_appended_once(place: Place) -> None:
+    """It died between two appends of the same words, and runs again from its beginning."""
+    model, spoken = TellingModel(), asyncio.Event()
+
+    @tool(recovery="rerun")
+    async def note(ctx: ToolContext[Any]) -> str:
+        """Write something down."""
+        await ctx.host.append([Message("user", "by the way"), Message("user", "and this")])
+        if ctx.attempt == 1:
+            spoken.set()
+            await asyncio.Event().wait()
+        await ctx.host.append([Message("user", "by the way")])
+        return "noted"
+
+    runtime = place.runtime(Agent(model, name="a", tools=[note]))
+    await runtime.__aenter__()
+    await (await runtime.session("chat")).send("go")
+    await model.next()
+    model.say(ToolCall("c1", "note"))
+    await spoken.wait()
+    await crash(runtime)
+    async with place.runtime(Agent(ScriptedModel(["done"]), name="a", tools=[note])) as later:
+        session = await later.session("chat")
+        await session.result("chat.1")
+        history = texts(await session.history())
+
+    assert [text for text in history if text in ("by the way", "and this")] == ["by the way", "and this", "by the way"]
 
 
 # ---------------------------------------------------------------------- hidden ones

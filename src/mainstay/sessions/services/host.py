@@ -387,7 +387,12 @@ class SessionHost(TaskServices):
             return StaleBranch(ids.turn_id(row.id, row.head) if row.head else None)
         nodes = []
         for message in said:
-            accepted = await self._parts.inbox.accept(row.id, row.agent, message, "note")
+            key = None
+            if self._run is not None:
+                # Asked again after a crash, by the same hook or tool, it is the same message.
+                digest = hashlib.blake2b(encode(message), digest_size=8).hexdigest()
+                key = f"append {self._turn}:{self.scope.key(digest)}"
+            accepted = await self._parts.inbox.accept(row.id, row.agent, message, "note", key)
             nodes.append(ids.node_id(row.id, accepted.turn, 0))
         return Appending(tuple(nodes), nodes[-1])
 
