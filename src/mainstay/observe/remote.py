@@ -49,7 +49,7 @@ BUFFER = 1 << 18
 """Bytes that wait for a reader in this process; more stay in the channels."""
 AT_ONCE = 64
 """Events of a session that are written at once; then it is seen whether the kernel takes more."""
-PACE = 0.005
+PACE = 0.008
 """Seconds between two sendings of events to one reader."""
 STALLED = 30.0
 READERS = 512
@@ -329,14 +329,15 @@ class _Connection(asyncio.Protocol):
 
     def schedule(self, subscription: _Subscription) -> None:
         """A subscription has something new: it is sent at once, or with what comes within `PACE` of the last sending.
-        To wake another process costs more than everything else here."""
+        To wake another process costs more than everything else here, and a pass of the event loop nearly as much."""
         self._waiting[subscription] = None
-        if not self._scheduled and not self._full:
+        if self._scheduled or self._full:
+            return
+        if self._loop.time() >= self._sent + PACE:
+            self._flush()
+        else:
             self._scheduled = True
-            if self._loop.time() >= self._sent + PACE:
-                self._loop.call_soon(self._flush)
-            else:
-                self._loop.call_at(self._sent + PACE, self._flush)
+            self._loop.call_at(self._sent + PACE, self._flush)
 
     def _flush(self) -> None:
         self._scheduled = False
