@@ -42,8 +42,11 @@ class MortalStore(SqliteStore):
         super().__init__(path)
         self._point = point
 
+    def step_of(self, write: Write[Any]) -> str:
+        return step_of(write)
+
     async def write(self, write: Write[R]) -> R:
-        step = step_of(write)
+        step = self.step_of(write)
         self._may_die(f"before {step}")
         receipt = await super().write(write)
         self._may_die(f"after {step}")

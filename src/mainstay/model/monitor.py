@@ -61,9 +61,6 @@ class Watch(Struct, frozen=True, gc=False, omit_defaults=True):
     progress: float | None = None
 
 
-ArmOn: TypeAlias = Literal["manual", "session_start"]
-
-
 class MonitorSpec(Struct, frozen=True, omit_defaults=True):
     """A command whose lines a session is told.
 
@@ -71,8 +68,7 @@ class MonitorSpec(Struct, frozen=True, omit_defaults=True):
     monitor at a time may have. One that is not `persistent` is ended after `timeout` seconds, 3600 at most. `wake` says
     how lines of stdout reach the session: "turn" runs one, "notify" tells it with its next turn, "none" only keeps
     them. `batch`: so many seconds after a line, what came meanwhile is told with it. `restart_on_restore`: if the
-    command is lost with its machine or its container, it is begun again. `arm_on`: "session_start" for one that a
-    plugin contributes: it is started with the session's first turn.
+    command is lost with its machine or its container, it is begun again.
     """
 
     id: str
@@ -81,7 +77,6 @@ class MonitorSpec(Struct, frozen=True, omit_defaults=True):
     env: dict[str, str] = {}
     persistent: bool = False
     timeout: float = 300.0
-    arm_on: ArmOn = "manual"
     wake: WakePolicy = "turn"
     restart_on_restore: bool = False
     batch: float = 0.2
@@ -248,10 +243,9 @@ def read_spec(given: object) -> MonitorSpec:
     name = validate.plain_text(given.id)
     if not name or len(name) > 100 or not name.isprintable() or "#" in name:
         raise InvalidCommand(f"monitor id {quoted(given.id):.200} is not usable: 1 to 100 printable characters, no '#'")
-    if given.wake not in get_args(WakePolicy) or given.arm_on not in get_args(ArmOn):
+    if given.wake not in get_args(WakePolicy):
         raise InvalidCommand(
-            f"monitor {name!r}: wake={quoted(given.wake):.80}, arm_on={quoted(given.arm_on):.80} are not usable: "
-            "wake is 'turn', 'notify' or 'none', arm_on is 'manual' or 'session_start'"
+            f"monitor {name!r}: wake={quoted(given.wake):.80} is not usable: say 'turn', 'notify' or 'none'"
         )
     timeout, batch = _time(given.timeout, "timeout"), validate.seconds(given.batch, "batch", InvalidCommand)
     persistent = validate.flag(given.persistent, "persistent", InvalidCommand)
@@ -265,5 +259,5 @@ def read_spec(given: object) -> MonitorSpec:
     restart = validate.flag(given.restart_on_restore, "restart_on_restore", InvalidCommand)
     command = given.command if isinstance(given.command, str) else tuple(given.command)
     return MonitorSpec(
-        name, command, given.cwd, dict(given.env), persistent, timeout, given.arm_on, given.wake, restart, float(batch)
+        name, command, given.cwd, dict(given.env), persistent, timeout, given.wake, restart, float(batch)
     )
