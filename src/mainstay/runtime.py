@@ -91,7 +91,8 @@ class Runtime:
 
     Entering returns at once; interrupted work of this store is taken up beside the host. Leaving lets running effects
     finish for `grace` seconds, then cancels and records them; open turns and processes go on at the next entry. Without
-    agents and processes nothing is run; with `recover=False`, only what is said, started, answered or resumed here.
+    agents and processes nothing but commands is run; with `recover=False`, only what is said, started, answered or
+    resumed here.
 
     `search=True` has the store keep an index of what is said in its sessions, False drops it; None leaves it as it is.
     """

@@ -253,6 +253,20 @@ async def test_a_command_without_stdin_takes_no_bytes(runtime: Runtime) -> None:
         await handle.signal("stdin", {"text": "hello"})
 
 
+async def test_a_signal_goes_to_the_whole_group_once_and_only_by_a_name_that_there_is(runtime: Runtime) -> None:
+    handle = await runtime.command(sh('trap "echo told" USR1; echo ready; while :; do sleep 0.05; done'))
+    await handle.output(follow=True)
+
+    with pytest.raises(InvalidProcess, match="interrupt"):
+        await handle.signal("interrupt", {"signal": "NOPE"})
+    await handle.signal("interrupt", {"signal": "USR1"}, key="once")
+    await handle.signal("interrupt", {"signal": "USR1"}, key="once")
+    told = await handle.output(after=6, follow=True)
+    await handle.signal("interrupt", {"signal": "KILL"})
+
+    assert (told, (await handle.result()).signal) == (b"told\n", "SIGKILL")
+
+
 async def test_bytes_after_the_end_are_refused(runtime: Runtime) -> None:
     handle = await runtime.command(["true"], stdin=True)
     await handle.result()
@@ -279,7 +293,7 @@ async def test_a_terminal_has_one_stream_and_can_be_resized_and_interrupted(runt
 
 
 async def test_cancelling_kills_the_whole_tree_and_keeps_its_output(runtime: Runtime) -> None:
-    handle = await runtime.command(sh("echo begun; setsid sleep 600 & sleep 600"))
+    handle = await runtime.command(sh("setsid sleep 600 & sleep 600 & echo begun; wait"))
     await handle.output(follow=True)
 
     assert await handle.cancel("enough") == "requested"
@@ -445,7 +459,7 @@ async def test_five_deaths_of_its_owner_are_held_against_nobody(tmp_path: Path) 
 
 
 async def test_a_killed_shim_is_lost_with_its_tree_ended_first(runtime: Runtime) -> None:
-    handle = await runtime.command(sh("echo begun; setsid sleep 600 & sleep 600"))
+    handle = await runtime.command(sh("setsid sleep 600 & sleep 600 & echo begun; wait"))
     await handle.output(follow=True)
     found = await reference(handle)
 

@@ -115,6 +115,9 @@ PIECES = 16
 
 STDIN, RESIZE, INTERRUPT = "stdin", "resize", "interrupt"
 
+SENDABLE = ("INT", "TERM", "HUP", "QUIT", "KILL", "USR1", "USR2", "STOP", "CONT")
+"""Signals that may be sent to the process group of a command."""
+
 _TEXT: dict[str, Any] = {"type": "string"}
 SIGNALS: dict[str, EventType] = {
     STDIN: EventType(
@@ -134,7 +137,15 @@ SIGNALS: dict[str, EventType] = {
             "additionalProperties": False,
         },
     ),
-    INTERRUPT: EventType(f"{SIGNAL}{INTERRUPT}"),
+    INTERRUPT: EventType(
+        f"{SIGNAL}{INTERRUPT}",
+        {
+            "anyOf": [
+                {"type": "null"},
+                {"type": "object", "properties": {"signal": {"enum": list(SENDABLE)}}, "additionalProperties": False},
+            ]
+        },
+    ),
 }
 """What may be written to a running command: bytes for its stdin and that there are no more, the size of its terminal, a
 signal for its process group, by name (INT if none is given)."""
@@ -504,7 +515,7 @@ class CommandRun:
             return await job.resize(int(payload["rows"]), int(payload["columns"]))
         if each.sequence <= self._applied():
             return Answer.REPEATED
-        answer = await job.signal(signal_number(payload.get("signal", "INT")))
+        answer = await job.signal(signal.Signals[f"SIG{payload.get('signal', 'INT')}"])
         await self._run.set_external_ref(self._run.record.external_ref | {"interrupted": each.sequence})
         return answer
 
@@ -718,14 +729,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"SIG{number}"
-
-
-def signal_number(name: object) -> int:
-    text = str(name).upper()
-    found = getattr(signal, text if text.startswith("SIG") else f"SIG{text}", None)
-    if not isinstance(found, signal.Signals):
-        raise InvalidInput(f"there is no signal {name!r}")
-    return int(found)
 
 
 def stdin_bytes(payload: Mapping[str, Any]) -> bytes:
