@@ -39,6 +39,8 @@ MAX_LINKS = 40
 """As the kernel: a path with more links is a loop."""
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+PASSED = FOLDER | getattr(os, "O_PATH", 0)
+"""Of a folder on the way, where nothing but the next name is looked up."""
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 PSEUDO = ("/proc", "/sys", "/dev")
@@ -69,8 +71,12 @@ def telling(path: str) -> Generator[None, None, None]:
     try:
         yield
     except OSError as error:
-        code, why = CODES.get(error.errno or 0, ("file_error", error.strerror or type(error).__name__))
-        raise ToolError(f"{path}: {why}", code=code) from None
+        raise _told(path, error) from None
+
+
+def _told(path: str, error: OSError) -> ToolError:
+    code, why = CODES.get(error.errno or 0, ("file_error", error.strerror or type(error).__name__))
+    return ToolError(f"{path}: {why}", code=code)
 
 
 class Place(NamedTuple):
@@ -130,15 +136,17 @@ class Paths:
         missing on the way are an error, or left out (`missing`), or made (`make`).
         """
         root, names = self._parse(path)
-        with telling(path):
-            for _ in range(MAX_LINKS):
-                self.check(root, names, change)
+        for _ in range(MAX_LINKS):
+            self.check(root, names, change)
+            try:
                 found = self._walk(root, names, follow, missing, make)
-                if isinstance(found, Place):
-                    break
-                root, names = self._join(path, root, *found)
-            else:
-                raise ToolError(f"{path}: it has more than {MAX_LINKS} links on the way", code="invalid_path")
+            except OSError as error:
+                raise _told(path, error) from None
+            if isinstance(found, Place):
+                break
+            root, names = self._join(path, root, *found)
+        else:
+            raise ToolError(f"{path}: it has more than {MAX_LINKS} links on the way", code="invalid_path")
         try:
             yield found
         finally:
@@ -177,11 +185,12 @@ class Paths:
         self, root: str, names: tuple[str, ...], follow: bool, missing: bool, make: bool
     ) -> Place | tuple[tuple[str, ...], str, tuple[str, ...]]:
         """A place; or the names up to a link, its target, and the names behind it."""
-        folder = os.open(root, FOLDER)
+        last = len(names) - 2
+        folder = os.open(root, FOLDER if last < 0 else PASSED)
         try:
             for index, name in enumerate(names[:-1]):
                 try:
-                    inner = self._enter(folder, name, make)
+                    inner = self._enter(folder, name, FOLDER if index == last else PASSED, make)
                 except OSError as error:
                     if error.errno in (errno.ENOTDIR, errno.ELOOP) and (target := _link(folder, name)) is not None:
                         return names[:index], target, names[index + 1 :]
@@ -199,15 +208,15 @@ class Paths:
                 os.close(folder)
 
     @staticmethod
-    def _enter(folder: int, name: str, make: bool) -> int:
+    def _enter(folder: int, name: str, flags: int, make: bool) -> int:
         try:
-            return os.open(name, FOLDER, dir_fd=folder)
+            return os.open(name, flags, dir_fd=folder)
         except FileNotFoundError:
             if not make:
                 raise
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, dir_fd=folder)
-        return os.open(name, FOLDER, dir_fd=folder)
+        return os.open(name, flags, dir_fd=folder)
 
     def _join(
         self, path: str, root: str, before: tuple[str, ...], target: str, after: tuple[str, ...]
