@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from mainstay import Agent, Runtime, Session, ToolCall, Workspace
 from mainstay.builtin import Redaction
 from mainstay.errors import InvalidInput, ProviderUnavailable, UndoRefused, UnknownTurn
-from mainstay.model.edit import UndoneFile
+from mainstay.model.edit import FileRestore, UndoneFile
 from mainstay.testing import ScriptedModel
 from tests.kit import Place
 
@@ -203,3 +205,16 @@ async def test_a_runtime_without_the_workspace_lists_and_cannot_take_back(tmp_pa
             await (await runtime.session("s")).undo()
 
     assert (work / "a.txt").read_text() == "two"
+
+
+async def test_an_undo_that_is_cancelled_ends_when_its_files_are_at_rest(work: Path) -> None:
+    tools, digest = Workspace([work]).tools(), hashlib.sha256(b"one").hexdigest()
+    wanted = FileRestore(str(work / "b.txt"), (hashlib.sha256(b"bee").hexdigest(),), digest)
+
+    undoing = asyncio.create_task(tools.restore([wanted], {digest: b"one"}, None))
+    await asyncio.sleep(0)  # it has begun
+    undoing.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await undoing
+    assert (work / "b.txt").read_text() == "one"

@@ -212,7 +212,13 @@ class FileTools:
         for each in wanted:
             await claims.take(each.path, "undo")
         try:
-            return await _to_its_end(functools.partial(_restore_all, paths, wanted, earlier))
+            work = functools.partial(_restore_all, paths, wanted, earlier)
+            working = asyncio.get_running_loop().run_in_executor(None, work)
+            try:
+                return await asyncio.shield(working)
+            except asyncio.CancelledError:  # the host's: it is told when the files are at rest
+                await asyncio.wait({working})
+                raise
         finally:
             for each in wanted:
                 claims.release(each.path, "undo")
