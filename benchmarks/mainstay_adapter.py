@@ -375,6 +375,13 @@ async def wc(params: Sample) -> Sample:
     return await command_workloads.wc(params)
 
 
+async def wf(params: Sample) -> Sample:
+    """Files of a workspace."""
+    import workspace_workloads
+
+    return await workspace_workloads.wf(params)
+
+
 async def wh(params: Sample) -> Sample:
     """Models over HTTP."""
     import wire_workloads
@@ -519,5 +526,6 @@ async def _check_recovered(runtime: Runtime, units: int) -> None:
 
 if __name__ == "__main__":
     workload.main(
-        {"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5, "w7": w7, "w8": w8, "wc": wc, "wh": wh, "wp": wp}, cold_start
+        {"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5, "w7": w7, "w8": w8, "wc": wc, "wf": wf, "wh": wh, "wp": wp},
+        cold_start,
     )

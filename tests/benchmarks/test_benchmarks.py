@@ -108,6 +108,17 @@ def test_commands_are_measured_from_call_to_handle_and_to_the_end(tmp_path: Path
     assert found["tree"]["processes"] == 5
 
 
+def test_files_of_a_workspace_are_measured(tmp_path: Path) -> None:
+    folders = {what: tmp_path / what for what in ("paths", "edits", "search")}
+    for folder in folders.values():
+        folder.mkdir()
+    few = {"times": 2, "bytes": 100_000, "files": 20}
+    found = {what: sample(folder, "wf", few | {"what": what, "dir": str(folder)}) for what, folder in folders.items()}
+    assert 0 < found["paths"]["check_us"] < found["paths"]["locate_us"]
+    assert found["edits"]["edit_ms"] > 0
+    assert found["search"]["search_s"] > 0
+
+
 def killed(folder: Path, workload: str, params: dict[str, Any]) -> tuple[str, Any]:
     """What an adapter process said that was killed when all was in flight, and what the next one left behind."""
     ready = folder / "ready"
