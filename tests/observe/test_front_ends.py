@@ -477,3 +477,34 @@ async def test_two_hundred_readers_of_a_front_end_cost_its_worker_one(file: Plac
     whole = "".join(f"{n} " for n in range(100))
     assert {reader.text for reader in all_of_them} == {whole}
     assert all(reader.kinds == ["TurnStarted", "TextDelta", "TurnCommitted"] for reader in all_of_them)
+
+
+async def test_a_front_end_that_follows_nothing_tells_workers_that_it_wrote(file: Place) -> None:
+    async with file.runtime(echo()) as worker, file.runtime() as front:
+        session = await front.session("s", agent="support")
+        # Neither polls its store any more, but for what it is told.
+        front._watching.cancel()
+        worker._watching.cancel()
+        await until(lambda: worker._watching.done() and front._watching.done())
+        assert worker._parts is not None
+        written = worker._parts.activity.written
+        written.clear()
+
+        await session.send("hello")
+        await until(written.is_set)
+        await worker._watcher.poll()
+
+        assert (await (await worker.session("s")).result("s.1")).text == "re: hello"
+
+
+async def test_a_front_end_lets_go_of_workers_that_it_told_of_a_write(file: Place) -> None:
+    async with file.runtime(echo()) as worker, file.runtime() as front:
+        await (await front.session("s", agent="support")).send("hello")
+        assert (await (await worker.session("s")).result("s.1")).text == "re: hello"
+        assert worker._parts is not None
+        assert front._parts is not None
+        connections, relay = worker._live_server.connections, front._parts.relay
+        await until(lambda: relay._announcing is not None and relay._announcing.done())
+        await relay.poll()
+
+        await until(lambda: not connections and not relay._links)

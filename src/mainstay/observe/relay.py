@@ -167,6 +167,7 @@ class Relay:
         self._feed, self._store, self._sockets, self._turns, self._spawn = feed, store, sockets, turns, spawn
         self._followed: dict[str, Followed] = {}
         self._links: dict[str, Link] = {}
+        self._announcing: asyncio.Task[None] | None = None
         self._rows: dict[str, WorkerRow] = {}
         self._connecting: dict[str, asyncio.Task[None]] = {}
         self._missing: set[str] = set()
@@ -293,9 +294,25 @@ class Relay:
                     self._links[worker_id].say(Unsubscribe(session_id))
 
     def announce_write(self) -> None:
-        """Something was written that another worker may have to take up: those that are connected look at once."""
+        """Something was written that another worker may have to take up: the workers are told, and look at once."""
         for link in self._links.values():
             link.say(Wrote())
+        idle = self._announcing is None or self._announcing.done()
+        if not self._links and idle and self._sockets is not None and not self._closed:
+            self._announcing = self._spawn(self._announce(), "mainstay announce")
+
+    async def _announce(self) -> None:
+        """Connect to the workers to tell them. The next poll lets go of them, if no session is followed by then."""
+        try:
+            rows = await self._turns.workers()
+        except StoreError as error:
+            log.debug("other workers are not told of a write, they find it by themselves: %s", error)
+            return
+        for row in rows:
+            if _listens(row):
+                await self._connect(row)
+                if (link := self._links.get(row.id)) is not None:
+                    link.say(Wrote())
 
     # ------------------------------------------------------------------ connections
 
