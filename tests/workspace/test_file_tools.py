@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from mainstay import Agent, Image, Runtime, ToolCall, ToolError, Workspace
 from mainstay.model.message import Document, Inline
@@ -17,7 +20,7 @@ from mainstay.tools.attempt import EndsAs
 from mainstay.workspace import reading
 from mainstay.workspace.files import temporary_name
 from mainstay.workspace.paths import Paths
-from mainstay.workspace.search import Query, search
+from mainstay.workspace.search import Query, glob_pattern, search
 from mainstay.workspace.tools import FileTools
 from tests.workspace.asking import ask, execute, prepare, refused
 
@@ -422,6 +425,23 @@ async def test_a_search_finds_lines_and_leaves_out_what_is_ignored(tools: FileTo
 )
 async def test_a_glob_says_which_files(tools: FileTools, project: Path, glob: str, paths: list[str]) -> None:
     assert [path for path, _ in places(await ask(tools, "search", pattern="find", glob=glob))] == paths
+
+
+@given(st.text(alphabet="ab*?[]!^-{},/\\&|~.", max_size=20))
+@example("[[a]")
+@example("[a--b]")
+@example("[a&&b]*{,")
+@example("**/**/**/**")
+def test_any_text_is_a_glob_or_refused_as_one(text: str) -> None:
+    with contextlib.suppress(ToolError):
+        glob_pattern(text).fullmatch("a/b/a.b")
+
+
+async def test_lines_of_gitignore_that_make_no_sense_ignore_nothing(tools: FileTools, work: Path) -> None:
+    (work / ".gitignore").write_text("**/**/**/**/a.txt\n[z-a]\n\\\n!\n/\n[\n")
+    (work / "a.txt").write_text("needle\n")
+
+    assert places(await ask(tools, "search", pattern="needle")) == [("a.txt", 1)]
 
 
 async def test_matches_have_their_column_and_the_lines_around_them(tools: FileTools, project: Path) -> None:

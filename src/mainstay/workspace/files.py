@@ -42,10 +42,13 @@ class Content(NamedTuple):
     data: bytes | None
 
 
-def content(paths: Paths, place: Place, limit: int, known: Content | None = None) -> Content | None:
+def content(
+    paths: Paths, place: Place, limit: int, known: Content | None = None, digest_all: bool = True
+) -> Content | None:
     """What is at a place; None where nothing is. A link is what it says.
 
-    `known` is what was there before: comparing with it takes a tenth of the time of a digest.
+    `known` is what was there before: comparing with it takes a tenth of the time of a digest. Without `digest_all`
+    there is no digest of what has more than `limit` bytes.
     """
     if place.folder < 0:
         return None
@@ -62,6 +65,8 @@ def content(paths: Paths, place: Place, limit: int, known: Content | None = None
         if found.st_size <= limit and len(data := _read(file.fileno(), limit + 1)) <= limit:
             same = known is not None and data == known.data
             return Content(known.digest if known and same else hashlib.sha256(data).hexdigest(), len(data), mode, data)
+        if not digest_all:
+            return Content("", found.st_size, mode, None)
         file.seek(0)
         seen, left = hashlib.sha256(), os.fstat(descriptor).st_size
         while left > 0 and (piece := file.read(min(PIECE, left))):

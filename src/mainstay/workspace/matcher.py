@@ -4,9 +4,9 @@ A pattern that a model wrote may take for ever, and Python's `re` stops every th
 stops this program only, and the kernel ends that when its time on a CPU is spent, whatever becomes of the one that
 started it. It opens no files: which ones may be read is decided where paths are checked.
 
-First comes a line of JSON, `{"pattern", "flags", "before", "after", "seconds"}`, answered with `{}` or `{"error"}`.
-Then, again and again, a line `[[first line, bytes], …]` and after it the bytes of these texts together, answered with a
-line `[[text, line, column, words, lines before, lines after], …]`.
+First comes a line of JSON, an object with `pattern`, `ignore_case`, `before`, `after`, `most` and `seconds`, answered
+with `{}` or `{"error"}`. Then, again and again, a line `[[first line, bytes], …]` and after it the bytes of these texts
+together, answered with a line `[[text, line, column, words, lines before, lines after], …]`.
 """
 
 import json
@@ -38,7 +38,7 @@ def main() -> None:
                 lines.pop()
             for index, text in enumerate(lines):
                 match = pattern.search(text[: 20 * LONGEST])
-                if match is not None:
+                if match is not None and len(found) < asked["most"]:
                     before = [shown(each) for each in lines[max(index - asked["before"], 0) : index]]
                     after = [shown(each) for each in lines[index + 1 : index + 1 + asked["after"]]]
                     found.append([number, first + index, match.start() + 1, shown(text), before, after])

@@ -56,7 +56,7 @@ class Tally:
 def search(paths: Paths, place: Place, query: Query, found: Callable[[int], None], stop: Callable[[], bool]) -> Any:
     """What `search` returns. `found` is told how many matches there are so far; `stop` ends it early."""
     matches, tally, truncated = list[dict[str, Any]](), Tally(), False
-    wanted = None if query.glob is None else _glob(query.glob)
+    wanted = None if query.glob is None else glob_pattern(query.glob)
     with _matcher(query) as ask:
         for batch in _batches(paths, place, query, wanted, tally):
             for text, line, column, words, before, after in ask(batch):
@@ -195,10 +195,12 @@ def _ignores(paths: Paths, folder: int, depth: int) -> Iterator[_Ignore]:
         back, rule = rule.startswith("!"), rule.removeprefix("!")
         folders, rule = rule.endswith("/"), rule.rstrip("/")
         if rule:
-            anchored = "/" in rule
-            pattern = _translated(rule.lstrip("/"))
-            with contextlib.suppress(re.error):
-                yield _Ignore(re.compile(pattern if anchored else f"(?:.*/)?{pattern}"), depth, folders, back)
+            try:
+                pattern = _translated(rule.lstrip("/"))
+                compiled = re.compile(pattern if "/" in rule else f"(?:.*/)?{pattern}")
+            except re.error:
+                continue  # a line that cannot be understood ignores nothing
+            yield _Ignore(compiled, depth, folders, back)
 
 
 def _ignored(ignores: tuple[_Ignore, ...], names: tuple[str, ...], is_folder: bool) -> bool:
@@ -208,7 +210,7 @@ def _ignored(ignores: tuple[_Ignore, ...], names: tuple[str, ...], is_folder: bo
     return False
 
 
-def _glob(glob: str) -> re.Pattern[str]:
+def glob_pattern(glob: str) -> re.Pattern[str]:
     """A glob as a pattern: one with a slash is about the whole path, one without about a name at any depth."""
     try:
         patterns = []
@@ -263,7 +265,8 @@ def _segment(segment: str) -> str:
         elif letter == "?":
             literals[-1] += "[^/]"
         elif letter == "[" and (end := segment.find("]", index + 2)) > 0:
-            chosen = segment[index + 1 : end].replace("\\", "\\\\").replace("[", "\\[")
+            # Of the signs that have a meaning in a set, a glob knows `-` alone, and not two of them.
+            chosen = re.sub(r"[\\\[&|~]", r"\\\g<0>", segment[index + 1 : end]).replace("--", r"\-\-")
             literals[-1] += f"[{'^' + chosen[1:] if chosen[0] in '!^' else chosen}]"
             index = end
         else:
@@ -285,6 +288,7 @@ def _matcher(query: Query) -> Generator[Callable[[list[_Piece]], list[Any]], Non
         "ignore_case": query.ignore_case,
         "before": query.before,
         "after": query.after,
+        "most": query.most + 1,
         "seconds": query.seconds,
     }
     child = subprocess.Popen(

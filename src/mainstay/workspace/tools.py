@@ -372,7 +372,7 @@ def _plan(
     with paths.locate(path, change=True, follow=False, missing=True) as place, telling(path):
         if place.folder < 0 and not _makes_folders(kwargs):
             raise ToolError(f"{paths.shown(place)}: there is no such file or folder", code="not_found")
-        now = files.content(paths, place, files.MAX_EDIT)
+        now = files.content(paths, place, files.MAX_EDIT, digest_all=change is not _edited)
         made = change(paths.shown(place), now, kwargs)
     claim.remember(now, made)
     after = None if made.new is None else hashlib.sha256(made.new).hexdigest()
