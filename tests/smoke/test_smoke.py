@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -253,3 +254,16 @@ async def test_a_waiting_turn_goes_on_in_another_runtime(kind: str, tmp_path: Pa
         assert [row.id for row in await runtime.sessions.list()] == ["chat-1"]
         assert await runtime.sessions.delete("chat-1")
         assert list(await runtime.sessions.list()) == []
+
+
+@pytest.mark.filterwarnings("ignore:Binding 1:DeprecationWarning")  # of `?1`, by Python 3.12.0 to 3.12.3
+@pytest.mark.skipif(sys.platform != "linux", reason="commands run on Linux")
+async def test_commands_run_and_are_killed(store: str) -> None:
+    async with Runtime(store, agents=[]) as runtime:
+        ended = await (await runtime.command(["sh", "-c", "echo out; exit 3"])).result()
+        running = await runtime.command(["sleep", "600"])
+        await running.cancel()
+        killed = await running.result()
+
+    assert (ended.status, ended.exit_code, ended.stdout) == ("exited", 3, "out\n")
+    assert killed.status == "killed"
