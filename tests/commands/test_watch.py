@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mainstay import Agent, ModelRequest, Runtime
-from mainstay.commands.watch import BLOCK, LINE_CHARACTERS, NEWEST, Lines, Pattern, matching, whole_lines
+from mainstay.commands.watch import BLOCK, LINE_CHARACTERS, NEWEST, Lines, Pattern, matching, split_lines, whole_lines
 from mainstay.errors import InvalidCommand
 from mainstay.model.monitor import OutputCursor, Watch, read_cursor
 from mainstay.testing import FunctionModel
@@ -33,7 +33,8 @@ from tests.kit import SOON, until
 async def test_complete_lines_are_told_and_a_half_one_waits(
     data: bytes, last: bool, lines: list[bytes], used: int
 ) -> None:
-    assert whole_lines(data, last) == (lines, used)
+    assert whole_lines(data, last) == used
+    assert split_lines(data[:used]) == lines
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ async def test_complete_lines_are_told_and_a_half_one_waits(
 )
 async def test_texts_are_literal_but_for_the_star(pattern: str, line: bytes, found: bool) -> None:
     assert Pattern(pattern).matches(line) is found
-    assert matching([Pattern(pattern)], line, [line]) == ([line] if found else [])
+    assert matching([Pattern(pattern)], line + b"\n\nother\n") == ([line] if found else [])
 
 
 async def test_of_many_lines_the_newest_are_kept_and_all_are_counted() -> None:
@@ -62,6 +63,29 @@ async def test_of_many_lines_the_newest_are_kept_and_all_are_counted() -> None:
     assert lines.count == 1001
     assert lines.newest == [*(str(n) for n in range(1001 - NEWEST, 1000)), "last"]
     assert lines.text("line", "lines").startswith("1,001 lines, of which these are the newest 128:\n873\n")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\n",
+        b"one",
+        b"one\n",
+        b"one\ntwo",
+        b"\none\n",
+        b"one\n\ntwo\n",
+        b"one\r\n\r\ntwo\r\n",
+        b"a\n" * 200,
+        b"a\n" * 200 + b"b",
+    ],
+)
+async def test_a_flood_is_counted_as_its_lines_are(data: bytes) -> None:
+    quick, slow = Lines(), Lines()
+    quick.add_all(data)
+    slow.add(split_lines(data))
+
+    assert (quick.count, quick.newest) == (slow.count, slow.newest)
 
 
 async def test_a_line_is_shown_as_text_and_not_at_length() -> None:

@@ -50,15 +50,16 @@ FOR_EVER = 1e9
 # ---------------------------------------------------------------------- lines, without I/O
 
 
-def whole_lines(data: bytes, last: bool) -> tuple[list[bytes], int]:
-    """The complete lines of some bytes that begin with one, without empty ones, and how many bytes they take.
-
-    `last`: nothing comes after these bytes, so that they end with a line.
-    """
+def whole_lines(data: bytes, last: bool) -> int:
+    """How many bytes the complete lines take with which some bytes begin. `last`: nothing comes after these bytes, so
+    that they end with a line."""
     end = data.rfind(b"\n") + 1
-    if last or (end == 0 and len(data) >= BLOCK):
-        end = len(data)
-    return [line for line in data[:end].split(b"\n") if line and line != b"\r"], end
+    return len(data) if last or (end == 0 and len(data) >= BLOCK) else end
+
+
+def split_lines(data: bytes) -> list[bytes]:
+    """The lines that are not empty."""
+    return [line for line in data.split(b"\n") if line and line != b"\r"]
 
 
 class Pattern:
@@ -80,10 +81,10 @@ class Pattern:
         return True
 
 
-def matching(patterns: Iterable[Pattern], data: bytes, lines: list[bytes]) -> list[bytes]:
-    """Those of the lines in `data` that match a pattern."""
-    possible = [pattern for pattern in patterns if pattern.first in data]  # most data has none, and is not looked at
-    return [line for line in lines if any(each.matches(line) for each in possible)] if possible else []
+def matching(patterns: Iterable[Pattern], data: bytes) -> list[bytes]:
+    """The lines that match a pattern."""
+    possible = [pattern for pattern in patterns if pattern.first in data]  # most output has none, and is not split
+    return [line for line in split_lines(data) if any(each.matches(line) for each in possible)] if possible else []
 
 
 class Lines:
@@ -97,6 +98,15 @@ class Lines:
     def add(self, lines: list[bytes]) -> None:
         self.count += len(lines)
         self._newest.extend(lines[-NEWEST:])
+
+    def add_all(self, data: bytes) -> None:
+        """Add the lines that are not empty. Of a flood without empty ones, only the newest are split."""
+        if b"\n\n" in data or b"\r" in data or data[:1] == b"\n":
+            self.add(split_lines(data))
+        elif data:
+            whole = data.removesuffix(b"\n")
+            self.count += whole.count(b"\n") + 1
+            self._newest.extend(whole.rsplit(b"\n", NEWEST)[-NEWEST:])
 
     @property
     def newest(self) -> list[str]:
@@ -137,6 +147,8 @@ class Teller:
         task = asyncio.create_task(self._follow(), name=f"output of {self.run.registration.id}")
         try:
             yield
+            if task.done():
+                task.result()  # what ended it may be a fault
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -205,11 +217,15 @@ class Teller:
         last = self.over.is_set()
         while True:
             chunk = read(self.job, file, offset, BLOCK)
-            lines, used = whole_lines(chunk.data, last and chunk.next == chunk.total)
-            into.add(lines if patterns is None else matching(patterns, chunk.data, lines))
-            offset += used
+            used = whole_lines(chunk.data, last and chunk.next == chunk.total)
             if not used:
                 return offset
+            data = chunk.data[:used]
+            if patterns is None:
+                into.add_all(data)
+            else:
+                into.add(matching(patterns, data))
+            offset += used
             await asyncio.sleep(0)  # there may be a gigabyte of it
 
     def size(self, file: File) -> int:
