@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mainstay import Agent, ModelRequest
+from mainstay.builtin.redaction import InputRedaction, Pattern, Redactor
 from mainstay.errors import ProviderError
 from mainstay.model.message import Message, Text
 from mainstay.model.session import TurnError, made_title
@@ -96,3 +97,19 @@ async def test_the_error_of_the_last_turn_is_listed_until_a_turn_succeeds(place:
 
     assert failed.error == TurnError("s.2", "provider_failed", "not_found: no such model", failed.updated)
     assert (before.error, after.error) == (None, None)
+
+
+SECRETS = Redactor(patterns=[Pattern("password", r"hunter2")])
+
+
+async def test_what_a_filter_takes_out_is_in_no_title_and_found_by_no_search(place: Place) -> None:
+    agent = Agent(FunctionModel(lambda request: "noted"), name="a", plugins=[InputRedaction(SECRETS)])
+    async with place.runtime(agent, search=True) as runtime:
+        await (await runtime.session("s")).run("my password is hunter2 today")
+        [row] = await runtime.sessions.list()
+        found = await runtime.sessions.search("hunter2")
+        kept = await runtime.sessions.search("password")
+
+    assert row.title.startswith("my password is ")
+    assert "hunter2" not in row.title
+    assert (found.hits, [each.node_id for each in kept.hits]) == ((), ["s.1.0"])
