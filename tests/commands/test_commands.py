@@ -384,6 +384,19 @@ async def _has_written(handle: ProcessHandle[Any], size: int) -> bool:
     return (await handle.output()).total >= size
 
 
+async def test_a_command_begins_though_every_place_is_taken(tmp_path: Path) -> None:
+    @process
+    async def busy(ctx: ProcessContext) -> None:
+        await ctx.step(asyncio.Event().wait)
+
+    async with Runtime(tmp_path / "a.db", processes=[busy], concurrency=1, grace=0) as runtime:
+        held = await runtime.start(busy)
+        handle = await runtime.command(sh("echo here"))
+
+        assert (await handle.result()).stdout == "here\n"
+        assert await held.status() == "running"
+
+
 async def test_a_running_command_holds_no_place(tmp_path: Path) -> None:
     async with Runtime(tmp_path / "a.db", concurrency=1) as runtime:
         first = await runtime.command(LONG)

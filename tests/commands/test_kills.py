@@ -117,6 +117,18 @@ async def test_fifty_running_commands_are_adopted(tmp_path: Path) -> None:
     assert {(row.attempts, row.takeovers) for row in rows} == {(1, 0)}
 
 
+async def test_two_hundred_commands_run_at_once(tmp_path: Path) -> None:
+    async with Runtime(tmp_path / "a.db") as runtime:
+        handles = await asyncio.gather(*(runtime.command(["cat"], stdin=True) for _ in range(200)))
+        running = {await each.status() for each in handles}
+        for n, each in enumerate(handles):
+            await each.signal("stdin", {"text": f"{n}", "close": True})
+        results = await asyncio.gather(*(each.result() for each in handles))
+
+    assert running == {"running"}
+    assert [each.stdout for each in results] == [str(n) for n in range(200)]
+
+
 async def test_a_host_that_is_killed_five_times_finds_its_command_each_time(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     for _ in range(5):

@@ -7,6 +7,7 @@ at the end of every run. Turns have their own table (`outcomes.py`), the environ
 from __future__ import annotations
 
 POINTS = "crash/test_processes_points.py::test_a_process_{}killed_here_ends_as_its_contract_says"
+KILLS = "commands/test_kills.py::test_{}"
 TOOLS = "processes_tools/test_crash.py::test_{}"
 
 PROCESSES: dict[str, tuple[str, ...]] = {
@@ -27,6 +28,17 @@ PROCESSES: dict[str, tuple[str, ...]] = {
         POINTS.format("really_"),
         TOOLS.format("a_once_tool_killed_anywhere_runs_at_most_once_and_is_told_as_it_is"),
     ),
+    "P4 command spawned, not written down": (
+        KILLS.format("killed_at_every_step_a_command_runs_once_and_its_result_arrives"),
+        KILLS.format("a_killed_host_whose_shim_is_killed_too_leaves_nothing_behind"),
+        "commands/test_commands.py::test_a_killed_shim_is_lost_with_its_tree_ended_first",
+    ),
+    "P5 worker killed while its command runs": (
+        KILLS.format("fifty_running_commands_are_adopted"),
+        KILLS.format("a_host_that_is_killed_five_times_finds_its_command_each_time"),
+        "commands/test_commands.py::test_what_a_deleted_session_owned_is_killed_by_the_next_runtime",
+        "commands/test_commands.py::test_a_tool_that_is_run_again_finds_its_command",
+    ),
     "P5 worker killed while it works": (
         "crash/test_processes_owners.py::test_a_killed_workers_processes_end_as_each_declared",
         "crash/test_processes_owners.py::test_work_that_is_cancelled_after_its_worker_died_is_told_as_unknown",
@@ -34,6 +46,15 @@ PROCESSES: dict[str, tuple[str, ...]] = {
         "crash/test_processes_races.py::test_two_thousand_open_processes_are_recovered_after_a_kill",
         "processes/test_worker.py::test_three_workers_that_die_on_a_process_as_their_only_suspect_leave_it_stuck",
         TOOLS.format("a_rerun_tool_killed_anywhere_ends_and_repeats_only_in_its_one_window"),
+    ),
+    "P6 command dies": (
+        "commands/test_commands.py::test_an_exit_code_is_a_result_and_no_failure_of_the_process",
+        "commands/test_commands.py::test_a_signal_from_outside_is_told_by_name_and_number",
+        "commands/test_shim.py::test_signal_of_others_is_told_by_its_number",
+    ),
+    "P7 command ended, its end not written": (
+        KILLS.format("killed_at_every_step_a_command_runs_once_and_its_result_arrives"),
+        "commands/test_commands.py::test_what_ended_while_nobody_was_there_is_told_as_it_was",
     ),
     "P7 done, its end not written": (
         POINTS.format(""),
@@ -87,6 +108,20 @@ PROCESSES: dict[str, tuple[str, ...]] = {
         "crash/test_processes_races.py::test_what_is_started_in_the_moment_of_a_sweep_is_not_adopted",
         "crash/test_processes_races.py::test_a_start_in_the_very_millisecond_of_a_sweep_is_not_adopted",
     ),
+    "P17 pid used again, reboot, another host": (
+        "commands/test_tree.py::test_pid_that_was_used_again_is_no_concern_of_ours",
+        "commands/test_tree.py::test_number_of_a_leader_that_the_kernel_used_again_is_spared",
+        "commands/test_tree.py::test_command_in_another_pid_namespace_is_watched_and_ended_through_its_folder",
+        "commands/test_commands.py::test_after_another_boot_it_is_lost_and_nothing_is_killed",
+        "commands/test_commands.py::test_a_command_of_another_host_is_left_alone_until_an_operator_abandons_it",
+    ),
+    "P18 output without end, binary, without newlines": (
+        "commands/test_output.py::test_endless_output_passes_through_no_memory",
+        "commands/test_output.py::test_binary_output_without_newline_is_kept_byte_by_byte",
+        "commands/test_commands.py::test_over_its_limit_of_output_it_is_killed_with_the_limit_as_reason",
+        "commands/test_commands.py::test_a_long_output_is_inline_with_head_and_tail_and_whole_as_an_artifact",
+        "commands/test_commands.py::test_a_result_arrives_though_its_output_cannot_be_kept",
+    ),
     "P20 prune races await and signal": (
         "crash/test_processes_races.py::test_prune_racing_everybody_gives_typed_answers_and_wakes_no_dead",
         "crash/test_processes_races.py::test_a_parent_whose_child_is_pruned_under_it_has_its_value_or_is_told",
@@ -112,12 +147,7 @@ ENVIRONMENT: dict[str, tuple[str, ...]] = {
 }
 
 OWED = {
-    "P4, P5 of commands": "a child that outlives its worker is found by its token and ended: comes with commands",
-    "P6": "how a command ended, by exit code or signal, with its last output: comes with commands",
-    "P7 of commands": "an exit that was seen and not written is told as unknown: comes with commands",
     "P11 over HTTP": "a client that goes away while it waits: comes with the server",
-    "P17": "pids that are used again, and a reboot: comes with commands",
-    "P18": "output without end, binary, without newlines: comes with commands",
     "P19": "occurrences that were reserved and not started, missed ticks, clocks set back: comes with triggers",
 }
 """What cannot be tested yet, and what it waits for. Printed at the end of every run."""

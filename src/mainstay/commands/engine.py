@@ -162,6 +162,7 @@ class CommandEngine:
     kind = COMMAND_KIND
     uses_deps = False
     needs_definitions = False
+    needs_place = False
 
     def __init__(self, store: Store, settings: CommandSettings, watch: Watching | None = None) -> None:
         self.store, self.settings, self.watch = store, settings, watch

@@ -305,7 +305,9 @@ class Engine(Protocol):
     """Runs the processes of one kind.
 
     One that has `draft` too (`Drafts`) says what `runtime.start` may be given besides a registration. Where the host's
-    live objects are made for each run, one with `uses_deps = False` is run without them.
+    live objects are made for each run, one with `uses_deps = False` is run without them. With `needs_place = False` a
+    process begins also where all places are taken, because it rests at once; with `needs_definitions = False`, also in
+    a Runtime that has no agents and no functions.
     """
 
     @property

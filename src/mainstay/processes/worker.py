@@ -207,7 +207,8 @@ class ProcessWorker:
     ) -> Registered:
         """Begin a process. When this returns it is on disk, owned here or free to be claimed."""
         begins = (not self.mode.draining or self._is_here(registration)) and self.can(registration)
-        placed = begins and self.works and not self.mode.leaving and self.admission.try_take(self.place_needs)
+        placed = begins and self.works and not self.mode.leaving
+        placed = placed and (self.admission.try_take(self.place_needs) or self._begins_beyond(registration))
         try:
             register = Register(registration, self.clock.now(), self.id if placed else None, grants, blobs)
             registered = await self.runner.write(registration.id, register)
@@ -228,6 +229,13 @@ class ProcessWorker:
         if not registered.known:
             self.announce(row)
         return registered
+
+    def _begins_beyond(self, registration: Registration) -> bool:
+        """Begin it though no place is free, if its engine needs one only for the moment in which it begins."""
+        if getattr(self.engines[registration.kind], "needs_place", True):
+            return False
+        self.admission.take_beyond(self.place_needs)
+        return True
 
     async def claim(self, row: ProcessRow, proof: str | None = None) -> bool:
         """Claim a process that no living worker owns, and run it. False: it may not run here, or another was first."""
