@@ -90,7 +90,7 @@ CHANGES: dict[str, TaskChange] = {
 }
 """What an event of a process is to its task; the others are none."""
 
-KINDS: dict[str, TaskKind] = {"turn": "subagent", "command": "monitor"}
+KINDS: dict[str, TaskKind] = {"turn": "subagent", "monitor": "monitor"}
 """What a process of another kind is as a task; everything else is "other"."""
 
 
