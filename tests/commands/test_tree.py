@@ -267,6 +267,19 @@ async def test_end_with_a_shim_is_its_status(commands: Commands) -> None:
     assert status.reason == "enough"
 
 
+async def test_end_wakes_a_shim_that_was_stopped(commands: Commands) -> None:
+    job, pids = await grown(commands, 3, "plain")
+    started = job.started()
+    assert started is not None
+    assert shim.send_signal(*started.shim, signal.SIGSTOP)
+    await until(lambda: (stat := shim.stat_of(started.shim.pid)) is not None and stat[0] == b"T")
+    status = await end(job, "enough", 60)
+
+    assert isinstance(status, Status)
+    assert (status.end, status.reason) == ("killed", "enough")
+    assert not any(map(lives, pids))
+
+
 @pytest.mark.kill
 async def test_process_that_cleared_its_environment_is_found_by_its_session(commands: Commands) -> None:
     job = await commands.start("env", "-i", "/bin/sh", "-c", "echo $$; exec sleep 100")

@@ -64,13 +64,14 @@ async def end(job: Job, reason: str, grace: float = GRACE) -> Status | Remains:
 
     Returns when nothing of it lives; a command that ended before is left as it is.
     """
+    started = job.started()
+    within_reach = started is not None and started.namespace == own_namespace()
+    if started is not None and within_reach:
+        shim.send_signal(*started.shim, signal.SIGCONT)  # a shim that was stopped answers nothing
     try:
         status = await job.kill(reason, grace)
     except TimedOut:
-        started = job.started()
-        if started is not None and started.namespace == own_namespace():
-            # It is stopped, or hangs. What goes on without a shim has no end that could be told.
-            shim.send_signal(*started.shim, signal.SIGCONT)
+        if started is not None and within_reach:  # it hangs: what it began is ended without it
             shim.send_signal(*started.shim, signal.SIGKILL)
             await job.wait()
         status = job.status()
