@@ -9,7 +9,29 @@ import pytest
 from msgspec.structs import replace
 
 from mainstay.errors import InvalidCommand
-from mainstay.model.monitor import MonitorSpec, Watch, monitor_events, read_spec, read_watch, watch_events
+from mainstay.model.monitor import (
+    MonitorSpec,
+    MonitorStatus,
+    Watch,
+    monitor_events,
+    monitor_status,
+    read_spec,
+    read_watch,
+    watch_events,
+)
+from mainstay.model.process import (
+    Abandoned,
+    Cancelled,
+    Evidence,
+    Failure,
+    FirstStart,
+    ProcessOutcome,
+    ProcessRecord,
+    ProcessRow,
+    ProcessStatus,
+    Registration,
+    Success,
+)
 
 SPEC = MonitorSpec("tests", "make watch")
 
@@ -96,3 +118,33 @@ def test_what_no_monitor_can_be_is_refused(change: Any, words: str) -> None:
 def test_only_a_spec_is_a_monitor() -> None:
     with pytest.raises(InvalidCommand, match="is no monitor: give MonitorSpec"):
         read_spec({"id": "tests"})
+
+
+STARTED = FirstStart("w", 1, 1, 5)
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "state", "error", "code"),
+    [
+        ("running", None, "running", "it began again", None),
+        ("completed", Success({"exit_code": 3}), "exited", "it began again", 3),
+        ("completed", Success(None), "exited", "it began again", None),
+        ("failed", Failure("timed_out", "too long", {"exit_code": None}), "failed", "too long", None),
+        ("cancelled", Cancelled("host"), "stopped", "it began again", None),
+        ("abandoned", Abandoned(Evidence("sweep")), "failed", "it was given up", None),
+    ],
+)
+def test_a_monitor_is_as_its_process_is(
+    status: ProcessStatus, outcome: ProcessOutcome | None, state: Any, error: str, code: int | None
+) -> None:
+    told = {"lines": 7, "last": "seven", "command": 2, "error": "it began again"}
+    record = ProcessRecord(status, first_started=STARTED, progress=told, outcome=outcome)
+    row = ProcessRow(1, Registration("p", "monitor", "reattachable", "tests"), record)
+
+    assert monitor_status(row) == MonitorStatus("tests", "p", state, outcome is None, 7, "seven", error, code, 1)
+
+
+def test_a_monitor_that_has_not_begun_is_idle() -> None:
+    row = ProcessRow(1, Registration("p", "monitor", "reattachable", "tests"), ProcessRecord())
+
+    assert monitor_status(row) == MonitorStatus("tests", "p", "idle", True)
