@@ -409,7 +409,7 @@ class CommandRun:
         await run.begin()
         run.check()
         try:
-            _make(job, run.registration.id)
+            await asyncio.to_thread(_make, job, run.registration.id)
         except OSError as error:
             why = f"its job folder cannot be made: {error.strerror}"
             return Success(msgspec.to_builtins(self._result("spawn_failed", reason=why)))
