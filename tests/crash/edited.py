@@ -5,8 +5,8 @@ Which folder the workspace is, the ledger tells: a second start works in the sam
 
 from __future__ import annotations
 
+import os
 import secrets
-import tempfile
 from pathlib import Path
 
 from mainstay import Agent, ModelRequest, ModelResponse, ToolCall, Usage, Workspace
@@ -19,6 +19,8 @@ ASKED = (
     ToolCall("c-make", "write_file", {"path": "deep/b.txt", "content": "new"}),
     ToolCall("c-delete", "delete_file", {"path": "c.txt"}),
 )
+FOLDER = "MAINSTAY_TEST_WORKSPACES"
+"""The variable that names the folder which workspaces are made in."""
 BEFORE = {"a.txt": "one", "c.txt": "old"}
 AFTER = {"a.txt": "two", "deep/b.txt": "new"}
 
@@ -37,9 +39,9 @@ def contents(work: Path) -> dict[str, str]:
 
 async def workspace(lab: Lab) -> Path:
     known = [str(line.data) for line in lab.ledger if line.name == "workspace"]
-    work = Path(known[0] if known else f"{tempfile.gettempdir()}/mainstay-edited-{secrets.token_hex(8)}")
+    work = Path(known[0] if known else f"{os.environ[FOLDER]}/{secrets.token_hex(8)}")
     if not known:
-        await lab.effect("workspace", "1", str(work))  # first: what is not in the ledger would be left behind
+        await lab.effect("workspace", "1", str(work))
     if not work.exists():
         work.mkdir()
         for name, text in BEFORE.items():

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from mainstay.testing.crash import KillResult, Report, StoreKind, play
-from tests.crash.edited import AFTER, BEFORE, edited
+from tests.crash.edited import AFTER, BEFORE, FOLDER, edited
 from tests.crash.reference import SESSION
 
 EDITS = [["edit_file", "applied", True], ["write_file", "applied", True], ["delete_file", "applied", True]]
+
+
+@pytest.fixture(autouse=True)
+def workspaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
 
 
 def faults(row: KillResult) -> list[str]:
@@ -31,11 +36,6 @@ def faults(row: KillResult) -> list[str]:
 
 
 def check(report: Report) -> None:
-    for row in report.rows:
-        for line in row.played.ledger:
-            if line.name == "workspace":
-                shutil.rmtree(str(line.data), ignore_errors=True)
-
     assert {str(row.crash): faults(row) for row in report.rows if faults(row)} == {}
     assert (report.lost, report.unknown) == (0, 0)
 
@@ -46,9 +46,6 @@ def test_an_undisturbed_turn_edits_and_undoes() -> None:
     assert played.problems == []
     assert [line.data for line in played.ledger if line.name == "edits"] == [[EDITS, AFTER]]
     assert [line.data for line in played.ledger if line.name == "undone"] == [BEFORE]
-    for line in played.ledger:
-        if line.name == "workspace":
-            shutil.rmtree(str(line.data))
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
