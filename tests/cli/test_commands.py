@@ -146,6 +146,20 @@ def test_doctor_counts_commands_that_run_here(store: Path) -> None:
     assert "commands: 1 here" in shell("doctor", store=store).stdout
 
 
+def test_doctor_names_folders_in_which_something_runs_that_no_process_knows(store: Path) -> None:
+    """As after a store was replaced by an older copy."""
+    begun(store, "sleep", "1000")
+    (job,) = Path(f"{store}-jobs").iterdir()
+    known = (job / "process").read_text()
+    (job / "process").write_text("gone")
+
+    found = shell_json("doctor", store=store)
+    (job / "process").write_text(known)
+
+    assert found["commands"]["orphans"] == [str(job)]
+    assert [need["about"] for need in found["needs"] if "job folder" in need["problem"]] == [str(job)]
+
+
 async def test_doctor_names_the_host_of_a_command_that_is_bound_to_another(store: Path) -> None:
     opened = SqliteStore(store)
     await opened.open()
