@@ -235,7 +235,7 @@ class CommandEngine:
             yield lambda: _until(begun)
         except BaseException:  # also a cancellation: what was not registered must not count
             if new and not _is_done(begun):
-                self._forget(process_id)
+                self.forget(process_id)
             raise
 
     def _check_room(self, session_id: str) -> None:
@@ -254,7 +254,8 @@ class CommandEngine:
         jobs = [self.found.get(each) for each, session in self._live.items() if session == session_id]
         return sum(_size(job.folder / name) for job in jobs if job is not None for name in ("stdout", "stderr"))
 
-    def _forget(self, process_id: str) -> None:
+    def forget(self, process_id: str) -> None:
+        """It ended, or another worker runs it: it takes no room here."""
         self._live.pop(process_id, None)
         self._values.pop(process_id, None)
         self.found.pop(process_id, None)
@@ -277,7 +278,7 @@ class CommandEngine:
         try:
             return await CommandRun(self, run).go()
         finally:
-            self._forget(process_id)
+            self.forget(process_id)
 
     async def spawn(self, process_id: str, command: Command, job: Job, token: str) -> Started | str:
         """Begin a command: who runs it, or why nothing does."""

@@ -334,6 +334,10 @@ class CommandStarts(Protocol):
         """
         ...
 
+    def forget(self, process_id: str) -> None:
+        """Give back the room of a command that another worker runs."""
+        ...
+
     async def sweep(self) -> int:
         """Delete what is kept of commands that were pruned; how many."""
         ...

@@ -185,9 +185,11 @@ class ProcessService:
         """Register a command that there is room for, and wait until its program runs, if it is begun here."""
         commands = cast(CommandStarts, self._worker.engines[COMMAND_KIND])
         with commands.admitted(registration, await self._store.process(registration.id), what) as begun:
-            await self._worker.register(registration, grants, blobs)
+            row = (await self._worker.register(registration, grants, blobs)).row
             if registration.id in self._worker.runs:
                 await begun()
+            elif row.owner is not None or not row.live:
+                commands.forget(registration.id)
 
     def output(self, process_id: str, query: OutputQuery) -> Output:
         """What a process wrote that has output: a command."""
