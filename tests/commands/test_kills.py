@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from mainstay import ProcessHandle, Runtime
+from mainstay.commands.job import Job
+from mainstay.commands.spawner import Spawner, SpawnFailed, StartRequest
 from mainstay.model.command import CommandResult
 from mainstay.model.process import ProcessRow
 from mainstay.stores.sqlite import SqliteStore
@@ -162,3 +164,23 @@ async def test_a_killed_host_whose_shim_is_killed_too_leaves_nothing_behind(tmp_
 
     assert (result.status, result.cleanup.verified) == ("lost", True)
     assert not lives(row.record.external_ref["pid"])
+
+
+async def test_a_worker_that_goes_on_late_begins_nothing_where_another_one_went_on(tmp_path: Path) -> None:
+    """It may have been stopped for longer than its lease just before it made the folder that it had named."""
+    path, marks = tmp_path / "a.db", tmp_path / "marks"
+    argv = ["sh", "-c", 'echo ran >> "$0"', str(marks)]
+    with host(str(path), "die", "after intent", *argv) as child:
+        await asyncio.to_thread(child.wait)
+    row = await row_of(path, "command.c")
+    assert row is not None
+    async with Runtime(path) as runtime:
+        await (await runtime.command(argv, key="c")).result()
+
+    late, spawner = Job(tmp_path / "a.db-jobs" / row.record.external_ref["job"]), Spawner()
+    late.create()
+    answer = await spawner.start(StartRequest(late.folder, "late", argv, {"PATH": os.environ["PATH"]}, str(tmp_path)))
+    await spawner.close()
+
+    assert answer == SpawnFailed("spent", 0)
+    assert marks.read_text() == "ran\n"

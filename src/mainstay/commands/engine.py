@@ -42,7 +42,7 @@ import msgspec
 from msgspec.structs import replace
 
 from mainstay.commands.environment import check_names, environment
-from mainstay.commands.job import Answer, Beginning, Found, Job, Started, Status, own_boot
+from mainstay.commands.job import Answer, Beginning, Found, Identity, Job, Started, Status, own_boot
 from mainstay.commands.os_tree import Remains, end, end_lost
 from mainstay.commands.output import follow, read, summarize
 from mainstay.commands.shim import STDIN_ROOM
@@ -385,7 +385,7 @@ class CommandRun:
             return await self._killed(job, asked.request)
         except Leaving:
             if not self._outlives_us:
-                await end(job, "its Runtime was left, and its store was in memory", self._command.grace)
+                await end(job, "its Runtime was left, and its store was in memory", self._command.grace, self._started)
             raise
         return await self._lost(job) if status is None else await self._ended(job, status)
 
@@ -426,6 +426,7 @@ class CommandRun:
         who = {
             "pid": started.leader.pid, "pid_start": started.leader.start, "shim": started.shim.pid,
             "shim_start": started.shim.start, "namespace": started.namespace, "started": started.time,
+            "folder": started.folder,
         }  # fmt: skip
         if any(known.get(name) != value for name, value in who.items()):
             await run.set_external_ref(known | who)
@@ -438,38 +439,38 @@ class CommandRun:
         reference = run.record.external_ref
         job = Job(engine.jobs() / str(_job_name(reference)))
         if reference.get("store") != engine.store.identity():
-            return await self._gone(job, "it was begun from another store, of which this one is a copy")
+            return await self._gone(job, "unknown: it was begun from another store, of which this one is a copy")
         if reference.get("boot") != engine.boot:
             return await self._gone(job, "the machine was started again since: nothing of it can live")
-        if not await asyncio.to_thread(job.folder.is_dir):
-            if "pid" not in reference:
-                return await self._begin()  # the folder is made after its name is on disk, and was not
-            return await self._gone(job, "its job folder is gone: nothing was looked for, and nothing was killed")
-        while job.status() is None and not job.held():
-            if job.beginning() is Beginning.STARTED:
+        self._started = _who(reference)
+        if self._started is not None and not await asyncio.to_thread(_is_folder, job.folder):
+            return await self._gone(job, "unknown: its job folder is gone: nothing was looked for, nothing was killed")
+        # The lock first: a shim that is gone has written all that it ever will.
+        while not job.held() and job.status() is None:
+            if self._started is not None or job.beginning() is Beginning.STARTED:
                 return await self._lost(job)
+            # Also where there is no folder yet: the worker that named it may only be stopped, and go on to make it.
             if await asyncio.to_thread(job.void):
                 return await self._begin()
             await asyncio.sleep(0.01)  # a shim came meanwhile
-        started = job.started()
-        if started is not None:
+        if self._started is None and (started := job.started()) is not None:
             await self._identified(job, started)
         return job
 
     async def _gone(self, job: Job, why: str) -> ProcessOutcome:
         """It cannot be found any more. What it left in its folder is its result, as far as that goes."""
         status = await asyncio.to_thread(_status, job)
-        if status is not None:
+        if status is not None and status.end in ENDS:
             return await self._ended(job, status)
-        return await self._given_up(job, Cleanup(note=why), why)
+        return await self._given_up(job, Cleanup(verified=not why.startswith("unknown"), note=why), why)
 
     async def _lost(self, job: Job) -> ProcessOutcome:
         """Its shim died without a status: end what is left of it, and only then say so."""
-        remains = await end_lost(job, self._command.grace)
+        remains = await end_lost(job, self._command.grace, known=self._started)
         return await self._remaining(job, remains)
 
-    async def _remaining(self, job: Job, remains: Remains) -> ProcessOutcome:
-        why = remains.note or f"its shim was killed; {len(remains.processes)} of its processes were found and ended"
+    async def _remaining(self, job: Job, remains: Remains, why: str = "its shim was killed") -> ProcessOutcome:
+        why = remains.note or f"{why}; {len(remains.processes)} of its processes were found and ended"
         found = len(remains.processes)
         left = len(remains.survivors)
         cleanup = Cleanup(found, found - left, left, remains.verified, _named(remains.processes), remains.note)
@@ -489,7 +490,7 @@ class CommandRun:
         pump = asyncio.ensure_future(self._pump(job))
         told = None if watch is None or command.watch is None else asyncio.ensure_future(watch(self._run, job, command))
         try:
-            status = await job.wait()
+            status = await job.wait(self._started)
             if told is not None:
                 await asyncio.wait({told}, timeout=WATCH_SECONDS)
             return status
@@ -543,7 +544,7 @@ class CommandRun:
 
     async def _killed(self, job: Job, request: CancelRequest) -> ProcessOutcome:
         """It was asked to end. What its shim wrote decides: it may have ended before."""
-        found = await end(job, _why(request), self._command.grace)
+        found = await end(job, _why(request), self._command.grace, self._started)
         if isinstance(found, Status):
             return await self._ended(job, found, request)
         outcome = await self._remaining(job, found)
@@ -556,7 +557,8 @@ class CommandRun:
 
     async def _ended(self, job: Job, status: Status, request: CancelRequest | None = None) -> ProcessOutcome:
         if status.end not in ENDS:
-            return await self._given_up(job, NOTHING_FOUND, f"its shim failed: {status.reason}")
+            remains = await end_lost(job, self._command.grace, known=self._started)
+            return await self._remaining(job, remains, f"its shim failed: {status.reason}")
         result = await self._with_output(job, self._result_of(job, status))
         request = request or self._run.record.cancel
         if request is not None and status.end == "killed" and status.reason.startswith(CANCELLED):
@@ -668,6 +670,26 @@ def _job_name(reference: Any) -> str | None:
     """The name of a job folder in a reference, which anybody may have written: no path, and nothing hidden."""
     name = reference.get("job") if isinstance(reference, dict) else None
     return name if isinstance(name, str) and name.isalnum() else None
+
+
+def _who(reference: Mapping[str, Any]) -> Started | None:
+    """Who runs a command, by what its owner wrote down; None if it had not yet."""
+    try:
+        return Started(
+            Identity(reference["shim"], reference["shim_start"]),
+            Identity(reference["pid"], reference["pid_start"]),
+            reference["boot"],
+            reference["namespace"],
+            reference["token"],
+            reference["started"],
+            reference.get("folder", 0),
+        )
+    except KeyError:
+        return None
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _make(job: Job, process_id: str) -> None:

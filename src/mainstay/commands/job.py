@@ -13,12 +13,14 @@ A folder is enough to find a command again, from any Runtime on its machine:
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import secrets
 import shutil
 import signal
 import socket
+import stat
 import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager, suppress
@@ -33,6 +35,8 @@ from mainstay.errors import InternalError, InvalidInput, TimedOut, TooLarge
 ANSWER_SECONDS = 10.0
 POLL = 0.01
 VOID = b"void\n"
+UNREADABLE = b"\0"
+LARGEST_TEXT = 1 << 16
 
 
 class Identity(NamedTuple):
@@ -53,6 +57,8 @@ class Started:
     token: str
     time: int
     """Wall clock in milliseconds."""
+    folder: int = 0
+    """Inode of the job folder. A copy of the folder has another one; 0 if it is not known."""
 
 
 class Found(NamedTuple):
@@ -150,13 +156,24 @@ class Job:
         return Beginning.VOID if text == VOID else Beginning.STARTED
 
     def started(self) -> Started | None:
-        """Who runs the command, or ran it; None if it has not begun."""
+        """Who runs the command, or ran it; None if it has not begun, or what is there cannot be read."""
         text = self._text("started")
-        return parse_started(text) if text and text != VOID else None
+        if not text or text == VOID:
+            return None
+        try:
+            return parse_started(text)
+        except InternalError:
+            return None
 
     def status(self) -> Status | None:
+        """How it ended; None if it has not. One that cannot be read says that the shim `failed`."""
         text = self._text("status")
-        return parse_status(text) if text is not None else None
+        if text is None:
+            return None
+        try:
+            return parse_status(text)
+        except InternalError as error:
+            return unreadable_status(str(error))
 
     def held(self) -> bool:
         """Whether a shim lives."""
@@ -186,10 +203,25 @@ class Job:
         return not self.folder.exists()
 
     def _text(self, name: str) -> bytes | None:
+        """A small file of the shim's; None if there is none, UNREADABLE if there is something else in its place.
+
+        The command runs as the same user, and may have put anything there: a link, a pipe without a writer.
+        """
         try:
-            return (self.folder / name).read_bytes()
+            fd = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.EACCES):
+                return UNREADABLE
+            raise
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return UNREADABLE
+            text = os.read(fd, LARGEST_TEXT + 1)
+            return text if len(text) <= LARGEST_TEXT else UNREADABLE
+        finally:
+            os.close(fd)
 
     @contextmanager
     def _lock(self, how: int) -> Generator[bool | None, None, None]:
@@ -211,9 +243,12 @@ class Job:
 
     # ------------------------------------------------------------ waiting
 
-    async def wait(self) -> Status | None:
-        """Wait until no shim lives here; how the command ended, or None if its shim could not say."""
-        started = self.started()
+    async def wait(self, known: Started | None = None) -> Status | None:
+        """Wait until no shim lives here; how the command ended, or None if its shim could not say.
+
+        `known` is who runs it, if the caller has that from elsewhere: the command could have changed what is here.
+        """
+        started = known or self.started()
         if started is not None and started.namespace == own_namespace():
             await _wait_gone(started.shim)
         # Elsewhere its number means another process or none. The kernel closes its connections when it dies.
@@ -360,8 +395,8 @@ class _Connection:
 
 
 def parse_started(text: bytes) -> Started:
-    of = dict(line.split(b" ", 1) for line in text.splitlines())
     try:
+        of = dict(line.split(b" ", 1) for line in text.split(b"\n") if line)
         shim_pid, shim_start = of[b"shim"].split()
         leader_pid, leader_start = of[b"leader"].split()
         return Started(
@@ -371,6 +406,7 @@ def parse_started(text: bytes) -> Started:
             of[b"namespace"].decode(),
             of[b"token"].decode(),
             int(of[b"time"]),
+            int(of.get(b"folder", b"0")),
         )
     except (KeyError, ValueError) as error:
         raise InternalError(f"a job's `started` cannot be read: {error!r}") from error
@@ -378,14 +414,15 @@ def parse_started(text: bytes) -> Started:
 
 def parse_status(text: bytes) -> Status:
     of, processes = dict[str, str](), []
-    for line in text.decode(errors="replace").splitlines():
-        name, _, value = line.partition(" ")
-        if name == "process":
-            pid, start, comm = value.split(" ", 2)
-            processes.append(Found(int(pid), int(start), comm))
-        else:
-            of[name] = value
     try:
+        # Not `splitlines`: a process may have a line separator of Unicode in its name.
+        for line in text.decode(errors="replace").split("\n"):
+            name, _, value = line.partition(" ")
+            if name == "process":
+                pid, start, comm = value.split(" ", 2)
+                processes.append(Found(int(pid), int(start), comm))
+            else:
+                of[name] = value
         end, _, reason = of["end"].partition(" ")
         return Status(
             end=end,
@@ -408,6 +445,10 @@ def parse_status(text: bytes) -> Status:
         )
     except (KeyError, ValueError) as error:
         raise InternalError(f"a job's `status` cannot be read: {error!r}") from error
+
+
+def unreadable_status(why: str) -> Status:
+    return Status("failed", why, None, None, 0, 0, 0.0, 0, 0, 0, "", True, "none", 0, 0, 0, ())
 
 
 # ---------------------------------------------------------------------- this machine

@@ -11,6 +11,8 @@ looked for in /proc by what cannot be another's:
 A session whose leader is gone proves nothing: the number may have been used again since. Members of it without the
 token are counted in the report, and left alone.
 
+A copy of a folder, with a copy of its store, names the same processes. They are the original's, and are left alone.
+
 Numbers mean something only within one boot and one pid namespace. After another boot nothing can be left. In another
 namespace nothing can be said, and the report says that.
 """
@@ -26,7 +28,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mainstay.commands import shim
-from mainstay.commands.job import Found, Job, Started, Status, own_boot, own_namespace
+from mainstay.commands.job import Beginning, Found, Job, Started, Status, own_boot, own_namespace
 from mainstay.errors import TimedOut
 
 GRACE = 2.0
@@ -59,12 +61,13 @@ class _Stat(NamedTuple):
     name: str
 
 
-async def end(job: Job, reason: str, grace: float = GRACE) -> Status | Remains:
+async def end(job: Job, reason: str, grace: float = GRACE, known: Started | None = None) -> Status | Remains:
     """End a command, whatever its state: by its shim, and if that does not answer, without it.
 
-    Returns when nothing of it lives; a command that ended before is left as it is.
+    Returns when nothing of it lives; a command that ended before is left as it is. `known` is who runs it, if the
+    caller has that from elsewhere than the folder.
     """
-    started = job.started()
+    started = known or job.started()
     within_reach = started is not None and started.namespace == own_namespace()
     if started is not None and within_reach:
         shim.send_signal(*started.shim, signal.SIGCONT)  # a shim that was stopped answers nothing
@@ -73,24 +76,38 @@ async def end(job: Job, reason: str, grace: float = GRACE) -> Status | Remains:
     except TimedOut:
         if started is not None and within_reach:  # it hangs: what it began is ended without it
             shim.send_signal(*started.shim, signal.SIGKILL)
-            await job.wait()
+            await job.wait(started)
         status = job.status()
-    return status if status is not None else await end_lost(job, grace)
+    return status if status is not None else await end_lost(job, grace, known=known)
 
 
-async def end_lost(job: Job, grace: float = GRACE, *, boot: str | None = None) -> Remains:
+async def end_lost(job: Job, grace: float = GRACE, *, known: Started | None = None, boot: str | None = None) -> Remains:
     """Find what a command left whose shim died without a status, end it (TERM, `grace`, KILL), and look again.
 
+    `known` is who ran it, if the caller has that from elsewhere than the folder, where the command could change it.
     `boot` is the boot id of this machine, if the caller knows better than the kernel.
     """
-    started = job.started()
+    started = known or job.started()
+    if started is None and job.beginning() is Beginning.STARTED:
+        return Remains((), 0, (), 0, "unknown: its folder does not say who ran it")
     if started is None:
         return Remains((), 0, (), 0, "nothing was begun: its shim died before it let the command go")
     if started.boot != (boot or own_boot()):
         return Remains((), 0, (), 0, "the machine was started again since: nothing of it can live")
     if started.namespace != own_namespace():
         return Remains((), 0, (), 0, "unknown: it ran in another pid namespace, which cannot be looked into from here")
+    if started.folder and await asyncio.to_thread(_inode, job) != started.folder:
+        return Remains(
+            (), 0, (), 0, "unknown: this folder is a copy, and the original may be at work: nothing was killed"
+        )
     return await asyncio.to_thread(_end_lost, started, grace)
+
+
+def _inode(job: Job) -> int:
+    try:
+        return os.stat(job.folder).st_ino
+    except OSError:
+        return 0
 
 
 def _end_lost(started: Started, grace: float) -> Remains:

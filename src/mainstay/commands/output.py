@@ -152,15 +152,15 @@ class _View:
         if self._entries:
             last = self._entry(self._entries - 1)
             covered = last.combined + last.length
-            self._indexed[last.stream] = last.offset + last.length
-            other = "stderr" if last.stream == "stdout" else "stdout"
-            self._indexed[other] = covered - self._indexed[last.stream]
+            self._indexed[last.stream] = min(last.offset + last.length, self.sizes[last.stream])
+            other: Literal["stdout", "stderr"] = "stderr" if last.stream == "stdout" else "stdout"
+            self._indexed[other] = max(0, min(covered - last.offset - last.length, self.sizes[other]))
         self.combined = sum(self.sizes.values()) if ended else sum(self._indexed.values())
 
     @staticmethod
     def _open(job: Job, name: str, stack: ExitStack) -> int | None:
         try:
-            fd = os.open(job.folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(job.folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
         stack.callback(os.close, fd)
@@ -176,7 +176,10 @@ class _View:
 
     def bytes_of(self, stream: Literal["stdout", "stderr"], offset: int, length: int) -> bytes:
         file = self._files[stream]
-        return os.pread(file, length, offset) if file is not None and length > 0 else b""
+        # An index that says more than there is was not written by the shim.
+        if file is None or length <= 0 or offset >= self.sizes[stream]:
+            return b""
+        return os.pread(file, length, offset)
 
     def pieces(self, after: int) -> Iterator[Piece]:
         """From the piece that holds this combined offset on."""

@@ -502,6 +502,7 @@ class Shim:
             b"namespace " + os.readlink("/proc/self/ns/pid").encode(),
             b"token " + self.token,
             b"time %d" % int(time.time() * 1000),
+            b"folder %d" % os.stat(".").st_ino,
         )
         return b"\n".join(lines) + b"\n"
 
