@@ -1,13 +1,17 @@
 """A real host of commands, to be killed: `python -m tests.commands.host <store> <what> […]`.
 
 die POINT ARGV…   run one command under the key "c", and die at a write of its life: "before intent", "after outcome", …
+starve            let a command end while no file can be opened here; says how it ended
 hold N            run N commands that read until they are told to end; says "ready", then waits to be killed
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -72,6 +76,35 @@ async def die(path: str, point: str, argv: list[str]) -> None:
     raise SystemExit("it was to die, and did not")
 
 
+class Noticed(logging.Handler):
+    """An event for what the engine of commands warns of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.event = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.event.set()
+
+
+async def starve(path: str) -> None:
+    noticed, taken = Noticed(), list[int]()
+    logging.getLogger("mainstay.commands").addHandler(noticed)
+    async with Runtime(path) as runtime:
+        handle = await runtime.command(["sleep", "600"])
+        pid = (await handle.record()).record.external_ref["pid"]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        os.kill(pid, signal.SIGTERM)
+        await noticed.event.wait()
+        for each in taken:
+            os.close(each)
+        result = await handle.result()
+    print(result.status, result.signal, flush=True)
+
+
 async def hold(path: str, number: int) -> None:
     async with Runtime(path) as runtime:
         await asyncio.gather(*(runtime.command(["cat"], stdin=True, key=str(n)) for n in range(number)))
@@ -81,4 +114,7 @@ async def hold(path: str, number: int) -> None:
 
 if __name__ == "__main__":
     store, what, *rest = sys.argv[1:]
-    asyncio.run(die(store, rest[0], rest[1:]) if what == "die" else hold(store, int(rest[0])))
+    if what == "starve":
+        asyncio.run(starve(store))
+    else:
+        asyncio.run(die(store, rest[0], rest[1:]) if what == "die" else hold(store, int(rest[0])))

@@ -184,3 +184,11 @@ async def test_a_worker_that_goes_on_late_begins_nothing_where_another_one_went_
 
     assert answer == SpawnFailed("spent", 0)
     assert marks.read_text() == "ran\n"
+
+
+async def test_the_end_of_a_command_is_told_though_no_file_could_be_opened_meanwhile(tmp_path: Path) -> None:
+    with host(str(tmp_path / "a.db"), "starve") as child:
+        assert child.stdout is not None
+        said = await asyncio.to_thread(child.stdout.readline)
+
+    assert said == "signaled SIGTERM\n"

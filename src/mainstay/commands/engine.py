@@ -27,6 +27,7 @@ import base64
 import binascii
 import contextlib
 import datetime
+import errno
 import logging
 import os
 import secrets
@@ -105,6 +106,9 @@ WATCH_SECONDS = 5.0
 CANCELLED = "cancelled"
 ENDS = frozenset({"exited", "signaled", "killed", "timed_out", "spawn_failed"})
 """How a shim says that a command ended. Anything else is a fault of the shim's own."""
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS})
+"""What the OS refuses for now, and not because of the command."""
+EXHAUSTED_SECONDS = 0.5
 MEMORY_ARTIFACT = 16_000_000
 """Bytes of a stream that a store in memory keeps as an artifact, at most."""
 
@@ -369,6 +373,22 @@ class CommandRun:
         self._started: Started | None = None
 
     async def go(self) -> ProcessOutcome:
+        """Bring it to its end. While no file can be opened here, its command goes on, and is adopted again then."""
+        told = False
+        while True:
+            try:
+                return await self._go()
+            except OSError as error:
+                if error.errno not in EXHAUSTED:
+                    raise
+                if not told:
+                    log.warning("command %s cannot be watched for the moment: %s", self._run.row.id, error)
+                    told = True
+            await asyncio.sleep(EXHAUSTED_SECONDS)
+            if self._run.leaving:
+                raise Leaving
+
+    async def _go(self) -> ProcessOutcome:
         run = self._run
         try:
             job = await (self._begin() if _job_name(run.record.external_ref) is None else self._adopt())
@@ -501,12 +521,21 @@ class CommandRun:
         """Bring signals to the command in their order. Its shim knows those which it has applied before."""
         async for each in self._run.signals():
             try:
-                answer = await self._deliver(job, each)
+                answer = await self._deliver_patiently(job, each)
             except (TimedOut, InvalidInput) as error:
                 log.warning("signal %d of command %s was not delivered: %s", each.sequence, self._run.row.id, error)
             else:
                 if answer is Answer.EXITED:
                     return
+
+    async def _deliver_patiently(self, job: Job, each: Signal) -> Answer:
+        while True:
+            try:
+                return await self._deliver(job, each)
+            except OSError as error:
+                if error.errno not in EXHAUSTED:
+                    raise
+            await asyncio.sleep(EXHAUSTED_SECONDS)
 
     async def _deliver(self, job: Job, each: Signal) -> Answer:
         payload = each.payload if isinstance(each.payload, dict) else {}
