@@ -201,21 +201,23 @@ class Spawner:
             if self._closed:
                 raise RuntimeClosed("begin a command")
             if self._process is not None and self._process.poll() is not None:
-                await self._end()
+                await self._end_dead(self._process)
             if self._socket is None:
                 await _in_thread(self._begin)
             assert self._socket is not None
             return self._socket
 
     async def _reopen(self, broken: socket.socket) -> None:
-        """Forget a spawner that takes no requests; the next one opens another. Raises if it could not even begin."""
+        """Forget a spawner that takes no requests; the next one opens another."""
         async with self._opening:
-            if self._socket is not broken or self._process is None:
-                return
-            process = self._process
-            trouble = await self._end()
-            if trouble and process.returncode not in (0, -signal.SIGKILL, -signal.SIGTERM):
-                raise CommandsUnavailable(f"the spawner of commands ended: {trouble}")
+            if self._socket is broken and self._process is not None:
+                await self._end_dead(self._process)
+
+    async def _end_dead(self, process: subprocess.Popen[bytes]) -> None:
+        """Forget a spawner that ended by itself. Raises if it could not even begin: another one could not either."""
+        trouble = await self._end()
+        if trouble and process.returncode not in (0, -signal.SIGKILL, -signal.SIGTERM):
+            raise CommandsUnavailable(f"the spawner of commands ended: {trouble}")
 
     def _begin(self) -> None:
         self._process, self._socket = _begin_spawner()
