@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from mainstay import ProcessHandle, Runtime
+from mainstay.commands.job import Status
+from mainstay.commands.os_tree import end
 from mainstay.commands.output import read, summarize
+from mainstay.commands.shim import CONNECTIONS
 from mainstay.model.command import CommandResult, CommandSettings
 from tests.commands.conftest import Commands, ended
 from tests.commands.host import lives
@@ -135,6 +138,20 @@ time.sleep(600)
 
     assert (status.end, status.reason) == ("killed", "enough")
     assert [each.name for each in status.processes] == ["\u2028end exited 0"]
+
+
+async def test_a_kill_is_heard_however_many_listen(commands: Commands) -> None:
+    job = await commands.start("sleep", "600")
+    listening = [job.news() for _ in range(CONNECTIONS + 8)]
+    for each in listening:
+        await anext(each)
+
+    status = await end(job, "enough", 0)
+    for each in listening:
+        await each.aclose()
+
+    assert isinstance(status, Status)
+    assert (status.end, status.reason) == ("killed", "enough")
 
 
 @pytest.mark.parametrize("entries", [b"\xff" * 320, b"\x01" + b"\0" * 46, b"\0" * 96])

@@ -782,8 +782,12 @@ class Shim:
         socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
         socket.setblocking(False)
         if len(self.connections) >= CONNECTIONS:
-            socket.close()
-            return
+            # A kill must be heard. Those that only listen go on by looking at the files.
+            idle = [c for c in self.connections.values() if not c.awaits_end and c.parked is None]
+            if not idle:
+                socket.close()
+                return
+            self._drop(idle[0])
         self.connections[fd] = Connection(socket)
         self.poll.register(fd, select.POLLIN)
 
