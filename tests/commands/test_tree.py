@@ -316,6 +316,7 @@ async def test_pid_that_was_used_again_is_no_concern_of_ours(commands: Commands,
     job = await commands.start("sleep", "100")
     started = await killed_shim(job)
     assert shim.send_signal(*started.leader, signal.SIGKILL)
+    await until(lambda: not lives(started.leader.pid))
     with subprocess.Popen(["sleep", "100"], start_new_session=True) as stranger:
         stat = shim.stat_of(stranger.pid)
         assert stat is not None
