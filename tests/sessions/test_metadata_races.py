@@ -131,7 +131,7 @@ async def test_first_input_of_a_session_that_an_update_made_first_is_refused_if_
             await theirs.update(title="ours")
         [row] = await worker.sessions.list()
 
-    assert (row.metadata, row.title) == ({"n": 1}, "")
+    assert (row.metadata, row.title) == ({"n": 1}, "hello")  # the title is made of the first input
 
 
 @pytest.mark.parametrize("updates", [1, 3])
