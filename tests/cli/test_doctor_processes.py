@@ -4,12 +4,14 @@ import asyncio
 import time
 from pathlib import Path
 
-from mainstay import ProcessContext, Runtime, process
+from mainstay import ProcessContext, Runtime, ToolContext, process, tool
+from mainstay.model.command import CommandResult
 from mainstay.model.process import Registration, Success, WaitOn, WakeTarget
 from mainstay.model.write import Advance, Dismiss, ProcessScope, Register, Release
 from mainstay.stores.sqlite import SqliteStore
 from tests.cli.sample_processes import doubled, napping, parked, prepare, write
 from tests.cli.shell import say, shell, shell_json
+from tests.kit import agent_calling
 
 
 def now() -> int:
@@ -163,6 +165,22 @@ def test_wakes_for_a_deleted_session_need_nobody(store: Path) -> None:
     shell("delete", "chat", "--yes", store=store)
 
     assert needs(store) == []
+
+
+async def test_wakes_for_what_the_session_awaited_need_nobody(store: Path) -> None:
+    """The session has the result, so nothing is to be brought back."""
+
+    @tool
+    async def build(ctx: ToolContext) -> str:
+        done = await ctx.command(["sh", "-c", "echo built"], background_after=60)
+        return done.stdout if isinstance(done, CommandResult) else "late"
+
+    async with Runtime(store, agents=[agent_calling("build", {}, tools=[build])]) as runtime:
+        result = await (await runtime.session("chat")).run("go")
+        assert result.tool_calls[0].value == "built\n"
+        assert [wake.session_id for wake in await runtime.processes.wakes("discarded")] == ["chat"]
+
+    assert await asyncio.to_thread(needs, store) == []
 
 
 def test_deep_finds_a_blob_that_a_process_lacks(store: Path) -> None:

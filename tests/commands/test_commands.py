@@ -342,6 +342,26 @@ async def test_the_same_key_is_the_same_command(runtime: Runtime) -> None:
         await runtime.command(["sleep", "601"], key="server")
 
 
+async def test_the_same_key_is_the_same_command_for_a_runtime_with_other_limits_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the Runtime adds to a command, its folder and its limits, is not what the caller asked for."""
+    (tmp_path / "earlier").mkdir()
+    monkeypatch.chdir(tmp_path / "earlier")
+    async with Runtime(tmp_path / "a.db", commands=CommandSettings(seconds=3600, output_bytes=1 << 20)) as runtime:
+        first = await runtime.command(sh("read line; pwd"), stdin=True, key="build")
+
+    monkeypatch.chdir(tmp_path)
+    async with Runtime(tmp_path / "a.db") as runtime:
+        again = await runtime.command(sh("read line; pwd"), stdin=True, key="build")
+        with pytest.raises(ProcessConflict):
+            await runtime.command(sh("read line; pwd"), stdin=True, key="build", cwd="/")
+        await again.signal("stdin", {"text": "go\n"})
+        result = await again.result()
+
+    assert (again.id, result.stdout) == (first.id, f"{tmp_path / 'earlier'}\n")
+
+
 async def test_no_more_than_the_limit_run_at_once(tmp_path: Path) -> None:
     settings = CommandSettings(per_session=1, total=2)
     async with Runtime(tmp_path / "a.db", agents=[agent_calling("x", {})], commands=settings) as runtime:

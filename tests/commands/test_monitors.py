@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from mainstay import Agent, ModelRequest, Runtime
 from mainstay.errors import Conflict, InvalidCommand
+from mainstay.model.command import CommandSettings
 from mainstay.model.monitor import MonitorSpec, MonitorStatus, read_cursor
 from mainstay.model.process import Cancelled, Failure, Success
 from mainstay.sessions.session import Session
@@ -230,6 +231,28 @@ async def test_lost_command_is_begun_again_if_the_monitor_says_so(ear: Ear, stor
     assert (found.state, found.event_count, found.restarts) == ("exited", 2, 1)
     assert found.last_error is not None
     assert "begins again" in found.last_error
+
+
+async def test_a_runtime_with_other_limits_in_another_folder_goes_on_with_it(
+    ear: Ear, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does a front end that outlives the worker: the command runs, and is not asked for anew."""
+    go = tmp_path / "go"
+    (tmp_path / "worker" / "here").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "worker")
+    async with Runtime(store, agents=[ear.agent], commands=CommandSettings(seconds=3600)) as runtime:
+        session = await runtime.session("chat")
+        handle = await session.monitor(sh(f"echo one; {gated(go)}; echo two", persistent=True, cwd="here"))
+        await until_status(session, lambda found: found.event_count == 1)
+
+    monkeypatch.chdir(tmp_path)
+    async with Runtime(store, agents=[ear.agent]) as runtime:
+        go.touch()
+        assert isinstance(await runtime.handle(handle.id).outcome(SOON), Success)
+        assert await runtime.wait_idle(SOON)
+        assert [row.id for row in await runtime.processes.list(kind="command")] == [f"{handle.id}.1"]
+
+    assert ear.lines == ["one", "two"]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from mainstay.engine.journal import load
 from mainstay.engine.waits import asked
 from mainstay.errors import BlobMissing, MainstayError, StoreError
 from mainstay.lifecycle import suspects
+from mainstay.lifecycle.process import AWAITED
 from mainstay.model.command import COMMAND_KIND
 from mainstay.model.ids import turn_id
 from mainstay.model.monitor import MONITOR_KIND
@@ -191,6 +192,8 @@ async def _wakes(store: Store, pending: list[WakeRow], discarded: list[WakeRow],
             advice = f"does a live worker have {agent}? start one that does"
             needs.append(Advice(f"session {session_id}", problem, advice))
     for (session_id, reason), rows in _by_session(discarded).items():
+        if reason == AWAITED:
+            continue
         session = await store.session(session_id)
         if session is not None and session.deleted:
             continue  # its session is deleted

@@ -28,6 +28,7 @@ import binascii
 import contextlib
 import datetime
 import errno
+import hashlib
 import logging
 import os
 import secrets
@@ -207,7 +208,7 @@ class CommandEngine:
         events += [SIGNALS[RESIZE]] if command.pty else []
         return Registration(
             "", self.kind, "reattachable", what.name, self.host, msgspec.to_builtins(command), clean_text(label),
-            events=tuple(events),
+            events=tuple(events), asked=hashlib.sha256(msgspec.json.encode(given, order="sorted")).hexdigest(),
         )  # fmt: skip
 
     def _environment(self, command: Command, values: Mapping[str, str]) -> dict[str, str]:

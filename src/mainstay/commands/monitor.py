@@ -112,9 +112,8 @@ class MonitorEngine:
         run.rest()
         while True:
             cursor = read_cursor(run.record.progress)
-            options = ChildOptions("cancel", f"command of monitor {spec.id}")
             try:
-                child = await run.host.start_child(run.row, str(cursor.command), command_of(spec), {}, options)
+                child = await _begin(run, spec, str(cursor.command))
             except (InvalidInput, Unavailable, Conflict) as refused:
                 # What was fine when it was asked for is not any more: a folder is gone, too many commands run.
                 return Failure("spawn_failed", f"its command could not begin: {refused}")
@@ -137,6 +136,18 @@ def command_engines(store: Store, settings: CommandSettings) -> tuple[CommandEng
     """The engines of a Runtime for commands and for monitors."""
     commands = CommandEngine(store, settings, watch)
     return commands, MonitorEngine(commands)
+
+
+async def _begin(run: EngineRun, spec: MonitorSpec, key: str) -> str:
+    """The id of its command, which is begun unless it was before.
+
+    A Runtime that goes on with a monitor may be elsewhere and have other limits: one that runs is not asked for anew.
+    """
+    known = await run.host.store.process(f"{run.row.id}.{key}")
+    if known is not None:
+        return known.id
+    options = ChildOptions("cancel", f"command of monitor {spec.id}")
+    return await run.host.start_child(run.row, key, command_of(spec), {}, options)
 
 
 async def _follow(run: EngineRun, spec: MonitorSpec, child: str) -> CommandResult:

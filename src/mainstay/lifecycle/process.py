@@ -187,6 +187,8 @@ CHANGES: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
+AWAITED = "the session awaited it"
+"""Why a wake is discarded whose news the session has already."""
 OF_SESSION = "#"
 """The parent of what ends with its session is this before the session's id: no process has an id with it."""
 

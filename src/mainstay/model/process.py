@@ -121,7 +121,7 @@ class Registration(Struct, frozen=True, gc=False, omit_defaults=True):
     asked for in. Signals are declared among `events`, as `signal.<name>`; with `open_signals` any other may be sent
     too. `depth` is that of the wakes which it leads to (see `Said`): one more than that of the turn that started it.
     `metadata` is that of the turn or process which asked for it. `asked` is a digest of the input as it was given,
-    where filters have changed it before it was stored.
+    where filters have changed it before it was stored, or a Runtime has added its own folder and limits to it.
     """
 
     id: str

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from mainstay.model.command import READ_BYTES, CommandOptions, CommandOwner, CommandResult, Output, Stream
 from mainstay.model.edit import FileRestore, UndoneFile
-from mainstay.model.process import ParentEnd, WakePolicy
+from mainstay.model.process import AwaitOutput, ParentEnd, WakePolicy
 from mainstay.model.tool import PreparedCall, ToolOutcome, ToolRecord, ToolSpec
 
 
@@ -77,6 +77,8 @@ class Handle(Protocol):
     def to_json(self) -> dict[str, str]: ...
 
     async def result(self, timeout: float | None = None) -> Any: ...
+
+    async def outcome(self, timeout: float | None = None) -> AwaitOutput: ...
 
     async def signal(self, name: str, payload: Any = None, *, key: str | None = None) -> int: ...
 

@@ -30,7 +30,7 @@ from mainstay.errors import (
     UnknownProcess,
     quoted,
 )
-from mainstay.lifecycle.process import ENDS, session_parent
+from mainstay.lifecycle.process import AWAITED, ENDS, session_parent
 from mainstay.model import validate
 from mainstay.model.codec import clean, clean_text, convert, error_text, model_text
 from mainstay.model.command import COMMAND_KIND, CommandOptions, CommandOwner, CommandResult
@@ -354,7 +354,7 @@ class Visible:
         numbers = tuple(wake.number for wake in waiting if decode_wake(wake.body).type in ENDS.values())
         if numbers:
             try:
-                await self._store.write(Dismiss(numbers, self._home.clock.now(), "the session awaited it"))
+                await self._store.write(Dismiss(numbers, self._home.clock.now(), AWAITED))
             except asyncio.CancelledError:
                 # The wake may be gone by now: the outcome is returned all the same, or the session would never get it.
                 return
