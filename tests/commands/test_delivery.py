@@ -12,7 +12,7 @@ import pytest
 
 from mainstay import Agent, ModelRequest, Runtime, ToolCall, ToolContext, tool
 from mainstay.builtin.processes import process_tools
-from mainstay.model.monitor import MonitorSpec
+from mainstay.model.monitor import MonitorSpec, Watch
 from mainstay.testing import FunctionModel
 from tests.commands import told
 from tests.kit import SOON, crash, until
@@ -106,6 +106,29 @@ async def test_model_waits_for_the_handle_of_a_command_and_is_not_woken_for_it(s
     assert result.text == "Done."
     assert result.tool_calls[1].value["stdout"] == "built\n"
     assert asked == ["user", "tool", "tool"]
+
+
+async def test_session_hears_of_a_command_that_its_tool_has_watched(store: Path) -> None:
+    """Without wake=: who watches lines wants them told."""
+    heard: list[str] = []
+
+    @tool
+    async def test(ctx: ToolContext[Any]) -> Any:
+        """Begin the tests."""
+        return (await ctx.command(["echo", "FAILED one"], watch=Watch(match=("FAILED",)))).to_json()
+
+    def answer(request: ModelRequest) -> Any:
+        last = request.messages[-1]
+        heard.append(last.text)
+        return [ToolCall("c1", "test")] if last.text == "test it" else "I see."
+
+    async with Runtime(store, agents=[Agent(FunctionModel(answer), name="ear", tools=[test])]) as runtime:
+        result = await (await runtime.session("chat")).run("test it")
+        await runtime.handle(result.tool_calls[0].value).result(SOON)
+        assert await runtime.wait_idle(SOON)
+
+    told = "\n".join(heard)
+    assert (told.count("> FAILED one"), told.count(" completed]")) == (1, 1)
 
 
 async def test_tool_starts_a_monitor_for_its_session(store: Path) -> None:

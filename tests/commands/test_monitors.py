@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mainstay import Agent, ModelRequest, Runtime
+from mainstay import Agent, ModelRequest, Runtime, ToolContext, tool
 from mainstay.errors import Conflict, InvalidCommand
 from mainstay.model.command import CommandSettings
 from mainstay.model.monitor import MonitorSpec, MonitorStatus, read_cursor
@@ -24,7 +24,7 @@ from mainstay.model.process import Cancelled, Failure, Success
 from mainstay.sessions.session import Session
 from mainstay.testing import FunctionModel
 from tests.commands import monitored
-from tests.kit import SOON, until
+from tests.kit import SOON, agent_calling, until
 
 SPEC = MonitorSpec("m", ["sh", "-c", "echo one; echo two"], batch=0.02)
 
@@ -194,6 +194,21 @@ async def test_deleting_the_session_ends_its_monitors(ear: Ear, store: Path) -> 
         await runtime.sessions.delete("chat")
 
         assert isinstance(await handle.outcome(SOON), Cancelled)
+
+
+async def test_deleting_the_session_ends_a_monitor_that_its_tool_started(store: Path) -> None:
+    @tool
+    async def watch(ctx: ToolContext) -> str:
+        spec = sh("echo up; sleep 1000", persistent=True)
+        return (await ctx.host.start_process(spec, key="log")).id
+
+    async with Runtime(store, agents=[agent_calling("watch", {}, tools=[watch])]) as runtime:
+        session = await runtime.session("chat")
+        result = await session.run("watch the log")
+        await until_status(session, lambda found: found.event_count == 1)
+        await runtime.sessions.delete("chat")
+
+        assert isinstance(await runtime.handle(result.tool_calls[0].value).outcome(SOON), Cancelled)
 
 
 async def test_wakes_of_one_monitor_are_no_deeper_than_each_other(ear: Ear, store: Path, tmp_path: Path) -> None:

@@ -139,7 +139,8 @@ class Visible:
         what, here = prepared(argv, options), self._asker.session_id
         owner = owner_of(options, "session" if here else "turn", ("turn", "session", "detached") if here else TURN_ONLY)
         end: ParentEnd = "cancel" if owner == "turn" else "abandon"
-        wake = options.get("wake", "none" if background_after is None else "turn")
+        left = background_after is not None or options.get("watch") is not None
+        wake = options.get("wake", "turn" if left else "none")
         asked = StartOptions(options.get("key"), clean_text(options.get("label", "")), wake, True, end, owner)
         handle: ProcessHandle[CommandResult] = await self.start(what, {}, asked)
         found = await in_foreground(handle, background_after)

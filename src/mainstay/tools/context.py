@@ -196,8 +196,9 @@ class ToolContext(Generic[Deps]):
         Its id derives from this call and `key`, or its number among the starts of the call: an attempt that is made
         again finds the same command, running or ended. It ends with the session, or with the turn or process that this
         tool runs in (`owner="turn"`), or with nothing ("detached"). With `background_after` the call waits for so many
-        seconds: it gives the result of a command that has ended by then, and the handle of one that has not, whose end
-        wakes the session unless `wake` says otherwise.
+        seconds: it gives the result of a command that has ended by then, and the handle of one that has not. The end of
+        such a one, or of one with a `watch`, wakes the session unless `wake` says otherwise. Any other wakes it only if
+        `wake` says so.
         """
         must_be_awaited("a command", self.tool, "start_needs_async")
         return self.handles.command(argv, options, background_after)

@@ -34,12 +34,14 @@ from mainstay.lifecycle.process import (
     RESUMED,
     TRANSFERRED,
     WAITING,
+    session_parent,
 )
 from mainstay.model import validate
 from mainstay.model.codec import clean, clean_text, encode
 from mainstay.model.event import AnyEvent, ProcessChanged
 from mainstay.model.ids import turn_id
 from mainstay.model.message import Message
+from mainstay.model.monitor import MonitorSpec
 from mainstay.model.process import (
     Abandoned,
     Cancelled,
@@ -143,6 +145,8 @@ class TaskServices:
             )
             if parent_end == "cancel":
                 run.start_children()
+        if isinstance(what, MonitorSpec) and parent_end == "abandon":  # nobody is left to be told
+            start = replace(start, parent=session_parent(row.id), parent_end="cancel")
         start = replace(start, asker=ProcessAsk("start", row.id, self.scope.call))
         begin = functools.partial(self._owned(row).start, what, args, wake)
         handle = await (begin(start) if run is None else run.journal.patiently(begin, start))
