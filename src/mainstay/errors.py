@@ -39,6 +39,7 @@
     │   ├── UnknownProcess
     │   │   ├── ProcessPruned     it ended, and what it left was pruned
     │   │   └── ProcessNotVisible it is not this session's to see
+    │   ├── UnknownMonitor
     │   └── SessionDeleted      the id is spent for good
     ├── TurnFailed            a turn ended without finishing; `outcome` says how
     ├── ProcessFailed         a process ended without a value; `outcome` says how
@@ -488,6 +489,17 @@ class UnknownProcess(NotFound):
     def __init__(self, process_id: str, why: str = "there is no such process in this store") -> None:
         self.process_id = process_id
         super().__init__(f"process {quoted(process_id)}: {why}")
+
+
+class UnknownMonitor(NotFound):
+    code = "unknown_monitor"
+    hint = "; `session.monitors()` shows those that there are"
+
+    def __init__(self, monitor_id: str, session_id: str) -> None:
+        self.monitor_id, self.session_id = monitor_id, session_id
+        super().__init__(
+            f"session {quoted(session_id)} has no monitor {quoted(monitor_id):.200}, and no plugin offers one"
+        )
 
 
 class ProcessPruned(UnknownProcess):

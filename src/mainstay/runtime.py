@@ -65,7 +65,7 @@ from mainstay.sessions.input_filters import InputFilters, checked_filters, check
 from mainstay.sessions.operations import RuntimeOperations, task_engine
 from mainstay.sessions.outcomes import TurnOutcomes
 from mainstay.sessions.parts import SessionParts
-from mainstay.sessions.processes import TaskTable
+from mainstay.sessions.processes import SessionProcesses, TaskTable
 from mainstay.sessions.result import Answering
 from mainstay.sessions.services.host import SessionHost
 from mainstay.sessions.session import Session
@@ -261,6 +261,7 @@ class Runtime:
             # A parked turn that goes on has freed the process that waited with it, whichever worker had parked that.
             resumed=lambda: work.find_unowned(),
             woken=lambda rows: work.reconcile_all(rows),
+            arm=lambda row, specs: SessionProcesses(processes, store, row.id, row.agent).arm(specs),
         )
         turns = Turns(
             worker, mode, activity, feed, supervisor, dispatcher, definitions, models, limits, cache, archive, outcomes,

@@ -7,16 +7,18 @@ A watch belongs to one command, and tells its session of single things. A monito
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from msgspec import Struct, ValidationError, convert
+from msgspec.structs import replace
 
 from mainstay.errors import InvalidCommand, quoted
 from mainstay.model import validate
 from mainstay.model.process import (
     Abandoned,
     Cancelled,
+    Event,
     EventType,
     Failure,
     ProcessRow,
@@ -61,6 +63,9 @@ class Watch(Struct, frozen=True, gc=False, omit_defaults=True):
     progress: float | None = None
 
 
+ArmOn: TypeAlias = Literal["manual", "session_start"]
+
+
 class MonitorSpec(Struct, frozen=True, omit_defaults=True):
     """A command whose lines a session is told.
 
@@ -68,7 +73,8 @@ class MonitorSpec(Struct, frozen=True, omit_defaults=True):
     monitor at a time may have. One that is not `persistent` is ended after `timeout` seconds, 3600 at most. `wake` says
     how lines of stdout reach the session: "turn" runs one, "notify" tells it with its next turn, "none" only keeps
     them. `batch`: so many seconds after a line, what came meanwhile is told with it. `restart_on_restore`: if the
-    command is lost with its machine or its container, it is begun again.
+    command is lost with its machine or its container, it is begun again. `arm_on` is for those of plugins: with
+    "session_start" it starts with the first turn that the session has with the plugin, and never again by itself.
     """
 
     id: str
@@ -80,6 +86,14 @@ class MonitorSpec(Struct, frozen=True, omit_defaults=True):
     wake: WakePolicy = "turn"
     restart_on_restore: bool = False
     batch: float = 0.2
+    arm_on: ArmOn = "manual"
+
+
+class PluginMonitor(Struct, frozen=True):
+    """A monitor that a plugin offers; `spec.id` is `plugin:id`."""
+
+    plugin: str
+    spec: MonitorSpec
 
 
 MonitorState: TypeAlias = Literal["idle", "running", "stopped", "exited", "failed"]
@@ -87,7 +101,8 @@ MonitorState: TypeAlias = Literal["idle", "running", "stopped", "exited", "faile
 
 class MonitorStatus(Struct, frozen=True, omit_defaults=True):
     """One monitor as it is. `armed`: it runs, or will. `event_count`: lines that it has told; `last_event` is the
-    newest of them. `last_exit_status`: the exit code of its command, once that has ended."""
+    newest of them. `last_exit_status`: the exit code of its command, once that has ended. One that a plugin offers and
+    that was never started is idle, without a `process_id`."""
 
     id: str
     process_id: str
@@ -101,11 +116,34 @@ class MonitorStatus(Struct, frozen=True, omit_defaults=True):
 
 
 class MonitorSnapshot(Struct, frozen=True):
-    """The monitors of a session, by id. `revision` grows with everything that happens to one of them."""
+    """The monitors of a session, by id. `revision` grows with everything that happens to one of them; updates after it
+    are those that this snapshot does not count."""
 
     revision: int
     active_count: int
     monitors: tuple[MonitorStatus, ...]
+
+
+class MonitorUpdate(Struct, frozen=True, omit_defaults=True):
+    """Lines that a monitor told together. `message` has those of stdout under their number, the newest 128 of a flood,
+    `stderr` those of stderr; `lines` says how many there were in all. `wakes`: the session is woken with `message`.
+    A monitor that began its command again says so in `message`, without lines.
+    """
+
+    sequence: int
+    monitor_id: str
+    message: str = ""
+    stderr: str = ""
+    lines: int = 0
+    wakes: bool = False
+
+
+class MonitorUpdates(Struct, frozen=True):
+    """What the monitors of a session told, in the order of that. Give `revision` as `after` to go on behind it."""
+
+    revision: int
+    active_count: int
+    events: tuple[MonitorUpdate, ...]
 
 
 class OutputCursor(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -165,6 +203,17 @@ def monitor_status(row: ProcessRow) -> MonitorStatus:
         code if isinstance(code, int) else None,
         told.command - 1,
     )
+
+
+def monitor_update(row: ProcessRow, place: int, event: Event) -> MonitorUpdate | None:
+    """What an event of a monitor's process tells of its lines; None if that is nothing."""
+    if event.type not in (LINES, RESTARTED):
+        return None
+    told = event.payload if isinstance(event.payload, dict) else {}
+    target, text = row.registration.wake, str(told.get("text", ""))
+    wakes = bool(text) and target is not None and target.policy == "turn"
+    lines = told.get("count", 0) + told.get("stderr_count", 0)
+    return MonitorUpdate(place, row.registration.name, text, str(told.get("stderr", "")), lines, wakes)
 
 
 def watch_events(watch: Watch | None) -> tuple[EventType, ...]:
@@ -236,6 +285,18 @@ def _time(given: object, what: str) -> float | None:
     return None if seconds is None else float(seconds)
 
 
+def plugin_monitors(plugin: str, given: Iterable[object]) -> list[PluginMonitor]:
+    """The monitors that a plugin offers, under their ids in a session. Raises InvalidCommand for what none can be."""
+    found: dict[str, PluginMonitor] = {}
+    for each in validate.several(given, "monitors", InvalidCommand):
+        spec = read_spec(each)
+        spec = read_spec(replace(spec, id=f"{plugin}:{spec.id}"))
+        if spec.id in found:
+            raise InvalidCommand(f"two monitors have the id {spec.id!r}")
+        found[spec.id] = PluginMonitor(plugin, spec)
+    return list(found.values())
+
+
 def read_spec(given: object) -> MonitorSpec:
     """A monitor as it is kept. Raises InvalidCommand for what none can be; its command is checked by who starts it."""
     if not isinstance(given, MonitorSpec):
@@ -256,8 +317,12 @@ def read_spec(given: object) -> MonitorSpec:
         )
     if batch is None or not 0 <= batch <= MOST_BATCH:
         raise InvalidCommand(f"monitor {name!r}: batch={given.batch} is not usable: give up to {MOST_BATCH:g} seconds")
+    if given.arm_on not in get_args(ArmOn):
+        raise InvalidCommand(
+            f"monitor {name!r}: arm_on={quoted(given.arm_on):.80} is not usable: say 'manual' or 'session_start'"
+        )
     restart = validate.flag(given.restart_on_restore, "restart_on_restore", InvalidCommand)
     command = given.command if isinstance(given.command, str) else tuple(given.command)
     return MonitorSpec(
-        name, command, given.cwd, dict(given.env), persistent, timeout, given.wake, restart, float(batch)
+        name, command, given.cwd, dict(given.env), persistent, timeout, given.wake, restart, float(batch), given.arm_on
     )

@@ -18,6 +18,7 @@ from mainstay.model.agent import Budget
 from mainstay.model.effect import Boundary
 from mainstay.model.llm import ModelResponse, ModelSettings, Usage
 from mainstay.model.message import NO_METADATA, InputContent, Message, Metadata
+from mainstay.model.monitor import MonitorSpec
 from mainstay.model.outcome import Outcome
 from mainstay.model.plugin import CompactedHistory, Directive, Extension, PluginSnapshot, PromptPart, TriggerEvent
 from mainstay.model.record import InputKind
@@ -307,6 +308,15 @@ class Plugin:
 
     def hidden_tools(self, ctx: CatalogContext) -> Iterable[str]:
         """Names of tools to take away from this session. An exception refuses the turn."""
+        return ()
+
+    def monitors(self, ctx: SessionContext) -> Iterable[MonitorSpec]:
+        """Monitors that the plugin offers to a session, each under the id `plugin:id`.
+
+        Asked when the session is opened or has changed. One with arm_on="session_start" starts with the next turn if
+        the session has never had it; others are started by a tool, a plugin or the host. A change to one that runs
+        counts from its next start. An exception refuses the session.
+        """
         return ()
 
     def extensions(self) -> Mapping[str, Any]:

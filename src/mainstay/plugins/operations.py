@@ -30,7 +30,7 @@ from mainstay.errors import InvalidDefinition, PluginConflict
 from mainstay.model.codec import decode, encode
 from mainstay.model.message import Message
 from mainstay.plugins.hooks import Plugin
-from mainstay.ports.services import CatalogReads, Snapshots, TaskReads, ToolHost
+from mainstay.ports.services import CatalogReads, MonitorReads, Snapshots, TaskReads, ToolHost
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,7 +49,7 @@ MAX_NAME = 200
 # ---------------------------------------------------------------------- what operations are told
 
 
-class QueryHost(Snapshots, CatalogReads, TaskReads, Protocol):
+class QueryHost(Snapshots, CatalogReads, TaskReads, MonitorReads, Protocol):
     """For queries: reading of sessions and of their background work."""
 
 

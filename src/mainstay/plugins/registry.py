@@ -36,6 +36,7 @@ SESSION_HOOKS = (
     "configure",
     "tools",
     "hidden_tools",
+    "monitors",
     "session_restored",
     "session_config_changed",
     "trigger_events",
@@ -58,7 +59,7 @@ FILTERS_LAST = ("after_tool_call", "transform_text", "transform_response")
 
 PLAIN = (
     *("for_session", "tools", "hidden_tools", "trigger_events", "engines", "transform_text", "project_prose"),
-    *("filter_value", "snapshot", "restore", "extensions"),
+    *("filter_value", "snapshot", "restore", "extensions", "monitors"),
 )
 """Hooks that are asked where nothing can wait, or for every piece of text."""
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from mainstay.model.event import AnyEvent, LiveEvent
 from mainstay.model.llm import Completion, ModelResponse, ModelSettings
 from mainstay.model.message import Message
+from mainstay.model.monitor import MonitorSnapshot, MonitorSpec, MonitorStatus, MonitorUpdates
 from mainstay.model.plugin import CreateSession, ExecRequest
 from mainstay.model.process import LiveState, ParentEnd, TaskEnd, TaskEvent, TaskKind, TaskRecord, TaskSpec, WakePolicy
 from mainstay.model.record import Slot
@@ -265,6 +266,38 @@ class Tasks(TaskReads, Protocol):
         ...
 
 
+# ---------------------------------------------------------------------- monitors
+
+# Commands whose lines a session is told. They outlive the Runtime, and end with their session. Where no command can run
+# (not on Linux, a store without folders), starting one raises CommandsUnavailable; reading works everywhere.
+
+
+class MonitorReads(Protocol):
+    async def monitor_snapshot(self, *, session_id: str | None = None) -> MonitorSnapshot:
+        """The monitors of a session as they are, also those that plugins offer and nobody has started."""
+        ...
+
+    async def take_monitor_updates(self, after: int = 0, *, session_id: str | None = None) -> MonitorUpdates:
+        """What its monitors told after revision `after`, the oldest 128 updates of that.
+
+        The caller keeps the revision that it got, in its snapshot or its result: so none is lost to a crash.
+        """
+        ...
+
+
+class Monitors(MonitorReads, Protocol):
+    async def start_monitor(self, spec: MonitorSpec | str, *, session_id: str | None = None) -> MonitorStatus:
+        """Start a monitor, or one that a plugin offers, by its id `plugin:id`.
+
+        The same spec while it lives is the same monitor, and in a call that runs again after a crash also later.
+        """
+        ...
+
+    async def stop_monitor(self, monitor_id: str, reason: str = "", *, session_id: str | None = None) -> MonitorStatus:
+        """Ask a monitor to stop, with everything that its command began. What has ended stays as it is."""
+        ...
+
+
 # ---------------------------------------------------------------------- roles
 
 
@@ -285,7 +318,17 @@ class HistoryHost(Snapshots, Lifecycle, TurnStarts, GraphAppends, Completions, T
 
 
 class ToolHost(
-    Snapshots, CatalogReads, ToolStates, Lifecycle, TurnStarts, GraphAppends, Completions, Traces, Tasks, Protocol
+    Snapshots,
+    CatalogReads,
+    ToolStates,
+    Lifecycle,
+    TurnStarts,
+    GraphAppends,
+    Completions,
+    Traces,
+    Tasks,
+    Monitors,
+    Protocol,
 ):
     """For tool hooks and operations: everything there is."""
 

@@ -35,6 +35,7 @@ from mainstay.errors import (
 from mainstay.model.codec import clean, clean_message, error_text
 from mainstay.model.ids import check_session_id
 from mainstay.model.message import Message
+from mainstay.model.monitor import MonitorSnapshot, MonitorUpdates
 from mainstay.model.process import TaskKind, TaskRecord
 from mainstay.model.session import SessionSnapshot
 from mainstay.plugins.hooks import Plugin
@@ -433,6 +434,12 @@ class ReadOnly:
 
     async def validate_handles_visible(self, handles: Sequence[Any], *, session_id: str | None = None) -> None:
         await self._host.validate_handles_visible(handles, session_id=session_id)
+
+    async def monitor_snapshot(self, *, session_id: str | None = None) -> MonitorSnapshot:
+        return await self._host.monitor_snapshot(session_id=session_id)
+
+    async def take_monitor_updates(self, after: int = 0, *, session_id: str | None = None) -> MonitorUpdates:
+        return await self._host.take_monitor_updates(after, session_id=session_id)
 
     def __getattr__(self, name: str) -> Any:
         if hasattr(ToolHost, name):

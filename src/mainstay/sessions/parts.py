@@ -3,6 +3,7 @@ as one caller of the services sees it."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from mainstay.engine.lease import Worker
 from mainstay.engine.rate_limits import RateLimits
 from mainstay.engine.runner import Activity, Mode
 from mainstay.engine.waiters import Deadlocks, current_metadata, in_hand
-from mainstay.errors import ProviderUnavailable, Unavailable, UnknownSession
+from mainstay.errors import ProviderUnavailable, StaleSettings, Unavailable, UnknownSession
 from mainstay.model import validate
 from mainstay.model.ids import mint
 from mainstay.model.message import Metadata
@@ -132,6 +133,12 @@ class ServiceScope:
         """Replace settings, if they are still the expected ones."""
         write = Configure(session_id, agent, settings, self.parts.clock.now(), expected)
         return await self.parts.store.write(write)
+
+    async def exist(self, row: SessionRow) -> None:
+        """Create the session of a blank row: what ends with a session can only end with one that is there."""
+        if not row.sid:
+            with contextlib.suppress(StaleSettings):  # it was created meanwhile
+                await self.configure(row.id, row.agent, b"", b"")
 
     def definition(self, agent: str) -> Definition:
         found = self.parts.definitions.get(agent)

@@ -13,19 +13,53 @@ from msgspec.structs import replace
 
 from mainstay.engine.runner import Supervisor
 from mainstay.engine.waiters import in_hand
-from mainstay.errors import Conflict, InvalidInput, ProcessNotVisible, SessionDeleted, UnknownProcess, quoted
+from mainstay.errors import (
+    Conflict,
+    InvalidInput,
+    ProcessConflict,
+    ProcessNotVisible,
+    SessionDeleted,
+    Unavailable,
+    UnknownProcess,
+    quoted,
+)
 from mainstay.lifecycle.process import same, session_parent
 from mainstay.model import validate
-from mainstay.model.monitor import MONITOR_KIND, MonitorSnapshot, MonitorSpec, monitor_status, read_spec
-from mainstay.model.process import Abandoned, Cancelled, Failure, ProcessRow, SessionOrigin, WakePolicy, WakeTarget
+from mainstay.model.monitor import (
+    MONITOR_KIND,
+    MonitorSnapshot,
+    MonitorSpec,
+    MonitorStatus,
+    MonitorUpdate,
+    MonitorUpdates,
+    PluginMonitor,
+    monitor_status,
+    monitor_update,
+    read_spec,
+)
+from mainstay.model.plugin import Issue
+from mainstay.model.process import (
+    Abandoned,
+    Cancelled,
+    Cause,
+    Failure,
+    ProcessRow,
+    SessionOrigin,
+    WakePolicy,
+    WakeTarget,
+)
 from mainstay.model.write import ProcessFilter
 from mainstay.ports.services import CancelHook
 from mainstay.ports.store import Store
-from mainstay.processes.handle import ProcessHandle, handle_id
+from mainstay.processes.handle import ProcessAsk, ProcessHandle, handle_id
 from mainstay.processes.local import LocalEngine, token_of
 from mainstay.processes.service import ProcessService, Start
 
+log = logging.getLogger("mainstay.sessions")
+
 PAGE = 1000
+MOST_UPDATES = 128
+"""Updates of monitors that are read at a time."""
 
 
 class SessionProcesses:
@@ -60,33 +94,97 @@ class SessionProcesses:
         )
         return await self._service.start(what, args, ours)
 
-    async def monitor(self, given: MonitorSpec) -> ProcessHandle[Any]:
+    async def monitor(
+        self, given: MonitorSpec, cause: Cause | None = None, asker: ProcessAsk | None = None
+    ) -> ProcessHandle[Any]:
         """Begin a monitor under its name, which is free again when the one before has ended. It ends with the session.
 
-        The same spec while it lives is the same monitor.
+        The same spec while it lives is the same monitor; from the same `cause`, a call that runs again after a crash,
+        also when it has ended.
         """
         spec = read_spec(given)
-        before = await self._monitors(spec.id)
-        if before and before[0].live:
-            if not same(before[0].registration.input, to_builtins(spec)):
-                raise Conflict(f"session {self._id!r} has a live monitor {spec.id!r} that is another: stop that first")
-            return ProcessHandle(self._service, before[0].id)
-        number = f".{len(before) + 1}" if before else ""
-        name = f"{self._id}.monitor.{spec.id}{number}"
-        start = Start(name, parent=session_parent(self._id), parent_end="cancel")
-        return await self.start(spec, None, spec.wake, start)
+        while True:
+            before = await self.monitor_rows(spec.id)
+            newest = before[0] if before else None
+            if newest is not None and (newest.live or (cause is not None and newest.registration.cause == cause)):
+                if same(newest.registration.input, to_builtins(spec)):
+                    return ProcessHandle(self._service, newest.id)
+                if newest.live:
+                    text = f"session {self._id!r} has a live monitor {spec.id!r} that is another: stop that first"
+                    raise Conflict(text)
+            name = await self._free_monitor_id(spec.id, len(before) + 1)
+            start = Start(name, cause=cause, parent=session_parent(self._id), parent_end="cancel", asker=asker)
+            try:
+                return await self.start(spec, None, spec.wake, start)
+            except ProcessConflict:
+                continue  # another caller has used this id since we looked
 
-    async def monitors(self) -> MonitorSnapshot:
-        """The monitors of the session, the last one of each name."""
+    async def _free_monitor_id(self, name: str, number: int) -> str:
+        """A process id for the monitor of this number. Those of monitors that were pruned are spent."""
+        while True:
+            found = first_monitor_id(self._id, name) + (f".{number}" if number > 1 else "")
+            if await self._store.process(found) is None:
+                return found
+            number += 1
+
+    async def arm(self, specs: Sequence[PluginMonitor]) -> list[Issue]:
+        """Start the monitors that plugins want with the session: those that it has never had. What could not start."""
+        issues = []
+        for each in specs:
+            if await self._store.process(first_monitor_id(self._id, each.spec.id)) is not None:
+                continue
+            try:
+                await self.monitor(each.spec, asker=ProcessAsk("start", self._id))
+            except (InvalidInput, Unavailable, Conflict) as refused:
+                text = f"monitor {each.spec.id!r} could not start: {refused}"
+                log.warning("session %s: %s", self._id, text)
+                issues.append(Issue("monitor_not_started", text, each.plugin))
+        return issues
+
+    async def monitors(self, offered: Sequence[MonitorSpec] = ()) -> MonitorSnapshot:
+        """The monitors of the session, the last one of each name, and those `offered` that it has never had."""
         newest: dict[str, ProcessRow] = {}
-        rows = await self._monitors(None)
+        rows = await self.monitor_rows()
         for row in rows:
             newest.setdefault(row.registration.name, row)
-        found = tuple([monitor_status(newest[name]) for name in sorted(newest)])
-        revision = sum(row.record.sequence for row in rows)
-        return MonitorSnapshot(revision, sum(each.armed for each in found), found)
+        found = {spec.id: MonitorStatus(spec.id, "", "idle", False) for spec in offered}
+        found |= {name: monitor_status(row) for name, row in newest.items()}
+        revision = max([await self._place(row, row.record.sequence) for row in rows], default=0)
+        in_order = tuple([found[name] for name in sorted(found)])
+        return MonitorSnapshot(revision, sum(each.armed for each in in_order), in_order)
 
-    async def _monitors(self, name: str | None) -> list[ProcessRow]:
+    async def monitor_updates(self, after: int) -> MonitorUpdates:
+        """What monitors of the session told after a place in the store, the oldest 128 of it."""
+        # Places are given out in the order of writes: up to the newest of now, nothing can come in between any more.
+        end = await self._store.last_change()
+        rows = await self.monitor_rows()
+        found = [each for row in rows for each in await self._updates(row, after, end)]
+        found = sorted(found, key=lambda each: each.sequence)[:MOST_UPDATES]
+        active = len({row.registration.name for row in rows if row.live})
+        return MonitorUpdates(found[-1].sequence if found else after, active, tuple(found))
+
+    async def _updates(self, row: ProcessRow, after: int, end: int) -> list[MonitorUpdate]:
+        """The oldest updates of one monitor between two places."""
+        # Its events have growing places: look for the last one that is not behind `after`, by halves.
+        low, high = 0, row.record.sequence
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if await self._place(row, middle) <= after else (low, middle - 1)
+        found: list[MonitorUpdate] = []
+        while len(found) < MOST_UPDATES and (page := await self._store.events(row.pid, low, MOST_UPDATES)):
+            last, low, _ = page[-1]
+            told = [monitor_update(row, place, event) for place, _, event in page if place <= end]
+            found += [each for each in told if each is not None]
+            if last > end:
+                break
+        return found
+
+    async def _place(self, row: ProcessRow, sequence: int) -> int:
+        """The place in the store of an event of a process; 0 where it is not kept any more."""
+        found = await self._store.events(row.pid, sequence - 1, 1)
+        return found[0][0] if found else 0
+
+    async def monitor_rows(self, name: str | None = None) -> list[ProcessRow]:
         """Monitors that the session has asked for, the newest first."""
         found: list[ProcessRow] = []
         before: int | None = None
@@ -119,9 +217,12 @@ class SessionProcesses:
         return tuple(found)
 
 
-# ---------------------------------------------------------------------- tasks in memory
+def first_monitor_id(session_id: str, name: str) -> str:
+    """The process id of the first monitor that a session has under a name."""
+    return f"{session_id}.monitor.{name}"
 
-log = logging.getLogger("mainstay.sessions")
+
+# ---------------------------------------------------------------------- tasks in memory
 
 REMEMBERED = 4096
 """Sessions for which the first failure of a hidden task is remembered until it is awaited; the log has every one."""

@@ -584,21 +584,30 @@ class Session(Generic[T_co]):
         handle = await self._processes.start(what, None, options.get("wake", "turn"), start)
         return await in_foreground(handle, background_after)
 
-    async def monitor(self, spec: MonitorSpec) -> ProcessHandle[Any]:
+    async def monitor(self, spec: MonitorSpec | str) -> ProcessHandle[Any]:
         """Start a command whose lines this session is told; its handle, which stops it with `cancel`.
 
         It outlives the Runtime, also a crash of it, and ends with the session. The same spec while it lives is the same
-        monitor; another one under its id is a Conflict.
+        monitor; another one under its id is a Conflict. One that a plugin offers is started by its id, `plugin:id`.
         """
         self._parts.mode.check()
-        read_spec(spec)
+        if not isinstance(spec, str):
+            read_spec(spec)
         await self._begin()
+        if isinstance(spec, str):
+            host = SessionHost(self._parts, self.id, self.agent)
+            spec = await host.monitor_spec(spec, await host.scope.row_or_new())
         await self._exist()
         return await self._processes.monitor(spec)
 
     async def monitors(self) -> MonitorSnapshot:
-        """The monitors of this session as they are, also those that have ended: the last one under each id."""
+        """The monitors of this session as they are, also those that have ended: the last one under each id.
+
+        Those that plugins offer and nobody has started are idle.
+        """
         self._parts.mode.check()
+        with contextlib.suppress(UnknownSession):  # it is deleted: plugins offer it nothing any more
+            return await SessionHost(self._parts, self.id, self.agent).monitor_snapshot()
         return await self._processes.monitors()
 
     async def processes(self, status: str | Sequence[str] | None = None, **wanted: Any) -> Sequence[ProcessRow]:

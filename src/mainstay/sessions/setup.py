@@ -22,6 +22,7 @@ from mainstay.model import validate
 from mainstay.model.codec import clean, clean_text, convert, copied, error_text
 from mainstay.model.llm import ModelChoice
 from mainstay.model.message import Message, Metadata, Scalar, Text
+from mainstay.model.monitor import PluginMonitor, plugin_monitors
 from mainstay.model.plugin import Issue, PluginSnapshot, PromptPart
 from mainstay.model.record import Record
 from mainstay.model.session import (
@@ -88,6 +89,7 @@ class Setup(Struct):
 
     Valid for the settings it was made from, and for what was committed up to `head`. `choice` and `metadata` are those
     that the turn it was made for was accepted and opened under: the same settings may have others for the next one.
+    `monitors` are those that plugins offer, and `arming` the ones of them that no turn of this setup has seen to yet.
     """
 
     definition: Definition
@@ -103,6 +105,8 @@ class Setup(Struct):
     shared: bool = False
     choice: ModelChoice | None = None
     metadata: dict[str, Scalar] = {}
+    monitors: tuple[PluginMonitor, ...] = ()
+    arming: tuple[PluginMonitor, ...] = ()
 
     def move_on(self, row: SessionRow, end: End) -> None:
         """A turn of this setup is committed. Where anybody changed the settings meanwhile, it does not fit any more."""
@@ -187,11 +191,24 @@ async def equip(  # noqa: PLR0913  # everything that a session is made of
     own = structs.replace(configured, catalog=catalog)
     if settings.output is not None:
         own = answering(own, settings.output)
-    known = settings.snapshots
+    known, monitors = settings.snapshots, _monitors(session, contexts)
+    arming = tuple([each for each in monitors if each.spec.arm_on == "session_start"])
     return Setup(
         own, session, kept, config, contexts, row.settings, row.head, issues, overlay, known,
-        choice=choice, metadata=metadata,
+        choice=choice, metadata=metadata, monitors=monitors, arming=arming,
     )  # fmt: skip
+
+
+def _monitors(session: PluginSession, contexts: Mapping[str, SessionContext]) -> tuple[PluginMonitor, ...]:
+    """The monitors that plugins offer to a session."""
+    found: list[PluginMonitor] = []
+    for plugin, method in session.hooks("monitors").entries:
+        try:
+            found += plugin_monitors(plugin.id, method(contexts[plugin.id]))
+        except BaseException as error:  # a plugin without its monitors is not what the agent was made with
+            what = f"monitors: {type(error).__name__}: {error_text(error)}"
+            raise TurnAborted(plugin.id, "plugin_session", what) from error
+    return tuple(found)
 
 
 def _kept(session: PluginSession, snapshots: Mapping[str, PluginSnapshot]) -> Kept:

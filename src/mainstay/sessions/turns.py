@@ -39,6 +39,7 @@ from mainstay.model.effect import Boundary, CallModel, CancelTurn, Checkpoint, D
 from mainstay.model.event import InputDelivered, TurnCommitted, TurnStarted
 from mainstay.model.ids import turn_id
 from mainstay.model.message import Metadata
+from mainstay.model.monitor import PluginMonitor
 from mainstay.model.outcome import Waiting
 from mainstay.model.plugin import Issue
 from mainstay.model.process import ProcessRow
@@ -76,7 +77,8 @@ class TurnPorts(Struct, frozen=True):
 
     `services` makes what plugins and tools of a turn may ask of their session. `between` is given the row of a session
     after a commit, and delivers the wakes that waited for it: those of the sessions in `blocked`. `resumed` is called
-    when a turn goes on that was parked or left, `woken` with the processes that a commit has freed.
+    when a turn goes on that was parked or left, `woken` with the processes that a commit has freed. `arm` starts the
+    monitors that plugins want with a session, and tells what could not start.
     """
 
     services: Callable[[Run], TurnServices]
@@ -84,6 +86,7 @@ class TurnPorts(Struct, frozen=True):
     blocked: Set[str]
     resumed: Callable[[], None]
     woken: Callable[[tuple[ProcessRow, ...]], None]
+    arm: Callable[[SessionRow, Sequence[PluginMonitor]], Awaitable[list[Issue]]]
 
 
 class Turns:
@@ -250,6 +253,9 @@ class Turns:
             set_origin(said.depth, Metadata(of_session | said.metadata))
         view = await self.cache.view(row)
         setup, refused = await self._equip(cached, row, view, records)
+        if setup.arming:
+            setup.issues.extend(await self._ports.arm(row, setup.arming))
+            setup.arming = ()
         definition = setup.definition
         if said.choice is not None:
             definition = await self.models.applied(definition, said.choice)

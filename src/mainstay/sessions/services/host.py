@@ -51,7 +51,7 @@ from mainstay.sessions.inbox import pick_agent, save_files
 from mainstay.sessions.outcomes import BegunTurn, Listener
 from mainstay.sessions.parts import ServiceScope, SessionParts
 from mainstay.sessions.services.completions import DirectCompletions, tokens_of
-from mainstay.sessions.services.tasks import TaskServices
+from mainstay.sessions.services.monitors import MonitorServices
 from mainstay.sessions.setup import Setup, Tracer, checked_options, probe_of
 from mainstay.tools.answer import schema_codec
 from mainstay.tools.catalog import Catalog, Membership
@@ -192,7 +192,7 @@ def _narrowed(parent: Sequence[str] | None, child: Sequence[str] | None) -> tupl
 # ---------------------------------------------------------------------- the services of one session
 
 
-class SessionHost(TaskServices):
+class SessionHost(MonitorServices):
     """Everything a plugin may ask of the session `session_id`; in a turn (`run`) what it does is part of that turn."""
 
     def __init__(  # noqa: PLR0913  # who asks, each by its place
