@@ -120,7 +120,7 @@ def replace(place: Place, data: bytes, key: str, mode: int | None, new: bool = F
             os.close(descriptor)
         if not (new and _rename_new(folder, temporary, name)):
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
+    except BaseException:  # whatever it was, no half of a file stays behind
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
         raise

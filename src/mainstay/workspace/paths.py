@@ -256,7 +256,7 @@ class Paths:
         descriptor = os.open(name, FILE, dir_fd=folder)
         try:
             self.check_file(os.fstat(descriptor), name)
-        except BaseException:
+        except BaseException:  # whatever it was, the descriptor must not stay open
             os.close(descriptor)
             raise
         return descriptor

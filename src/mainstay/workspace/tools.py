@@ -172,7 +172,7 @@ class FileTools:
             plan, data = await _in_thread(functools.partial(_plan, paths, path, change, kwargs, claim))
             if data is not None:
                 plan = with_changes(plan, kept=await _kept(context, data, plan.before))
-        except BaseException:
+        except BaseException:  # also a cancellation: a claim that stays would hold up the next call
             claims.release(path, call.call_id)
             raise
         return with_changes(call, payload={PAYLOAD: plan})

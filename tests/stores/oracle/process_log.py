@@ -228,7 +228,7 @@ def new_row(pid: int, asked: Plain, at: int, owner: str | None, times: int) -> P
 
 
 def nothing_asked() -> Plain:
-    texts = dict.fromkeys(("name", "definition", "label"), "")
+    texts = dict.fromkeys(("name", "definition", "label", "asked"), "")
     nothing = dict.fromkeys(("input", "cause", "env", "max_attempts", "wake", "parent"))
     origin = {"type": "host", "scope": ""}
     rest = {"origin": origin, "events": [], "open_signals": False, "parent_end": "abandon", "depth": 0, "metadata": {}}
