@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
-from workload import Sample, Span, forget_peak, give_back_memory, median, status_mb
+from workload import Sample, Span, forget_peak, give_back_memory, median, status_mb, tell_ready
 
 from mainstay import ProcessHandle, Runtime
 from mainstay.model.command import CommandSettings
@@ -138,7 +136,7 @@ async def _adopted(params: Sample) -> Sample:
             handles = await asyncio.gather(
                 *(runtime.command(["cat"], stdin=True, key=f"c{number}") for number in range(units))
             )
-            Path(params["ready"]).write_text(json.dumps({"ids": [handle.id for handle in handles]}))
+            tell_ready(params["ready"], {"ids": [handle.id for handle in handles]})
             await asyncio.Event().wait()
     began = time.perf_counter()
     async with _runtime(params) as runtime:

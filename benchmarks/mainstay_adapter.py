@@ -32,6 +32,7 @@ from workload import (
     measure_together,
     measure_turns,
     median,
+    tell_ready,
     weather,
 )
 
@@ -508,8 +509,7 @@ async def _interrupted(runtime: Runtime, units: int, together: asyncio.Barrier, 
 
     await asyncio.gather(*(say(i) for i in range(units)))
     await together.wait()
-    with open(ready, "w") as file:
-        file.write("ready")
+    tell_ready(ready, {"units": units})
     await asyncio.Event().wait()
 
 

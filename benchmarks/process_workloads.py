@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from workload import FileProbe, Sample, Span, Yard, give_back_memory, median, status_mb
+from workload import FileProbe, Sample, Span, Yard, give_back_memory, median, status_mb, tell_ready
 
 from mainstay import Process, ProcessContext, Runtime, process
 
@@ -244,7 +243,7 @@ async def _long(params: Sample) -> Sample:
             await runtime.start(long, {"steps": steps, "marks": marks}, id="long")
             await Ran.hold.wait()
             Yard.take(2)
-            _write(params["ready"], _costs(marks) | {"start_yard_ms": Yard.mean()})
+            tell_ready(params["ready"], _costs(marks) | {"start_yard_ms": Yard.mean()})
             await asyncio.Event().wait()
     began = time.perf_counter()
     async with Runtime(_database(params), processes=[long]) as runtime:
@@ -267,11 +266,6 @@ def _costs(marks: int) -> Sample:
 
 def _recovered(params: Sample, began: float) -> Sample:
     return {"recover_s": time.perf_counter() - began, "since_start_s": time.time() - params["t0"]}
-
-
-def _write(path: str, sample: Sample) -> None:
-    with open(path, "w") as file:
-        json.dump(sample, file)
 
 
 # ---------------------------------------------------------------------- many that were interrupted
@@ -305,7 +299,7 @@ async def _hold_all(params: Sample, units: int, together: asyncio.Barrier) -> No
         page = range(first, min(first + HELD, units))
         await asyncio.gather(*(runtime.start(three, {"n": n}, id=f"u{n}") for n in page))
     await together.wait()
-    _write(params["ready"], {"runtimes": len(runtimes)})
+    tell_ready(params["ready"], {"runtimes": len(runtimes)})
     await asyncio.Event().wait()
 
 

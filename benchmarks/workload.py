@@ -145,6 +145,13 @@ def give_back_memory() -> None:
         return
 
 
+def tell_ready(path: str, sample: Mapping[str, object]) -> None:
+    """Say that all is in flight, to who waits for this file and then kills this process: it is there as a whole."""
+    with open(f"{path}.part", "w") as file:
+        json.dump(sample, file)
+    os.replace(f"{path}.part", path)
+
+
 class FileProbe:
     """Bytes that this process hands to write calls, and by how much its database grows."""
 
