@@ -76,6 +76,7 @@ from mainstay.sessions.wakes.delivery import ProcessFeed, Wakes
 from mainstay.sessions.wakes.late_results import LateResults
 from mainstay.sessions.watch import SWEEP_SECONDS, TurnWatch, could_work, see_to_needs, sweep
 from mainstay.stores import open_store
+from mainstay.stores.os_process import exhaustion_is_typed
 from mainstay.tools.dispatcher import CallPorts, Dispatcher
 
 R = TypeVar("R")
@@ -166,6 +167,11 @@ class Runtime:
     async def __aenter__(self) -> Runtime:
         if self._parts is not None:
             raise RuntimeClosed("this Runtime is entered already: make another one")
+        with exhaustion_is_typed():
+            await self._enter()
+        return self
+
+    async def _enter(self) -> None:
         async with contextlib.AsyncExitStack() as opened:
             opened.push_async_callback(self._store.close)
             await self._store.open()
@@ -175,7 +181,6 @@ class Runtime:
                 await searchable(self._store).keep_index(self._search)
             await self._start(opened)
             self._opened = opened.pop_all()
-        return self
 
     if not TYPE_CHECKING:  # a checker refuses `with` by itself
 

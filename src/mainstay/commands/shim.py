@@ -36,7 +36,6 @@ may hold it.
 
 from __future__ import annotations
 
-import _ctypes
 import _signal  # type: ignore[import-not-found]  # ty: ignore[import-not-found]  # `signal` imports `enum`: a megabyte in each shim
 import _socket
 import fcntl
@@ -154,6 +153,8 @@ def spawn_shims(parent: int) -> None:
     The request itself comes through that socket, and is read by the shim: a large or slow one holds up nobody. For as
     long as the shim has not answered it holds the socket, so the end of it without an answer says that no shim is left.
     """
+    import _ctypes  # noqa: PLC0415  # only here: a Runtime reads this module too, and need not map the library
+
     for name in IGNORED:
         _signal.signal(getattr(_signal, name), _signal.SIG_IGN)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # the kernel reaps the shims

@@ -6,7 +6,8 @@ import asyncio
 import base64
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from mainstay.errors import StoreUnavailable
@@ -36,6 +37,18 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
+
+
+@contextmanager
+def exhaustion_is_typed() -> Generator[None]:
+    """Raises StoreUnavailable where the OS process has no memory for what is done, or to map a library of its own
+    Python: a module that is not there at all is another error."""
+    try:
+        yield
+    except ModuleNotFoundError:
+        raise
+    except (MemoryError, ImportError):
+        raise StoreUnavailable(OUT_OF_MEMORY) from None
 
 
 def new_store_id() -> str:
