@@ -7,6 +7,7 @@
     │   ├── InvalidDefinition   an agent, tool or runtime is put together wrongly
     │   ├── InvalidProcess      a process cannot be registered, or told, like this
     │   │   ├── InvalidCommand    a command cannot be run like this
+    │   │   │   └── SandboxUnavailable this machine does not enforce what it is to be confined by
     │   │   ├── InvalidHandle     this is no handle of a process
     │   │   ├── MisplacedCheckpoint a durable function goes on otherwise than it begins
     │   │   └── UndeclaredEvent   it has no such event or signal
@@ -209,6 +210,12 @@ class InvalidCommand(InvalidProcess):
     """A command cannot be run like this: its arguments, folder, variables or limits. Nothing was begun."""
 
     code = "invalid_command"
+
+
+class SandboxUnavailable(InvalidCommand):
+    """This machine, or this user on it, cannot enforce a confinement. Nothing was begun: ask `mainstay doctor`."""
+
+    code = "sandbox_unavailable"
 
 
 class InvalidHandle(InvalidProcess):

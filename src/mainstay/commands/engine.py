@@ -56,6 +56,7 @@ from mainstay.errors import (
     InvalidInput,
     MainstayError,
     RuntimeClosed,
+    SandboxUnavailable,
     StoreError,
     TimedOut,
     TooManyCommands,
@@ -201,6 +202,8 @@ class CommandEngine:
             output_limit=_least(given.output_limit, limits.output_bytes),
         )
         check_names(command)
+        if command.sandbox is not None and not command.sandbox.unsandboxed:
+            raise SandboxUnavailable("commands cannot be confined here yet: say unsandboxed=True to run it without")
         check(command.argv, self._environment(command, what.values), cwd)
         label = command.display if len(command.display) <= LABEL else f"{command.display[: LABEL - 1]}…"
         events = [SIGNALS[INTERRUPT], EventType(ARTIFACT), *watch_events(command.watch)]

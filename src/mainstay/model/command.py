@@ -15,6 +15,7 @@ from mainstay.errors import InvalidCommand, InvalidDefinition, InvalidInput, quo
 from mainstay.model import validate
 from mainstay.model.monitor import Watch, read_watch
 from mainstay.model.process import WakePolicy
+from mainstay.model.sandbox import Confinement, read_confinement
 
 COMMAND_KIND = "command"
 RESULT = "command_result"
@@ -44,7 +45,8 @@ GRACE = 2.0
 class Command(Struct, frozen=True, gc=False, omit_defaults=True):
     """What is to be run. `env` is set besides what commands inherit; `grants` are names of variables whose values are
     never stored. `pty`: rows and columns of a terminal in place of pipes. `timeout` and `silence` are seconds,
-    `output_limit` is bytes of both streams. `strays`: what becomes of processes that its leader leaves behind."""
+    `output_limit` is bytes of both streams. `strays`: what becomes of processes that its leader leaves behind.
+    `sandbox`: what it may do to the machine; None is all that its user may."""
 
     argv: tuple[str, ...]
     cwd: str = ""
@@ -58,6 +60,7 @@ class Command(Struct, frozen=True, gc=False, omit_defaults=True):
     grace: float = GRACE
     strays: Strays = "kill"
     watch: Watch | None = None
+    sandbox: Confinement | None = None
 
     @property
     def display(self) -> str:
@@ -182,6 +185,7 @@ class CommandOptions(TypedDict, total=False):
     `output_limit`: bytes after which it is killed. `grace`: seconds between TERM and KILL. `strays`: "kill" or "leave"
     what it leaves behind. `owner`: what it ends with. `key`: its name among the commands of the same asker; asked for
     again, it is the same command. `wake`: how its session hears of its end. `watch`: what it hears of its output.
+    `sandbox`: what it may do to the machine, as `workspace.confinement(…)` says it.
     """
 
     cwd: str
@@ -199,6 +203,7 @@ class CommandOptions(TypedDict, total=False):
     label: str
     wake: WakePolicy
     watch: Watch | Mapping[str, Any] | None
+    sandbox: Confinement | None
 
 
 NO_COMMAND_OPTIONS: CommandOptions = {}
@@ -242,6 +247,7 @@ def read_command(argv: object, options: Mapping[str, Any]) -> tuple[Command, dic
         GRACE if grace is None else grace,
         strays,
         read_watch(options.get("watch")),
+        read_confinement(options.get("sandbox")),
     ), values
 
 

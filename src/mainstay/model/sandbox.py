@@ -1,0 +1,109 @@
+"""What one command may do to the machine, as plain data that is stored with the command.
+
+A `Confinement` says what is granted; everything else is refused by the operating system. Which means enforce it is
+chosen by a self-test of the machine (`mainstay.commands.sandbox`) before the command is registered, and is stored as
+`how`: a command that begins later, after a crash, begins in that one or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, get_args
+
+from msgspec import Struct
+
+from mainstay.errors import InvalidCommand, InvalidDefinition, quoted
+from mainstay.model import validate
+
+Implementation: TypeAlias = Literal["bubblewrap", "namespaces", "landlock", "none"]
+"""By which means a command is confined. "none": by none, because the host allowed that where there are no others."""
+
+Gap: TypeAlias = Literal["git", "unix_sockets"]
+"""What a host may accept by name. "git": commands write in `.git`; its configuration and hooks stay read-only where
+there is a mount namespace, and are writable without one. "unix_sockets": sockets in the file system may be connected to
+in the folders that are granted."""
+
+MOST_PATHS = 256
+LONGEST_PATH = 4095
+LARGEST = 1 << 62
+
+
+class SandboxLimits(Struct, frozen=True, gc=False, omit_defaults=True):
+    """The most that a confined command may use; None is no limit. What this machine cannot enforce is refused.
+
+    `processes`: processes and threads of the whole command at a time. `memory`: bytes of address space of each of its
+    processes. `file_size`: bytes of each file that it writes. `cpu`: seconds of processor time of each process.
+    """
+
+    processes: int | None = None
+    memory: int | None = None
+    file_size: int | None = None
+    cpu: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and validate.count(value, name, 1, InvalidDefinition) > LARGEST:
+                raise InvalidDefinition(f"{name}={value} is no limit: leave it out")
+
+
+class Confinement(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What one command may do. Paths are absolute and without links.
+
+    `write`: folders that it may read and change. `read`: files and folders that it may read and run, besides those of
+    the system. `protect`: paths below them that it may not change, whether or not they exist. `hide`: folders below
+    them that it may not see. `network`: it may use the network of the host. `accept`: gaps that the host accepts.
+    `unsandboxed`: it runs without any of this where nothing enforces it. `how`: what enforces it; empty until chosen.
+    """
+
+    write: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+    protect: tuple[str, ...] = ()
+    hide: tuple[str, ...] = ()
+    network: bool = False
+    limits: SandboxLimits = SandboxLimits()
+    accept: tuple[Gap, ...] = ()
+    unsandboxed: bool = False
+    how: Implementation | Literal[""] = ""
+
+
+def read_confinement(given: object) -> Confinement | None:
+    """The confinement of a command from what a caller gave. Raises InvalidCommand; no file is looked at."""
+    if given is None:
+        return None
+    if not isinstance(given, Confinement):
+        raise InvalidCommand(
+            f"sandbox={quoted(given):.200} is not usable: give a Confinement, such as workspace.confinement(store)"
+        )
+    for name in ("write", "read", "protect", "hide"):
+        paths = validate.several(getattr(given, name), name, InvalidCommand)
+        if len(paths) > MOST_PATHS:
+            raise InvalidCommand(f"sandbox: {name} has {len(paths)} paths, {MOST_PATHS} are the most")
+        for path in paths:
+            _check_path(name, path)
+    if not isinstance(given.limits, SandboxLimits):
+        raise InvalidCommand(f"sandbox: limits={quoted(given.limits):.200} is not usable: give SandboxLimits(…)")
+    for name in ("network", "unsandboxed"):
+        validate.flag(getattr(given, name), name, InvalidCommand)
+    check_gaps(given.accept, InvalidCommand)
+    if given.how:
+        raise InvalidCommand(f"sandbox: how={quoted(given.how)} is chosen by a self-test of the machine: leave it out")
+    return given
+
+
+def check_gaps(accept: object, refuse: type[InvalidCommand] | type[InvalidDefinition]) -> tuple[Gap, ...]:
+    """The gaps that a host accepts, each by a name that exists."""
+    if isinstance(accept, Mapping):
+        raise refuse(f"accept={quoted(accept):.200} is not usable: give a list")
+    found = validate.several(accept, "accept", refuse)
+    for each in found:
+        if each not in get_args(Gap):
+            raise refuse(f"accept: there is no gap {quoted(each)}: there are {', '.join(get_args(Gap))}")
+    return found
+
+
+def _check_path(name: str, path: object) -> None:
+    text = validate.plain_text(path)
+    plain = text is not None and text.startswith("/") and "\0" not in text and "\n" not in text
+    if not plain or text is None or len(text.encode()) > LONGEST_PATH or {".", ".."} & set(text.split("/")):
+        raise InvalidCommand(f"sandbox: {name} has {quoted(path):.200}: give absolute paths, without links")
