@@ -76,6 +76,7 @@
     ├── Unavailable           this session cannot do that; the text says what
     │   ├── CodeUnavailable     it runs no code
     │   ├── CodeRuntimeExited   what its code ran in is gone
+    │   ├── DumpRefused         a saved state of its code is not loaded: the cells are run again
     │   ├── MissingExtra        a package that this part needs is not installed; an ImportError too
     │   ├── LiveEventsUnavailable a worker's events can be read only from the store
     │   ├── CommandsUnavailable commands cannot be run here: not on this platform, or not with this store
@@ -879,6 +880,16 @@ class CodeRuntimeExited(Unavailable):
 
     def __init__(self) -> None:
         super().__init__("code execution runtime exited unexpectedly")
+
+
+class DumpRefused(Unavailable):
+    """A saved state of an interpreter is not loaded. What it held comes back by running its cells again."""
+
+    code = "dump_refused"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"the saved state of the code is not loaded: {reason}")
 
 
 class LiveEventsUnavailable(Unavailable):
