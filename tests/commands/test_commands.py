@@ -74,6 +74,19 @@ async def test_an_exit_code_is_a_result_and_no_failure_of_the_process(runtime: R
     assert await handle.status() == "completed"
 
 
+async def test_a_command_is_named_by_its_registration_and_identified_before_its_handle_is_there(
+    runtime: Runtime,
+) -> None:
+    handle = await runtime.command(LONG)
+
+    named, identified = [event.payload async for event in handle.events() if event.type == "process.external_ref_set"]
+    first = [event.type async for event in handle.events()][:3]
+    assert first == ["process.created", "process.first_started", "process.external_ref_set"]
+    assert "pid" not in named
+    assert identified == named | identified
+    assert identified["pid"] > 0
+
+
 async def test_a_handle_has_the_pid_of_a_program_that_runs(runtime: Runtime) -> None:
     handle = await runtime.command(LONG)
 

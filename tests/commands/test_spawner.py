@@ -329,3 +329,59 @@ async def test_spawners_of_two_runtimes_do_not_meet(commands: Commands) -> None:
 
     assert isinstance(started, Started)
     assert (await ended(job)).code == (await ended(mine)).code == 0
+
+
+# ---------------------------------------------------------------------- ahead of the request
+
+
+async def test_shim_that_was_forked_ahead_runs_the_command(commands: Commands) -> None:
+    prepared = commands.spawner.prepare()
+    job, told = commands.job(), list[Started]()
+    started = await commands.spawner.start(commands.request(job, ["echo", "hello"]), prepared, told.append)
+
+    assert told == [started]
+    assert started == job.started()
+    assert (await ended(job)).code == 0
+
+
+async def test_who_runs_a_command_is_told_also_where_its_program_cannot_be_run(commands: Commands) -> None:
+    job, told = commands.job(), list[Started]()
+    failed = await commands.spawner.start(commands.request(job, ["/nowhere/program"]), identified=told.append)
+
+    assert str(failed) == "SpawnFailed(stage='exec', number=2)"
+    assert told == [job.started()]
+
+
+@pytest.mark.kill
+async def test_command_begins_though_the_shim_that_was_forked_ahead_died_with_its_spawner(commands: Commands) -> None:
+    prepared = commands.spawner.prepare()
+    assert prepared is not None
+    waiting = await prepared.wait_forked()
+    assert waiting is not None
+    assert commands.spawner._process is not None
+    for pid in (commands.spawner._process.pid, *children_of(commands.spawner._process.pid)):
+        os.kill(pid, signal.SIGKILL)
+    commands.spawner._process.wait()
+    job = commands.job()
+    started = await commands.spawner.start(commands.request(job, ["true"]), prepared)
+
+    assert started == job.started()
+    assert (await ended(job)).code == 0
+
+
+async def test_shim_that_gets_no_request_leaves(commands: Commands) -> None:
+    prepared = commands.spawner.prepare()
+    assert prepared is not None
+    assert await prepared.wait_forked() is not None
+    spawner = commands.spawner._process
+    assert spawner is not None
+    await until(lambda: bool(children_of(spawner.pid)))
+
+    prepared.dismiss()
+
+    await until(lambda: not children_of(spawner.pid))
+
+
+def children_of(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(each) for each in found]

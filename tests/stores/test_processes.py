@@ -25,6 +25,7 @@ from mainstay.model.process import (
     EventType,
     Evidence,
     Failure,
+    FirstStart,
     ProcessRow,
     Registration,
     SessionOrigin,
@@ -241,6 +242,37 @@ async def test_a_child_that_comes_after_the_end_of_its_parent_is_asked_at_once(s
     with pytest.raises(UnknownProcess, match="'nobody'"):
         await store.write(Register(asked("orphan", parent="nobody"), 10))
     assert await store.process("orphan") is None
+
+
+async def test_work_that_begins_with_its_registration_is_found_where_that_says(store: Store) -> None:
+    write = Register(asked("p", "reattachable"), 5, "w1", reference={"job": "4d5"}, store="here")
+    row = (await store.write(write)).row
+
+    assert row.record.first_started == FirstStart("w1", 1, 1, 5, "here")
+    assert (row.record.external_ref, row.after_owner_death) == ({"job": "4d5"}, "reattach")
+    assert row == await found(store, "p")
+    types = [event.type for _, _, event in await store.events(row.pid)]
+    assert types == ["process.created", "process.first_started", "process.external_ref_set"]
+    # Asked for by another worker, which had another place in mind, it is the process that is there.
+    again = await store.write(Register(asked("p", "reattachable"), 6, "w2", reference={"job": "000"}, store="here"))
+    assert (again.known, again.row) == (True, row)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        Register(asked("p", "reattachable"), 10, reference={"job": "4d5"}),
+        Register(asked("p", "externally_owned"), 10, "w1", reference={"job": "4d5"}),
+        Register(asked("p", parent="over", parent_end="cancel"), 10, "w1", reference={"job": "4d5"}),
+    ],
+    ids=["without an owner", "of others", "to be stopped at once"],
+)
+async def test_work_that_no_worker_begins_is_not_begun_by_its_registration(store: Store, write: Register) -> None:
+    await ended(store, await begun(store, "over"))
+
+    row = (await store.write(write)).row
+
+    assert (row.record.first_started, row.record.external_ref) == (None, None)
 
 
 # ---------------------------------------------------------------------- whose work it is

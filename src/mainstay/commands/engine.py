@@ -1,9 +1,12 @@
 """The engine of commands: processes of kind "command", whose work lives outside of every Runtime.
 
-    registered ─▶ intent ──▶ spawned ──▶ identified ─▶ watched ─▶ ended ─▶ result
-                  the job    its shim    who it is,    the run    `status` in
-                  is named   has begun   in a fenced   rests      the folder
-                  on disk    it          write
+    registered ──▶ spawned ──▶ identified ─▶ watched ─▶ ended ─▶ result
+    and its job    its shim    who it is,    the run    `status` in
+    named, in      has begun   in a fenced   rests      the folder
+    one write      it          write
+
+A command that is claimed later names its job in a write of its own. Its shim is forked while that is written, and
+waits; its identity is written while the shim lets the program run.
 
 A run that finds the name of a job in its record adopts it, by what is in the folder:
 
@@ -48,7 +51,7 @@ from mainstay.commands.job import Answer, Beginning, Found, Identity, Job, Start
 from mainstay.commands.os_tree import Remains, end, end_lost
 from mainstay.commands.output import follow, read, summarize
 from mainstay.commands.shim import STDIN_ROOM
-from mainstay.commands.spawner import Spawner, SpawnFailed, StartRequest, check
+from mainstay.commands.spawner import PreparedShim, Spawner, SpawnFailed, StartRequest, check
 from mainstay.errors import (
     CommandsUnavailable,
     InternalError,
@@ -88,7 +91,7 @@ from mainstay.model.process import (
 )
 from mainstay.model.session import CancelRequest
 from mainstay.model.tool import Artifact
-from mainstay.ports.process import CancelRequested, EngineRun, Leaving
+from mainstay.ports.process import AdmittedCommand, CancelRequested, EngineRun, Leaving
 from mainstay.ports.store import JobFolders, Store
 from mainstay.processes.command import CommandStart
 from mainstay.processes.tool import ARTIFACT
@@ -161,8 +164,9 @@ class CommandEngine:
     """Runs the commands of one Runtime, on its event loop.
 
     `_live` are the commands that run here or are about to, with their sessions ("" for none), and `found` the jobs of
-    those that run. `_values` are grants with
-    values of commands that have not begun, `_begun` resolves when one has, or never will.
+    those that run. Of commands that have not begun: `_values` are grants with values, `_named` the jobs that were
+    named by us with their registration, `_shims` the shims that are forked for them, and `_begun` resolves when one
+    has begun, or never will.
     """
 
     kind = COMMAND_KIND
@@ -178,6 +182,8 @@ class CommandEngine:
         self._live: dict[str, str] = {}
         self.found: dict[str, Job] = {}
         self._values: dict[str, dict[str, str]] = {}
+        self._named: dict[str, str] = {}
+        self._shims: dict[str, PreparedShim] = {}
         self._begun: dict[str, asyncio.Future[None]] = {}
 
     async def close(self) -> None:
@@ -226,21 +232,25 @@ class CommandEngine:
         return Path(self.store.jobs_folder())
 
     @contextlib.contextmanager
-    def admitted(
-        self, registration: Registration, known: ProcessRow | None, what: Any
-    ) -> Generator[Callable[[], Awaitable[None]]]:
+    def admitted(self, registration: Registration, known: ProcessRow | None, what: Any) -> Generator[AdmittedCommand]:
         process_id, session_id = registration.id, _session_of(registration)
         if known is None and process_id not in self._live:
             self._check_room(session_id)
         new = known is None and process_id not in self._live
+        reference: dict[str, Any] | None = None
         if new:
             self._live[process_id] = session_id
             self._begun[process_id] = asyncio.get_running_loop().create_future()
             if isinstance(what, CommandStart) and what.values:
                 self._values[process_id] = what.values
+            if self.knows(registration):
+                reference = self.new_reference()
+                self._named[process_id] = reference["job"]
+                if (prepared := self._spawner.prepare()) is not None:
+                    self._shims[process_id] = prepared
         begun = self._begun.get(process_id)
         try:
-            yield lambda: _until(begun)
+            yield AdmittedCommand(reference, lambda: _until(begun))
         except BaseException:  # also a cancellation: what was not registered must not count
             if new and not _is_done(begun):
                 self.forget(process_id)
@@ -266,7 +276,10 @@ class CommandEngine:
         """It ended, or another worker runs it: it takes no room here."""
         self._live.pop(process_id, None)
         self._values.pop(process_id, None)
+        self._named.pop(process_id, None)
         self.found.pop(process_id, None)
+        if (prepared := self._shims.pop(process_id, None)) is not None:
+            prepared.dismiss()
         self.has_begun(process_id)
 
     def has_begun(self, process_id: str) -> None:
@@ -288,8 +301,21 @@ class CommandEngine:
         finally:
             self.forget(process_id)
 
-    async def spawn(self, process_id: str, command: Command, job: Job, token: str) -> Started | str:
-        """Begin a command: who runs it, or why nothing does."""
+    def new_reference(self) -> dict[str, Any]:
+        """Where a command that is about to begin will be found."""
+        return {
+            "job": Job.new_name(), "host": self.host, "boot": self.boot, "store": self.store.identity(),
+            "token": secrets.token_hex(16),
+        }  # fmt: skip
+
+    def is_new(self, process_id: str, name: str) -> bool:
+        """Whether a job was named with the registration of its command, by us, and nothing has been done about it."""
+        return self._named.pop(process_id, None) == name
+
+    async def spawn(
+        self, process_id: str, command: Command, job: Job, token: str, identified: Callable[[Started], None]
+    ) -> Started | str:
+        """Begin a command: who runs it, or why nothing does. `identified` is called when that is in its folder."""
         try:
             env = self._environment(command, self._values.get(process_id, {}))
         except InvalidCommand as error:
@@ -303,7 +329,7 @@ class CommandEngine:
             command.silence, limit, command.grace, command.strays,
         )  # fmt: skip
         try:
-            started = await self._spawner.start(request)
+            started = await self._spawner.start(request, self._shims.pop(process_id, None), identified)
         except CommandsUnavailable as error:
             return str(error)
         except RuntimeClosed:
@@ -375,6 +401,7 @@ class CommandRun:
         self._engine, self._run = engine, run
         self._command = msgspec.convert(run.registration.input, Command)
         self._started: Started | None = None
+        self._identifying: asyncio.Task[None] | None = None
 
     async def go(self) -> ProcessOutcome:
         """Bring it to its end. While no file can be opened here, its command goes on, and is adopted again then."""
@@ -395,7 +422,9 @@ class CommandRun:
     async def _go(self) -> ProcessOutcome:
         run = self._run
         try:
-            job = await (self._begin() if _job_name(run.record.external_ref) is None else self._adopt())
+            name = _job_name(run.record.external_ref)
+            new = name is not None and self._engine.is_new(run.registration.id, name)
+            job = await (self._begin(named=new) if new or name is None else self._adopt())
         except CancelRequested as asked:
             return self._never_begun(asked.request)
         if not isinstance(job, Job):
@@ -420,31 +449,41 @@ class CommandRun:
 
     # ------------------------------------------------------------------ beginning
 
-    async def _begin(self) -> Job | ProcessOutcome:
-        """Name a job on disk, begin the command there, and write down who it is."""
+    async def _begin(self, named: bool = False) -> Job | ProcessOutcome:
+        """Name a job on disk, unless it is, begin the command there, and write down who it is."""
         run, engine = self._run, self._engine
         run.check()
         jobs = engine.jobs()
-        name, token = Job.new_name(), secrets.token_hex(16)
-        job = Job(jobs / name)
-        reference = {
-            "job": name, "host": engine.host, "boot": engine.boot, "store": engine.store.identity(), "token": token,
-        }  # fmt: skip
-        await run.set_external_ref(reference)
+        if not named:
+            await run.set_external_ref(engine.new_reference())
         await run.begin()
         run.check()
+        reference = run.record.external_ref
+        job = Job(jobs / reference["job"])
         try:
             await asyncio.to_thread(_make, job, run.registration.id)
         except OSError as error:
             why = f"its job folder cannot be made: {error.strerror}"
             return Success(msgspec.to_builtins(self._result("spawn_failed", reason=why)))
-        started = await engine.spawn(run.registration.id, self._command, job, token)
+        token = reference["token"]
+        try:
+            started = await engine.spawn(run.registration.id, self._command, job, token, self._identify_soon)
+        except BaseException:  # also a cancellation: the folder says who it is
+            await _stopped(self._identifying)
+            raise
+        if self._identifying is not None:
+            await self._identifying
         if isinstance(started, str):
             return Success(msgspec.to_builtins(self._result("spawn_failed", reason=started)))
-        await self._identified(job, started)
+        if self._identifying is None:
+            await self._identified(started)
         return job
 
-    async def _identified(self, job: Job, started: Started) -> None:
+    def _identify_soon(self, started: Started) -> None:
+        """Write down who it is while its program is being run."""
+        self._identifying = asyncio.create_task(self._identified(started), name=f"identity of {self._run.row.id}")
+
+    async def _identified(self, started: Started) -> None:
         self._started, run = started, self._run
         known = run.record.external_ref
         who = {
@@ -478,7 +517,7 @@ class CommandRun:
                 return await self._begin()
             await asyncio.sleep(0.01)  # a shim came meanwhile
         if self._started is None and (started := job.started()) is not None:
-            await self._identified(job, started)
+            await self._identified(started)
         return job
 
     async def _gone(self, job: Job, why: str) -> ProcessOutcome:

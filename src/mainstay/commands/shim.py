@@ -152,6 +152,8 @@ def spawn_shims(parent: int) -> None:
 
     The request itself comes through that socket, and is read by the shim: a large or slow one holds up nobody. For as
     long as the shim has not answered it holds the socket, so the end of it without an answer says that no shim is left.
+    The answer is "started" with the lines of that file and an empty one, "failed" with the stage and the errno, or one
+    after the other, if the leader could not run the program.
     """
     import _ctypes  # noqa: PLC0415  # only here: a Runtime reads this module too, and need not map the library
 
@@ -367,7 +369,7 @@ class Shim:
         except Refused as refused:
             if self.lock >= 0:
                 os.close(self.lock)  # who hears of it finds the folder free
-            self._reply(f"failed {refused.stage} {refused.number}\n".encode())
+            self._reply(f"failed {refused.stage} {refused.number}\n".encode(), last=True)
             return
         try:
             while self.phase != OVER:
@@ -408,7 +410,6 @@ class Shim:
         except OSError as error:
             # The leader, if there is one, reads the end of its pipe and leaves.
             raise Refused("folder", error.errno or 0) from None
-        self.identity = identity
         self.began, self.began_wall = time.monotonic(), time.time()
         self.heard = self.began
         self.folder_due = self.began + FOLDER_CHECK
@@ -417,6 +418,7 @@ class Shim:
         except OSError:
             pass  # the leader was killed; it will be reaped
         os.close(self.go)
+        self._reply(b"started\n" + identity + b"\n")  # meanwhile the leader runs the program
         for fd in (self.failure, self.wake, self.control.fileno(), *self.streams):
             self.poll.register(fd, select.POLLIN)
 
@@ -516,15 +518,17 @@ class Shim:
             os.close(fd)
         os.rename(name + ".tmp", name)
 
-    def _reply(self, text: bytes) -> None:
+    def _reply(self, text: bytes, last: bool = False) -> None:
+        """Tell the Runtime how the beginning goes, until that is decided."""
         if self.answer < 0:
             return
         try:
             os.write(self.answer, text)
         except OSError:
             pass  # the Runtime went; the folder says it all
-        os.close(self.answer)
-        self.answer = -1
+        if last:
+            os.close(self.answer)
+            self.answer = -1
 
     # ------------------------------------------------------------ the loop
 
@@ -610,7 +614,7 @@ class Shim:
             stage, _, number = text.partition(b" ")
             self.refused = Refused(stage.decode(), int(number))
         else:
-            self._reply(b"started\n" + self.identity)
+            self._reply(b"", last=True)
         if self.phase == STARTING:
             self.phase = RUNNING
 
@@ -900,9 +904,9 @@ class Shim:
             pass  # readers may still see it; after a power failure it is `lost`
         os.rename("status.tmp", "status")
         if self.refused is not None:
-            self._reply(f"failed {self.refused.stage} {self.refused.number}\n".encode())
+            self._reply(f"failed {self.refused.stage} {self.refused.number}\n".encode(), last=True)
         else:
-            self._reply(b"started\n" + self.identity)
+            self._reply(b"", last=True)
         for connection in list(self.connections.values()):
             if connection.awaits_end:
                 connection.socket.settimeout(1.0)

@@ -1,13 +1,18 @@
 """The Runtime's side of the spawner: beginning commands.
 
 One spawner serves a Runtime. It is started with the first command, and again if it died; its shims know nothing of
-either. A request goes to the shim through a socket of its own (`shim.spawn_shims`), and the answer comes back on it
-when the program runs, or could not be run.
+either. A request goes to the shim through a socket of its own (`shim.spawn_shims`), and the answer comes back on it in
+two parts: who runs the command, as soon as that is in its folder, and then, with the end of the socket, that its
+program runs, or why it could not be run.
+
+A shim can be forked before there is a request for it (`prepare`), while the Runtime still writes down what it is about
+to do. It does nothing until the request comes, and leaves if none does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
@@ -29,6 +34,8 @@ T = TypeVar("T")
 AT_ONCE = 32
 """Requests that are with the spawner at a time: each is an open socket here and there."""
 TRIES = 3
+STARTED = b"started\n"
+"""Begins the first part of a shim's answer, which ends with an empty line."""
 CLOSE_SECONDS = 5.0
 LONGEST = 131_072
 """Bytes of one argument, or of one variable with its value, with the zero at its end: MAX_ARG_STRLEN."""
@@ -132,25 +139,72 @@ def _find_program(name: str, path: str, cwd: str) -> None:
         raise InvalidCommand(f"{quoted(there[0])} may not be executed")
 
 
+class PreparedShim:
+    """A shim that is forked before there is a request for it. It is given to one `start`, or dismissed."""
+
+    def __init__(self, forking: asyncio.Task[socket.socket | None]) -> None:
+        self._forking = forking
+
+    async def wait_forked(self) -> socket.socket | None:
+        """Its socket, which is the caller's to close; None if none could be forked, or it was dismissed."""
+        try:
+            return await asyncio.shield(self._forking)
+        except (OSError, CommandsUnavailable, RuntimeClosed):
+            return None  # the next attempt says why
+
+    def dismiss(self) -> None:
+        """Let it go without a request."""
+        self._forking.add_done_callback(_close_result)
+
+
+def _close_result(forking: asyncio.Task[socket.socket | None]) -> None:
+    if not forking.cancelled() and forking.exception() is None and (unused := forking.result()) is not None:
+        unused.close()
+
+
 class Spawner:
-    """Begins commands for one Runtime, in its event loop."""
+    """Begins commands for one Runtime, in its event loop.
+
+    `_forking` are the tasks that have a shim forked ahead of its request.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._opening = asyncio.Lock()
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._forking: set[asyncio.Task[socket.socket | None]] = set()
         self._closed = False
 
-    async def start(self, request: StartRequest) -> Started | SpawnFailed:
+    def prepare(self) -> PreparedShim | None:
+        """Have a shim forked, and the spawner started if there is none. None while many are being begun."""
+        if self._slots.locked() or len(self._forking) >= AT_ONCE:
+            return None
+        forking = asyncio.create_task(self._fork_shim(), name="fork of a shim")
+        self._forking.add(forking)
+        forking.add_done_callback(self._forking.discard)
+        return PreparedShim(forking)
+
+    async def start(
+        self,
+        request: StartRequest,
+        prepared: PreparedShim | None = None,
+        identified: Callable[[Started], None] | None = None,
+    ) -> Started | SpawnFailed:
         """Run a command: returns when its program runs, with who it is, or why it does not.
 
+        `identified` is called as soon as the shim and the leader are known, which may be before the program runs.
         Cancelling this does not undo it: the folder says whether the command began.
         """
         message = _encode(request)
-        async with self._slots:
-            for _ in range(TRIES):
-                answer = await self._send(message)
+        async with contextlib.AsyncExitStack() as stack:
+            if prepared is not None:
+                stack.callback(prepared.dismiss)  # also if this is cancelled before it is used
+            await stack.enter_async_context(self._slots)
+            for number in range(TRIES):
+                first = prepared if number == 0 else None
+                ours = await (self._fork_shim() if first is None else first.wait_forked())
+                answer = None if ours is None else await self._send(ours, message, identified)
                 if answer is not None:
                     return answer
                 # The shim held the socket until its end, so there is none. The folder says how far it got.
@@ -167,12 +221,13 @@ class Spawner:
         self._closed = True
         async with self._opening:
             await self._end()
+        if self._forking:
+            await asyncio.wait(self._forking)
 
-    async def _send(self, message: bytes) -> Started | SpawnFailed | None:
-        """One try; None if the socket ended without an answer."""
-        loop = asyncio.get_running_loop()
+    async def _fork_shim(self) -> socket.socket | None:
+        """The socket of a new shim; None if the spawner takes no requests."""
         ours, theirs = socket.socketpair()
-        with ours:
+        try:
             ours.setblocking(False)
             with theirs:
                 requests = await self._open()
@@ -180,21 +235,34 @@ class Spawner:
                     await _send_socket(requests, theirs)
                 except OSError:
                     await self._reopen(requests)
+                    ours.close()
                     return None
+        except BaseException:  # also a cancellation: its socket is closed
+            ours.close()
+            raise
+        return ours
+
+    async def _send(
+        self, ours: socket.socket, message: bytes, identified: Callable[[Started], None] | None
+    ) -> Started | SpawnFailed | None:
+        """One try; None if the socket ended without an answer."""
+        loop, answer, started = asyncio.get_running_loop(), bytearray(), None
+        with ours:
             try:
                 await loop.sock_sendall(ours, message)
-                answer = bytearray()
                 while data := await loop.sock_recv(ours, 1 << 16):
                     answer += data
+                    if started is None and answer.startswith(STARTED) and (end := answer.find(b"\n\n")) > 0:
+                        started = parse_started(bytes(answer[len(STARTED) : end]))
+                        del answer[: end + 2]
+                        if identified is not None:
+                            identified(started)
             except OSError:
-                return None
-        word, _, rest = bytes(answer).partition(b"\n")
-        if word == b"started":
-            return parse_started(rest)
-        if word.startswith(b"failed "):
-            _, stage, number = word.decode().split(" ")
+                return started
+        if answer.startswith(b"failed "):
+            _, stage, number = answer.decode().split()
             return SpawnFailed(stage, int(number))
-        return None
+        return started
 
     async def _open(self) -> socket.socket:
         async with self._opening:

@@ -338,13 +338,20 @@ class Registered(Struct, frozen=True, gc=False):
 
 
 class Register(Write[Registered], frozen=True, gc=False):
-    """Begin a process, and claim it for `worker` if given. The sessions of `grants` may see it."""
+    """Begin a process, and claim it for `worker` if given. The sessions of `grants` may see it.
+
+    With a `reference`, its work begins now, in the store of the id `store`, and that is where it can be found: what
+    that worker's first `Advance` would say otherwise. Not where it is asked to stop at once, because its parent has
+    ended.
+    """
 
     registration: Registration
     at: int
     worker: str | None = None
     grants: tuple[str, ...] = ()
     blobs: tuple[str, ...] = ()
+    reference: Any = None
+    store: str = ""
 
 
 class Advanced(Struct, frozen=True, gc=False):

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -322,16 +322,21 @@ class Engine(Protocol):
         ...
 
 
+class AdmittedCommand(NamedTuple):
+    """A command that there is room for: where it will be found if it begins here, and what waits until its program
+    runs, or could not be run."""
+
+    reference: Any
+    begun: Callable[[], Awaitable[None]]
+
+
 class CommandStarts(Protocol):
     """What the engine of commands does about a start."""
 
     def admitted(
         self, registration: Registration, known: ProcessRow | None, what: Any
-    ) -> AbstractContextManager[Callable[[], Awaitable[None]]]:
-        """Room for one more command, while it is registered; refused where there is none, unless it is `known`.
-
-        Gives what waits until its program runs, or could not be run.
-        """
+    ) -> AbstractContextManager[AdmittedCommand]:
+        """Room for one more command, while it is registered; refused where there is none, unless it is `known`."""
         ...
 
     def forget(self, process_id: str) -> None:

@@ -15,7 +15,7 @@ from mainstay.errors import InvalidCommand, TimedOut, quoted
 from mainstay.model import validate
 from mainstay.model.command import Command, CommandOwner, CommandResult, read_command
 from mainstay.processes.handle import ProcessHandle
-from mainstay.tools.revive import ValueCodec, value_codec
+from mainstay.tools.revive import ValueCodec
 
 
 class CommandStart(Struct, frozen=True):
@@ -28,8 +28,10 @@ class CommandStart(Struct, frozen=True):
     def name(self) -> str:
         return self.command.argv[0].rpartition("/")[2] or self.command.argv[0]
 
-    def returns(self) -> ValueCodec:
-        return value_codec(CommandResult)
+    def returns(self) -> ValueCodec | None:
+        """None: a handle knows the result of a command when it sees one. To make its codec takes milliseconds, which
+        the first start would wait for."""
+        return None
 
 
 def prepared(argv: object, options: Mapping[str, Any]) -> CommandStart:

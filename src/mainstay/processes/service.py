@@ -184,10 +184,10 @@ class ProcessService:
     ) -> None:
         """Register a command that there is room for, and wait until its program runs, if it is begun here."""
         commands = cast(CommandStarts, self._worker.engines[COMMAND_KIND])
-        with commands.admitted(registration, await self._store.process(registration.id), what) as begun:
-            row = (await self._worker.register(registration, grants, blobs)).row
+        with commands.admitted(registration, await self._store.process(registration.id), what) as admitted:
+            row = (await self._worker.register(registration, grants, blobs, admitted.reference)).row
             if registration.id in self._worker.runs:
-                await begun()
+                await admitted.begun()
             elif row.owner is not None or not row.live:
                 commands.forget(registration.id)
 

@@ -203,14 +203,24 @@ class ProcessWorker:
     # ------------------------------------------------------------------ owning
 
     async def register(
-        self, registration: Registration, grants: tuple[str, ...] = (), blobs: tuple[str, ...] = ()
+        self,
+        registration: Registration,
+        grants: tuple[str, ...] = (),
+        blobs: tuple[str, ...] = (),
+        reference: Any = None,
     ) -> Registered:
-        """Begin a process. When this returns it is on disk, owned here or free to be claimed."""
+        """Begin a process. When this returns it is on disk, owned here or free to be claimed.
+
+        `reference` is where its work will be found, if it begins here at once.
+        """
         begins = (not self.mode.draining or self._is_here(registration)) and self.can(registration)
         placed = begins and self.works and not self.mode.leaving
         placed = placed and (self.admission.try_take(self.place_needs) or self._begins_beyond(registration))
         try:
-            register = Register(registration, self.clock.now(), self.id if placed else None, grants, blobs)
+            register = Register(
+                registration, self.clock.now(), self.id if placed else None, grants, blobs,
+                reference, "" if reference is None else self.store.identity(),
+            )  # fmt: skip
             registered = await self.runner.write(registration.id, register)
         except BaseException:  # also a cancellation: a place that is not given back would block another process
             if placed:

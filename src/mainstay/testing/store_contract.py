@@ -520,7 +520,8 @@ class Author:
                 parent=pick([None, None, *PROCESSES, "a.1"]), parent_end=pick(["cancel", "abandon"]),
                 wake=pick([None, WakeTarget(pick("ab"), "x", "turn")]),
             )  # fmt: skip
-            return Register(asked, at, pick([None, "w1"]), pick([(), ("a", "b")]), blobs=self._blobs())
+            begun: dict[str, Any] = pick([{}, {}, {"reference": {"job": name}, "store": "this"}])
+            return Register(asked, at, pick([None, "w1"]), pick([(), ("a", "b")]), blobs=self._blobs(), **begun)
         if row.owner is not None and self._random.random() < 0.6:
             return await self._of_a_process(store, row, at)
         target = pick([row.id] * 9 + ["nobody"])

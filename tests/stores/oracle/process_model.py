@@ -107,6 +107,11 @@ class ProcessModel(ProcessLog):
         row = new_row(len(self.processes) + 1, asked, write.at, owner, times)
         self.processes[asked["id"]] = row
         self._happened(row, "process.created", None, write.at)
+        if write.reference is not None and owner is not None and not ended:
+            start = {"owner": owner, "generation": 1, "attempt": 1, "at": write.at, "store": write.store}
+            row["record"]["first_started"] = start
+            self._happened(row, "process.first_started", start, write.at)
+            self._told(row, Event("process.external_ref_set", write.reference, write.at))
         self.grants |= {(session_id, row["pid"]) for session_id in write.grants}
         self._refer(-row["pid"], write.blobs)
         if ended and asked["parent_end"] == "cancel":

@@ -106,6 +106,7 @@ askings = st.fixed_dictionaries(
         "origin": st.sampled_from([HostOrigin(), HostOrigin("cron"), SessionOrigin("chat")]),
     }
 )
+begins_at_once = st.sampled_from([{}, {}, {"reference": {"job": "4d5"}, "store": "this"}])
 filters = st.builds(
     ProcessFilter,
     status=st.sampled_from([(), ("running",), ("completed", "failed"), ("waiting", "stuck"), ("queued",)]),
@@ -154,14 +155,16 @@ class WorkerRules(ProcessMachine):
         self.send(self.advancing(self.model.processes["last"], [b"done"], first=True, outcome=Success({"n": 1})))
 
     @has(ProcessMachine.fresh_ids)
-    @rule(n=index, m=index, asked=askings, worker=maybe_workers, policy=policies)
+    @rule(n=index, m=index, asked=askings, worker=maybe_workers, policy=policies, begins=begins_at_once)
     def a_process_is_registered_once_and_the_same_asking_finds_it(
-        self, n: int, m: int, asked: dict[str, Any], worker: str | None, policy: Any
+        self, n: int, m: int, asked: dict[str, Any], worker: str | None, policy: Any, begins: dict[str, Any]
     ) -> None:
         name, parent = self.pick(self.fresh_ids(), n), self.pick([None, "chat.1", *OWNING, *self.model.processes], m)
         wake = None if policy == "none" else WakeTarget(WATCHERS[m % 2], "clerk", policy)
         first = self.send(
-            Register(self.asking(name, parent=parent, wake=wake, **asked), self.tick(), worker, WATCHERS[: m % 3])
+            Register(
+                self.asking(name, parent=parent, wake=wake, **asked), self.tick(), worker, WATCHERS[: m % 3], **begins
+            )
         )
         moved_on = self.asking(name, parent=parent, **(asked | {"max_attempts": 9}))
         self.send(Register(moved_on, self.tick(), "w3"), {"row": first["row"], "known": True})

@@ -32,7 +32,7 @@ from mainstay.errors import (
 )
 from mainstay.lifecycle.process import PROGRESS, SIGNAL, check_args, check_signal, declared
 from mainstay.model.codec import clean, clean_text, decode, encode, encode_checked
-from mainstay.model.command import CommandOptions, CommandResult
+from mainstay.model.command import RESULT, CommandOptions, CommandResult
 from mainstay.model.message import Metadata
 from mainstay.model.process import (
     Event,
@@ -366,7 +366,7 @@ class ProcessContext(Generic[Deps]):
             raise InvalidCommand("a command of a durable function has its line as its key: leave key= out")
         end: ParentEnd = "cancel" if owner == "process" else "abandon"
         asked = ChildOptions(end, clean_text(options.get("label", "")), options.get("wake", "none"))
-        handle = ChildHandle[CommandResult](self, await self._start(what, {"argv": list(argv)}, asked), what.returns())
+        handle = ChildHandle[CommandResult](self, await self._start(what, {"argv": list(argv)}, asked), None)
         if background_after is None:
             return handle
         try:
@@ -407,6 +407,8 @@ class ProcessContext(Generic[Deps]):
             raise TimedOut(f"process {process_id!r} did not end", timeout)
         value = value_of(process_id, answered(done))
         codec = process.codec if isinstance(process, ChildHandle | ProcessHandle) else None
+        if codec is None and isinstance(value, dict) and value.get("type") == RESULT:
+            codec = value_codec(CommandResult)
         return revived(codec, value, f"process {self.process_id!r} at {key}", f"the result of process {process_id!r}")
 
     async def _end_of(

@@ -176,6 +176,11 @@ async def register(tx: Transaction, write: Register) -> Registered:
     row = ProcessRow(number, registration, fold(ProcessRecord(), created), write.at, owner, claimed, claimed)
     tx.change(AddProcess(row))
     tx.change(LogEvent(row.pid, 1, created, place))
+    if write.reference is not None and owner is not None and not late:
+        start = FirstStart(owner, row.generation, row.attempts, write.at, write.store)
+        row = await append_event(tx, row, Event(events.FIRST_STARTED, start, write.at))
+        row = await append_event(tx, row, Event(events.EXTERNAL_REF_SET, write.reference, write.at))
+        tx.change(PutProcess(row))
     for session_id in write.grants:
         tx.change(PutGrant(session_id, row.pid))
     if write.blobs:
@@ -207,7 +212,8 @@ async def _is_over(tx: Transaction, parent: str, child: str) -> bool:
 async def register_applied(tx: Transaction, write: Register) -> Registered | None:
     """The receipt of a registration whose reply was lost: applied again it would take itself for a second asking."""
     row = await tx.read(ProcessById(write.registration.id))
-    if row is None or row.created != write.at or row.record.sequence != 1 or row.owner != write.worker:
+    written = 1 if write.reference is None or write.worker is None else 3
+    if row is None or row.created != write.at or row.record.sequence != written or row.owner != write.worker:
         return None
     return Registered(row) if same(row.registration, write.registration) else None
 
