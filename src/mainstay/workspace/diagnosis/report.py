@@ -1,0 +1,206 @@
+"""What is known about a run of tests or of a build, and how sure that is.
+
+Readers gather `Findings` from the output, which whoever runs in the command may write as they like. So the output never
+makes a run pass: `judge` says "passed" only where the command ended by itself with code 0, all of its output is there,
+and nothing in it speaks against it. What the output adds is which tests failed, where and why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+from msgspec import Struct
+
+Severity: TypeAlias = Literal["error", "warning", "note", "help"]
+Verdict: TypeAlias = Literal["passed", "failed", "incomplete", "unclear"]
+"""What became of a run: it passed or failed; it was cut before its end, so that what is not told about is not known; or
+its exit code and its output contradict each other, which the note says."""
+
+MOST_FAILURES = 200
+MOST_DIAGNOSTICS = 500
+LONGEST_MESSAGE = 2_000
+LONGEST_EXCERPT = 4_000
+LONGEST_NAME = 500
+
+
+class Tests(Struct, frozen=True, gc=False, omit_defaults=True):
+    """How many tests; None where the output does not tell. `errors` are those that could not run."""
+
+    passed: int | None = None
+    failed: int | None = None
+    skipped: int | None = None
+    errors: int | None = None
+
+
+class Failure(Struct, frozen=True, gc=False, omit_defaults=True):
+    """A test that failed. `file` and `line` are as the tool printed them: where it raised, if that is told."""
+
+    name: str
+    message: str = ""
+    file: str | None = None
+    line: int | None = None
+    excerpt: str = ""
+
+
+class Diagnostic(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a compiler, linter or type checker says about a place."""
+
+    severity: Severity
+    message: str
+    file: str | None = None
+    line: int | None = None
+    column: int | None = None
+    code: str = ""
+
+
+class Diagnosis(Struct, frozen=True, gc=False, omit_defaults=True):
+    """A run as its exit code and its output tell it.
+
+    `tool` is what printed the output. `tests` is None where no test was told about. `truncated`: there are more
+    failures or diagnostics than are listed.
+    """
+
+    tool: str
+    verdict: Verdict
+    tests: Tests | None = None
+    failures: tuple[Failure, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
+    truncated: bool = False
+    note: str = ""
+
+
+class Ending(Struct, frozen=True, gc=False):
+    """How the command ended. `exit_code` is None if it did not end by itself; `whole`: all of its output is there."""
+
+    exit_code: int | None
+    whole: bool = True
+
+
+class Excerpt:
+    """The first lines of something, up to a bound."""
+
+    __slots__ = ("_lines", "_room")
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._room = LONGEST_EXCERPT
+
+    def add(self, line: str) -> None:
+        if self._room > 0:
+            self._lines.append(line[: self._room])
+            self._room -= len(line) + 1
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self._lines).strip("\n")
+
+
+@dataclass(slots=True)
+class Findings:
+    """What one reader found. `complete`: the tool told about its end; None where the tool has no such words."""
+
+    tool: str
+    tests: Tests | None = None
+    complete: bool | None = None
+    failures: list[Failure] = field(default_factory=list)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    truncated: bool = False
+    recognised: bool = False
+    errors: int = 0
+
+    def add_failure(self, failure: Failure) -> None:
+        self.recognised = True
+        if len(self.failures) >= MOST_FAILURES:
+            self.truncated = True
+            return
+        self.failures.append(
+            Failure(
+                failure.name[:LONGEST_NAME],
+                failure.message[:LONGEST_MESSAGE],
+                failure.file,
+                failure.line,
+                failure.excerpt,
+            )
+        )
+
+    def add_diagnostic(self, diagnostic: Diagnostic) -> None:
+        self.recognised = True
+        self.errors += diagnostic.severity == "error"
+        if len(self.diagnostics) >= MOST_DIAGNOSTICS:
+            self.truncated = True
+            return
+        self.diagnostics.append(diagnostic)
+
+
+class Reader(Protocol):
+    """Reads the output of one tool, line by line. `findings` closes it: no line comes after."""
+
+    def feed(self, line: str) -> None: ...
+
+    def findings(self) -> Findings: ...
+
+
+def judge(found: list[Findings], ending: Ending) -> Diagnosis | None:
+    """What all readers found together, and what becomes of it by the way in which the command ended. None if no reader
+    recognised anything."""
+    found = [each for each in found if each.recognised]
+    if not found:
+        return None
+    tests = _sum([each.tests for each in found if each.tests is not None])
+    failures = [failure for each in found for failure in each.failures]
+    notes = [note for each in found for note in each.notes]
+    counted = 0 if tests is None else (tests.failed or 0) + (tests.errors or 0)
+    bad = max(counted, len(failures)) + sum(each.errors for each in found)
+    cut = any(each.complete is False for each in found)
+    none_ran = tests is not None and (tests.passed, bad) == (0, 0)
+    verdict: Verdict
+    if ending.exit_code is None or not ending.whole:
+        verdict = "incomplete"
+        notes.append(
+            "the run did not come to its end" if ending.exit_code is None else "a part of its output is missing"
+        )
+    elif ending.exit_code != 0:
+        verdict = "incomplete" if cut else "failed"
+        if cut:
+            notes.append(f"exit code {ending.exit_code}, and the output breaks off before its summary")
+        elif not bad:
+            what = "no test ran" if none_ran else "the output tells of no failure"
+            notes.append(f"exit code {ending.exit_code}, although {what}" if not none_ran else what)
+    elif bad:
+        verdict = "unclear"
+        notes.append(f"exit code 0, although the output tells of {bad} failures or errors")
+    elif cut:
+        verdict = "incomplete"
+        notes.append("exit code 0, but the output breaks off before its summary")
+    else:
+        verdict = "passed"
+        if none_ran:
+            notes.append("no test passed")
+    return Diagnosis(
+        "+".join(dict.fromkeys(each.tool for each in found)),
+        verdict,
+        tests,
+        tuple(failures[:MOST_FAILURES]),
+        tuple([each for one in found for each in one.diagnostics][:MOST_DIAGNOSTICS]),
+        any(each.truncated for each in found) or len(failures) > MOST_FAILURES,
+        "; ".join(dict.fromkeys(notes)),
+    )
+
+
+def _sum(several: list[Tests]) -> Tests | None:
+    """Counts of several tools together. A count that one of them does not tell is unknown."""
+    if not several:
+        return None
+
+    def total(counts: list[int | None]) -> int | None:
+        known = [each for each in counts if each is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    return Tests(
+        total([each.passed for each in several]),
+        total([each.failed for each in several]),
+        total([each.skipped for each in several]),
+        total([each.errors for each in several]),
+    )
