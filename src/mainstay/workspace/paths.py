@@ -122,7 +122,7 @@ class Paths:
         return "/".join(place.names) or "." if place.root == self.roots[0] else place.path
 
     def covers(self, path: str) -> bool:
-        return self._below(path) is not None
+        return self.below(path) is not None
 
     # ------------------------------------------------------------------ from text to a place
 
@@ -162,12 +162,12 @@ class Paths:
             raise ToolError(
                 "the path is not UTF-8: files with such names cannot be named here", code="invalid_path"
             ) from None
-        found = self._below(path) if path.startswith("/") else (self.roots[0], _normal(path.split("/")))
+        found = self.below(path) if path.startswith("/") else (self.roots[0], _normal(path.split("/")))
         if found is None or found[1] is None:
             raise self._outside(path)
         return found[0], found[1]
 
-    def _below(self, path: str) -> tuple[str, tuple[str, ...] | None] | None:
+    def below(self, path: str) -> tuple[str, tuple[str, ...] | None] | None:
         """The root that an absolute path is below, the innermost of several, and the names from there."""
         wanted = _normal(path.split("/"))
         for root in sorted(self.roots, key=len, reverse=True):
@@ -223,7 +223,7 @@ class Paths:
     ) -> tuple[str, tuple[str, ...]]:
         """Where a link leads, if that is in the workspace."""
         if target.startswith("/"):
-            found = self._below("/".join((target, *after)))
+            found = self.below("/".join((target, *after)))
         else:
             found = (root, _normal([*before, *target.split("/"), *after]))
         if found is None or found[1] is None:

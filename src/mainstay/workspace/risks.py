@@ -1,0 +1,715 @@
+"""What the programs of a command line may do, as far as their arguments say: labels, each with its reason.
+
+    invocation → (label, reason)*         no label: the program is known, and what it is told to do only reads
+
+Labels are a reason to ask, never a proof of harm or of its absence: what a command really may do, the sandbox decides.
+They err towards more: an argument that may be an option, a path or a program counts as one. A program that is not in
+the tables (`programs.py`) is `unknown`; a word that is not known from the text makes a command `unclear`, unless its
+program does nothing with any argument.
+
+Paths are compared as they are written, without looking at the file system: a link inside of the workspace may lead
+out of it, and is held by the sandbox alone.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal, TypeAlias
+
+from mainstay.errors import ToolError
+from mainstay.workspace.invocations import INTERPRETERS, SHELLS, Invocation, env_assigned, family
+from mainstay.workspace.paths import Paths
+from mainstay.workspace.programs import (
+    BECOMING,
+    CHANGING_THE_SHELL,
+    CREDENTIALS,
+    GIT_NETWORK,
+    GIT_READS,
+    GUESSES,
+    IGNORING,
+    NO_CREDENTIALS,
+    PACKAGES,
+    PROJECT,
+    REACHING,
+    READING,
+    REMOVING,
+    RULING,
+    STARTING,
+    WRITING,
+)  # fmt: skip
+from mainstay.workspace.shell import ASSIGNMENT, NAME, Redirect, Word
+
+Label: TypeAlias = Literal[
+    "destructive", "write", "network", "credential_read", "sudo", "package_install", "force_push", "outside_workspace",
+    "pipe_to_shell", "catastrophic", "unknown", "unclear",
+]  # fmt: skip
+
+Finding: TypeAlias = tuple[Label, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Where a line runs: the folders that it may begin in (each `cd` of it adds one), and the workspace."""
+
+    folders: tuple[str, ...]
+    paths: Paths
+
+
+# ---------------------------------------------------------------------- words
+
+HARMLESS_VARIABLES = re.compile(
+    r"LC_[A-Z]+|LANG|LANGUAGE|TZ|TERM|CI|NO_COLOR|FORCE_COLOR|CLICOLOR|COLUMNS|LINES|[a-z_][a-z0-9_]*"
+)
+DANGEROUS_VARIABLES = re.compile(
+    r"PATH|IFS|ENV|BASH_ENV|BASHOPTS|SHELLOPTS|PS[0-4]|PROMPT_COMMAND|CDPATH|HOME|TMPDIR|EDITOR|VISUAL|PAGER|MANPAGER|BROWSER|SHELL"
+    r"|LD_.*|DYLD_.*|GIT_.*|GCONV_PATH|LOCPATH|HOSTALIASES|NODE_.*|PYTHON.*|PERL.*|RUBY.*|JAVA_.*|_JAVA_OPTIONS|JDK_.*|CLASSPATH"
+    r"|LESS.*|RIPGREP_CONFIG_PATH|GREP_.*|TAR_OPTIONS|MAKEFLAGS|MAKEFILES|NPM_CONFIG_.*|npm_config_.*|PIP_.*|UV_.*|CARGO_.*|RUSTC.*|GOFLAGS"
+    r"|CC|CXX|.*_PROXY|.*_proxy|SSH_.*|DOCKER_.*|KUBECONFIG|AWS_.*|BASH_FUNC_.*|CONFIG_SITE|FPATH|ZDOTDIR|OPTIND|HISTFILE|MALLOC_.*|GLIBC_.*"
+)
+"""What other programs run, load or obey."""
+
+
+STREAMS = re.compile(r"/dev/(null|zero|stdin|stdout|stderr|tty|full|random|urandom|fd/\d+)")
+
+
+def _secret(path: str) -> bool:
+    for name in path.split("/"):
+        folded = name.casefold()
+        if any(fnmatchcase(folded, glob) for glob in NO_CREDENTIALS):
+            continue
+        if any(fnmatchcase(folded, glob) for glob in CREDENTIALS):
+            return True
+    return False
+
+
+def _candidates(text: str) -> Iterator[str]:
+    """What of an argument may be a path: all of it, what is behind `=` or `@`, and what is attached to an option."""
+    yield text
+    for sign in "=@:":
+        if sign in text:
+            yield text.partition(sign)[2]
+    if text.startswith("-") and not text.startswith("--") and len(text) > 2:
+        yield text[2:]
+
+
+def _path_findings(word: Word, scene: Scene, change: bool) -> Iterator[Finding]:
+    if word.tilde:
+        yield "outside_workspace", f"{word.source} is in a home folder"
+    text = word.value if word.value is not None else word.head
+    if word.value is None and not word.process and not change:
+        yield "unclear", f"which path {word.source} is depends on a variable"
+    for candidate in _candidates(text):
+        path = candidate.removeprefix("file://") if candidate.startswith("file:///") else candidate
+        if _secret(path) or (word.glob and _could_be_secret(path)):
+            yield "credential_read", f"{word.source} may hold credentials"
+        if STREAMS.fullmatch(path) or not path:
+            continue
+        if path.startswith("~"):
+            yield "outside_workspace", f"{word.source} is in a home folder"
+        for folder in scene.folders:
+            yield from _place_findings(word, posixpath.join(folder, path), scene.paths, change)
+
+
+def _could_be_secret(pattern: str) -> bool:
+    name = pattern.rsplit("/", 1)[-1]
+    return not name.startswith("*") and any(fnmatchcase(guess, name) for guess in GUESSES)
+
+
+def _place_findings(word: Word, path: str, paths: Paths, change: bool) -> Iterator[Finding]:
+    found = paths.below(path)
+    if found is None:
+        yield "outside_workspace", f"{word.source} is outside of the workspace"
+        return
+    root, names = found
+    try:
+        paths.check(root, names or (), change)
+    except ToolError as refused:
+        yield "outside_workspace", refused.message
+
+
+def _words_findings(words: Sequence[Word], scene: Scene, change: bool = False) -> Iterator[Finding]:
+    for word in words:
+        yield from _path_findings(word, scene, change)
+        if word.value is None and change:
+            yield "unclear", f"what {word.source} is depends on a variable"
+
+
+def _options(words: Sequence[Word]) -> list[str]:
+    """The options before `--`, with what they are given by `=`."""
+    found: list[str] = []
+    for each in words:
+        if each.value == "--":
+            break
+        if each.value is not None and each.value.startswith("-") and each.value != "-":
+            found.append(each.value)
+    return found
+
+
+def _operands(words: Sequence[Word]) -> list[Word]:
+    found: list[Word] = []
+    for index, each in enumerate(words):
+        if each.value == "--":
+            return found + list(words[index + 1 :])
+        if each.value is None or not each.value.startswith("-") or each.value == "-":
+            found.append(each)
+    return found
+
+
+def _has(options: Sequence[str], short: str = "", *long: str) -> str:
+    """The first option that is one of those, also in a cluster (`-rf`) or cut short (`--recu`)."""
+    for option in options:
+        if option.startswith("--"):
+            name = option[2:].partition("=")[0]
+            if name and any(each.startswith(name) for each in long):
+                return option
+        elif set(option[1:]) & set(short):
+            return option
+    return ""
+
+
+def _may_be_option(words: Sequence[Word]) -> Iterator[Finding]:
+    """Words that may turn out to be options, of a program whose options do more than read."""
+    for each in words:
+        if each.value == "--":
+            return
+        if (each.value is None or each.glob) and (not each.head or each.head.startswith("-")) and not each.process:
+            yield "unclear", f"{each.source} may be an option"
+
+
+# ---------------------------------------------------------------------- programs that only read
+
+Reader: TypeAlias = Callable[[Invocation, Scene], Iterator[Finding]]
+
+
+def _nothing(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    """No argument matters."""
+    yield from ()
+
+
+def _reads(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    """Every argument may be a path that is read."""
+    yield from _words_findings(it.args, scene)
+
+
+def _refusing(short: str, *long: str, label: Label = "unclear", why: str = "", operands: int = 0) -> Reader:
+    """As `_reads`, without some options. More than `operands` of them (if not 0) are written to."""
+
+    def findings(it: Invocation, scene: Scene) -> Iterator[Finding]:
+        yield from _may_be_option(it.args)
+        option = _has(_options(it.args), short, *long)
+        if option:
+            yield label, f"{it.name} {option} {why}"
+            if "writes" in why:
+                yield "write", f"{it.name} {option} {why}"
+        if operands and len(_operands(it.args)) > operands:
+            yield "write", f"{it.name} writes to {_operands(it.args)[operands].source}"
+        yield from _words_findings(it.args, scene, change=label == "write" and bool(option))
+
+    return findings
+
+
+def _grep(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    options = _options(it.args)
+    patterns = bool(_has(options, "ef", "regexp", "file"))
+    operands = _operands(it.args)
+    if it.name == "rg":
+        yield from _may_be_option(it.args)
+        for option in options:
+            if option.startswith(("--pre", "--hostname-bin", "--search-zip")) or re.match(r"-[a-zA-Z]*z", option):
+                yield "unclear", f"rg {option} runs a program"
+    pattern = None if patterns or not operands else operands[0]
+    yield from _words_findings([each for each in it.args if each is not pattern], scene)
+
+
+def _find(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    starts: list[Word] = []
+    begun = False
+    for word in it.args:
+        text = word.value
+        if text is None:
+            yield "unclear", f"what {word.source} is depends on a variable"
+        begun = begun or (
+            text is not None and ((text.startswith("-") and text not in ("-L", "-P", "-H")) or text in ("(", "!", ","))
+        )
+        if not begun:
+            starts.append(word)
+        if word.glob and not begun and not word.head:
+            yield "unclear", f"{word.source} may be an option"
+        if text == "-delete":
+            yield "destructive", "find -delete removes what it finds"
+            yield "write", "find -delete removes what it finds"
+        elif text is not None and text.startswith("-f") and text.startswith(("-fprint", "-fls")):
+            yield "write", f"find {text} writes a file"
+            yield from _words_findings(it.args, scene, True)
+    yield from _words_findings(starts, scene)
+
+
+SED_ADDRESS = r"(?:\d+|\$|/(?:[^/\\\n]|\\[^\n])*/I?)"
+SED_COMMAND = re.compile(
+    rf"\s*(?:{SED_ADDRESS}(?:,{SED_ADDRESS})?)?\s*!?\s*"
+    r"(?:[pd=q]|s(?P<d>[/|#,:@%!])(?:(?!(?P=d))[^\\\n]|\\[^\n])*(?P=d)(?:(?!(?P=d))[^\\\n]|\\[^\n])*(?P=d)[gpiI0-9]*)\s*(?:[;\n]|$)"
+)
+
+
+def _sed(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    yield from _may_be_option(it.args)
+    scripts: list[Word] = []
+    files: list[Word] = []
+    words = list(it.args)
+    options = True
+    while words:
+        word = words.pop(0)
+        text = word.value or ""
+        if options and text == "--":
+            options = False
+        elif options and text in ("-e", "--expression") and words:
+            scripts.append(words.pop(0))
+        elif options and re.fullmatch(
+            r"-[nErsuz]+|--(quiet|silent|regexp-extended|separate|unbuffered|null-data|debug|posix)", text
+        ):
+            pass
+        elif options and (text.startswith(("-i", "--in-place")) or re.match(r"-[nErsuz]+i", text)):
+            yield "write", "sed -i changes files"
+        elif options and text.startswith("-") and text != "-":
+            yield "unclear", f"the option {text} of sed is not known"
+        else:
+            files.append(word)
+    if not scripts and files:
+        scripts.append(files.pop(0))
+    for script in scripts:
+        at, text = 0, script.value or ""
+        while at < len(text) and (found := SED_COMMAND.match(text, at)) is not None and found.end() > at:
+            at = found.end()
+        if at < len(text) or script.value is None:
+            yield "unclear", f"what the script of sed does is not certain: {script.source}"
+    yield from _words_findings(files, scene)
+
+
+def _awk(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    yield from _may_be_option(it.args)
+    words = list(it.args)
+    while words and words[0].value is not None and words[0].value.startswith("-"):
+        text = words.pop(0).value or ""
+        if text in ("-F", "-v") and words:
+            words.pop(0)
+        elif not re.match(r"-F.|-v.", text):
+            yield "unclear", f"the option {text} of awk is not known"
+    if words:
+        script = words.pop(0)
+        if script.value is None or re.search(r"system|getline|close|extension|[|>@]", script.value):
+            yield "unclear", f"the script of awk may run or write something: {script.source}"
+        elif "ENVIRON" in script.value or "PROCINFO" in script.value:
+            yield "credential_read", "the script of awk reads variables"
+    yield from _words_findings(words, scene)
+
+
+def _first_is_no_path(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    """`jq FILTER FILE…`, `tr SET SET`: the first operand is no path."""
+    operands = _operands(it.args)
+    yield from _words_findings([each for each in it.args if not operands or each is not operands[0]], scene)
+
+
+def _date(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    yield from _may_be_option(it.args)
+    for each in it.args:
+        if not re.match(r"\+|-u$|-R$|-I|--utc$|--iso|--rfc|-d$|--date=|@?\d|[a-z]", each.value or ""):
+            yield "unclear", f"date {each.source} may set the clock"
+    if _has(_options(it.args), "s", "set"):
+        yield "destructive", "date sets the clock"
+
+
+def _printf(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    first = it.args[0].value if it.args else ""
+    if first is None or (first.startswith("-") and first != "--"):
+        yield "unclear", "printf -v sets a variable"
+
+
+def _test(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    """`[ -v name ]` runs what a subscript in the name says, in bash."""
+    if any(each.splits or each.value in ("-v", "-R") for each in it.args) or (
+        2 <= len(it.args) <= 3 and it.args[0].value is None and it.args[1].value not in COMPARISONS
+    ):
+        yield "unclear", "a test of words that depend on a variable"
+
+
+COMPARISONS = ("=", "==", "!=", "-eq", "-ne", "-lt", "-gt", "-le", "-ge", "]")
+
+
+def _cd(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    operands = [each for each in it.args if each.value not in ("-P", "-L", "--")]
+    if len(operands) != 1 or not operands[0].certain or operands[0].value == "-":
+        yield "unclear", "where it goes to is not certain"
+    yield from _words_findings(operands, scene)
+
+
+def _set(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    if not it.args:
+        yield "credential_read", "set shows all variables"
+    texts = [each.value or "?" for each in it.args]
+    for index, text in enumerate(texts):
+        if text == "--":
+            return
+        if text in SHELL_OPTIONS and index and texts[index - 1].endswith("o"):
+            continue
+        if not re.fullmatch(r"[-+][euxfC]+o?|[-+]o", text):
+            yield "unclear", "set changes how the shell reads"
+
+
+SHELL_OPTIONS = ("pipefail", "errexit", "nounset", "xtrace", "noglob", "noclobber")
+
+
+def _export(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    for each in it.args:
+        found = ASSIGNMENT.match(each.source)
+        plain = each.value is not None and NAME.fullmatch(each.value)
+        if found is not None:
+            yield from of_variable(found.group(1))
+        elif not plain:
+            yield "unclear", f"{it.name} {each.source}"
+    if not it.args:
+        yield "credential_read", f"{it.name} shows variables"
+
+
+def _variables(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    """`read name`, `unset name`: plain names only, because a subscript is run."""
+    for each in it.args:
+        if each.value in ("-r", "-f", "-s"):
+            continue
+        if each.value is None or not NAME.fullmatch(each.value):
+            yield "unclear", f"{it.name} {each.source}"
+        else:
+            yield from of_variable(each.value)
+
+
+def _shows_variables(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    yield "credential_read", f"{it.name} shows variables, which may hold secrets"
+
+
+def _env(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    for name in env_assigned(it):
+        yield from of_variable(name)
+    words = [each.value or "" for each in it.args]
+    if all(each.startswith("-") or "=" in each for each in words):
+        yield from _shows_variables(it, scene)
+    if "-C" in words or any(each.startswith(("-C", "--chdir")) for each in words):
+        yield "unclear", "env -C changes the folder"
+
+
+def _ps(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    if any(each.value is None or (not each.value.startswith("-") and "e" in each.value) for each in it.args):
+        yield "credential_read", "ps may show variables of processes"
+
+
+def _changes_the_shell(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    yield "unclear", f"{it.name} changes what names mean, or runs what they hold"
+
+
+def _wrapper(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    """What it starts is judged by itself."""
+    yield from ()
+
+
+def _sudo(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    yield "sudo", f"{it.name} runs as another user"
+
+
+def of_variable(name: str) -> Iterator[Finding]:
+    """What there is to say about a variable that is set for a program."""
+    if DANGEROUS_VARIABLES.fullmatch(name):
+        yield "unclear", f"{name} decides what other programs run or load"
+    elif not HARMLESS_VARIABLES.fullmatch(name):
+        yield "unknown", f"what the variable {name} does is not known"
+
+
+READERS: dict[str, Reader] = {
+    **dict.fromkeys(READING, _reads),
+    **dict.fromkeys(IGNORING, _nothing),
+    **dict.fromkeys(CHANGING_THE_SHELL, _changes_the_shell),
+    **dict.fromkeys((*STARTING, *sorted(SHELLS)), _wrapper),
+    **dict.fromkeys(("grep", "egrep", "fgrep", "rg"), _grep),
+    **dict.fromkeys(("test", "[", "[["), _test),
+    **dict.fromkeys(("cd", "pushd"), _cd),
+    **dict.fromkeys(("export", "readonly", "local"), _export),
+    **dict.fromkeys(("read", "unset"), _variables),
+    **dict.fromkeys(("jq", "tr"), _first_is_no_path),
+    **dict.fromkeys(("awk", "gawk", "mawk", "nawk"), _awk),
+    "printf": _printf,
+    "printenv": _shows_variables,
+    "env": _env,
+    "set": _set,
+    "ps": _ps,
+    "find": _find,
+    "sed": _sed,
+    "date": _date,
+    "sort": _refusing("oT", "output", "temporary-directory", "compress-program", why="writes a file or runs a program"),
+    "uniq": _refusing("", operands=1),
+    "xxd": _refusing("r", "revert", label="write", why="writes a file", operands=1),
+    "tree": _refusing("oR", "output", label="write", why="writes a file"),
+    "file": _refusing("CmzZ", "compile", "magic-file", "uncompress", why="writes a file or runs a program"),
+    "fd": _refusing("xX", "exec", "exec-batch", why="runs a program"),
+}
+"""Programs of which it is known what they do with each argument."""
+
+# ---------------------------------------------------------------------- programs that do more
+
+DOERS: dict[str, tuple[tuple[Label, ...], str]] = {
+    **dict.fromkeys(WRITING, (("write",), "changes files")),
+    **dict.fromkeys(REMOVING, (("destructive", "write"), "removes files or what is in them")),
+    **dict.fromkeys(RULING, (("destructive",), "changes the machine or ends processes")),
+    **dict.fromkeys(REACHING, (("network",), "reaches other machines or services")),
+    **dict.fromkeys(BECOMING, (("sudo",), "runs as another user")),
+    "dd": (("destructive", "write"), "writes over files or devices"),
+}
+
+CATASTROPHIC = re.compile(
+    r"mkfs(\..+)?|mke2fs|wipefs|blkdiscard|shutdown|reboot|halt|poweroff|init|telinit|mkswap|hdparm|nvme"
+)
+DISKS = re.compile(r"/dev/(sd|hd|vd|xvd|nvme|mmcblk|disk|rdisk|mapper/|dm-|md|loop|mem|kmem|port).*")
+WHOLE = re.compile(
+    r"/|/\*|~/?|~/\*|/\.|/\.\*|\$HOME/?|\$\{HOME\}/?|/(etc|usr|bin|sbin|lib|lib64|var|boot|home|root|opt|dev|proc|sys|Users|System|Library)/?\*?"
+)
+
+RUNNING_OPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "tar": (
+        "IF",
+        (
+            "checkpoint-action",
+            "to-command",
+            "use-compress-program",
+            "rsh-command",
+            "info-script",
+            "new-volume-script",
+            "rmt-command",
+        ),
+    ),
+    "split": ("", ("filter",)),
+    "zip": ("T", ("unzip-command", "test")),
+    "rsync": ("e", ("rsh", "rsync-path")),
+    "scp": ("SoF", ()),
+    "sftp": ("SoFb", ()),
+    "ssh": ("oF", ()),
+    "install": ("", ("strip-program",)),
+    "curl": ("K", ("config", "engine")),
+    "wget": ("e", ("use-askpass", "execute", "config")),
+    "patch": ("e", ("ed",)),
+    "cpio": ("", ("rsh-command", "to-stdout")),
+    "openssl": ("", ("engine", "provider")),
+}
+"""Options that name a program to run or a file of settings, of programs that a host may want to allow."""
+
+
+def _doer(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    labels, why = DOERS[it.name]
+    for label in labels:
+        yield label, f"{it.name} {why}"
+    options = _options(it.args)
+    yield from _may_be_option(it.args)
+    if it.name in RUNNING_OPTIONS:
+        short, long = RUNNING_OPTIONS[it.name]
+        if option := _has(options, short, *long):
+            yield "unclear", f"{it.name} {option} may run a program"
+    if it.name in ("curl", "wget") and (
+        it.name == "wget" or _has(options, "oODcJ", "output", "remote-name", "dump-header", "cookie-jar")
+    ):
+        yield "write", f"{it.name} writes what it gets"
+    if it.name in ("rsync", "tar") and any(re.match(r"[^/=-][^/=]*:", each.value or "") for each in it.args):
+        yield "network", f"{it.name} to another machine"
+    if it.name == "rsync" and any(each.startswith(("--del", "--remove")) for each in options):
+        yield "destructive", "rsync removes files"
+    if it.name in ("docker", "podman", "kubectl", "helm", "aws", "gcloud", "az", "gh"):
+        if any(
+            each.value in ("rm", "rmi", "prune", "delete", "kill", "down", "drain", "uninstall", "stop")
+            for each in it.args
+        ):
+            yield "destructive", f"{it.name} removes something"
+        if any(
+            each.value in ("token", "get-secret-value", "secret", "secrets", "print-access-token") for each in it.args
+        ):
+            yield "credential_read", f"{it.name} shows a secret"
+    if it.name in ("su", "runuser", "pkexec", "run0", "gosu"):
+        yield "unclear", f"what {it.name} runs is not read"
+    if it.name in ("chmod", "chown", "chgrp") and _has(options, "R", "recursive"):
+        yield "destructive", f"{it.name} changes all that is in a folder"
+    yield from _words_findings([each for each in it.args if "://" not in (each.value or "")], scene, True)
+
+
+def _catastrophe(it: Invocation) -> Iterator[Finding]:
+    options = _options(it.args)
+    if it.name in it.command.within and (it.command.piped or it.command.background):
+        yield "catastrophic", f"{it.name} starts itself again and again"
+    if CATASTROPHIC.fullmatch(it.name):
+        yield "catastrophic", f"{it.name} destroys a disk or stops the machine"
+    if it.name == "rm" and _has(options, "rR", "recursive"):
+        for each in _operands(it.args):
+            if WHOLE.fullmatch(posixpath.normpath(each.value) if each.value and not each.glob else each.source):
+                yield "catastrophic", f"it removes {each.source} as a whole"
+        if any(each.startswith("--no-pres") for each in options):
+            yield "catastrophic", "it removes the root folder"
+    elif it.name in ("dd", "shred", "tee", "cp", "mv"):
+        for each in it.args:
+            text = each.value or ""
+            if DISKS.fullmatch(posixpath.normpath(text.removeprefix("of="))) and not text.startswith("if="):
+                yield "catastrophic", f"it writes over the device {each.source}"
+    elif it.name in ("chmod", "chown", "chgrp") and _has(options, "R", "recursive"):
+        for each in _operands(it.args)[1:]:
+            if WHOLE.fullmatch(each.value or each.source):
+                yield "catastrophic", f"it changes {each.source} as a whole"
+
+
+def _git(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    words = list(it.args)
+    while words and words[0].value is not None and words[0].value.startswith("-"):
+        text = words.pop(0).value or ""
+        if text == "-C" and words:
+            yield from _words_findings([words.pop(0)], scene)
+        elif text == "-c" and words:
+            yield "unclear", f"git -c {words.pop(0).source} may name a program to run"
+        elif text not in ("--no-pager", "-P", "--no-optional-locks", "--literal-pathspecs", "--version", "--help"):
+            yield "unclear", f"git {text} changes where git looks for its configuration or programs"
+    if not words:
+        return
+    if not words[0].certain:
+        yield "unclear", "which command of git it is depends on a variable"
+        return
+    command, rest = words[0].value or "", words[1:]
+    options, texts = _options(rest), [each.value or "" for each in rest]
+    yield "unknown", "git runs the programs that its configuration names, such as hooks and filters"
+    if command in GIT_NETWORK:
+        yield "network", f"git {command} reaches another repository"
+    if command not in GIT_READS:
+        yield "write", f"git {command} changes the repository or its files"
+    if command == "push":
+        forced = _has(options, "f", "force", "force-with-lease", "force-if-includes", "mirror", "prune")
+        removed = _has(options, "d", "delete")
+        refs = [each for each in texts if each.startswith(("+", ":"))]
+        if forced or refs or removed:
+            yield "force_push", f"git push {forced or removed or refs[0]} removes what others may have pushed"
+    if _git_destroys(command, options, texts):
+        yield "destructive", f"git {command} removes changes or history"
+    if command == "config" or command == "credential":
+        yield "credential_read", f"git {command} shows or changes settings, which may hold credentials"
+    if (
+        _has(
+            options, "O", "open-files-in-pager", "ext-diff", "textconv", "upload-pack", "receive-pack", "exec", "output"
+        )
+        or "-x" in options
+    ):
+        yield "unclear", f"an option of git {command} runs a program or writes a file"
+    yield from _may_be_option(rest)
+    yield from _words_findings(
+        [each for each in rest if not re.match(r"(HEAD|@)[~^@]", each.value or "")], scene, command not in GIT_READS
+    )
+
+
+def _git_destroys(command: str, options: Sequence[str], texts: Sequence[str]) -> bool:
+    match command:
+        case "clean" | "rm" | "gc" | "prune" | "filter-branch" | "filter-repo" | "restore":
+            return True
+        case "reset":
+            return bool(_has(options, "", "hard", "merge", "keep"))
+        case "checkout" | "switch":
+            return bool(_has(options, "fBC", "force", "discard-changes")) or "--" in texts or "." in texts
+        case "branch" | "tag" | "update-ref" | "replace" | "notes":
+            return bool(_has(options, "dDfM", "delete", "force")) or "remove" in texts
+        case "stash" | "reflog" | "worktree" | "remote" | "submodule":
+            return bool({"drop", "clear", "pop", "expire", "delete", "remove", "rm", "prune", "deinit"} & set(texts))
+        case _:
+            return False
+
+
+def _packages(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    wanted = PACKAGES[it.name].split()
+    texts = [each.value for each in _operands(it.args)]
+    bare = it.name in ("yarn", "pnpm", "bundle") and not texts
+    if wanted == ["*"] or bare or None in texts or set(texts) & set(wanted):
+        yield "package_install", f"{it.name} brings code of others and may run its scripts"
+        yield "network", f"{it.name} loads packages"
+        yield "write", f"{it.name} changes what is installed"
+    yield from _other(it, scene)
+
+
+def _other(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    if it.name in PROJECT:
+        yield "unknown", f"{it.name} runs what the files of the project say"
+    elif "/" in it.program:
+        yield "unknown", f"{it.program} is a program of its own, and what it does is not known"
+    elif not it.program.isascii():
+        yield (
+            "unknown",
+            f"{ascii(it.program)[1:-1]} is not a program that is known, and has characters that look like others",
+        )
+    else:
+        yield "unknown", f"what {it.name or 'it'} does is not known"
+    yield from _words_findings(it.args, scene, True)
+
+
+def _interpreter(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    texts = [each.value or "" for each in it.args]
+    if "-m" in texts and texts[texts.index("-m") + 1 : texts.index("-m") + 2] in (["pip"], ["ensurepip"], ["venv"]):
+        yield "package_install", f"{it.name} brings code of others and may run its scripts"
+        yield "network", f"{it.name} loads packages"
+        yield "write", f"{it.name} changes what is installed"
+    yield "unknown", f"{it.name} runs code, which is not read here"
+    script = next((index for index, text in enumerate(texts) if text in ("-c", "-e")), None)
+    words = [each for index, each in enumerate(it.args) if script is None or index != script + 1]
+    yield from _words_findings(words, scene, True)
+
+
+# ---------------------------------------------------------------------- all of it
+
+
+def findings(it: Invocation, scene: Scene) -> Iterator[Finding]:
+    """What there is to say about one program of a line."""
+    for reason in it.unclear:
+        yield "unclear", reason
+    if it.piped_code:
+        yield "pipe_to_shell", it.piped_code
+    if not it.inside:
+        for name, _word in it.command.assigned:
+            yield from of_variable(name)
+        for redirect in it.command.redirects:
+            yield from _redirected(redirect, scene)
+    if not it.words:
+        return
+    name = family(it.name)
+    yield from _catastrophe(it)
+    if it.words[0].value is None:
+        return
+    if it.name in READERS:
+        yield from READERS[it.name](it, scene)
+    elif it.name in DOERS:
+        yield from _doer(it, scene)
+    elif it.name == "git":
+        yield from _git(it, scene)
+    elif it.name in PACKAGES:
+        yield from _packages(it, scene)
+    elif name in INTERPRETERS:
+        yield from _interpreter(it, scene)
+    else:
+        yield from _other(it, scene)
+
+
+def _redirected(redirect: Redirect, scene: Scene) -> Iterator[Finding]:
+    operator, target = redirect.operator, redirect.target
+    if operator.startswith("<<") or target.process:
+        return
+    text = target.value
+    if operator in ("<&", ">&") and text is not None and re.fullmatch(r"\d+-?|-", text):
+        return
+    if text is not None and STREAMS.fullmatch(text):
+        return
+    writes = operator != "<"
+    if text is not None and re.match(r"/dev/(tcp|udp)/", text):
+        yield "network", f"{target.source} is a connection"
+        return
+    if writes:
+        yield "write", f"{operator} {target.source} writes a file"
+        if text is not None and DISKS.fullmatch(posixpath.normpath(text)):
+            yield "catastrophic", f"it writes over the device {target.source}"
+    yield from _words_findings([target], scene, writes)
+    if target.glob:
+        yield "unclear", f"which file {target.source} is depends on a pattern"
