@@ -264,13 +264,14 @@ def deep(call: PreparedCall) -> PreparedCall:
         lambda call: {"args": {}},
         lambda call: replace(call, args=[1]),
         lambda call: replace(call, payload=object()),
+        lambda call: replace(call, ask=None),
         lambda call: Ok(object()),
         lambda call: replace(Failed("code", "x"), code=5),
         deep,
         raising(ValueError("bad")),
         raising(asyncio.CancelledError()),
     ],
-    ids=["none", "dict", "list", "payload", "value", "code", "deep", "raises", "cancels"],
+    ids=["none", "dict", "list", "payload", "ask", "value", "code", "deep", "raises", "cancels"],
 )
 async def test_nonsense_in_preparation_is_a_failed_call(place: Place, make: Any) -> None:
     files = odd(make)
@@ -407,3 +408,57 @@ async def test_a_set_may_ask_for_approval_and_be_limited(place: Place) -> None:
         result = await asyncio.wait_for(session.result("chat.1"), SOON)
 
         assert result.tool_calls[0].outcome == Ok("content of x")
+
+
+class Asking(Files):
+    """A set that wants to be asked about some paths, and rewrites them."""
+
+    async def prepare(self, call: PreparedCall, ctx: CallContext) -> PreparedCall:
+        self.prepared.append(call.args)
+        secret = call.args["path"] == "x"
+        return replace(call, args={"path": f"/srv/{call.args['path']}"}, ask="x is secret" if secret else "")
+
+
+async def test_preparation_may_ask_for_approval_of_this_call_alone(place: Place) -> None:
+    files = Asking()
+    calls = [ToolCall("a", "read", {"path": "x"}), ToolCall("b", "read", {"path": "y"})]
+    async with place.runtime(reader(files, calls, "done")) as runtime:
+        session = await runtime.session("chat")
+        await session.run("go")
+        [asked] = await session.pending()
+        before = [each.args for each in files.executed]
+        await session.approve(asked.call_id)
+        result = await session.result("chat.1")
+
+    assert (asked.kind, asked.args, asked.reason) == ("approval", {"path": "x"}, "x is secret")
+    assert before == [{"path": "/srv/y"}]
+    assert [each.outcome for each in result.tool_calls] == [Ok("content of /srv/x"), Ok("content of /srv/y")]
+    assert [each.args for each in files.executed] == [{"path": "/srv/y"}, {"path": "/srv/x"}]
+
+
+async def test_a_call_that_preparation_asked_about_is_not_run_when_it_is_rejected(place: Place) -> None:
+    files = Asking()
+    async with place.runtime(reader(files)) as runtime:
+        session = await runtime.session("chat")
+        await session.run("go")
+        [asked] = await session.pending()
+        await session.reject(asked.call_id, "leave it")
+        result = await session.result("chat.1")
+
+    assert isinstance(result.tool_calls[0].outcome, Denied)
+    assert files.executed == []
+
+
+async def test_the_question_of_a_preparation_outlives_a_crash(place: Place) -> None:
+    runtime = await place.runtime(reader(Asking(), [ToolCall("a", "read", {"path": "x"})])).__aenter__()
+    await (await runtime.session("chat")).run("go")
+    await crash(runtime)
+    files = Asking()
+    async with place.runtime(reader(files, "done")) as again:
+        session = await again.session("chat")
+        [asked] = await session.pending()
+        await session.approve(asked.call_id)
+        result = await session.result("chat.1")
+
+    assert result.tool_calls[0].outcome == Ok("content of /srv/x")
+    assert len(files.executed) == 1

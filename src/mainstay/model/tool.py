@@ -81,13 +81,17 @@ class ProviderTool(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class PreparedCall(Struct, frozen=True, gc=False, omit_defaults=True):
-    """A call after preparation: arguments checked, and what its provider wants to see again at execution."""
+    """A call after preparation: arguments checked, and what its provider wants to see again at execution.
+
+    `ask`: a person must approve the call before it begins, and why; as if its tool had declared `approval="ask"`.
+    """
 
     call_id: str
     tool_id: str
     name: str
     args: dict[str, Any]
     payload: Any = None
+    ask: str = ""
 
 
 class BlobRef(Struct, frozen=True, gc=False, tag="blob", omit_defaults=True):

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from mainstay.model.command import READ_BYTES, CommandOptions, CommandOwner, CommandResult, Output, Stream
 from mainstay.model.edit import FileRestore, UndoneFile
-from mainstay.model.process import AwaitOutput, ParentEnd, WakePolicy
+from mainstay.model.process import AwaitOutput, ParentEnd, ProcessRow, WakePolicy
 from mainstay.model.tool import PreparedCall, ToolOutcome, ToolRecord, ToolSpec
 
 
@@ -37,10 +37,11 @@ class CallContext(Protocol):
 class ToolProvider(Protocol):
     """A set of tools whose members may change between turns.
 
-    `prepare` sees checked arguments and may rewrite them, attach a payload that `execute` gets back, or end the call at
-    once with an outcome. It must not have effects: preparation may run again after a crash. What it puts into
-    `ctx.artifacts` is kept once the call has started: the record of the start refers to it. `execute` does the work and
-    returns any JSON value, or raises ToolError or Retry.
+    `prepare` sees checked arguments and may rewrite them, attach a payload that `execute` gets back, end the call at
+    once with an outcome, or say that a person must approve it first (`PreparedCall.ask`): once the person has, it is
+    prepared again. It must not have effects: preparation may run again after a crash. What it puts into `ctx.artifacts`
+    is kept once the call has started: the record of the start refers to it. `execute` does the work and returns any
+    JSON value, or raises ToolError or Retry.
     """
 
     def specs(self) -> Sequence[ToolSpec]: ...
@@ -92,6 +93,8 @@ class CommandHandle(Handle, Protocol):
 
     async def result(self, timeout: float | None = None) -> CommandResult: ...
 
+    async def record(self) -> ProcessRow: ...
+
     def output(
         self, stream: Stream = "stdout", after: int = 0, *, follow: bool = False, limit: int = READ_BYTES
     ) -> Output: ...
@@ -125,6 +128,10 @@ class Handles(Protocol):
     async def command(
         self, argv: Sequence[str], options: CommandOptions, background_after: float | None = None
     ) -> CommandHandle | CommandResult: ...
+
+    async def command_of(self, process_id: str) -> CommandHandle:
+        """A command that the session may see, by its id. Raises UnknownProcess where it may not, or is another kind."""
+        ...
 
     async def await_process(self, handle: Any, timeout: float | None = None) -> ToolRecord: ...
 

@@ -214,7 +214,7 @@ that it said is stored."""
 
 
 class NeedsApproval(Struct, frozen=True, gc=False):
-    """Plugins let the call run with these arguments once a person has approved it."""
+    """Plugins, or its provider, let the call run with these arguments once a person has approved it."""
 
     call: AskedCall
     reason: str
@@ -469,6 +469,8 @@ class ActiveCall(CallHost):
             blobs = tuple([artifact.digest for artifact in context.close()])
             if not isinstance(found, Ready):
                 return AttemptResult(await self.filtered(ready.entry.spec, ready.call.args, found))
+            if found.call.ask and (self.answer is None or self.answer.verdict != "approved"):
+                return NeedsApproval(call, found.call.ask)
             ready = self.ready = found
         spec = ready.entry.spec
         needs = () if spec.background else needs_of(spec)
@@ -829,6 +831,8 @@ class ActiveCall(CallHost):
         found = await prepared(ready, ctx, anew=True)
         if not isinstance(found, Ready):
             raise EndsAs(found)
+        if found.call.ask:
+            raise EndsAs(_approval_needed(name))
         return found.call, found.entry.spec
 
     # ------------------------------------------------------------------ what plugins say

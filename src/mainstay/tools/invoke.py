@@ -30,7 +30,7 @@ from msgspec import Struct, ValidationError
 
 from mainstay.engine.control import CANCEL_GRACE
 from mainstay.errors import InvalidInput, Retry, ToolError
-from mainstay.model.codec import clean, convert, copied, encode, model_text
+from mainstay.model.codec import clean, clean_text, convert, copied, encode, model_text
 from mainstay.model.effect import AskedCall
 from mainstay.model.tool import Failed, PreparedCall, ToolOutcome
 from mainstay.ports.tool import CallContext
@@ -111,7 +111,11 @@ async def prepared(ready: Ready, ctx: CallContext, anew: bool = False) -> Ready 
         return Failed("tool_prepare_failed", str(error))
     if not isinstance(args, dict):
         return Failed("tool_prepare_failed", f"preparation made a {type(args).__name__} of the arguments")
-    return Ready(ready.entry, PreparedCall(ready.call.call_id, answer.tool_id, ready.call.name, args, payload))
+    ask: Any = answer.ask
+    if not isinstance(ask, str):
+        return Failed("tool_prepare_failed", f"preparation asks for approval with a {type(ask).__name__}")
+    call = PreparedCall(ready.call.call_id, answer.tool_id, ready.call.name, args, payload, clean_text(ask))
+    return Ready(ready.entry, call)
 
 
 def _decided(outcome: object) -> ToolOutcome:
