@@ -342,12 +342,12 @@ class CommandEngine:
         self, row: ProcessRow, query: OutputQuery, again: Callable[[], Awaitable[ProcessRow | None]]
     ) -> AsyncIterator[OutputChunk]:
         """What a command wrote, from an offset on: all that there is, or with `follow` until its end."""
-        job = self._find(row)
+        job = await self._begun_job(row)
         while job is None and query.follow and row.live:
             await asyncio.sleep(0.05)
             row = await again() or row
-            job = self._find(row)
-        if job is None or not await asyncio.to_thread(job.folder.is_dir):
+            job = await self._begun_job(row)
+        if job is None:
             yield _nothing(row, query)
             return
         after = query.after
@@ -362,6 +362,14 @@ class CommandEngine:
             if not chunk.data or chunk.next == chunk.total:
                 return
             after = chunk.next
+
+    async def _begun_job(self, row: ProcessRow) -> Job | None:
+        """The folder of a command that has begun, or has ended; one without a lock looks ended before its shim came."""
+        job = self._find(row)
+        if job is None or not await asyncio.to_thread(job.folder.is_dir):
+            return None
+        known = not row.live or "pid" in row.record.external_ref
+        return job if known or await asyncio.to_thread(job.held) else None
 
     def _find(self, row: ProcessRow) -> Job | None:
         if not self.knows(row.registration):
