@@ -1,4 +1,4 @@
-"""Calling the tools of a workspace as the runtime does, without one."""
+"""Calling the tools of a workspace as the runtime does: without one, or in a session."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from mainstay import ToolContext, ToolError
-from mainstay.model.tool import PreparedCall
+from mainstay import Agent, ModelRequest, Runtime, Session, ToolCall, ToolContext, ToolError, TurnResult
+from mainstay.model.tool import Failed, PreparedCall
+from mainstay.testing import FunctionModel
 from mainstay.tools.context import CallHost
 from mainstay.workspace.tools import FileTools
 
@@ -47,3 +48,32 @@ async def refused(tools: FileTools, name: str, store: str | None = None, **args:
     except ToolError as error:
         return error.code
     return ""
+
+
+class Conversation:
+    """A session whose model calls what the test says, and is told nothing else."""
+
+    def __init__(self, tools: FileTools, name: str = "model") -> None:
+        self._replies: list[str | list[ToolCall]] = []
+        self.agent = Agent(FunctionModel(self._reply), name=name, tools=[tools])
+        self.session: Session[Any] | None = None
+        self.runtime: Runtime
+
+    def _reply(self, request: ModelRequest) -> str | list[ToolCall]:
+        return self._replies.pop(0) if self._replies else "I see."
+
+    async def turn(self, name: str, **args: Any) -> TurnResult[Any]:
+        assert self.session is not None
+        self._replies = [[ToolCall(name=name, args=args)]]
+        return await self.session.run(f"call {name}")
+
+    async def call(self, name: str, **args: Any) -> Any:
+        """What a call returns; of a failed one, its code."""
+        [record] = (await self.turn(name, **args)).tool_calls
+        return record.outcome.code if isinstance(record.outcome, Failed) else record.value
+
+    async def told(self, name: str, **args: Any) -> str:
+        """What a call that fails tells the model."""
+        [record] = (await self.turn(name, **args)).tool_calls
+        assert isinstance(record.outcome, Failed), record.outcome
+        return record.outcome.message

@@ -59,6 +59,7 @@ from mainstay.processes.handle import BY_HANDLE, CancelAsk, ProcessAsk, ProcessH
 from mainstay.processes.service import ProcessService, Start
 from mainstay.processes.tool import ARTIFACT, BackgroundCall
 from mainstay.tools.dispatcher import Dispatcher
+from mainstay.tools.revive import value_codec
 from mainstay.wire import handle_json, parse_handle, status_json, view_json
 
 decode_wake = msgspec.json.Decoder(Wake).decode
@@ -149,6 +150,14 @@ class Visible:
             if row is not None:
                 await self._discard_wake(row)
         return found
+
+    async def command_of(self, process_id: str) -> ProcessHandle[CommandResult]:
+        """A command that the session may see."""
+        row = await self._patiently(self._seen, process_id)
+        if row.registration.kind != COMMAND_KIND:
+            raise ProcessNotVisible(process_id, self._asker.session_id)
+        handle: ProcessHandle[CommandResult] = ProcessHandle(self._service, row.id, value_codec(CommandResult))
+        return handle if self._asker.process is None else RestingHandle(self._service, handle, self._rest)
 
     def _start(self, process_id: str, options: StartOptions, args: Mapping[str, Any] | None = None) -> Start:
         asker = self._asker

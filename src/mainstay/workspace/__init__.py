@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mainstay.model import validate
+from mainstay.model.sandbox import Confinement
 from mainstay.workspace.paths import Paths, check_roots
 
 if TYPE_CHECKING:
@@ -19,12 +20,18 @@ class Workspace:
     Relative paths are below the first of `roots`. Links are followed as far as they stay in the workspace. Git's
     configuration and hooks, and the store, are off limits. A file with several names (hard links) may be one from
     outside, and is refused; `hard_links=True` lets it be read, as package managers that share files need it.
+    Commands are confined to the roots, and refused where this machine cannot do that, unless `unsandboxed` allows it.
     """
 
     def __init__(
-        self, roots: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, hard_links: bool = False
+        self,
+        roots: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        hard_links: bool = False,
+        unsandboxed: bool = False,
     ) -> None:
         validate.flag(hard_links, "hard_links")
+        self._unsandboxed = validate.flag(unsandboxed, "unsandboxed")
         self._paths = Paths(check_roots(roots), hard_links)
 
     @property
@@ -32,11 +39,22 @@ class Workspace:
         """The folders, as absolute paths without links."""
         return self._paths.roots
 
-    def tools(self) -> FileTools:
-        """The tools for its files, as one set: read, write, edit, delete, list, search, outline."""
+    def confinement(self, store: str | None) -> Confinement:
+        """What a command in it may do; `store` is the file of the store, which is off limits."""
+        return Confinement(write=self.roots, unsandboxed=self._unsandboxed)
+
+    def tools(self, *, commands: bool = False) -> FileTools:
+        """The tools for its files, as one set: read, write, edit, delete, list, search, outline. With `commands`, also
+        those that run programs in it."""
         from mainstay.workspace.tools import FileTools  # noqa: PLC0415  # most programs define no such tools
 
-        return FileTools(self._paths)
+        if not validate.flag(commands, "commands"):
+            return FileTools(self._paths)
+        from mainstay.workspace.commands import CommandTools  # noqa: PLC0415  # the same
+        from mainstay.workspace.spawning import Judgement, Programs  # noqa: PLC0415
+
+        programs = Programs(self._paths, lambda program, cwd: Judgement(), self.confinement)
+        return FileTools(self._paths, programs=programs, parts=[CommandTools(programs)])
 
     def __repr__(self) -> str:
         return f"Workspace({list(self.roots)})"

@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,9 +57,10 @@ def search(paths: Paths, place: Place, query: Query, found: Callable[[int], None
     """What `search` returns. `found` is told how many matches there are so far; `stop` ends it early."""
     matches, tally, truncated = list[dict[str, Any]](), Tally(), False
     wanted = None if query.glob is None else glob_pattern(query.glob)
-    with _matcher(query) as ask:
+    with contextlib.closing(Matcher(query)) as matcher:
+        matcher.begin()
         for batch in _batches(paths, place, query, wanted, tally):
-            for text, line, column, words, before, after in ask(batch):
+            for text, line, column, words, before, after in matcher.ask(batch):
                 match = {"path": batch[text].path, "line": line, "column": column, "text": words}
                 context = {"before": before, "after": after} if query.before or query.after else {}
                 matches.append({**match, **context})
@@ -80,7 +81,7 @@ def search(paths: Paths, place: Place, query: Query, found: Callable[[int], None
 # ---------------------------------------------------------------------- files
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """Bytes of a file from the beginning of a line on, and the number of that line."""
 
     path: str
@@ -90,8 +91,8 @@ class _Piece(NamedTuple):
 
 def _batches(
     paths: Paths, place: Place, query: Query, wanted: re.Pattern[str] | None, tally: Tally
-) -> Iterator[list[_Piece]]:
-    batch, size = list[_Piece](), 0
+) -> Iterator[list[Piece]]:
+    batch, size = list[Piece](), 0
     for folder, name, path in walk(paths, place, query.hidden, tally):
         if wanted is not None and not wanted.fullmatch(path):
             continue
@@ -112,7 +113,7 @@ def _batches(
         yield batch
 
 
-def _pieces(descriptor: int, path: str) -> Iterator[_Piece]:
+def _pieces(descriptor: int, path: str) -> Iterator[Piece]:
     """A file in pieces that end with a line, as far as lines are shorter than a piece; nothing of a binary one."""
     left, first, rest = os.fstat(descriptor).st_size, 1, b""
     while left > 0 and (data := os.read(descriptor, min(BATCH_BYTES, left))):
@@ -123,10 +124,10 @@ def _pieces(descriptor: int, path: str) -> Iterator[_Piece]:
         end = len(data) if left <= 0 or len(data) >= 4 * BATCH_BYTES else data.rfind(b"\n") + 1
         rest = data[end:]
         if end:
-            yield _Piece(path, first, data[:end])
+            yield Piece(path, first, data[:end])
             first += data.count(b"\n", 0, end)
     if rest:
-        yield _Piece(path, first, rest)
+        yield Piece(path, first, rest)
 
 
 def walk(paths: Paths, place: Place, hidden: bool, tally: Tally) -> Iterator[tuple[int, str, str]]:
@@ -280,56 +281,63 @@ def _segment(segment: str) -> str:
 # ---------------------------------------------------------------------- matching
 
 
-@contextlib.contextmanager
-def _matcher(query: Query) -> Generator[Callable[[list[_Piece]], list[Any]], None, None]:
-    """The matcher at work: what it is given, and what it finds there."""
-    asked = {
-        "pattern": re.escape(query.pattern) if query.fixed else query.pattern,
-        "ignore_case": query.ignore_case,
-        "before": query.before,
-        "after": query.after,
-        "most": query.most + 1,
-        "seconds": query.seconds,
-    }
-    child = subprocess.Popen(
-        [sys.executable, "-I", "-S", MATCHER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={},
-        cwd="/",
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
-    given, told = child.stdin, child.stdout
+class Matcher:
+    """The program that matches, at work: what it is given, and what it finds there. `begin` and `ask` wait for it."""
 
-    def exchange(*parts: bytes) -> Any:
+    def __init__(self, query: Query) -> None:
+        self._query = query
+        self._child = subprocess.Popen(
+            [sys.executable, "-I", "-S", MATCHER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={},
+            cwd="/",
+        )
+
+    def begin(self) -> None:
+        """Give it the pattern. Raises ToolError where that is not usable."""
+        query = self._query
+        asked = {
+            "pattern": re.escape(query.pattern) if query.fixed else query.pattern,
+            "ignore_case": query.ignore_case,
+            "before": query.before,
+            "after": query.after,
+            "most": query.most + 1,
+            "seconds": query.seconds,
+        }
+        error = self._exchange(json.dumps(asked).encode() + b"\n").get("error")
+        if error is not None:
+            raise ToolError(f"the pattern is not usable: {error}; fixed=true takes it as it is", code="invalid_pattern")
+
+    def ask(self, batch: list[Piece]) -> list[Any]:
+        """Matches, each with the number of its piece, line, column, the line itself, lines before and after it."""
+        sizes = json.dumps([[piece.first, len(piece.data)] for piece in batch])
+        return self._exchange(sizes.encode() + b"\n", *[piece.data for piece in batch])  # type: ignore[no-any-return]
+
+    def _exchange(self, *parts: bytes) -> Any:
+        given, told = self._child.stdin, self._child.stdout
+        assert given is not None
+        assert told is not None
         try:
             for part in parts:
                 given.write(part)
             given.flush()
             line = told.readline()
-        except OSError:
+        except (OSError, ValueError):  # it has ended, or was closed meanwhile
             line = b""
         if not line:
             raise ToolError(
-                f"the search took more than {query.seconds} s of a CPU: give a simpler pattern, or fewer files",
+                f"the search took more than {self._query.seconds} s of a CPU: give a simpler pattern, or fewer files",
                 code="search_too_long",
             )
         return json.loads(line)
 
-    def ask(batch: list[_Piece]) -> list[Any]:
-        sizes = json.dumps([[piece.first, len(piece.data)] for piece in batch])
-        return exchange(sizes.encode() + b"\n", *[piece.data for piece in batch])  # type: ignore[no-any-return]
-
-    try:
-        error = exchange(json.dumps(asked).encode() + b"\n").get("error")
-        if error is not None:
-            raise ToolError(f"the pattern is not usable: {error}; fixed=true takes it as it is", code="invalid_pattern")
-        yield ask
-    finally:
-        child.kill()
-        for pipe in (given, told):
-            with contextlib.suppress(OSError):
-                pipe.close()
-        child.wait()
+    def close(self) -> None:
+        """End it, also while it is asked on another thread."""
+        self._child.kill()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._child.wait()

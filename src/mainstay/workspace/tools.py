@@ -1,4 +1,5 @@
-"""The tools for files: one set, a `ToolProvider`, whose paths all go through `Paths`.
+"""The tools of a workspace: one set, a `ToolProvider`, whose paths all go through `Paths`. Those for files are here;
+others, which run programs, are parts that are given to it (`commands.py`, `git.py`).
 
 How a change of a file survives a crash:
 
@@ -49,6 +50,7 @@ from mainstay.workspace.files import Content
 from mainstay.workspace.paths import Paths, Place, telling
 from mainstay.workspace.reading import Unit, outline, shown_file
 from mainstay.workspace.search import Query, search
+from mainstay.workspace.spawning import Programs, ToolPart
 
 R = TypeVar("R")
 
@@ -126,10 +128,19 @@ class _Claims:
 
 
 class FileTools:
-    """The tools for the files of a workspace: `Agent(tools=[Workspace(roots=["."]).tools()])`."""
+    """The tools for the files of a workspace: `Agent(tools=[Workspace(roots=["."]).tools()])`.
 
-    def __init__(self, paths: Paths, claim_seconds: float = CLAIM_SECONDS) -> None:
-        self._paths, self._claim_seconds = paths, claim_seconds
+    `parts` are more tools of it, which run programs.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        claim_seconds: float = CLAIM_SECONDS,
+        programs: Programs | None = None,
+        parts: Sequence[ToolPart] = (),
+    ) -> None:
+        self._paths, self._claim_seconds, self._programs = paths, claim_seconds, programs
         self._sparing: dict[str, Paths] = {}
         self._claims: WeakKeyDictionary[asyncio.AbstractEventLoop, _Claims] = WeakKeyDictionary()
         tools: tuple[Tool[..., Any], ...] = (
@@ -137,6 +148,9 @@ class FileTools:
             self.list_directory, self.search, self.file_outline,
         )  # fmt: skip
         self._tools = {each.spec.name: each for each in tools}
+        self._parts = {name: part for part in parts for name in part.tools}
+        for part in parts:
+            self._tools |= part.tools
 
     def _allowed(self, store: str | None) -> Paths:
         """The paths of the workspace without those of a store."""
@@ -158,11 +172,15 @@ class FileTools:
 
     async def prepare(self, call: PreparedCall, ctx: CallContext) -> PreparedCall:
         """Work out what a call will change, and keep what was there."""
-        kwargs = self._tools[call.name].bind(call.args)
+        kwargs, context = self._tools[call.name].bind(call.args), cast("ToolContext[Any]", ctx)
+        part = self._parts.get(call.name)
+        if part is not None:
+            program = await part.program(call.name, kwargs, context)
+            assert self._programs is not None
+            return call if program is None else self._programs.prepare(call, program, context)
         change = CHANGES.get(call.name)
         if change is None:
             return call
-        context = cast("ToolContext[Any]", ctx)
         paths = self._allowed(context.store_location)
         # Not on a thread: calls of one reply claim their files in the order in which the model asked.
         path = _resolved(paths, kwargs["path"], follow=call.name != "delete_file")

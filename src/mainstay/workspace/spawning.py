@@ -1,0 +1,190 @@
+"""The one way by which tools of a workspace run programs: a model's commands, git, ripgrep, test runners.
+
+    what is to run → the policy: deny, ask, allow → the confinement of the workspace → its environment → a command
+
+A program is a durable command of the session, under an id that derives from the call: a call that is attempted again
+after a crash finds the command that runs or has ended, and asks neither the policy nor the machine a second time.
+
+The policy is asked when a call is prepared, because a person may have to approve it before it begins, and again before
+anything is spawned: it may have changed since. What a person approved is in the payload of the call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import stat
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Literal, Protocol, TypeAlias, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mainstay.errors import MainstayError, StoreError, ToolError, UnknownProcess
+from mainstay.model.codec import clean_text, model_text
+from mainstay.model.command import CommandOptions
+from mainstay.model.process import WakePolicy
+from mainstay.model.sandbox import Confinement
+from mainstay.model.tool import PreparedCall
+from mainstay.ports.tool import CommandHandle, StartOptions
+from mainstay.processes.command import prepared
+from mainstay.tools.context import ToolContext
+from mainstay.tools.define import Tool
+from mainstay.workspace.paths import Paths, telling
+
+Decision: TypeAlias = Literal["allow", "ask", "deny"]
+
+ENVIRONMENT = {
+    "LC_ALL": "C.UTF-8",  # messages that models and parsers know, whatever the host speaks
+    "TERM": "dumb",
+    "NO_COLOR": "1",
+    "PAGER": "cat",  # nothing waits for a key that nobody presses
+    "GIT_PAGER": "cat",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "DEBIAN_FRONTEND": "noninteractive",
+}
+"""What every program of a workspace has besides what commands inherit."""
+
+
+PAYLOAD = "policy"
+"""In the payload of a call: what the policy said when it was prepared. After "ask", a person has approved it."""
+
+
+def _shell() -> str:
+    """What models write is written for bash."""
+    return "bash" if shutil.which("bash") else "sh"
+
+
+class Program(Struct, frozen=True):
+    """What a tool is about to run: a list of arguments, or a line for a shell. `cwd` is a path of the workspace."""
+
+    command: tuple[str, ...] | str
+    cwd: str = "."
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The arguments; of a line, those of the shell that reads it."""
+        return (_shell(), "-c", self.command) if isinstance(self.command, str) else self.command
+
+    @property
+    def text(self) -> str:
+        """As people read it."""
+        return self.command if isinstance(self.command, str) else shlex.join(self.command)
+
+
+class Judgement(Struct, frozen=True):
+    """What a policy says about a program, with its reasons in words."""
+
+    decision: Decision = "allow"
+    reason: str = ""
+
+
+class SpawnOptions(Struct, frozen=True):
+    """How a program is run. `key` names it in its call. `listed`: it is a command of the session, which its tools show
+    and the session's end ends; any other ends with its turn and is nobody's to see."""
+
+    key: str
+    label: str = ""
+    wake: WakePolicy = "none"
+    listed: bool = True
+    stdin: bool = False
+    timeout: float | None = None
+    output_limit: int | None = None
+    env: Mapping[str, str] = {}
+
+
+class ToolPart(Protocol):
+    """Some tools of a workspace that run programs."""
+
+    @property
+    def tools(self) -> Mapping[str, Tool[..., Any]]: ...
+
+    async def program(self, name: str, kwargs: Mapping[str, Any], ctx: ToolContext[Any]) -> Program | None:
+        """What a call of one of them is about to run; None where it runs nothing. It has no effect."""
+        ...
+
+
+class Programs:
+    """Runs programs for the tools of one workspace."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        judge: Callable[[Program, str], Judgement],
+        confine: Callable[[str | None], Confinement | None],
+    ) -> None:
+        self.paths, self._judge, self._confine = paths, judge, confine
+        self._sparing: dict[str | None, Paths] = {}
+
+    def folder(self, cwd: str, store: str | None) -> str:
+        """The folder of a program, without links. Raises ToolError where it is none of the workspace."""
+        paths = self._sparing.get(store)
+        if paths is None:
+            paths = self._sparing[store] = self.paths.sparing(store)
+        with paths.locate(cwd) as place, telling(cwd):
+            if not stat.S_ISDIR(os.stat(place.name, dir_fd=place.folder, follow_symlinks=False).st_mode):
+                raise ToolError(f"{cwd} is no folder: give the folder it is in", code="not_a_folder")
+            return place.path
+
+    def judge(self, program: Program, ctx: ToolContext[Any]) -> Judgement:
+        """What the policy says about a program. Raises ToolError where it is denied."""
+        found = self._judge(program, self.folder(program.cwd, ctx.store_location))
+        if found.decision == "deny":
+            raise ToolError(
+                f"the policy of this workspace denies that: {found.reason}; nothing was run", code="denied_by_policy"
+            )
+        return found
+
+    def prepare(self, call: PreparedCall, program: Program, ctx: ToolContext[Any]) -> PreparedCall:
+        """A call that is to run a program, as far as the policy lets it begin."""
+        found = self.judge(program, ctx)
+        payload = {**(call.payload or {}), PAYLOAD: found.decision}
+        return replace(call, payload=payload, ask=found.reason if found.decision == "ask" else "")
+
+    async def run(self, ctx: ToolContext[Any], program: Program, options: SpawnOptions) -> CommandHandle:
+        """Run a program, or find the one that an earlier attempt of this call has begun."""
+        with refusals():
+            try:
+                return await ctx.handles.command_of(f"{ctx.call_id}.{options.key}")
+            except UnknownProcess:
+                return await self._start(ctx, program, options)
+
+    async def _start(self, ctx: ToolContext[Any], program: Program, options: SpawnOptions) -> CommandHandle:
+        found = self.judge(program, ctx)
+        approved = isinstance(ctx.payload, dict) and ctx.payload.get(PAYLOAD) == "ask"
+        if found.decision == "ask" and not approved:
+            raise ToolError(
+                f"the policy of this workspace asks for approval now: {found.reason}; call it again, nothing was run",
+                code="approval_needed",
+            )
+        asked: CommandOptions = {
+            "cwd": self.folder(program.cwd, ctx.store_location),
+            "env": {**ENVIRONMENT, **options.env},
+            "stdin": options.stdin,
+            "timeout": options.timeout,
+            "output_limit": options.output_limit,
+            "sandbox": self._confine(ctx.store_location),
+        }
+        start = StartOptions(
+            options.key,
+            clean_text(options.label),
+            options.wake,
+            grant=options.listed,
+            parent_end="abandon" if options.listed else "cancel",
+            owner="session" if options.listed and ctx.session_id else "turn",
+        )
+        return cast("CommandHandle", await ctx.handles.start(prepared(program.argv, asked), {}, start))
+
+
+@contextlib.contextmanager
+def refusals() -> Generator[None, None, None]:
+    """Refusals of the runtime as what a model is told. A store in trouble is none: the call is attempted again."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except MainstayError as error:
+        raise ToolError(model_text(error), code=error.code) from None
