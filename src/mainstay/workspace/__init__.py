@@ -50,11 +50,12 @@ class Workspace:
 
         if not validate.flag(commands, "commands"):
             return FileTools(self._paths)
+        from mainstay.workspace.checks import CheckTools  # noqa: PLC0415  # the same
         from mainstay.workspace.commands import CommandTools  # noqa: PLC0415  # the same
         from mainstay.workspace.spawning import Judgement, Programs  # noqa: PLC0415
 
         programs = Programs(self._paths, lambda program, cwd: Judgement(), self.confinement)
-        return FileTools(self._paths, programs=programs, parts=[CommandTools(programs)])
+        return FileTools(self._paths, programs=programs, parts=[CommandTools(programs), CheckTools(programs)])
 
     def __repr__(self) -> str:
         return f"Workspace({list(self.roots)})"

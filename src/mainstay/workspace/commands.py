@@ -66,7 +66,7 @@ class CommandTools:
 
     async def program(self, name: str, kwargs: Mapping[str, Any], ctx: ToolContext[Any]) -> Program | None:
         """What `run_command` runs; the others run nothing."""
-        return _program(kwargs["command"], kwargs.get("cwd", ".")) if name == "run_command" else None
+        return program_of(kwargs["command"], kwargs.get("cwd", ".")) if name == "run_command" else None
 
     @tool(recovery="rerun", output_budget=READ_BUDGET)
     async def run_command(  # noqa: PLR0913  # what a model may say, each by name
@@ -90,12 +90,12 @@ class CommandTools:
             background: Do not wait at all: for servers and long builds.
             stdin: It can be written to with write_stdin; else it reads an end.
         """
-        program = _program(command, cwd)
-        wait = 0.0 if background else _seconds(background_after, "background_after", 0)
-        limit = None if timeout is None else _seconds(timeout, "timeout", 0.001)
+        program = program_of(command, cwd)
+        wait = 0.0 if background else seconds_of(background_after, "background_after", 0)
+        limit = None if timeout is None else seconds_of(timeout, "timeout", 0.001)
         options = SpawnOptions(KEY, program.text, "turn", stdin=stdin, timeout=limit)
         handle = await self._programs.run(ctx, program, options)
-        return await _awaited(handle, ctx, wait)
+        return await awaited(handle, ctx, wait)
 
     @tool(recovery="rerun", output_budget=READ_BUDGET)
     async def read_command_output(
@@ -111,7 +111,7 @@ class CommandTools:
         """
         if offset < 0 or limit < 1:
             raise ToolError("offset is 0 or more, and limit 1 or more", code="invalid_tool_args")
-        handle = await _found(id, ctx)
+        handle = await command_of(id, ctx)
         chunk = await _read(handle, stream, offset, min(limit, READ_BYTES))
         content, end = _shown(chunk, offset, min(limit, READ_BYTES))
         answer = {"id": id, "stream": stream, "offset": offset, "content": content, "next_offset": end}
@@ -125,8 +125,8 @@ class CommandTools:
             id: The command.
             timeout: Seconds to wait at most; the command goes on.
         """
-        seconds = _seconds(timeout, "timeout", 0)
-        return await _awaited(await _found(id, ctx), ctx, seconds)
+        seconds = seconds_of(timeout, "timeout", 0)
+        return await awaited(await command_of(id, ctx), ctx, seconds)
 
     @tool(recovery="rerun", output_budget=READ_BUDGET)
     async def wait_command_output(  # noqa: PLR0913  # what a model may say, each by name
@@ -151,8 +151,8 @@ class CommandTools:
         """
         if not pattern or offset < 0:
             raise ToolError("give a pattern, and an offset of 0 or more", code="invalid_tool_args")
-        seconds = _seconds(timeout, "timeout", 0)
-        handle = await _found(id, ctx)
+        seconds = seconds_of(timeout, "timeout", 0)
+        handle = await command_of(id, ctx)
         total = (await _read(handle, stream, offset, 1)).total
         deadline = asyncio.get_running_loop().time() + seconds
         lines = LineSearch(pattern, fixed, offset)
@@ -183,8 +183,8 @@ class CommandTools:
         """
         if not 0 < port < 65_536:
             raise ToolError(f"there is no port {port}: give one from 1 to 65535", code="invalid_tool_args")
-        seconds = _seconds(timeout, "timeout", 0)
-        handle = await _found(id, ctx)
+        seconds = seconds_of(timeout, "timeout", 0)
+        handle = await command_of(id, ctx)
         waiting = asyncio.ensure_future(_listening(handle, port))
         ending = asyncio.ensure_future(handle.outcome())
         try:
@@ -209,7 +209,7 @@ class CommandTools:
         """
         if not text and not close:
             raise ToolError("give a text, or close=true", code="invalid_tool_args")
-        handle = await _found(id, ctx)
+        handle = await command_of(id, ctx)
         row = await handle.record()
         if not row.live:
             raise ToolError(f"{_named(id)} has ended: nothing was written", code="command_ended")
@@ -246,28 +246,28 @@ class CommandTools:
             id: The command.
             reason: Why it is not needed any more.
         """
-        handle = await _found(id, ctx)
+        handle = await command_of(id, ctx)
         _value(await ctx.handles.cancel_process(handle.to_json(), reason or "cancel_command"))
-        return await _awaited(handle, ctx, CANCEL_SECONDS)
+        return await awaited(handle, ctx, CANCEL_SECONDS)
 
 
 # ---------------------------------------------------------------------- what a model gives
 
 
-def _program(command: str | list[str], cwd: str) -> Program:
+def program_of(command: str | list[str], cwd: str) -> Program:
     if not command or (isinstance(command, str) and not command.strip()):
         raise ToolError("give a command: a line for the shell, or a list of arguments", code="invalid_tool_args")
     return Program(command if isinstance(command, str) else tuple(command), cwd)
 
 
-def _seconds(value: float, name: str, least: float) -> float:
+def seconds_of(value: float, name: str, least: float) -> float:
     if not least <= value <= LONGEST:  # also what is no number
         usable = f"{least:g} to {LONGEST:g} seconds"
         raise ToolError(f"{name}={value} is not usable: give {usable}", code="invalid_tool_args")
     return float(value)
 
 
-async def _found(id: str, ctx: ToolContext[Any]) -> CommandHandle:
+async def command_of(id: str, ctx: ToolContext[Any]) -> CommandHandle:
     """A command of this session."""
     try:
         with refusals():
@@ -289,7 +289,7 @@ def _value(record: ToolRecord) -> Any:
 # ---------------------------------------------------------------------- what a model is shown
 
 
-async def _awaited(handle: CommandHandle, ctx: ToolContext[Any], seconds: float) -> dict[str, Any]:
+async def awaited(handle: CommandHandle, ctx: ToolContext[Any], seconds: float) -> dict[str, Any]:
     """How a command ended, or that it runs on after so many seconds. The session is not told of an end that is here."""
     outcome = (await ctx.handles.await_process(handle.to_json(), seconds)).outcome
     if isinstance(outcome, Failed) and outcome.code != TimedOut.code:
