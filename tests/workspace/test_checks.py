@@ -15,6 +15,7 @@ from mainstay import Runtime, Workspace
 from mainstay.model.command import CommandSettings
 from mainstay.workspace.checks import SHOWN_BYTES, shown
 from mainstay.workspace.diagnosis.report import Diagnosis, Diagnostic, Failure, Tests
+from mainstay.workspace.policy import Policy
 from tests.workspace.asking import Conversation
 
 pytestmark = pytest.mark.usefixtures("linux")
@@ -37,7 +38,7 @@ def work(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def model(work: Path) -> AsyncIterator[Conversation]:
-    found = Conversation(Workspace([work], unsandboxed=True).tools(commands=True))
+    found = Conversation(Workspace([work], unsandboxed=True, policy=Policy(otherwise="allow")).tools(commands=True))
     async with Runtime("memory", agents=[found.agent], commands=CommandSettings(head=100, tail=100)) as found.runtime:
         found.session = await found.runtime.session("s")
         yield found
@@ -84,7 +85,7 @@ async def test_output_that_is_not_understood_is_no_diagnosis_and_not_zero_failur
 async def test_a_run_that_was_killed_is_incomplete_whatever_it_printed(model: Conversation) -> None:
     printed = "echo '===== 7 passed in 0.01s ====='"
 
-    killed = await model.call("run_test", command=f"{printed}; kill -9 $$")
+    killed = await model.call("run_test", command=f"{printed}; python3 -c 'import os; os.kill(os.getppid(), 9)'")
     failed = await model.call("run_test", command=f"{printed}; exit 1")
 
     assert (killed["status"], killed["verdict"]) == ("signaled", "incomplete")

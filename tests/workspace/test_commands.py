@@ -12,17 +12,21 @@ from typing import Any
 
 import pytest
 
-from mainstay import Runtime, ToolError, Workspace
+from mainstay import Runtime, ToolContext, ToolError, Workspace
+from mainstay.errors import InvalidDefinition, UnknownProcess
 from mainstay.model.command import OutputChunk
 from mainstay.model.tool import Ok
+from mainstay.tools.context import CallHost
 from mainstay.workspace.commands import READ_BYTES, READ_LINES, LineSearch
+from mainstay.workspace.policy import Policy, Rule
 from mainstay.workspace.tools import FileTools
 from tests.commands.host import lives
-from tests.kit import until
-from tests.workspace.asking import Conversation
+from tests.kit import until, untyped
+from tests.workspace.asking import Conversation, prepare
 
 pytestmark = pytest.mark.usefixtures("linux")
 
+ANYTHING = Policy(otherwise="allow")
 NEVER = "600"
 """Seconds that a command sleeps which a test ends."""
 
@@ -51,7 +55,7 @@ async def conversation(
 
 @pytest.fixture
 async def model(work: Path) -> AsyncIterator[Conversation]:
-    async with conversation(Workspace([work], unsandboxed=True).tools(commands=True)) as found:
+    async with conversation(Workspace([work], unsandboxed=True, policy=ANYTHING).tools(commands=True)) as found:
         yield found
 
 
@@ -60,7 +64,7 @@ async def model(work: Path) -> AsyncIterator[Conversation]:
 
 def test_commands_are_off_unless_they_are_asked_for(work: Path) -> None:
     files = {each.name for each in Workspace([work]).tools().specs()}
-    more = {each.name for each in Workspace([work], unsandboxed=True).tools(commands=True).specs()}
+    more = {each.name for each in Workspace([work], unsandboxed=True, policy=ANYTHING).tools(commands=True).specs()}
 
     assert "run_command" not in files
     assert more - files == {
@@ -70,7 +74,7 @@ def test_commands_are_off_unless_they_are_asked_for(work: Path) -> None:
 
 
 def test_every_tool_may_be_attempted_again_after_a_crash(work: Path) -> None:
-    specs = Workspace([work], unsandboxed=True).tools(commands=True).specs()
+    specs = Workspace([work], unsandboxed=True, policy=ANYTHING).tools(commands=True).specs()
 
     assert {each.name: each.recovery for each in specs if each.recovery != "rerun"} == {}
 
@@ -105,7 +109,7 @@ async def test_a_slow_command_becomes_a_handle_and_its_end_is_told(model: Conver
 
 
 async def test_a_waited_command_is_not_told_a_second_time(work: Path) -> None:
-    tools = Workspace([work], unsandboxed=True).tools(commands=True)
+    tools = Workspace([work], unsandboxed=True, policy=ANYTHING).tools(commands=True)
     async with conversation(tools) as model:
         slow = await model.call("run_command", command="cat", stdin=True, background=True)
         await model.call("write_stdin", id=slow["id"], close=True)
@@ -174,6 +178,81 @@ async def test_a_workspace_without_a_sandbox_refuses_unless_the_host_allows_it(w
         assert found == "sandbox_unavailable"
 
 
+# ---------------------------------------------------------------------- the policy
+
+
+async def test_what_the_policy_denies_is_not_run_and_the_model_is_told_why(work: Path) -> None:
+    policy = Policy((Rule("deny", "touch", reason="no new files"),), otherwise="allow")
+    async with conversation(Workspace([work], unsandboxed=True, policy=policy).tools(commands=True)) as model:
+        code = await model.call("run_command", command="echo hi; touch made")
+        told = await model.told("run_command", command=["touch", "made"])
+        runs = await model.call("run_command", command="echo hi")
+
+    assert code == "denied_by_policy"
+    assert "no new files" in told
+    assert runs["exit_code"] == 0
+    assert list(work.iterdir()) == []
+
+
+async def test_what_the_policy_asks_about_waits_for_a_person_who_sees_the_whole_command(work: Path) -> None:
+    async with conversation(Workspace([work], unsandboxed=True).tools(commands=True)) as model:
+        line = f"touch {'a' * 500}; touch made"
+        await model.turn("run_command", command=line)
+        assert model.session is not None
+        [asked] = await model.session.pending()
+        before = list(work.iterdir())
+        await model.session.approve(asked.call_id)
+        result = await model.session.result(asked.call_id.rpartition(".")[0].rpartition(".")[0])
+
+    assert (asked.kind, asked.args) == ("approval", {"command": line})
+    assert asked.reason
+    assert before == []
+    assert result.tool_calls[0].value["status"] == "exited"
+    assert (work / "made").exists()
+
+
+async def test_a_rejected_command_is_not_run(work: Path) -> None:
+    async with conversation(Workspace([work], unsandboxed=True).tools(commands=True)) as model:
+        await model.turn("run_command", command="touch made")
+        assert model.session is not None
+        [asked] = await model.session.pending()
+        await model.session.reject(asked.call_id, "no")
+        await model.runtime.wait_idle()
+        listed = await model.call("list_commands", live=False)
+
+    assert listed == {"commands": []}
+    assert list(work.iterdir()) == []
+
+
+async def test_a_policy_that_asks_by_now_lets_no_call_run_that_nobody_approved(work: Path) -> None:
+    """As after a crash: the call was prepared under another policy than that under which it is attempted again."""
+    allows = Workspace([work], unsandboxed=True, policy=ANYTHING).tools(commands=True)
+    asks = Workspace([work], unsandboxed=True).tools(commands=True)
+    args = {"command": "touch made"}
+    call = await prepare(allows, "run_command", **args)
+    context = ToolContext[Any](call_id="c", tool="run_command", host=NoCommands(), attempt=2, payload=call.payload)
+
+    with pytest.raises(ToolError) as refused:
+        await asks.execute(call, context)
+
+    assert refused.value.code == "approval_needed"
+
+
+class NoCommands(CallHost):
+    """A host that has none of the commands of this session, and runs none."""
+
+    def handles(self) -> Any:
+        return self
+
+    async def command_of(self, process_id: str) -> Any:
+        raise UnknownProcess(process_id)
+
+
+def test_a_policy_that_is_none_is_refused(work: Path) -> None:
+    with pytest.raises(InvalidDefinition, match="policy="):
+        Workspace([work], policy=untyped({"rules": []}))
+
+
 # ---------------------------------------------------------------------- reading
 
 
@@ -233,7 +312,7 @@ async def test_output_that_is_not_there_is_told(model: Conversation, args: dict[
 
 
 async def test_a_command_of_another_session_is_unknown(work: Path) -> None:
-    tools = Workspace([work], unsandboxed=True).tools(commands=True)
+    tools = Workspace([work], unsandboxed=True, policy=ANYTHING).tools(commands=True)
     model = Conversation(tools)
     async with Runtime("memory", agents=[model.agent]) as runtime:
         model.session = await runtime.session("theirs")
@@ -436,7 +515,7 @@ async def test_a_command_is_ended_with_all_that_it_started(model: Conversation) 
 
 
 async def test_a_cancelled_turn_ends_the_command_that_it_waits_for(work: Path) -> None:
-    tools = Workspace([work], unsandboxed=True).tools(commands=True)
+    tools = Workspace([work], unsandboxed=True, policy=ANYTHING).tools(commands=True)
     async with conversation(tools) as model:
         waiting = asyncio.ensure_future(model.turn("run_command", command=f"echo $$; exec sleep {NEVER}"))
 

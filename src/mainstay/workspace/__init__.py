@@ -6,11 +6,13 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mainstay.errors import InvalidDefinition, quoted
 from mainstay.model import validate
 from mainstay.model.sandbox import Confinement
 from mainstay.workspace.paths import Paths, check_roots
 
 if TYPE_CHECKING:
+    from mainstay.workspace.policy import Policy
     from mainstay.workspace.tools import FileTools
 
 
@@ -21,6 +23,7 @@ class Workspace:
     configuration and hooks, and the store, are off limits. A file with several names (hard links) may be one from
     outside, and is refused; `hard_links=True` lets it be read, as package managers that share files need it.
     Commands are confined to the roots, and refused where this machine cannot do that, unless `unsandboxed` allows it.
+    `policy` says which of them run, and which a person is asked about; without one, that is all that do more than read.
     """
 
     def __init__(
@@ -29,8 +32,15 @@ class Workspace:
         *,
         hard_links: bool = False,
         unsandboxed: bool = False,
+        policy: Policy | None = None,
     ) -> None:
         validate.flag(hard_links, "hard_links")
+        if policy is not None:
+            from mainstay.workspace.policy import Policy  # noqa: PLC0415  # who gives one has imported it
+
+            if not isinstance(policy, Policy):
+                raise InvalidDefinition(f"policy={quoted(policy)} is no Policy of mainstay.workspace.policy: make one")
+        self._policy = policy
         self._unsandboxed = validate.flag(unsandboxed, "unsandboxed")
         self._paths = Paths(check_roots(roots), hard_links)
 
@@ -52,9 +62,11 @@ class Workspace:
             return FileTools(self._paths)
         from mainstay.workspace.checks import CheckTools  # noqa: PLC0415  # the same
         from mainstay.workspace.commands import CommandTools  # noqa: PLC0415  # the same
-        from mainstay.workspace.spawning import Judgement, Programs  # noqa: PLC0415
+        from mainstay.workspace.policy import Policy  # noqa: PLC0415
+        from mainstay.workspace.spawning import Programs  # noqa: PLC0415
 
-        programs = Programs(self._paths, lambda program, cwd: Judgement(), self.confinement)
+        policy = Policy.default if self._policy is None else self._policy
+        programs = Programs(self._paths, policy, self.confinement)
         return FileTools(self._paths, programs=programs, parts=[CommandTools(programs), CheckTools(programs)])
 
     def __repr__(self) -> str:

@@ -16,8 +16,8 @@ import os
 import shlex
 import shutil
 import stat
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any, Literal, Protocol, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,8 +33,7 @@ from mainstay.processes.command import prepared
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool
 from mainstay.workspace.paths import Paths, telling
-
-Decision: TypeAlias = Literal["allow", "ask", "deny"]
+from mainstay.workspace.policy import CommandLine, Policy, Verdict
 
 ENVIRONMENT = {
     "LC_ALL": "C.UTF-8",  # messages that models and parsers know, whatever the host speaks
@@ -59,10 +58,14 @@ def _shell() -> str:
 
 
 class Program(Struct, frozen=True):
-    """What a tool is about to run: a list of arguments, or a line for a shell. `cwd` is a path of the workspace."""
+    """What a tool is about to run: a list of arguments, or a line for a shell. `cwd` is a path of the workspace.
+
+    `made_by`: a model wrote it, or a tool made it of what a model wrote, with arguments that were checked.
+    """
 
     command: tuple[str, ...] | str
     cwd: str = "."
+    made_by: Literal["model", "tool"] = "model"
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -73,13 +76,6 @@ class Program(Struct, frozen=True):
     def text(self) -> str:
         """As people read it."""
         return self.command if isinstance(self.command, str) else shlex.join(self.command)
-
-
-class Judgement(Struct, frozen=True):
-    """What a policy says about a program, with its reasons in words."""
-
-    decision: Decision = "allow"
-    reason: str = ""
 
 
 class SpawnOptions(Struct, frozen=True):
@@ -110,13 +106,8 @@ class ToolPart(Protocol):
 class Programs:
     """Runs programs for the tools of one workspace."""
 
-    def __init__(
-        self,
-        paths: Paths,
-        judge: Callable[[Program, str], Judgement],
-        confine: Callable[[str | None], Confinement | None],
-    ) -> None:
-        self.paths, self._judge, self._confine = paths, judge, confine
+    def __init__(self, paths: Paths, policy: Policy, confine: Callable[[str | None], Confinement | None]) -> None:
+        self.paths, self._policy, self._confine = paths, policy, confine
         self._sparing: dict[str | None, Paths] = {}
 
     def folder(self, cwd: str, store: str | None) -> str:
@@ -129,12 +120,22 @@ class Programs:
                 raise ToolError(f"{cwd} is no folder: give the folder it is in", code="not_a_folder")
             return place.path
 
-    def judge(self, program: Program, ctx: ToolContext[Any]) -> Judgement:
+    def judge(self, program: Program, ctx: ToolContext[Any], env: Iterable[str] = ()) -> Verdict:
         """What the policy says about a program. Raises ToolError where it is denied."""
-        found = self._judge(program, self.folder(program.cwd, ctx.store_location))
+        line, store = program.command, ctx.store_location
+        asked = CommandLine(
+            () if isinstance(line, str) else line,
+            line if isinstance(line, str) else "",
+            self.folder(program.cwd, store),
+            self.paths.roots,
+            tuple(env),
+            store,
+            program.made_by,
+        )
+        found = self._policy.judge(asked)
         if found.decision == "deny":
             raise ToolError(
-                f"the policy of this workspace denies that: {found.reason}; nothing was run", code="denied_by_policy"
+                f"the policy of this workspace denies that, nothing was run: {_why(found)}", code="denied_by_policy"
             )
         return found
 
@@ -142,7 +143,7 @@ class Programs:
         """A call that is to run a program, as far as the policy lets it begin."""
         found = self.judge(program, ctx)
         payload = {**(call.payload or {}), PAYLOAD: found.decision}
-        return replace(call, payload=payload, ask=found.reason if found.decision == "ask" else "")
+        return replace(call, payload=payload, ask=_why(found) if found.decision == "ask" else "")
 
     async def run(self, ctx: ToolContext[Any], program: Program, options: SpawnOptions) -> CommandHandle:
         """Run a program, or find the one that an earlier attempt of this call has begun."""
@@ -153,11 +154,11 @@ class Programs:
                 return await self._start(ctx, program, options)
 
     async def _start(self, ctx: ToolContext[Any], program: Program, options: SpawnOptions) -> CommandHandle:
-        found = self.judge(program, ctx)
+        found = self.judge(program, ctx, options.env)
         approved = isinstance(ctx.payload, dict) and ctx.payload.get(PAYLOAD) == "ask"
         if found.decision == "ask" and not approved:
             raise ToolError(
-                f"the policy of this workspace asks for approval now: {found.reason}; call it again, nothing was run",
+                f"the policy of this workspace asks for approval now, nothing was run: {_why(found)}; call it again",
                 code="approval_needed",
             )
         asked: CommandOptions = {
@@ -177,6 +178,11 @@ class Programs:
             owner="session" if options.listed and ctx.session_id else "turn",
         )
         return cast("CommandHandle", await ctx.handles.start(prepared(program.argv, asked), {}, start))
+
+
+def _why(verdict: Verdict) -> str:
+    """What decided, and what the command may do."""
+    return "; ".join([verdict.because, *verdict.reasons]) if verdict.because else "; ".join(verdict.reasons)
 
 
 @contextlib.contextmanager
