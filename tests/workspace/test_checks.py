@@ -85,7 +85,7 @@ async def test_output_that_is_not_understood_is_no_diagnosis_and_not_zero_failur
 async def test_a_run_that_was_killed_is_incomplete_whatever_it_printed(model: Conversation) -> None:
     printed = "echo '===== 7 passed in 0.01s ====='"
 
-    killed = await model.call("run_test", command=f"{printed}; python3 -c 'import os; os.kill(os.getppid(), 9)'")
+    killed = await model.call("run_test", command=f"{printed}; python3 -c 'import os; os.kill(os.getppid(), 9)'; true")
     failed = await model.call("run_test", command=f"{printed}; exit 1")
 
     assert (killed["status"], killed["verdict"]) == ("signaled", "incomplete")
