@@ -84,8 +84,11 @@ class Executor(Protocol):
         """Why these tools cannot be functions side by side, or None."""
         ...
 
-    async def open(self, state: bytes | None = None) -> Repl:
-        """A new REPL, or the one that was dumped. Raises DumpRefused: then the cells are to be run again."""
+    async def open(self, state: bytes | None = None, tools: Sequence[ToolSpec] = ()) -> Repl:
+        """A new REPL, or the one that was dumped. Raises DumpRefused: then the cells are to be run again.
+
+        `tools` are those that the cell in the dump may go on to call: today's, as for a cell that begins.
+        """
         ...
 
     async def aclose(self) -> None: ...

@@ -1,0 +1,248 @@
+"""What is wrong with a cell, said before it runs.
+
+Three things refuse a cell, because none of them can be meant and each is cheaper to repair before half of the cell
+has run: a name that is nowhere defined, arguments that do not fit a tool, and a call whose result is never awaited. All
+else that a type checker finds is told beside the result: it may be wrong about a program that works.
+
+The findings come from two sides. `read_cell` goes over the syntax tree: it sees calls that are not awaited, and which
+names a cell binds. A type checker, where the executor has one, reports diagnostics; `judge` sorts them.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+MOST_NOTES = 8
+MOST_FAULTS = 8
+LONGEST = 256 * 1024
+"""Bytes of a cell."""
+
+
+class Fault(Struct, frozen=True):
+    line: int
+    message: str
+
+
+class CellCode(Struct, frozen=True):
+    """A cell as it was read: the names that it binds for later cells, and calls that it does not await.
+
+    `mentions` are all names that stand in it. A cell that this Python cannot parse has none of this, and is left to the
+    interpreter, whose grammar may be another.
+    """
+
+    binds: tuple[str, ...] = ()
+    mentions: frozenset[str] = frozenset()
+    unawaited: tuple[Fault, ...] = ()
+
+
+def read_cell(code: str, asynchronous: Collection[str]) -> CellCode:
+    """`asynchronous` are the names, with dots, whose calls must be awaited."""
+    try:
+        tree = ast.parse(code)
+        binds = tuple(dict.fromkeys(_binds(tree.body)))
+        mentions = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+        return CellCode(binds, mentions, tuple(_unawaited(tree, asynchronous)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return CellCode()
+
+
+# Names
+
+
+def _binds(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """Names that statements at the top of a cell bind, inside `if`, `for`, `with` and `try` too."""
+    for statement in body:
+        match statement:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield statement.name
+                for inner in ast.walk(statement):
+                    if isinstance(inner, ast.Global):
+                        yield from inner.names
+            case ast.Import() | ast.ImportFrom():
+                for alias in statement.names:
+                    yield alias.asname or alias.name.partition(".")[0]
+            case _:
+                yield from _stored(statement)
+
+
+def _stored(node: ast.AST) -> Iterator[str]:
+    """Names that are stored below `node`, outside of functions, classes and the own variables of comprehensions."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom):
+        assert isinstance(node, ast.stmt)
+        yield from _binds([node])
+        return
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    if isinstance(node, ast.MatchAs | ast.MatchStar) and node.name:
+        yield node.name
+    if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.NamedExpr):
+                yield from _stored(inner.target)
+        return
+    if isinstance(node, ast.Lambda):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _stored(child)
+
+
+# Calls that nobody awaits
+
+_GATHERS = frozenset({"asyncio.gather", "gather"})
+_HOLDS = frozenset({"list", "tuple", "set", "dict", "zip", "enumerate", "reversed", "iter", "isinstance", "type", "id"})
+"""Built-ins that may be given a call to hold: `tuple(calls)`. All others would look at its result."""
+_KEEPS = (
+    ast.Await, ast.Call, ast.keyword, ast.Starred, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp,
+    ast.DictComp, ast.GeneratorExp, ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.Return, ast.Lambda, ast.IfExp,
+    ast.Yield,
+)  # fmt: skip
+"""Where a call that is not awaited may stand, because it can still be awaited from there."""
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b` as it is written; "" for what is no plain name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        inner = dotted(node.value)
+        return f"{inner}.{node.attr}" if inner else ""
+    return ""
+
+
+def _unawaited(tree: ast.Module, asynchronous: Collection[str]) -> Iterator[Fault]:
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    used = _names_used(tree, parents)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name, parent = dotted(node.func), parents.get(node)
+        if name not in asynchronous and name not in _GATHERS:
+            continue
+        if not isinstance(parent, _KEEPS) or _looks(parent, node):
+            yield Fault(node.lineno, f"the call of {name}() is not awaited: write `await {name}(…)`")
+        elif isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
+            target = parent.targets[0].id
+            if target not in used:
+                yield Fault(
+                    node.lineno, f"`{target}` is a call of {name}() that is never awaited: write `await {name}(…)`"
+                )
+
+
+def _looks(parent: ast.AST, call: ast.AST) -> bool:
+    """Whether a function looks at its argument now, so that it would see the call and not its result."""
+    if not isinstance(parent, ast.Call):
+        return False
+    if parent.func is call:
+        return True  # search()()
+    name = dotted(parent.func)
+    return name in _BUILTINS and name not in _HOLDS
+
+
+_BUILTINS = frozenset({
+    "abs", "all", "any", "bool", "bytes", "chr", "divmod", "filter", "float", "format", "frozenset", "getattr",
+    "hasattr", "hash", "hex", "int", "len", "map", "max", "min", "next", "oct", "ord", "pow", "print", "range", "repr",
+    "round", "sorted", "str", "sum", "json.dumps", "json.loads",
+})  # fmt: skip
+
+
+def _names_used(tree: ast.Module, parents: dict[ast.AST, ast.AST]) -> frozenset[str]:
+    """Names that are awaited, or handed on to where they can be."""
+    return frozenset(
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name)
+        and isinstance(node.ctx, ast.Load)
+        and isinstance(parent := parents.get(node), _KEEPS)
+        and not _looks(parent, node)
+    )
+
+
+# What a type checker found
+
+
+class Diagnostic(Struct, frozen=True):
+    """One finding of a type checker: its rule, its words and the line of the cell."""
+
+    rule: str
+    message: str
+    line: int
+
+
+def read_diagnostics(rendered: str, first_line: int) -> list[Diagnostic]:
+    """The JSON that ty renders. `first_line` is the line of the cell's first one in what was checked."""
+    try:
+        found = msgspec.json.decode(rendered)
+    except msgspec.MsgspecError:
+        return []
+    return [
+        Diagnostic(str(each.get("check_name") or each.get("code")), str(each.get("message", "")), row - first_line + 1)
+        for each in found
+        if isinstance(each, dict) and (row := _row(each)) >= first_line
+    ]
+
+
+def _row(found: dict[str, Any]) -> int:
+    location = found.get("location")
+    row = location.get("row") if isinstance(location, dict) else None
+    return row if isinstance(row, int) else 0
+
+
+class Verdict(Struct, frozen=True):
+    """`refused` is what the model is told instead of a run, "" where the cell may run; `notes` are told beside."""
+
+    refused: str = ""
+    line: int = 0
+    notes: tuple[str, ...] = ()
+
+
+_ARGUMENTS = frozenset({
+    "invalid-argument-type", "missing-argument", "unknown-argument", "too-many-positional-arguments",
+    "parameter-already-assigned",
+})  # fmt: skip
+_FUNCTION = re.compile(r"function `(\w+)`")
+
+
+def judge(
+    code: CellCode, diagnostics: Sequence[Diagnostic], asynchronous: Collection[str], known: Collection[str]
+) -> Verdict:
+    """Sort what was found. `known` are all names that a cell may use, for "did you mean"."""
+    faults = list(code.unawaited)
+    seen = {fault.line for fault in faults}
+    notes: list[Fault] = []
+    last = {path.rpartition(".")[2] for path in asynchronous}
+    for each in diagnostics:
+        function = _FUNCTION.search(each.message)
+        if each.rule == "unresolved-reference":
+            faults.append(Fault(each.line, _unknown(each.message, known)))
+        elif each.rule in _ARGUMENTS and function is not None and function[1] in last:
+            faults.append(Fault(each.line, each.message))
+        elif each.rule == "unused-awaitable" or "CoroutineType[" in each.message:
+            if each.line not in seen:
+                faults.append(Fault(each.line, f"{each.message}: a call is awaited before its result is used"))
+        elif each.rule != "invalid-syntax":
+            notes.append(Fault(each.line, each.message))
+    if not faults:
+        return Verdict(notes=tuple(_lines(notes, MOST_NOTES)))
+    faults.sort(key=lambda fault: fault.line)
+    text = "\n".join(("The cell was not run.", *_lines(faults, MOST_FAULTS)))
+    return Verdict(text, faults[0].line, tuple(_lines(notes, MOST_NOTES)))
+
+
+def _lines(faults: Sequence[Fault], most: int) -> list[str]:
+    shown = list(dict.fromkeys(f"line {fault.line}: {fault.message}" for fault in faults))
+    return shown if len(shown) <= most else [*shown[:most], f"… and {len(shown) - most} more"]
+
+
+def _unknown(message: str, known: Collection[str]) -> str:
+    quoted = re.search(r"`(\w+)`", message)
+    if quoted is None:
+        return message
+    close = difflib.get_close_matches(quoted[1], known, n=1)
+    return f"`{quoted[1]}` is not defined" + (f": did you mean `{close[0]}`?" if close else "")

@@ -1,0 +1,450 @@
+"""The executor over Monty: REPLs without a process of their own, on a bounded pool of workers.
+
+A worker is an OS process that runs one REPL at a time. A REPL that does not run is bytes: its variables between cells,
+and while a cell waits, the whole of its interpreter. A cell that pauses keeps its worker for a moment, because most
+answers come soon; it gives it back when it has waited for `PARK_AFTER`, or when another REPL wants a worker. So two
+cells whose subagents run cells themselves cannot stop a machine with two workers, and an idle session holds none.
+
+    begin ── check ── worker ── Cell.begin ──▶ Paused ──(100 ms, or wanted)──▶ bytes ── worker ── Cell.resume ──▶ …
+
+The event loop owns every state here; threads run one blocking function each on a worker that a REPL holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, ParamSpec, TypeVar
+
+from mainstay.codemode import worker as blocking
+from mainstay.codemode.check import LONGEST, judge, read_cell
+from mainstay.codemode.dumps import CellState, Dump, DumpHeader, fitting, seal, unseal
+from mainstay.codemode.stubs import Functions, print_of, shown
+from mainstay.codemode.worker import Cell, Checker, Worker
+from mainstay.errors import DumpRefused, InternalError, MissingExtra, RuntimeClosed
+from mainstay.model.code import (
+    CellEnd,
+    CodeAnswer,
+    CodeError,
+    CodeLimits,
+    CodeStep,
+    Paused,
+    Variable,
+)
+from mainstay.model.tool import ToolSpec
+
+try:
+    import pydantic_monty as monty
+except ImportError:  # the classes below are refused before they are used
+    raise MissingExtra("code mode", "mainstay[code]") from None
+
+NAME: Final = "monty"
+PARK_AFTER = 0.1
+"""Seconds that a cell which waits may keep its worker."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SUPPORTS = """\
+The code runs in a sandboxed Python without files, network, environment variables or packages.
+It has functions, closures, lambdas, comprehensions, f-strings, match, try/except/finally, plain classes and \
+dataclasses, async/await and asyncio.gather(), and of the standard library: asyncio, base64, bisect, collections, \
+copy, csv, dataclasses, datetime, decimal, functools, hashlib, itertools, json, math, random, re, time, typing.
+It has no class inheritance (so no exceptions or enums of your own), no yield, no decorators in classes, no del, no \
+`async with`, no asyncio.create_task() and no other module.
+The functions below are asynchronous: call them with `await`, or several at once with `await asyncio.gather(a(), b())` \
+or `await settle(a(), b())`, which returns an exception in place of a result where one fails. They cannot be called \
+where Python itself calls back: not in map(), filter(), sorted(key=…) or a dunder method; use a comprehension or a \
+loop. Arguments and results are plain data: None, bool, int, float, str, list, dict.
+`await sleep(seconds)` waits, for days if need be. `finish(value)` ends your work with that value. Variables stay for \
+later cells; a call can be awaited only in the cell that makes it."""
+
+
+class MontyExecutor:
+    """Opens REPLs on a pool of Monty's workers. `key` seals their dumps.
+
+    Two threads at least: one more than workers, for the type check.
+    """
+
+    def __init__(self, *, key: bytes, limits: CodeLimits | None = None, workers: int | None = None) -> None:
+        self._limits = limits or CodeLimits()
+        self.key = key
+        self._most = workers or max(2, os.cpu_count() or 2)
+        self._threads = ThreadPoolExecutor(self._most + 1, thread_name_prefix="mainstay-code")
+        self._pool: monty.Monty | None = None
+        self._starting: asyncio.Task[monty.Monty] | None = None
+        self._checker: Checker | None = None
+        self._checking = asyncio.Lock()
+        self._free = self._most
+        self._wanted: deque[asyncio.Future[None]] = deque()
+        self._waiting: OrderedDict[MontyRepl, asyncio.TimerHandle] = (
+            OrderedDict()
+        )  # paused, with a worker; oldest first
+        self._parking: set[asyncio.Task[None]] = set()
+        self._repls: set[MontyRepl] = set()
+        self._known: OrderedDict[tuple[int, ...], tuple[tuple[ToolSpec, ...], Functions]] = OrderedDict()
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    @property
+    def limits(self) -> CodeLimits:
+        return self._limits
+
+    @property
+    def workers(self) -> int:
+        """How many workers are taken now."""
+        return self._most - self._free
+
+    def describe(self, tools: Sequence[ToolSpec], output_schema: dict[str, Any] | None = None) -> str:
+        functions = shown(self.functions(tools))
+        return f"{SUPPORTS}\n\n```python\n{functions}\n```" if functions else SUPPORTS
+
+    def fault(self, tools: Sequence[ToolSpec]) -> str | None:
+        return self.functions(tools).fault
+
+    def functions(self, tools: Sequence[ToolSpec]) -> Functions:
+        """The tools as functions; the last few catalogues are kept, because every cell of a turn has the same."""
+        key = tuple(map(id, tools))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = (
+                tuple(tools),
+                Functions(tools),
+            )  # the tools are held, so that their ids stay theirs
+            if len(self._known) > 32:
+                self._known.popitem(last=False)
+        return found[1]
+
+    async def open(self, state: bytes | None = None, tools: Sequence[ToolSpec] = ()) -> MontyRepl:
+        if self._closed:
+            raise RuntimeClosed("the executor of code is closed")
+        if state is None:
+            repl = MontyRepl(self, None, Functions(()))
+        else:
+            dump = fitting(
+                unseal(state, self.key),
+                executor=NAME,
+                version=blocking.VERSION,
+                policy=blocking.POLICY,
+                limits=self._limits,
+            )
+            repl = MontyRepl(self, dump, self.functions(tools))
+        self._repls.add(repl)
+        return repl
+
+    async def aclose(self) -> None:
+        """Give up every REPL, and end every worker and thread."""
+        self._closed = True
+        for wanted in self._wanted:
+            wanted.cancel()
+        for repl in tuple(self._repls):
+            await repl.close()
+        if self._parking:
+            await asyncio.gather(*self._parking)
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+        async with self._checking:
+            if self._checker is not None:
+                await self.in_thread(self._checker.close)
+        if self._pool is not None:
+            await self.in_thread(self._pool.__exit__, None, None, None)
+        self._threads.shutdown(wait=True)
+
+    # ------------------------------------------------------------------ threads and workers
+
+    def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, functools.partial(function, *args, **kwargs))
+
+    async def take(self, seed: str, functions: Functions) -> Worker:
+        """A worker, when one is free. It is given back with `give`."""
+        await self._slot()
+        try:
+            pool = self._pool or await self._started()
+            return await self.in_thread(Worker, pool, self._limits, seed, functions)
+        except BaseException:  # a cancel as well: without a worker there is nothing that gives the slot back
+            self._release()
+            raise
+
+    async def give(self, worker: Worker) -> None:
+        try:
+            await asyncio.shield(self.in_thread(worker.close))
+        finally:
+            self._release()
+
+    async def _started(self) -> monty.Monty:
+        """The pool, started once; a caller that is cancelled does not stop the start for the others."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> monty.Monty:
+        pool = monty.Monty(
+            min_processes=1,
+            max_processes=self._most,
+            request_timeout=self._limits.seconds + 10,
+        )
+        await self.in_thread(pool.__enter__)
+        self._pool = pool
+        return pool
+
+    async def _slot(self) -> None:
+        if self._closed:
+            raise RuntimeClosed("the executor of code is closed")
+        if self._free and not self._wanted:
+            self._free -= 1
+            return
+        wanted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._wanted.append(wanted)
+        if self._waiting and len(self._parking) < len(self._wanted):
+            self._park(next(iter(self._waiting)))
+        try:
+            await wanted
+        except asyncio.CancelledError:
+            if wanted.done() and not wanted.cancelled():
+                self._release()
+            if self._closed:
+                raise RuntimeClosed("the executor of code is closed") from None
+            raise
+
+    def _release(self) -> None:
+        while self._wanted:
+            wanted = self._wanted.popleft()
+            if not wanted.done():
+                wanted.set_result(None)
+                return
+        self._free += 1
+
+    # ------------------------------------------------------------------ cells that wait
+
+    def pauses(self, repl: MontyRepl) -> None:
+        """The cell of `repl` waits, and has a worker."""
+        if self._wanted:
+            self._park(repl)
+        else:
+            timer = asyncio.get_running_loop().call_later(PARK_AFTER, self._park, repl)
+            self._waiting[repl] = timer
+
+    def goes_on(self, repl: MontyRepl) -> None:
+        timer = self._waiting.pop(repl, None)
+        if timer is not None:
+            timer.cancel()
+
+    def closed(self, repl: MontyRepl) -> None:
+        self.goes_on(repl)
+        self._repls.discard(repl)
+
+    def _park(self, repl: MontyRepl) -> None:
+        self.goes_on(repl)
+        task = asyncio.create_task(repl.park())
+        self._parking.add(task)
+        task.add_done_callback(self._parking.discard)
+
+    # ------------------------------------------------------------------ type check
+
+    async def check(self, code: str, functions: Functions, mentions: frozenset[str], names: Sequence[str]) -> Any:
+        """Diagnostics of a cell; None where the checker gave up on it."""
+        async with self._checking:
+            try:
+                if self._checker is None:
+                    self._checker = await self.in_thread(Checker)
+                return await asyncio.shield(self.in_thread(self._checker.check, code, functions, mentions, names))
+            except monty.MontyError:
+                return None
+
+
+class MontyRepl:
+    """The REPL of one session.
+
+    Mutable state, owned by the event loop: `_variables` is what is kept between cells (None: nothing yet); `_cell` the
+    cell that runs; `_worker` where it does; `_frozen` the bytes of its interpreter as of its last pause, if they were
+    made. `_lock` is held by whoever uses the worker.
+    """
+
+    def __init__(self, executor: MontyExecutor, dump: Dump | None, functions: Functions) -> None:
+        self._executor = executor
+        self._lock = asyncio.Lock()
+        self._worker: Worker | None = None
+        self._cell: Cell | None = None
+        self._frozen: bytes | None = None
+        self._variables = dump.base if dump else None
+        self._contains = dump.header.contains if dump else ""
+        self._names = dump.header.names if dump else ()
+        self._seed = dump.header.seed if dump else ""
+        self._feeds = dump.header.feeds if dump else 0
+        self._catalogue = dump.header.catalogue if dump else ""
+        self._binds: tuple[str, ...] = ()
+        if dump is not None and dump.header.cell is not None:
+            self._revive(dump, dump.header.cell, functions)
+
+    def _revive(self, dump: Dump, state: CellState, functions: Functions) -> None:
+        self._cell = Cell(functions, self._executor.limits, state, dump.header.cell_feeds)
+        self._binds = read_cell(state.code, ()).binds
+        if state.end is not None:
+            self._cell.ended(state.end, dump.cell or None)
+        else:
+            self._frozen = dump.cell
+
+    @property
+    def contains(self) -> str:
+        return self._contains
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._names
+
+    @property
+    def paused(self) -> Paused | None:
+        return None if self._cell is None else Paused(tuple(self._cell.calls.values()))
+
+    # ------------------------------------------------------------------ a cell
+
+    async def begin(self, code: str, tools: Sequence[ToolSpec], *, at: int, seed: str, check: bool = True) -> CodeStep:
+        if self._cell is not None:
+            raise InternalError("a cell is begun while another one runs")
+        if len(code.encode(errors="replace")) > LONGEST:
+            text = f"The cell was not run: it is longer than {LONGEST // 1024} KiB."
+            return CellEnd(error=CodeError("check", text, rolled_back=True))
+        functions = self._executor.functions(tools)
+        read = read_cell(code, functions.asynchronous)
+        notes: tuple[str, ...] = ()
+        if check:
+            found = await self._executor.check(code, functions, read.mentions, self._names)
+            known = {*functions.asynchronous, *self._names, *read.binds}
+            verdict = judge(read, found or (), functions.asynchronous, known)
+            if verdict.refused:
+                error = CodeError("check", verdict.refused, line=verdict.line, rolled_back=True)
+                return CellEnd(error=error, notes=verdict.notes)
+            notes = verdict.notes if found is not None else ("The types of this cell could not be checked.",)
+        self._catalogue = print_of(functions)
+        self._seed = self._seed or seed
+        self._binds = read.binds
+        state = CellState(code=code, at=at, seed=seed, notes=notes)
+        cell = self._cell = Cell(functions, self._executor.limits, state, self._feeds)
+        async with self._lock:
+            return await self._step(cell, cell.begin, self._variables)
+
+    async def resume(self, answer: CodeAnswer, *, at: int = 0) -> CodeStep:
+        cell = self._cell
+        if cell is None or answer.call not in cell.calls:
+            raise InternalError(f"call {answer.call} of a cell is answered, and waits for no answer")
+        self._executor.goes_on(self)
+        async with self._lock:
+            cell.at = max(cell.at, at)
+            if not cell.awaited(answer.call):
+                cell.forget(answer.call)
+                if cell.end is not None and not cell.calls:
+                    return self._ended(cell)
+                if cell.end is None and self._worker is not None:
+                    self._executor.pauses(self)
+                return Paused()
+            frozen, self._frozen = self._frozen, None
+            if self._worker is None and not frozen:
+                self._cell = None
+                return CellEnd(error=blocking.LOST, notes=cell.notes)
+            return await self._step(cell, cell.resume, None if self._worker is not None else frozen, answer)
+
+    async def _step(self, cell: Cell, step: Callable[..., CodeStep], *args: Any) -> CodeStep:
+        """Run the interpreter until it stops. A cancel kills the worker: nothing else ends code that does not wait."""
+        if self._worker is None:
+            self._worker = await self._executor.take(self._seed, cell.functions)
+        worker = self._worker
+        running = self._executor.in_thread(step, worker, *args)
+        try:
+            done = await asyncio.shield(running)
+        except BaseException:  # a cancel: nobody waits for the step any more, and the thread must come back
+            worker.kill()
+            await asyncio.wait([running])
+            await self._give_back()
+            raise
+        if cell.end is not None:
+            await self._give_back()
+            return self._ended(cell) if not cell.calls else done
+        self._executor.pauses(self)
+        return done
+
+    def _ended(self, cell: Cell) -> CellEnd:
+        end, self._cell, self._frozen = cell.end, None, None
+        assert end is not None
+        if cell.variables is not None:
+            self._variables, self._feeds = cell.variables, cell.feeds
+            self._names = tuple(dict.fromkeys((*self._names, *self._binds)))
+        return end
+
+    async def rollback(self) -> None:
+        self._executor.goes_on(self)
+        async with self._lock:
+            self._cell = self._frozen = None
+            await self._give_back()
+
+    async def _give_back(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await self._executor.give(worker)
+
+    # ------------------------------------------------------------------ states
+
+    async def park(self) -> None:
+        """Turn a cell that waits into bytes, and give its worker back."""
+        async with self._lock:
+            worker, cell = self._worker, self._cell
+            if worker is None or cell is None or cell.end is not None:
+                return
+            await self._freeze(worker)
+            await self._give_back()
+
+    async def _freeze(self, worker: Worker) -> bytes:
+        if self._frozen is None:
+            try:
+                self._frozen = await asyncio.shield(self._executor.in_thread(worker.dump))
+            except monty.MontyError:  # it died while the cell waited: the next step finds nothing to load
+                self._frozen = b""
+        return self._frozen
+
+    async def dump(self, contains: str) -> bytes:
+        async with self._lock:
+            cell, saved = self._cell, b""
+            if cell is not None:
+                saved = (cell.variables or b"") if cell.end is not None else await self._frozen_now()
+            header = DumpHeader(
+                contains=contains,
+                executor=NAME,
+                version=blocking.VERSION,
+                policy=blocking.POLICY,
+                limits=self._executor.limits,
+                catalogue=self._catalogue,
+                names=self._names,
+                seed=self._seed,
+                feeds=self._feeds,
+                base=-1 if self._variables is None else len(self._variables),
+                cell=None if cell is None else cell.state(),
+                cell_feeds=0 if cell is None else cell.feeds,
+            )
+            return seal(Dump(header, self._variables, saved), self._executor.key)
+
+    async def _frozen_now(self) -> bytes:
+        frozen = self._frozen if self._worker is None else await self._freeze(self._worker)
+        if not frozen:
+            raise DumpRefused("the worker that ran the cell died")
+        return frozen
+
+    async def variables(self) -> list[Variable]:
+        if self._variables is None or not self._names:
+            return []
+        worker = await self._executor.take(self._seed, Functions(()))
+        try:
+            return await asyncio.shield(
+                self._executor.in_thread(blocking.list_variables, worker, self._variables, self._names)
+            )
+        finally:
+            await self._executor.give(worker)
+
+    async def close(self) -> None:
+        self._executor.closed(self)
+        await self.rollback()
