@@ -35,6 +35,12 @@ def size(part: int, whole: int) -> int:
     return whole if WHOLE else part
 
 
+def children_of(pid: int) -> list[int]:
+    """Those of all its threads."""
+    found = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(each) for of_thread in found for each in of_thread]
+
+
 class Commands:
     """Begins commands in job folders of a test."""
 

@@ -384,7 +384,7 @@ async def test_no_more_than_the_limit_run_at_once(tmp_path: Path) -> None:
             await session.command(LONG, key="b")
         assert (await session.command(LONG, key="a")).id == first.id
         second = await other.command(LONG)
-        with pytest.raises(TooManyCommands, match="of this Runtime"):
+        with pytest.raises(TooManyCommands, match="of this store"):
             await runtime.command(LONG)
 
         await first.cancel()

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
+from pathlib import Path
 
 import pytest
 
+from mainstay import Agent, ProcessHandle, Runtime
 from mainstay.commands.job import Answer, Job
-from mainstay.errors import InvalidInput
-from tests.commands.conftest import Commands, ended
+from mainstay.errors import InvalidInput, TooManyCommands
+from mainstay.model.command import CommandSettings
+from mainstay.testing import FunctionModel
+from tests.commands.conftest import Commands, children_of, ended
 from tests.kit import until
+
+AGENT = Agent(FunctionModel(lambda _: "I see."))
+LONG = ["sleep", "600"]
 
 
 def stdout(job: Job) -> bytes:
@@ -144,3 +153,61 @@ async def test_without_a_terminal_there_is_no_size(commands: Commands) -> None:
         with pytest.raises(InvalidInput, match="no signal"):
             await job.signal(number)
     assert await job.kill("enough", 60)
+
+
+# ---------------------------------------------------------------------- how many
+
+
+async def test_commands_are_counted_over_all_runtimes_of_a_store(tmp_path: Path) -> None:
+    settings = CommandSettings(per_session=2, total=3)
+    async with (
+        Runtime(tmp_path / "a.db", commands=settings, agents=[AGENT]) as one,
+        Runtime(tmp_path / "a.db", commands=settings, agents=[AGENT]) as other,
+    ):
+        here, there = await one.session("chat"), await other.session("chat")
+        first, second = await here.command(LONG, key="1"), await there.command(LONG, key="2")
+        with pytest.raises(TooManyCommands, match="commands of session 'chat': 2 of 2"):
+            await here.command(LONG, key="3")
+        third = await other.command(LONG, key="3")
+        with pytest.raises(TooManyCommands, match="commands of this store: 3 of 3"):
+            await one.command(LONG, key="4")
+        assert (await one.command(LONG, key="3")).id == third.id, "one that runs is no other one"
+
+        await first.cancel()
+        await first.result(timeout=60)
+        fourth = await one.command(LONG, key="4")
+        for each in (second, third, fourth):
+            await each.cancel()
+            await each.result(timeout=60)
+
+
+async def test_two_runtimes_that_start_at_once_do_not_pass_the_limit(tmp_path: Path) -> None:
+    settings = CommandSettings(total=3)
+    async with (
+        Runtime(tmp_path / "a.db", commands=settings) as one,
+        Runtime(tmp_path / "a.db", commands=settings) as other,
+    ):
+        starts = [each.command(LONG) for _ in range(4) for each in (one, other)]
+        found = await asyncio.gather(*starts, return_exceptions=True)
+
+        began = [each for each in found if isinstance(each, ProcessHandle)]
+        assert (len(began), sum(isinstance(each, TooManyCommands) for each in found)) == (3, 5)
+        for each in began:
+            await each.cancel()
+            await each.result(timeout=60)
+
+
+async def test_command_that_is_refused_leaves_no_shim_that_waits(tmp_path: Path) -> None:
+    """A shim is forked while a command is registered."""
+    async with Runtime(tmp_path / "a.db", commands=CommandSettings(total=1)) as runtime:
+        running = await runtime.command(LONG)
+        with pytest.raises(TooManyCommands):
+            await runtime.command(LONG)
+        await until(lambda: shims_below(os.getpid()) == 1)
+        await running.cancel()
+        await running.result(timeout=60)
+
+
+def shims_below(pid: int) -> int:
+    spawners = [each for each in children_of(pid) if Path(f"/proc/{each}/comm").read_text() == "mainstay-spawn\n"]
+    return sum(len(children_of(each)) for each in spawners)

@@ -15,7 +15,7 @@ import pytest
 from mainstay.commands.job import Beginning, Job, Started
 from mainstay.commands.spawner import Spawner, SpawnFailed, check
 from mainstay.errors import CommandsUnavailable, InvalidCommand, RuntimeClosed
-from tests.commands.conftest import Commands, ended, size
+from tests.commands.conftest import Commands, children_of, ended, size
 from tests.kit import until
 
 ENV = {"PATH": "/usr/bin:/bin"}
@@ -380,8 +380,3 @@ async def test_shim_that_gets_no_request_leaves(commands: Commands) -> None:
     prepared.dismiss()
 
     await until(lambda: not children_of(spawner.pid))
-
-
-def children_of(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(each) for each in found]

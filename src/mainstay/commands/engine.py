@@ -91,6 +91,7 @@ from mainstay.model.process import (
 )
 from mainstay.model.session import CancelRequest
 from mainstay.model.tool import Artifact
+from mainstay.model.write import ProcessLimits
 from mainstay.ports.process import AdmittedCommand, CancelRequested, EngineRun, Leaving
 from mainstay.ports.store import JobFolders, Store
 from mainstay.processes.command import CommandStart
@@ -234,11 +235,10 @@ class CommandEngine:
     @contextlib.contextmanager
     def admitted(self, registration: Registration, known: ProcessRow | None, what: Any) -> Generator[AdmittedCommand]:
         process_id, session_id = registration.id, _session_of(registration)
-        if known is None and process_id not in self._live:
-            self._check_room(session_id)
         new = known is None and process_id not in self._live
         reference: dict[str, Any] | None = None
         if new:
+            self._check_output(session_id)
             self._live[process_id] = session_id
             self._begun[process_id] = asyncio.get_running_loop().create_future()
             if isinstance(what, CommandStart) and what.values:
@@ -250,20 +250,15 @@ class CommandEngine:
                     self._shims[process_id] = prepared
         begun = self._begun.get(process_id)
         try:
-            yield AdmittedCommand(reference, lambda: _until(begun))
+            limits = ProcessLimits(self.settings.total, self.settings.per_session)
+            yield AdmittedCommand(reference, limits, lambda: _until(begun))
         except BaseException:  # also a cancellation: what was not registered must not count
             if new and not _is_done(begun):
                 self.forget(process_id)
             raise
 
-    def _check_room(self, session_id: str) -> None:
-        limits = self.settings
-        if len(self._live) >= limits.total:
-            raise TooManyCommands("commands of this Runtime", len(self._live), limits.total)
-        of_session = sum(1 for each in self._live.values() if each == session_id) if session_id else 0
-        if of_session >= limits.per_session:
-            raise TooManyCommands(f"commands of session {session_id!r}", of_session, limits.per_session)
-        most = limits.session_output_bytes
+    def _check_output(self, session_id: str) -> None:
+        most = self.settings.session_output_bytes
         if session_id and most is not None and (written := self._written(session_id)) >= most:
             raise TooManyCommands(f"bytes that running commands of session {session_id!r} wrote", written, most)
 
@@ -272,8 +267,15 @@ class CommandEngine:
         jobs = [self.found.get(each) for each, session in self._live.items() if session == session_id]
         return sum(_size(job.folder / name) for job in jobs if job is not None for name in ("stdout", "stderr"))
 
+    def not_begun_here(self, process_id: str) -> None:
+        """It is queued, or another worker runs it. Values that it was granted stay: we may be the one who begins it."""
+        values = self._values.get(process_id)
+        self.forget(process_id)
+        if values is not None:
+            self._values[process_id] = values
+
     def forget(self, process_id: str) -> None:
-        """It ended, or another worker runs it: it takes no room here."""
+        """It does not run here any more, or never did."""
         self._live.pop(process_id, None)
         self._values.pop(process_id, None)
         self._named.pop(process_id, None)

@@ -145,10 +145,11 @@ class CommandResult(Struct, frozen=True, gc=False, omit_defaults=True, tag_field
 class CommandSettings(Struct, frozen=True):
     """What holds for all commands of a Runtime: `Runtime(commands=CommandSettings(…))`.
 
-    `per_session` and `total` are how many may run at once here; `output_bytes` and `seconds` are the most that one may
-    ask for, and what one has that asks for nothing. `session_output_bytes` is how much the commands of one session that
-    run may have written together: another one gets what is left of it. `inherit` are names of variables that commands
-    inherit besides the usual ones; `head` and `tail` the bytes of each stream in a result.
+    `per_session` and `total` are how many may run at once, counted over all Runtimes of the store; `output_bytes` and
+    `seconds` are the most that one may ask for, and what one has that asks for nothing. `session_output_bytes` is how
+    much the commands of one session that run here may have written together: another one gets what is left of it.
+    `inherit` are names of variables that commands inherit besides the usual ones; `head` and `tail` the bytes of each
+    stream in a result.
     """
 
     per_session: int = 64

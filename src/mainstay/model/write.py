@@ -337,12 +337,19 @@ class Registered(Struct, frozen=True, gc=False):
     known: bool = False
 
 
+class ProcessLimits(Struct, frozen=True, gc=False):
+    """How many processes of one kind may be active at once: in a store, and of one session."""
+
+    total: int
+    per_session: int
+
+
 class Register(Write[Registered], frozen=True, gc=False):
     """Begin a process, and claim it for `worker` if given. The sessions of `grants` may see it.
 
     With a `reference`, its work begins now, in the store of the id `store`, and that is where it can be found: what
     that worker's first `Advance` would say otherwise. Not where it is asked to stop at once, because its parent has
-    ended.
+    ended. It is refused if there are as many of its kind as `limits` allow.
     """
 
     registration: Registration
@@ -352,6 +359,7 @@ class Register(Write[Registered], frozen=True, gc=False):
     blobs: tuple[str, ...] = ()
     reference: Any = None
     store: str = ""
+    limits: ProcessLimits | None = None
 
 
 class Advanced(Struct, frozen=True, gc=False):

@@ -43,7 +43,7 @@ from mainstay.model.process import (
 )
 from mainstay.model.record import StepRecord
 from mainstay.model.session import CancelRequest
-from mainstay.model.write import ProcessScope
+from mainstay.model.write import ProcessLimits, ProcessScope
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.store import Store
 
@@ -323,10 +323,11 @@ class Engine(Protocol):
 
 
 class AdmittedCommand(NamedTuple):
-    """A command that there is room for: where it will be found if it begins here, and what waits until its program
-    runs, or could not be run."""
+    """A command that may be registered: where it will be found if it begins here, how many there may be, and what waits
+    until its program runs, or could not be run."""
 
     reference: Any
+    limits: ProcessLimits
     begun: Callable[[], Awaitable[None]]
 
 
@@ -336,11 +337,11 @@ class CommandStarts(Protocol):
     def admitted(
         self, registration: Registration, known: ProcessRow | None, what: Any
     ) -> AbstractContextManager[AdmittedCommand]:
-        """Room for one more command, while it is registered; refused where there is none, unless it is `known`."""
+        """Make ready what a command needs to begin, while it is registered, unless it is `known`."""
         ...
 
-    def forget(self, process_id: str) -> None:
-        """Give back the room of a command that another worker runs."""
+    def not_begun_here(self, process_id: str) -> None:
+        """It was registered, and another worker runs it, or will: undo what was made ready."""
         ...
 
     async def sweep(self) -> int:

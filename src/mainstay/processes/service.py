@@ -182,14 +182,14 @@ class ProcessService:
     async def _begin_command(
         self, registration: Registration, what: Any, grants: tuple[str, ...], blobs: tuple[str, ...]
     ) -> None:
-        """Register a command that there is room for, and wait until its program runs, if it is begun here."""
+        """Register a command, and wait until its program runs, if it is begun here."""
         commands = cast(CommandStarts, self._worker.engines[COMMAND_KIND])
         with commands.admitted(registration, await self._store.process(registration.id), what) as admitted:
-            row = (await self._worker.register(registration, grants, blobs, admitted.reference)).row
+            await self._worker.register(registration, grants, blobs, admitted.reference, admitted.limits)
             if registration.id in self._worker.runs:
                 await admitted.begun()
-            elif row.owner is not None or not row.live:
-                commands.forget(registration.id)
+            else:
+                commands.not_begun_here(registration.id)
 
     def output(self, process_id: str, query: OutputQuery) -> Output:
         """What a process wrote that has output: a command."""

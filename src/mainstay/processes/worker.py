@@ -48,6 +48,7 @@ from mainstay.model.write import (
     Claim,
     EventAdded,
     ProcessFilter,
+    ProcessLimits,
     ProcessRef,
     Register,
     Registered,
@@ -208,6 +209,7 @@ class ProcessWorker:
         grants: tuple[str, ...] = (),
         blobs: tuple[str, ...] = (),
         reference: Any = None,
+        limits: ProcessLimits | None = None,
     ) -> Registered:
         """Begin a process. When this returns it is on disk, owned here or free to be claimed.
 
@@ -219,7 +221,7 @@ class ProcessWorker:
         try:
             register = Register(
                 registration, self.clock.now(), self.id if placed else None, grants, blobs,
-                reference, "" if reference is None else self.store.identity(),
+                reference, "" if reference is None else self.store.identity(), limits,
             )  # fmt: skip
             registered = await self.runner.write(registration.id, register)
         except BaseException:  # also a cancellation: a place that is not given back would block another process

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from mainstay.errors import BlobMissing, MainstayError, SearchUnavailable
 from mainstay.model.codec import convert, copied, decode, decode_row, encode
-from mainstay.model.process import Event, ProcessRow, Tombstone, WakeRow
+from mainstay.model.process import Event, ProcessRow, SessionOrigin, Tombstone, WakeRow
 from mainstay.model.record import Spilled
 from mainstay.model.search import FoundRecord, SearchFilter, snippet, spoken
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
@@ -289,6 +289,13 @@ class MemoryRows:
 
     async def has_live_processes(self, read: rows.HasLiveProcesses) -> bool:
         return any(self.by_pid[pid].live for pid in self.grants.get(read.session_id, ()))
+
+    async def active_processes_reach(self, read: rows.ActiveProcessesReach) -> bool:
+        found = [self.by_pid[pid].registration for pid in self.active_pids]
+        wanted = [each.origin for each in found if each.kind == read.kind]
+        if read.session_id is not None:
+            wanted = [o for o in wanted if isinstance(o, SessionOrigin) and o.session_id == read.session_id]
+        return len(wanted) >= read.number
 
     async def prunable_processes(self, read: rows.PrunableProcesses) -> list[ProcessRow]:
         over = [r for r in self.by_pid.values() if not r.live and r.pruned is None and r.record.updated < read.before]

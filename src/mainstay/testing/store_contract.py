@@ -74,6 +74,7 @@ from mainstay.model.write import (
     ExternalOwner,
     Outlived,
     ProcessFilter,
+    ProcessLimits,
     ProcessRef,
     ProcessScope,
     Prune,
@@ -520,7 +521,8 @@ class Author:
                 parent=pick([None, None, *PROCESSES, "a.1"]), parent_end=pick(["cancel", "abandon"]),
                 wake=pick([None, WakeTarget(pick("ab"), "x", "turn")]),
             )  # fmt: skip
-            begun: dict[str, Any] = pick([{}, {}, {"reference": {"job": name}, "store": "this"}])
+            begun: dict[str, Any] = {"reference": {"job": name}, "store": "this"} if at % 3 == 0 else {}
+            begun |= {"limits": ProcessLimits(3, 1) if at % 4 == 0 else None}
             return Register(asked, at, pick([None, "w1"]), pick([(), ("a", "b")]), blobs=self._blobs(), **begun)
         if row.owner is not None and self._random.random() < 0.6:
             return await self._of_a_process(store, row, at)

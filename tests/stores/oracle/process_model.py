@@ -21,6 +21,7 @@ from mainstay.errors import (
     ProcessNotVisible,
     ProcessPruned,
     SessionDeleted,
+    TooManyCommands,
     UndeclaredEvent,
     UnknownProcess,
     UnknownSession,
@@ -101,6 +102,14 @@ class ProcessModel(ProcessLog):
         ended = asked["parent"] is not None and self._parent_ended(asked["parent"])
         if _is_task(asked) and self._has_task(asked["origin"].get("session_id"), asked["name"]):
             raise Refusal(Conflict)
+        if write.limits is not None:
+            origin = asked["origin"].get("session_id")
+            of_kind = [
+                r for r in self.processes.values() if self._is_active(r) and r["registration"]["kind"] == asked["kind"]
+            ]
+            of_session = [r for r in of_kind if r["registration"]["origin"].get("session_id") == origin]
+            if len(of_kind) >= write.limits.total or (origin and len(of_session) >= write.limits.per_session):
+                raise Refusal(TooManyCommands)
         self._need_blobs(write.blobs)
         owner = None if asked["recovery"] == "externally_owned" else write.worker
         times = 0 if owner is None else 1
@@ -117,6 +126,11 @@ class ProcessModel(ProcessLog):
         if ended and asked["parent_end"] == "cancel":
             self._ask_to_stop(row, f"parent {asked['parent']}", "its parent has ended", write.at, set())
         return {"row": copy.deepcopy(row), "known": False}
+
+    @staticmethod
+    def _is_active(row: Plain) -> bool:
+        outside = row["registration"]["recovery"] == "externally_owned"
+        return row["record"]["status"] == "running" and row["stuck"] is None and row["pruned"] is None and not outside
 
     def _parent_ended(self, parent: str) -> bool:
         if parent.startswith("#"):

@@ -52,6 +52,7 @@ from mainstay.model.write import (
     ExternalOwner,
     Outlived,
     ProcessFilter,
+    ProcessLimits,
     ProcessRef,
     Prune,
     ReconciledAbandon,
@@ -170,6 +171,14 @@ class WorkerRules(ProcessMachine):
         self.send(Register(moved_on, self.tick(), "w3"), {"row": first["row"], "known": True})
         other = self.asking(name, parent=parent, **(asked | {"input": [asked["input"]]}))
         self.send(Register(other, self.tick(), worker), ProcessConflict)
+
+    @has(ProcessMachine.fresh_ids)
+    @rule(n=index, total=st.sampled_from([1, 2, 4]), per_session=st.sampled_from([1, 2]), asked=askings)
+    def as_many_are_registered_as_the_limits_allow(
+        self, n: int, total: int, per_session: int, asked: dict[str, Any]
+    ) -> None:
+        wanted = self.asking(self.pick(self.fresh_ids(), n), **asked)
+        self.send(Register(wanted, self.tick(), "w1", limits=ProcessLimits(total, per_session)))
 
     @has(ProcessMachine.fresh_ids)
     @rule(n=index)

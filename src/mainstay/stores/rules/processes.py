@@ -29,6 +29,7 @@ from mainstay.errors import (
     ProcessNotVisible,
     ProcessPruned,
     SessionDeleted,
+    TooManyCommands,
     UnknownProcess,
 )
 from mainstay.lifecycle import process as events
@@ -62,6 +63,7 @@ from mainstay.model.process import (
     ProcessOutcome,
     ProcessRecord,
     ProcessRow,
+    Registration,
     SessionOrigin,
     Tombstone,
     WaitOn,
@@ -83,6 +85,7 @@ from mainstay.model.write import (
     Dismiss,
     EndReceipt,
     EventAdded,
+    ProcessLimits,
     ProcessScope,
     Prune,
     ReconciledAbandon,
@@ -96,6 +99,7 @@ from mainstay.model.write import (
 )
 from mainstay.stores.rules import takeovers
 from mainstay.stores.rules.rows import (
+    ActiveProcessesReach,
     AddProcess,
     AddStep,
     AddWake,
@@ -167,6 +171,8 @@ async def register(tx: Transaction, write: Register) -> Registered:
     late = parent is not None and await _is_over(tx, parent, registration.id)
     if is_task(registration) and isinstance(registration.origin, SessionOrigin):
         await check_name(tx, registration.origin.session_id, registration.name)
+    if write.limits is not None:
+        await _check_limits(tx, registration, write.limits)
     if write.blobs:
         await check_blobs(tx, write.blobs)
     created = Event(events.CREATED, at=write.at)
@@ -189,6 +195,17 @@ async def register(tx: Transaction, write: Register) -> Registered:
         # It comes too late to be asked with the others.
         row, _ = await request_cancel(tx, row, _request_of(parent), write.at)
     return Registered(row)
+
+
+async def _check_limits(tx: Transaction, registration: Registration, limits: ProcessLimits) -> None:
+    """Counted in the transaction that adds one, so that Runtimes which start some at once do not pass the limits."""
+    kind, origin = registration.kind, registration.origin
+    if await tx.read(ActiveProcessesReach(kind, None, limits.total)):
+        raise TooManyCommands("commands of this store", limits.total, limits.total)
+    if isinstance(origin, SessionOrigin) and await tx.read(
+        ActiveProcessesReach(kind, origin.session_id, limits.per_session)
+    ):
+        raise TooManyCommands(f"commands of session {origin.session_id!r}", limits.per_session, limits.per_session)
 
 
 async def _is_over(tx: Transaction, parent: str, child: str) -> bool:

@@ -148,6 +148,14 @@ class HasLiveProcesses(RowRead[bool], frozen=True, gc=False):
     session_id: str
 
 
+class ActiveProcessesReach(RowRead[bool], frozen=True, gc=False):
+    """Whether so many processes of a kind are active (`ProcessRow.active`): all, or those which a session started."""
+
+    kind: str
+    session_id: str | None
+    number: int
+
+
 class PrunableProcesses(RowRead["list[ProcessRow]"], frozen=True, gc=False):
     """Processes that were over before then, the first to end first: those after a time and a number."""
 
@@ -427,6 +435,7 @@ _PROCESSES: Kinds = frozenset(
         ChildrenOf,
         ProcessesOwnedBy,
         HasLiveProcesses,
+        ActiveProcessesReach,
         PrunableProcesses,
         LiveProcessesNamed,
         LiveProcessesSeenBy,

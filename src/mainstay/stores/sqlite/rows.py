@@ -38,6 +38,7 @@ from mainstay.stores.sqlite.records import (
     OPEN_SESSIONS,
     PROCESS_BY_ID,
     PROCESS_BY_PID,
+    PROCESS_COLUMNS,
     PROCESS_ROW,
     PRUNABLE,
     PUT_GOING_ON,
@@ -483,6 +484,17 @@ class SqlRows:
     async def has_live_processes(self, read: rows.HasLiveProcesses) -> bool:
         query = "SELECT 1 FROM grants JOIN processes USING (pid) WHERE session_id = ? AND live = 1 LIMIT 1"
         return self._do(query, (read.session_id,)).fetchone() is not None
+
+    async def active_processes_reach(self, read: rows.ActiveProcessesReach) -> bool:
+        # Most often fewer are active at all, which the index says; to read their kinds takes longer.
+        any_kind = "SELECT 1 FROM processes INDEXED BY processes_live WHERE live = 1 AND active = 1"
+        skip = f"LIMIT 1 OFFSET {read.number - 1:d}"
+        if self._do(f"{any_kind} {skip}").fetchone() is None:
+            return False
+        columns, of_session = PROCESS_COLUMNS, read.session_id is not None
+        query = f"{any_kind} AND {columns['kind']} = ?" + (f" AND {columns['origin']} = ?" if of_session else "")
+        args = (read.kind, read.session_id) if of_session else (read.kind,)
+        return self._do(f"{query} {skip}", args).fetchone() is not None
 
     async def prunable_processes(self, read: rows.PrunableProcesses) -> list[ProcessRow]:
         return [process_row(r) for r in self._do(PRUNABLE, (read.before, *read.after, read.limit))]
