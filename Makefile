@@ -5,6 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q --inline-snapshot=disable
 JOBS   ?= 2
+FAILED := .pytest_cache/v/cache/lastfailed
 
 # Bytecode caches are worth seconds here: without them each test worker compiles and rewrites its plugins again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -24,7 +25,7 @@ OTHERS := 3.11 3.12 3.13 3.14
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo lint types imports check quick test test-all test-wire test-commands mutants soak fuzz cover bench bench-peers format clean \
+.PHONY: help setup demo lint types imports check quick test test-all test-again test-crash test-wire test-commands mutants soak fuzz cover bench bench-peers format clean \
         $(addprefix smoke-,$(OTHERS))
 
 help: ## Show this list
@@ -83,9 +84,14 @@ quick: check ## For the inner loop: quick checks, then the tests in memory, with
 	$(PYTEST) -n $(JOBS) --quick
 
 test: check ## The gate: quick checks, then the full test suite
-	@# What cannot bear company goes first. Exit status 5 says that no test is marked serial.
-	@$(PYTEST) -m serial || [ $$? -eq 5 ]
-	$(PYTEST) -n $(JOBS) -m 'not serial'
+	@# What cannot bear company goes first. Exit status 5 says that no test is marked serial. Where a run did not come to
+	@# its end, what failed is not the whole of it, and test-again finds nothing to run.
+	@rm -f $(FAILED)
+	@serial=0; $(PYTEST) -m serial || [ $$? -eq 5 ] || serial=$$?; \
+	$(PYTEST) -n $(JOBS) -m 'not serial' --durations=15 || { [ $$? -eq 1 ] || rm -f $(FAILED); exit 1; }; exit $$serial
+
+test-again: $(DEV) ## After a test that failed: pass if it passes alone, unless it is about a promise
+	$(BIN)/python tests/again.py
 
 test-all: test $(addprefix smoke-,$(OTHERS)) ## test, then the smoke tests on every other Python found (3.11 to 3.14)
 
@@ -123,6 +129,9 @@ test-wire: $(WIRE) ## Our readers against the official SDKs, on the same bytes
 
 test-commands: $(DEV) ## Everything about OS commands at full size: gigabytes of output, hundreds of commands
 	MAINSTAY_COMMANDS=whole $(PYTEST) -n $(JOBS) tests/commands
+
+test-crash: $(DEV) ## The crash matrix with every real kill and every pair of kills
+	MAINSTAY_CRASH=full $(PYTEST) -n $(JOBS) tests/crash
 
 mutants: $(DEV) ## Break the code on purpose; each break must turn the crash matrix red
 	$(BIN)/python tests/mutants/run.py

@@ -11,6 +11,7 @@ from mainstay.model.tool import ToolSpec
 from mainstay.plugins import PromptContext
 from mainstay.testing import FunctionModel
 from mainstay.testing.crash import KillResult, Lab, Report, StoreKind
+from tests.fuzzing import REAL_KILLS
 
 PICK = ToolSpec("pick", "Pick a number.")
 
@@ -83,4 +84,4 @@ def test_an_answer_is_asked_for_until_it_is_recorded(store: StoreKind, crash_kit
 def test_an_answer_is_asked_for_until_it_is_recorded_by_a_process_that_is_really_killed(
     crash_kit: Callable[..., Report],
 ) -> None:
-    check(crash_kit(scenario, real=True))
+    check(crash_kit(scenario, real=True, sample=REAL_KILLS))

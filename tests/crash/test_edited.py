@@ -10,6 +10,7 @@ import pytest
 from mainstay.testing.crash import KillResult, Report, StoreKind, play
 from tests.crash.edited import AFTER, BEFORE, FOLDER, edited
 from tests.crash.reference import SESSION
+from tests.fuzzing import REAL_KILLS
 
 EDITS = [["edit_file", "applied", True], ["write_file", "applied", True], ["delete_file", "applied", True]]
 
@@ -58,4 +59,4 @@ def test_changes_are_made_once_and_known_wherever_it_is_killed(
 @pytest.mark.kill
 @pytest.mark.slow
 def test_changes_are_made_once_and_known_wherever_it_is_really_killed(crash_kit: Callable[..., Report]) -> None:
-    check(crash_kit(edited, real=True))
+    check(crash_kit(edited, real=True, sample=REAL_KILLS))

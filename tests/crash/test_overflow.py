@@ -9,6 +9,7 @@ import pytest
 
 from mainstay.testing.crash import KillResult, Report, StoreKind, play
 from tests.crash.overflowing import LONG, SAID, overflowing
+from tests.fuzzing import REAL_KILLS
 
 SHOWN = ["A", "AB", "sum C", "sum CD"]
 """What the model was shown of the user's words in each turn."""
@@ -79,4 +80,4 @@ def test_a_turn_is_shortened_once_and_answered_wherever_it_is_killed(
 @pytest.mark.kill
 @pytest.mark.slow
 def test_a_turn_is_shortened_once_and_answered_wherever_it_is_really_killed(crash_kit: Callable[..., Report]) -> None:
-    check(crash_kit(overflowing, real=True))
+    check(crash_kit(overflowing, real=True, sample=REAL_KILLS))

@@ -10,6 +10,7 @@ import pytest
 from mainstay.testing.crash import Crash, KillResult, Played, Report, play
 from mainstay.testing.crash.scenario import Scenario
 from tests.crash.delegated import cancelled, delegated, followed, reminded, waited
+from tests.fuzzing import REAL_KILLS
 
 SCENARIOS = [delegated, waited, followed, reminded]
 
@@ -64,7 +65,7 @@ def test_children_go_on_where_they_were_wherever_it_is_killed(
 def test_children_go_on_where_they_were_wherever_it_is_really_killed(
     scenario: Scenario, crash_kit: Callable[..., Report]
 ) -> None:
-    check(crash_kit(scenario, real=True))
+    check(crash_kit(scenario, real=True, sample=REAL_KILLS))
 
 
 def test_killed_while_children_are_asked_only_they_ask_again() -> None:
@@ -98,4 +99,4 @@ def test_a_cancelled_tree_ends_as_a_whole_wherever_it_is_killed(crash_kit: Calla
 
 @pytest.mark.kill
 def test_a_cancelled_tree_ends_as_a_whole_wherever_it_is_really_killed(crash_kit: Callable[..., Report]) -> None:
-    check_cancelled(crash_kit(cancelled, real=True))
+    check_cancelled(crash_kit(cancelled, real=True, sample=REAL_KILLS))
