@@ -174,7 +174,7 @@ class Writer:
                 return f"case one in two|three) {self.simple(0)};; (one) {body};; esac"
             case 6:
                 self.functions += 1
-                return f"f{self.functions}() {{ {body}; }}; f{self.functions}"
+                return f"{{ f{self.functions}() {{ {body}; }}; f{self.functions}; }}"
             case 7:
                 self.dead = True
                 return f"while false; do {body}; done"
@@ -232,7 +232,8 @@ def test_the_parse_says_what_real_shells_run(shells: Shells) -> None:
 # ---------------------------------------------------------------------- texts of any kind
 
 PIECES = (
-    *PROGRAMS, *PROGRAMS, "echo", "ls", "true", "V=1", "$V", '"$V"', "${V:-x}", "$(", "$((", "`", "(", ")", "{",
+    *PROGRAMS * 4, *(";", "\n", "|", "&&") * 2, "echo", "ls", "true", "V=1", "$V", '"$V"', "${V:-x}", "$(", "$((", "`",
+    "(", ")", "{",
     "}", ";", "&", "|",
     "&&", "||", "|&", "&>", "<", ">", ">>", "<<", "<<-", "<<<", "<(", "EOF", "\n", "\n", "\nEOF\n", "'", '"', "\\",
     "\\\n", "#", "!",

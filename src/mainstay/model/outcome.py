@@ -19,7 +19,9 @@ class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True
 
 
 class PendingCall(Struct, frozen=True, gc=False, omit_defaults=True):
-    """One thing a turn waits for: a person's approval or settlement, or an outside completion."""
+    """One thing a turn waits for: a person's approval or settlement, or an outside completion.
+
+    `approves` is a digest of what exactly is to be approved, where a provider gave one."""
 
     call_id: str
     kind: Literal["approval", "recovery", "deferred"]
@@ -30,6 +32,7 @@ class PendingCall(Struct, frozen=True, gc=False, omit_defaults=True):
     reason: str = ""
     artifacts: tuple[Artifact, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    approves: str = ""
 
 
 class Waiting(Struct, frozen=True, gc=False, tag="waiting"):

@@ -84,6 +84,8 @@ class PreparedCall(Struct, frozen=True, gc=False, omit_defaults=True):
     """A call after preparation: arguments checked, and what its provider wants to see again at execution.
 
     `ask`: a person must approve the call before it begins, and why; as if its tool had declared `approval="ask"`.
+    `approves`: a digest of what exactly would be done. An approval holds for that: a call that is prepared to do
+    something else by the time it is approved does not begin.
     """
 
     call_id: str
@@ -92,6 +94,7 @@ class PreparedCall(Struct, frozen=True, gc=False, omit_defaults=True):
     args: dict[str, Any]
     payload: Any = None
     ask: str = ""
+    approves: str = ""
 
 
 class BlobRef(Struct, frozen=True, gc=False, tag="blob", omit_defaults=True):

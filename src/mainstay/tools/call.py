@@ -208,6 +208,7 @@ def body_is_over(wait: WaitRow) -> bool:
 _HERE = Circumstances(here=True)
 _NOT_STARTED = Failed("processes_unavailable", "nothing can be started in the background here")
 
+OUTDATED = "what it would do is no longer what was approved, and nothing was done: call it again to have it approved"
 WITHHELD = "what it said is withheld: plugins have not seen it"
 """The message of a failure after which the call is attempted again. Plugins see how the call ends; until then nothing
 that it said is stored."""
@@ -218,6 +219,7 @@ class NeedsApproval(Struct, frozen=True, gc=False):
 
     call: AskedCall
     reason: str
+    approves: str = ""
 
 
 class HandedOver(Struct, frozen=True, gc=False):
@@ -291,6 +293,7 @@ class ActiveCall(CallHost):
         "_loop",
         "_work",
         "answer",
+        "approves",
         "artifacts",
         "asked",
         "began",
@@ -320,6 +323,7 @@ class ActiveCall(CallHost):
         self.interruption: Interruption | None = None
         self.pending: PendingCall | None = None
         self.answer: Answered | None = None
+        self.approves = ""  # what exactly a person approved, if its provider said so
         self.began: float | None = None
         self.late = False
         self.decisions: tuple[Decision, ...] = ()
@@ -382,13 +386,13 @@ class ActiveCall(CallHost):
             case _:
                 return need
 
-    def _ask(self, kind: Any, reason: str, wait: WaitRow | None = None) -> None:
+    def _ask(self, kind: Any, reason: str, wait: WaitRow | None = None, approves: str = "") -> None:
         """Wait for an answer from outside; `wait` is the row of a question that was asked before."""
         if wait is not None:
             self.pending = decode_pending(wait.body)
             return
         decisions, self.decisions = self.decisions, ()
-        self.pending = self.waits.pending(self.asked, kind, reason=reason, decisions=decisions)
+        self.pending = self.waits.pending(self.asked, kind, reason=reason, decisions=decisions, approves=approves)
         self.waits.opened.append(self.waits.row(self.asked, kind, self.pending))
 
     def go_on(self, wait: WaitRow) -> CallNeed | None:
@@ -410,7 +414,7 @@ class ActiveCall(CallHost):
             self.end(need.outcome)
             return None
         if not need.repeat:  # an approval is for what the person was shown, and nothing else
-            self.decisions = shown.decisions
+            self.decisions, self.approves = shown.decisions, shown.approves
             self.asked = replace(self.asked, args=shown.args, raw=None)
         found = self.checked()
         if isinstance(found, Failed):
@@ -470,7 +474,10 @@ class ActiveCall(CallHost):
             if not isinstance(found, Ready):
                 return AttemptResult(await self.filtered(ready.entry.spec, ready.call.args, found))
             if found.call.ask and (self.answer is None or self.answer.verdict != "approved"):
-                return NeedsApproval(call, found.call.ask)
+                return NeedsApproval(call, found.call.ask, found.call.approves)
+            # Where plugins asked, the person approved the arguments: these are the same, see `answered`.
+            if found.call.ask and self.approves and found.call.approves != self.approves:
+                return AttemptResult(Failed("approval_outdated", OUTDATED))
             ready = self.ready = found
         spec = ready.entry.spec
         needs = () if spec.background else needs_of(spec)
@@ -637,9 +644,9 @@ class ActiveCall(CallHost):
         else:
             ended = AttemptResult(Failed("tool_prepare_failed", "CancelledError: preparation cancelled itself"))
         match ended:
-            case NeedsApproval(asked, why):
+            case NeedsApproval(asked, why, approves):
                 self.asked = asked
-                self._ask("approval", why)
+                self._ask("approval", why, approves=approves)
             case HandedOver(seconds):
                 self._hand_over(seconds)
             case AttemptResult(end, blobs, withheld):

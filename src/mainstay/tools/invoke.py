@@ -114,7 +114,11 @@ async def prepared(ready: Ready, ctx: CallContext, anew: bool = False) -> Ready 
     ask: Any = answer.ask
     if not isinstance(ask, str):
         return Failed("tool_prepare_failed", f"preparation asks for approval with a {type(ask).__name__}")
-    call = PreparedCall(ready.call.call_id, answer.tool_id, ready.call.name, args, payload, clean_text(ask))
+    approves: Any = answer.approves
+    if not isinstance(approves, str):
+        return Failed("tool_prepare_failed", f"preparation gave a {type(approves).__name__} for what is approved")
+    name, told = ready.call.name, clean_text(ask)
+    call = PreparedCall(ready.call.call_id, answer.tool_id, name, args, payload, told, clean_text(approves))
     return Ready(ready.entry, call)
 
 

@@ -7,7 +7,7 @@ Each program of a line is judged by itself, and the strictest judgement is that 
     catastrophic      deny, whatever the rules say: a disk, the machine or a whole system would be lost
     a deny rule fits  deny
     an ask rule fits  ask
-    it is unclear     ask, at least: no rule can allow what is not understood
+    it is unclear     `unclear`, which is ask: no rule can allow what is not understood
     an allow rule fits, and names every label      allow
     it has no label   allow: a known program that only reads
     else              `otherwise`, which is ask unless the host says otherwise
@@ -26,15 +26,17 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, get_args
 
 from msgspec import Struct
 
 from mainstay.errors import InvalidDefinition, quoted
-from mainstay.workspace.invocations import Invocation, invocations, of_argv
 from mainstay.workspace.paths import Paths
-from mainstay.workspace.risks import Label, Scene, findings, of_variable
-from mainstay.workspace.shell import ShellUnclear, parse
+from mainstay.workspace.programs import Label
+
+if TYPE_CHECKING:
+    from mainstay.workspace.invocations import Invocation
+    from mainstay.workspace.risks import Scene
 
 Decision: TypeAlias = Literal["allow", "ask", "deny"]
 
@@ -168,35 +170,42 @@ def _is_glob(text: str) -> bool:
 class Policy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Rules for the commands of a workspace: `Workspace(roots, policy=Policy((Rule("allow", "pytest"),)))`.
 
-    `otherwise` is what becomes of a program that no rule fits and that does more than read.
+    `otherwise` is what becomes of a program that no rule fits and that does more than read; `unclear`, of one of which
+    it is not certain what it does, whatever rules allow. A host that lets the sandbox decide alone allows both.
     """
 
     rules: tuple[Rule, ...] = ()
     otherwise: Decision = "ask"
+    unclear: Decision = "ask"
 
     default: ClassVar[Policy]
 
     def __post_init__(self) -> None:
-        if self.otherwise not in STRICTNESS:
-            raise InvalidDefinition(f"otherwise={quoted(self.otherwise)} is not usable: give allow, ask or deny")
+        for name, value in (("otherwise", self.otherwise), ("unclear", self.unclear)):
+            if value not in STRICTNESS:
+                raise InvalidDefinition(f"{name}={quoted(value)} is not usable: give allow, ask or deny")
         rules: object = self.rules
         if not isinstance(rules, tuple) or not all(isinstance(each, Rule) for each in rules):
             raise InvalidDefinition(f"Policy(rules={quoted(rules)}) is not usable: give a tuple of Rule")
 
     def judge(self, line: CommandLine) -> Verdict:
         """What the rules say to a line. Never raises: what is not understood is asked about."""
+        # Read with the first line that is judged: most programs run no commands.
+        from mainstay.workspace.invocations import invocations, of_argv  # noqa: PLC0415
+        from mainstay.workspace.risks import findings, of_variable  # noqa: PLC0415
+        from mainstay.workspace.shell import ShellUnclear, parse  # noqa: PLC0415
+
         try:
             found = of_argv(line.argv) if line.argv else invocations(parse(line.shell).commands)
         except (ShellUnclear, RecursionError) as unclear:
             why = str(unclear) if isinstance(unclear, ShellUnclear) else "it is nested too deeply"
             risk = Risk("unclear", f"the command line is not understood: {why}", line.shell or " ".join(line.argv))
-            deny = self.otherwise == "deny" and line.made_by == "model"
-            return Verdict("deny" if deny else "ask", (risk,), risk.reason)
+            return Verdict(self._uncertain(), (risk,), risk.reason)
         scene = _scene(line, found)
         decision: Decision = "allow"
         because, risks = "", list[Risk]()
         if not found:
-            return Verdict("ask", (Risk("unclear", "there is no command"),), "there is no command")
+            return Verdict(self._uncertain(), (Risk("unclear", "there is no command"),), "there is no command")
         for it in found:
             mine = dict.fromkeys(findings(it, scene))
             judged, why = self._judge(it, frozenset([label for label, _ in mine]), line)
@@ -206,7 +215,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         for name in line.env:
             risks += [Risk(label, reason, name) for label, reason in of_variable(name)]
         if any(each.label == "unclear" for each in risks) and decision == "allow" and line.made_by == "model":
-            decision, because = "ask", "a variable that is set for it decides what is run"
+            decision, because = self._uncertain(), "what it does is not certain"
         if len(risks) > MAX_RISKS:
             risks = [*risks[:MAX_RISKS], Risk("unclear", f"{len(risks) - MAX_RISKS} more")]
         return Verdict(decision, tuple(dict.fromkeys(risks)), because)
@@ -222,12 +231,16 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         if line.made_by == "tool":
             return "allow", "a tool of the workspace made it"
         if "unclear" in labels:
-            return ("deny" if self.otherwise == "deny" else "ask"), "what it does is not certain"
+            return self._uncertain(), "what it does is not certain"
         if fitting:
             return "allow", f"the rule `{fitting[0]}`"
         if not labels:
             return "allow", "it only reads"
         return self.otherwise, "no rule allows it"
+
+    def _uncertain(self) -> Decision:
+        """What is not certain is treated no better than what is not allowed by a rule."""
+        return "deny" if self.otherwise == "deny" else self.unclear
 
 
 Policy.default = Policy()
@@ -235,6 +248,8 @@ Policy.default = Policy()
 
 def _scene(line: CommandLine, found: Sequence[Invocation]) -> Scene:
     """The folders that a part of the line may run in: where it begins, and where each `cd` of it leads to."""
+    from mainstay.workspace.risks import Scene  # noqa: PLC0415  # as above
+
     paths = Paths(line.roots, store=line.store)
     folders = [line.cwd or (line.roots[0] if line.roots else "/")]
     for it in found:

@@ -1,6 +1,15 @@
-"""The programs that a policy knows by name, as tables. What is made of them is in `risks.py`."""
+"""The labels of risks, and the programs that a policy knows by name. What is made of them is in `risks.py`."""
 
 from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+Label: TypeAlias = Literal[
+    "destructive", "write", "network", "credential_read", "sudo", "package_install", "force_push", "outside_workspace",
+    "pipe_to_shell", "catastrophic", "unknown", "unclear",
+]  # fmt: skip
+"""What a program may do. `catastrophic`: it destroys a disk, the machine or a whole system. `unknown`: the program is
+not in the tables. `unclear`: what it does depends on what is not in the text, or the text is not understood."""
 
 
 def _names(text: str) -> tuple[str, ...]:

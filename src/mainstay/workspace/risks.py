@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from mainstay.errors import ToolError
 from mainstay.workspace.invocations import INTERPRETERS, SHELLS, Invocation, env_assigned, family
@@ -40,13 +40,9 @@ from mainstay.workspace.programs import (
     RULING,
     STARTING,
     WRITING,
+    Label,
 )  # fmt: skip
 from mainstay.workspace.shell import ASSIGNMENT, NAME, Redirect, Word
-
-Label: TypeAlias = Literal[
-    "destructive", "write", "network", "credential_read", "sudo", "package_install", "force_push", "outside_workspace",
-    "pipe_to_shell", "catastrophic", "unknown", "unclear",
-]  # fmt: skip
 
 Finding: TypeAlias = tuple[Label, str]
 
@@ -104,7 +100,8 @@ def _path_findings(word: Word, scene: Scene, change: bool) -> Iterator[Finding]:
         yield "unclear", f"which path {word.source} is depends on a variable"
     for candidate in _candidates(text):
         path = candidate.removeprefix("file://") if candidate.startswith("file:///") else candidate
-        if _secret(path) or (word.glob and _could_be_secret(path)):
+        spelled = path if word.value is not None else _unquoted(word)
+        if _secret(spelled) or (word.glob and _could_be_secret(path)):
             yield "credential_read", f"{word.source} may hold credentials"
         if STREAMS.fullmatch(path) or not path:
             continue
@@ -112,6 +109,10 @@ def _path_findings(word: Word, scene: Scene, change: bool) -> Iterator[Finding]:
             yield "outside_workspace", f"{word.source} is in a home folder"
         for folder in scene.folders:
             yield from _place_findings(word, posixpath.join(folder, path), scene.paths, change)
+
+
+def _unquoted(word: Word) -> str:
+    return re.sub(r"[\"'\\]", "", word.source)
 
 
 def _could_be_secret(pattern: str) -> bool:
@@ -134,7 +135,7 @@ def _place_findings(word: Word, path: str, paths: Paths, change: bool) -> Iterat
 def _words_findings(words: Sequence[Word], scene: Scene, change: bool = False) -> Iterator[Finding]:
     for word in words:
         yield from _path_findings(word, scene, change)
-        if word.value is None and change:
+        if word.value is None and change and not word.process:
             yield "unclear", f"what {word.source} is depends on a variable"
 
 
@@ -315,9 +316,12 @@ def _first_is_no_path(it: Invocation, scene: Scene) -> Iterator[Finding]:
 
 def _date(it: Invocation, scene: Scene) -> Iterator[Finding]:
     yield from _may_be_option(it.args)
+    before = ""
     for each in it.args:
-        if not re.match(r"\+|-u$|-R$|-I|--utc$|--iso|--rfc|-d$|--date=|@?\d|[a-z]", each.value or ""):
+        text = each.value or ""
+        if before not in ("-d", "--date") and not re.match(r"\+|-u$|-R$|-I|--utc$|--iso|--rfc|-d|--date", text):
             yield "unclear", f"date {each.source} may set the clock"
+        before = text
     if _has(_options(it.args), "s", "set"):
         yield "destructive", "date sets the clock"
 
@@ -341,7 +345,9 @@ COMPARISONS = ("=", "==", "!=", "-eq", "-ne", "-lt", "-gt", "-le", "-ge", "]")
 
 def _cd(it: Invocation, scene: Scene) -> Iterator[Finding]:
     operands = [each for each in it.args if each.value not in ("-P", "-L", "--")]
-    if len(operands) != 1 or not operands[0].certain or operands[0].value == "-":
+    if not operands:
+        yield "outside_workspace", "it goes to the home folder"
+    elif len(operands) != 1 or not operands[0].certain or operands[0].value == "-":
         yield "unclear", "where it goes to is not certain"
     yield from _words_findings(operands, scene)
 
@@ -537,6 +543,12 @@ def _doer(it: Invocation, scene: Scene) -> Iterator[Finding]:
     yield from _words_findings([each for each in it.args if "://" not in (each.value or "")], scene, True)
 
 
+def _normal(word: Word) -> str:
+    """A path as it is written, without what makes no difference."""
+    text = _unquoted(word) if word.value is None else word.value
+    return re.sub(r"^/+", "/", posixpath.normpath(text) if text else "")
+
+
 def _catastrophe(it: Invocation) -> Iterator[Finding]:
     options = _options(it.args)
     if it.name in it.command.within and (it.command.piped or it.command.background):
@@ -545,18 +557,18 @@ def _catastrophe(it: Invocation) -> Iterator[Finding]:
         yield "catastrophic", f"{it.name} destroys a disk or stops the machine"
     if it.name == "rm" and _has(options, "rR", "recursive"):
         for each in _operands(it.args):
-            if WHOLE.fullmatch(posixpath.normpath(each.value) if each.value and not each.glob else each.source):
+            if WHOLE.fullmatch(_normal(each)):
                 yield "catastrophic", f"it removes {each.source} as a whole"
         if any(each.startswith("--no-pres") for each in options):
             yield "catastrophic", "it removes the root folder"
     elif it.name in ("dd", "shred", "tee", "cp", "mv"):
         for each in it.args:
-            text = each.value or ""
-            if DISKS.fullmatch(posixpath.normpath(text.removeprefix("of="))) and not text.startswith("if="):
+            path = posixpath.normpath((each.value or "").removeprefix("of="))
+            if DISKS.fullmatch(re.sub(r"^/+", "/", path)):
                 yield "catastrophic", f"it writes over the device {each.source}"
     elif it.name in ("chmod", "chown", "chgrp") and _has(options, "R", "recursive"):
         for each in _operands(it.args)[1:]:
-            if WHOLE.fullmatch(each.value or each.source):
+            if WHOLE.fullmatch(_normal(each)):
                 yield "catastrophic", f"it changes {each.source} as a whole"
 
 
@@ -600,9 +612,8 @@ def _git(it: Invocation, scene: Scene) -> Iterator[Finding]:
     ):
         yield "unclear", f"an option of git {command} runs a program or writes a file"
     yield from _may_be_option(rest)
-    yield from _words_findings(
-        [each for each in rest if not re.match(r"(HEAD|@)[~^@]", each.value or "")], scene, command not in GIT_READS
-    )
+    paths = [each for each in rest if not re.match(r"(HEAD|@)[~^@]|[a-z+]+://", each.value or "")]
+    yield from _words_findings(paths, scene, command not in GIT_READS)
 
 
 def _git_destroys(command: str, options: Sequence[str], texts: Sequence[str]) -> bool:
@@ -677,7 +688,7 @@ def findings(it: Invocation, scene: Scene) -> Iterator[Finding]:
         return
     name = family(it.name)
     yield from _catastrophe(it)
-    if it.words[0].value is None:
+    if not it.words[0].certain:
         return
     if it.name in READERS:
         yield from READERS[it.name](it, scene)

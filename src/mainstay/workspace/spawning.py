@@ -32,6 +32,7 @@ from mainstay.ports.tool import CommandHandle, StartOptions
 from mainstay.processes.command import prepared
 from mainstay.tools.context import ToolContext
 from mainstay.tools.define import Tool
+from mainstay.workspace.approvals import digest, hidden, question
 from mainstay.workspace.paths import Paths, telling
 from mainstay.workspace.policy import CommandLine, Policy, Verdict
 
@@ -49,7 +50,8 @@ ENVIRONMENT = {
 
 
 PAYLOAD = "policy"
-"""In the payload of a call: what the policy said when it was prepared. After "ask", a person has approved it."""
+"""In the payload of a call: what the policy said when it was prepared, and the digest of what it was asked about. After
+"ask", a person has approved that."""
 
 
 def _shell() -> str:
@@ -76,6 +78,20 @@ class Program(Struct, frozen=True):
     def text(self) -> str:
         """As people read it."""
         return self.command if isinstance(self.command, str) else shlex.join(self.command)
+
+
+class Judgement(Struct, frozen=True):
+    """What the policy says about a program. `approves` is a digest of what exactly it was asked about."""
+
+    verdict: Verdict
+    line: CommandLine
+    approves: str
+
+    @property
+    def reason(self) -> str:
+        """What decided, and what the command may do, for a model and for those who watch: without secrets."""
+        told = [self.verdict.because, *self.verdict.reasons]
+        return hidden("; ".join([each for each in told if each]))
 
 
 class SpawnOptions(Struct, frozen=True):
@@ -120,7 +136,7 @@ class Programs:
                 raise ToolError(f"{cwd} is no folder: give the folder it is in", code="not_a_folder")
             return place.path
 
-    def judge(self, program: Program, ctx: ToolContext[Any], env: Iterable[str] = ()) -> Verdict:
+    def judge(self, program: Program, ctx: ToolContext[Any], env: Iterable[str] = ()) -> Judgement:
         """What the policy says about a program. Raises ToolError where it is denied."""
         line, store = program.command, ctx.store_location
         asked = CommandLine(
@@ -132,18 +148,22 @@ class Programs:
             store,
             program.made_by,
         )
-        found = self._policy.judge(asked)
-        if found.decision == "deny":
+        # Approved is what is run, and how: by which shell, with which variables, in which sandbox.
+        approves = digest(replace(asked, env=()), program.argv, self._confine(store), ENVIRONMENT)
+        found = Judgement(self._policy.judge(asked), asked, approves)
+        if found.verdict.decision == "deny":
             raise ToolError(
-                f"the policy of this workspace denies that, nothing was run: {_why(found)}", code="denied_by_policy"
+                f"the policy of this workspace denies that, nothing was run: {found.reason}", code="denied_by_policy"
             )
         return found
 
     def prepare(self, call: PreparedCall, program: Program, ctx: ToolContext[Any]) -> PreparedCall:
         """A call that is to run a program, as far as the policy lets it begin."""
         found = self.judge(program, ctx)
-        payload = {**(call.payload or {}), PAYLOAD: found.decision}
-        return replace(call, payload=payload, ask=_why(found) if found.decision == "ask" else "")
+        payload = {**(call.payload or {}), PAYLOAD: [found.verdict.decision, found.approves]}
+        if found.verdict.decision != "ask":
+            return replace(call, payload=payload)
+        return replace(call, payload=payload, ask=question(found.line, found.verdict), approves=found.approves)
 
     async def run(self, ctx: ToolContext[Any], program: Program, options: SpawnOptions) -> CommandHandle:
         """Run a program, or find the one that an earlier attempt of this call has begun."""
@@ -155,10 +175,10 @@ class Programs:
 
     async def _start(self, ctx: ToolContext[Any], program: Program, options: SpawnOptions) -> CommandHandle:
         found = self.judge(program, ctx, options.env)
-        approved = isinstance(ctx.payload, dict) and ctx.payload.get(PAYLOAD) == "ask"
-        if found.decision == "ask" and not approved:
+        approved = isinstance(ctx.payload, dict) and ctx.payload.get(PAYLOAD) == ["ask", found.approves]
+        if found.verdict.decision == "ask" and not approved:
             raise ToolError(
-                f"the policy of this workspace asks for approval now, nothing was run: {_why(found)}; call it again",
+                f"the policy of this workspace asks for approval now, nothing was run: {found.reason}; call it again",
                 code="approval_needed",
             )
         asked: CommandOptions = {
@@ -171,18 +191,13 @@ class Programs:
         }
         start = StartOptions(
             options.key,
-            clean_text(options.label),
+            clean_text(hidden(options.label)),  # events and lists of processes show it
             options.wake,
             grant=options.listed,
             parent_end="abandon" if options.listed else "cancel",
             owner="session" if options.listed and ctx.session_id else "turn",
         )
         return cast("CommandHandle", await ctx.handles.start(prepared(program.argv, asked), {}, start))
-
-
-def _why(verdict: Verdict) -> str:
-    """What decided, and what the command may do."""
-    return "; ".join([verdict.because, *verdict.reasons]) if verdict.because else "; ".join(verdict.reasons)
 
 
 @contextlib.contextmanager
