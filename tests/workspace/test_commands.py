@@ -69,7 +69,7 @@ def test_commands_are_off_unless_they_are_asked_for(work: Path) -> None:
     assert "run_command" not in files
     assert more - files == {
         "run_command", "read_command_output", "wait_command", "wait_command_output", "wait_port", "write_stdin",
-        "list_commands", "cancel_command", "run_test", "run_build_command", "read_diagnosis",
+        "list_commands", "cancel_command", "run_test", "run_build_command", "read_diagnosis", "git",
     }  # fmt: skip
 
 

@@ -62,12 +62,14 @@ class Workspace:
             return FileTools(self._paths)
         from mainstay.workspace.checks import CheckTools  # noqa: PLC0415  # the same
         from mainstay.workspace.commands import CommandTools  # noqa: PLC0415  # the same
+        from mainstay.workspace.git import GitTools  # noqa: PLC0415
         from mainstay.workspace.policy import Policy  # noqa: PLC0415
-        from mainstay.workspace.spawning import Programs  # noqa: PLC0415
+        from mainstay.workspace.spawning import Programs, ToolPart  # noqa: PLC0415
 
         policy = Policy.default if self._policy is None else self._policy
         programs = Programs(self._paths, policy, self.confinement)
-        return FileTools(self._paths, programs=programs, parts=[CommandTools(programs), CheckTools(programs)])
+        parts: list[ToolPart] = [CommandTools(programs), CheckTools(programs), GitTools(programs)]
+        return FileTools(self._paths, programs=programs, parts=parts)
 
     def __repr__(self) -> str:
         return f"Workspace({list(self.roots)})"

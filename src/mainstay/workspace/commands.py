@@ -112,8 +112,7 @@ class CommandTools:
         if offset < 0 or limit < 1:
             raise ToolError("offset is 0 or more, and limit 1 or more", code="invalid_tool_args")
         handle = await command_of(id, ctx)
-        chunk = await _read(handle, stream, offset, min(limit, READ_BYTES))
-        content, end = _shown(chunk, offset, min(limit, READ_BYTES))
+        content, end, chunk = await shown_output(handle, stream, offset, min(limit, READ_BYTES))
         answer = {"id": id, "stream": stream, "offset": offset, "content": content, "next_offset": end}
         return {**answer, "total": chunk.total, "eof": chunk.eof and end == chunk.total}
 
@@ -351,6 +350,12 @@ def _listed(row: ProcessRow) -> dict[str, Any]:
     result = value if isinstance(value, dict) else {}
     shown = {name: result[name] for name in ("exit_code", "reason") if result.get(name) not in (None, "")}
     return {**answer, "status": result.get("status", row.state), **shown}
+
+
+async def shown_output(handle: CommandHandle, stream: Stream, offset: int, limit: int) -> tuple[str, int, OutputChunk]:
+    """What a command wrote from an offset on, as far as there is room; the offset behind it; and what was read."""
+    chunk = await _read(handle, stream, offset, limit)
+    return *_shown(chunk, offset, limit), chunk
 
 
 async def _read(handle: CommandHandle, stream: Stream, offset: int, limit: int) -> OutputChunk:

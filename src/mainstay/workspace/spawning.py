@@ -62,16 +62,20 @@ def _shell() -> str:
 class Program(Struct, frozen=True):
     """What a tool is about to run: a list of arguments, or a line for a shell. `cwd` is a path of the workspace.
 
-    `made_by`: a model wrote it, or a tool made it of what a model wrote, with arguments that were checked.
+    `made_by`: a model wrote it, or a tool made it of what a model wrote, with arguments that were checked. `runs`: what
+    is run in its place, where a tool needs more to run it safely than people need to read.
     """
 
     command: tuple[str, ...] | str
     cwd: str = "."
     made_by: Literal["model", "tool"] = "model"
+    runs: tuple[str, ...] = ()
 
     @property
     def argv(self) -> tuple[str, ...]:
         """The arguments; of a line, those of the shell that reads it."""
+        if self.runs:
+            return self.runs
         return (_shell(), "-c", self.command) if isinstance(self.command, str) else self.command
 
     @property
@@ -126,12 +130,16 @@ class Programs:
         self.paths, self._policy, self._confine = paths, policy, confine
         self._sparing: dict[str | None, Paths] = {}
 
+    def sparing(self, store: str | None) -> Paths:
+        """The paths of the workspace without those of a store."""
+        found = self._sparing.get(store)
+        if found is None:
+            found = self._sparing[store] = self.paths.sparing(store)
+        return found
+
     def folder(self, cwd: str, store: str | None) -> str:
         """The folder of a program, without links. Raises ToolError where it is none of the workspace."""
-        paths = self._sparing.get(store)
-        if paths is None:
-            paths = self._sparing[store] = self.paths.sparing(store)
-        with paths.locate(cwd) as place, telling(cwd):
+        with self.sparing(store).locate(cwd) as place, telling(cwd):
             if not stat.S_ISDIR(os.stat(place.name, dir_fd=place.folder, follow_symlinks=False).st_mode):
                 raise ToolError(f"{cwd} is no folder: give the folder it is in", code="not_a_folder")
             return place.path
