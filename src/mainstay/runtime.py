@@ -579,8 +579,10 @@ class Runtime:
         """
         processes, what = self._open().processes, prepared(argv, options)
         owner_of(options, "detached", ("detached",))
-        if options.get("wake", "none") != "none":
-            raise InvalidCommand("no session hears of a command of the Runtime: use session.command(…, wake=…)")
+        if options.get("wake", "none") != "none" or options.get("watch") is not None:
+            raise InvalidCommand(
+                "no session hears of a command of the Runtime: use session.command(…) for wake= and watch="
+            )
         key = options.get("key")
         name = None if key is None else f"command.{validate.name(key, 'key', InvalidCommand)}"
         handle = await processes.start(what, None, Start(name, options.get("label", "")))

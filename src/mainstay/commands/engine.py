@@ -107,8 +107,6 @@ LABEL = 200
 """Characters of a command line that are its label."""
 YOUNG = 3600.0
 """Seconds for which a folder that no process names is believed to be about to be named."""
-WATCH_SECONDS = 5.0
-"""How long the watch of a command may take to tell the rest of its output."""
 CANCELLED = "cancelled"
 ENDS = frozenset({"exited", "signaled", "killed", "timed_out", "spawn_failed"})
 """How a shim says that a command ended. Anything else is a fault of the shim's own."""
@@ -129,12 +127,16 @@ SENDABLE = ("INT", "TERM", "HUP", "QUIT", "KILL", "USR1", "USR2", "STOP", "CONT"
 """Signals that may be sent to the process group of a command."""
 
 _TEXT: dict[str, Any] = {"type": "string"}
+_BASE64: dict[str, Any] = _TEXT | {
+    "pattern": "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?(?![\\s\\S])"
+}
+_SIZE: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 65_535}
 SIGNALS: dict[str, EventType] = {
     STDIN: EventType(
         f"{SIGNAL}{STDIN}",
         {
             "type": "object",
-            "properties": {"text": _TEXT, "base64": _TEXT, "close": {"type": "boolean"}},
+            "properties": {"text": _TEXT, "base64": _BASE64, "close": {"type": "boolean"}},
             "additionalProperties": False,
         },
     ),
@@ -142,7 +144,7 @@ SIGNALS: dict[str, EventType] = {
         f"{SIGNAL}{RESIZE}",
         {
             "type": "object",
-            "properties": {"rows": {"type": "integer"}, "columns": {"type": "integer"}},
+            "properties": {"rows": _SIZE, "columns": _SIZE},
             "required": ["rows", "columns"],
             "additionalProperties": False,
         },
@@ -200,7 +202,7 @@ class CommandEngine:
             return None
         self.jobs()
         given = what.command
-        cwd = os.path.abspath(os.path.expanduser(given.cwd)) if given.cwd else os.getcwd()
+        cwd = os.path.abspath(os.path.expanduser(given.cwd)) if given.cwd else _own_folder()
         limits = self.settings
         command = replace(
             given,
@@ -211,7 +213,6 @@ class CommandEngine:
         check_names(command)
         if command.sandbox is not None and not command.sandbox.unsandboxed:
             raise SandboxUnavailable("commands cannot be confined here yet: say unsandboxed=True to run it without")
-        check(command.argv, self._environment(command, what.values), cwd)
         label = command.display if len(command.display) <= LABEL else f"{command.display[: LABEL - 1]}…"
         events = [SIGNALS[INTERRUPT], EventType(ARTIFACT), *watch_events(command.watch)]
         events += [SIGNALS[STDIN]] if command.stdin or command.pty else []
@@ -220,6 +221,12 @@ class CommandEngine:
             "", self.kind, "reattachable", what.name, self.host, msgspec.to_builtins(command), clean_text(label),
             events=tuple(events), asked=hashlib.sha256(msgspec.json.encode(given, order="sorted")).hexdigest(),
         )  # fmt: skip
+
+    def check_runnable(self, registration: Registration, values: Mapping[str, str]) -> None:
+        """Raise InvalidCommand for what the OS would not run. Only of a command that is new: one that is asked for
+        again is found though its program or its folder is not there any more."""
+        command = msgspec.convert(registration.input, Command)
+        check(command.argv, self._environment(command, values), command.cwd)
 
     def _environment(self, command: Command, values: Mapping[str, str]) -> dict[str, str]:
         return environment(command, os.environ, values, self.settings.inherit)
@@ -238,11 +245,13 @@ class CommandEngine:
         new = known is None and process_id not in self._live
         reference: dict[str, Any] | None = None
         if new:
+            values = what.values if isinstance(what, CommandStart) else {}
+            self.check_runnable(registration, values)
             self._check_output(session_id)
             self._live[process_id] = session_id
             self._begun[process_id] = asyncio.get_running_loop().create_future()
-            if isinstance(what, CommandStart) and what.values:
-                self._values[process_id] = what.values
+            if values:
+                self._values[process_id] = values
             if self.knows(registration):
                 reference = self.new_reference()
                 self._named[process_id] = reference["job"]
@@ -344,6 +353,17 @@ class CommandEngine:
         self, row: ProcessRow, query: OutputQuery, again: Callable[[], Awaitable[ProcessRow | None]]
     ) -> AsyncIterator[OutputChunk]:
         """What a command wrote, from an offset on: all that there is, or with `follow` until its end."""
+        try:
+            async for chunk in self._chunks(row, query, again):
+                yield chunk
+        except OSError as error:
+            raise CommandsUnavailable(
+                f"the output of command {row.id!r} cannot be read just now: {error.strerror or error}; try again"
+            ) from error
+
+    async def _chunks(
+        self, row: ProcessRow, query: OutputQuery, again: Callable[[], Awaitable[ProcessRow | None]]
+    ) -> AsyncIterator[OutputChunk]:
         job = await self._begun_job(row)
         while job is None and query.follow and row.live:
             await asyncio.sleep(0.05)
@@ -565,7 +585,7 @@ class CommandRun:
         try:
             status = await job.wait(self._started)
             if told is not None:
-                await asyncio.wait({told}, timeout=WATCH_SECONDS)
+                await asyncio.wait({told})  # it ends by itself, when all is told; a cancel ends it too
             return status
         finally:
             await _stopped(pump, told)
@@ -737,6 +757,13 @@ def _why(request: CancelRequest) -> str:
     """A cancel request in one line, as its shim writes it down."""
     why = f"{CANCELLED} by {request.by or 'somebody'}" + (f": {request.reason}" if request.reason else "")
     return " ".join(why.split())[:LABEL]
+
+
+def _own_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise InvalidCommand(f"the folder of this program cannot be used ({error.strerror}): say cwd=") from None
 
 
 def _least(one: Any, other: Any) -> Any:

@@ -466,7 +466,7 @@ async def _wait_gone(who: Identity) -> None:
     """Wait until a process is gone, if it is there at all."""
     try:
         fd = os.pidfd_open(who.pid)
-    except OSError:
+    except ProcessLookupError:
         return
     try:
         stat = shim.stat_of(who.pid)

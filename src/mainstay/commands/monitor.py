@@ -95,6 +95,7 @@ class MonitorEngine:
         spec = read_spec(what)
         drafted = self._commands.draft(command_of(spec), {})
         assert drafted is not None, "it is a command"
+        self._commands.check_runnable(drafted, {})
         return Registration(
             "",
             MONITOR_KIND,

@@ -164,7 +164,7 @@ def _has_variable(pid: int, mark: bytes) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return mark in file.read().split(b"\0")
-    except OSError:  # it is gone, or another user's
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # it is gone, or another user's
         return False
 
 

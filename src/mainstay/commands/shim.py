@@ -103,14 +103,17 @@ def frame(code: int, body: bytes = b"") -> bytes:
 
 
 def stat_of(pid: int) -> tuple[bytes, int, int, int, int, bytes] | None:
-    """State, parent, process group, session, start time in ticks since boot, and name; None if there is no such pid."""
+    """State, parent, process group, session, start time in ticks since boot, and name; None if there is no such pid.
+
+    Raises OSError where that cannot be said: a process must not pass for gone because too many files are open here.
+    """
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     try:
         text = os.read(fd, 4096)
-    except OSError:
+    except ProcessLookupError:
         return None
     finally:
         os.close(fd)
@@ -687,7 +690,10 @@ class Shim:
         groups: set[int] = set()
         for name in os.listdir("/proc"):
             if name[0] in "123456789":
-                stat = stat_of(int(name))
+                try:
+                    stat = stat_of(int(name))
+                except OSError:
+                    continue  # the next pass may see it; that nothing is left is said by `childless` alone
                 if stat is not None:
                     children.setdefault(stat[1], []).append((int(name), stat[4], stat[0], stat[5]))
                     if stat[1] == os.getpid():

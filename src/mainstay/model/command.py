@@ -231,6 +231,12 @@ def read_command(argv: object, options: Mapping[str, Any]) -> tuple[Command, dic
         raise InvalidCommand(
             f"its arguments and variables have {size:,} bytes, {ARGUMENT_BYTES:,} are the most: put them in a file"
         )
+    if options.get("key") == "":
+        raise InvalidCommand(
+            "key='' is not usable: leave it out, or give a name that is the same when it is asked again"
+        )
+    if options.get("watch") is not None and options.get("wake") == "none":
+        raise InvalidCommand("watch= says what a session is told, and wake='none' that it hears nothing: leave one out")
     strays = options.get("strays", "kill")
     if strays not in get_args(Strays):
         raise InvalidCommand(f"strays={quoted(strays)} is not usable: say 'kill' or 'leave'")

@@ -359,13 +359,21 @@ class ProcessContext(Generic[Deps]):
         """Run a program, once however often this line is replayed. `options` are those of `CommandOptions`.
 
         It is asked to stop when this process ends, unless `owner` says "detached". Its id derives from this line, and
-        takes no `key`. With `background_after`, the result if it comes within so many seconds.
+        takes no `key`. One with a `watch` wakes the session that hears of this process. With `background_after`, the
+        result if it comes within so many seconds.
         """
         what, owner = prepared(argv, options), owner_of(options, "process", ("process", "detached"))
         if options.get("key") is not None:
             raise InvalidCommand("a command of a durable function has its line as its key: leave key= out")
         end: ParentEnd = "cancel" if owner == "process" else "abandon"
-        asked = ChildOptions(end, clean_text(options.get("label", "")), options.get("wake", "none"))
+        watched = options.get("watch") is not None
+        if watched and self._calls.row.registration.wake is None:
+            raise InvalidCommand(
+                "watch= says what a session is told, and no session hears of this process: "
+                "start it with session.start(…), or read what its command writes with output(…)"
+            )
+        wake = options.get("wake", "turn" if watched else "none")
+        asked = ChildOptions(end, clean_text(options.get("label", "")), wake)
         handle = ChildHandle[CommandResult](self, await self._start(what, {"argv": list(argv)}, asked), None)
         if background_after is None:
             return handle
