@@ -11,6 +11,7 @@ names a cell binds. A type checker, where the executor has one, reports diagnost
 from __future__ import annotations
 
 import ast
+import builtins
 import difflib
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -219,14 +220,14 @@ def judge(
     last = {path.rpartition(".")[2] for path in asynchronous}
     for each in diagnostics:
         function = _FUNCTION.search(each.message)
-        if each.rule == "unresolved-reference":
-            faults.append(Fault(each.line, _unknown(each.message, known)))
+        if each.rule == "unresolved-reference" and (name := _name(each.message)) not in _PYTHON:
+            faults.append(Fault(each.line, _unknown(name, known)))
         elif each.rule in _ARGUMENTS and function is not None and function[1] in last:
             faults.append(Fault(each.line, each.message))
-        elif each.rule == "unused-awaitable" or "CoroutineType[" in each.message:
+        elif each.rule == "unused-awaitable" or "`CoroutineType[" in each.message:
             if each.line not in seen:
                 faults.append(Fault(each.line, f"{each.message}: a call is awaited before its result is used"))
-        elif each.rule != "invalid-syntax":
+        elif each.rule not in ("invalid-syntax", "unresolved-reference"):
             notes.append(Fault(each.line, each.message))
     if not faults:
         return Verdict(notes=tuple(_lines(notes, MOST_NOTES)))
@@ -240,9 +241,15 @@ def _lines(faults: Sequence[Fault], most: int) -> list[str]:
     return shown if len(shown) <= most else [*shown[:most], f"… and {len(shown) - most} more"]
 
 
-def _unknown(message: str, known: Collection[str]) -> str:
+_PYTHON = frozenset(dir(builtins))
+"""Monty's checker does not know all built-ins that Monty has. One that it has not raises when the cell gets there."""
+
+
+def _name(message: str) -> str:
     quoted = re.search(r"`(\w+)`", message)
-    if quoted is None:
-        return message
-    close = difflib.get_close_matches(quoted[1], known, n=1)
-    return f"`{quoted[1]}` is not defined" + (f": did you mean `{close[0]}`?" if close else "")
+    return quoted[1] if quoted else ""
+
+
+def _unknown(name: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"`{name}` is not defined" + (f": did you mean `{close[0]}`?" if close else "")

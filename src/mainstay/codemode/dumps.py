@@ -127,23 +127,26 @@ def key_beside(store: str | os.PathLike[str]) -> bytes:
     """
     path = Path(f"{os.fspath(store)}{KEY_SUFFIX}")
     try:
-        return _read_key(path)
-    except FileNotFoundError:
-        pass
-    try:
-        handle, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)  # 0600 from its first byte
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(secrets.token_bytes(KEY_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):
-                os.link(name, path)  # whole or not at all, and never over another's
-        finally:
-            os.unlink(name)
-        return _read_key(path)
+            return _read_key(path)
+        except FileNotFoundError:
+            _make_key(path)
+            return _read_key(path)
     except OSError as error:
         raise StoreUnavailable(f"the key of saved code cannot be kept in {path}: {error.strerror or error}") from error
+
+
+def _make_key(path: Path) -> None:
+    handle, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)  # 0600 from its first byte
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(name, path)  # whole or not at all, and never over another's
+    finally:
+        os.unlink(name)
 
 
 def _read_key(path: Path) -> bytes:

@@ -312,12 +312,13 @@ class MontyRepl:
             text = f"The cell was not run: it is longer than {LONGEST // 1024} KiB."
             return CellEnd(error=CodeError("check", text, rolled_back=True))
         functions = self._executor.functions(tools)
-        read = read_cell(code, functions.asynchronous)
+        asynchronous = functions.asynchronous.difference(self._names)  # a variable hides the tool of its name
+        read = read_cell(code, asynchronous)
         notes: tuple[str, ...] = ()
         if check:
             found = await self._executor.check(code, functions, read.mentions, self._names)
             known = {*functions.asynchronous, *self._names, *read.binds}
-            verdict = judge(read, found or (), functions.asynchronous, known)
+            verdict = judge(read, found or (), asynchronous, known)
             if verdict.refused:
                 error = CodeError("check", verdict.refused, line=verdict.line, rolled_back=True)
                 return CellEnd(error=error, notes=verdict.notes)

@@ -35,7 +35,7 @@ _MODULES = frozenset({
     "typing",
 })  # fmt: skip
 """A namespace must not hide a module that cells import."""
-_TAKEN = frozenset(dir(builtins)) | frozenset(keyword.kwlist) | frozenset(keyword.softkwlist)
+_TAKEN = frozenset(dir(builtins)) | frozenset(keyword.kwlist)
 
 _DEEPEST = 12
 _LONGEST_DEFAULT = 60

@@ -578,8 +578,8 @@ class Checker:
     ) -> list[Diagnostic]:
         """What the checker finds. Raises MontyError where it cannot say."""
         stem = self._stubs(functions)
-        called = sorted(mentions & {*OWN, *(each.path for each in functions.plain)})
-        spaces = sorted(mentions.intersection(functions.namespaces))
+        called = sorted((mentions & {*OWN, *(each.path for each in functions.plain)}).difference(names))
+        spaces = sorted(mentions.intersection(functions.namespaces).difference(names))
         bound = sorted(mentions.intersection(names))
         head = f"from {stem} import {', '.join(('__bound__', *called))}; "
         head += "".join(f"import {stem}_{space} as {space}; " for space in spaces)

@@ -1,0 +1,204 @@
+"""A saved state is loaded only as it was saved, by who saved it, under the same rules."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import stat
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from mainstay.codemode.dumps import Dump, DumpHeader, fitting, key_beside, seal, unseal
+from mainstay.codemode.monty import MontyExecutor
+from mainstay.codemode.worker import POLICY, VERSION
+from mainstay.errors import DumpRefused, StoreUnavailable
+from mainstay.model.code import CellEnd, CodeCall, CodeLimits, Given, Paused
+from tests.codemode.kit import AT, KEY, TOOLS, executing, run
+
+HEADER = DumpHeader("s.1.4", "monty", "1.4.0", "p", CodeLimits(), names=("x",), base=3)
+SEALED = seal(Dump(HEADER, b"abc", b"defg"), KEY)
+
+
+def test_what_was_sealed_comes_back() -> None:
+    assert unseal(SEALED, KEY) == Dump(HEADER, b"abc", b"defg")
+    assert unseal(seal(Dump(replace(HEADER, base=-1), None, b""), KEY), KEY).base is None
+
+
+def test_no_single_bit_of_a_dump_can_change() -> None:
+    loaded = []
+    for index in range(len(SEALED)):
+        for bit in range(8):
+            flipped = bytearray(SEALED)
+            flipped[index] ^= 1 << bit
+            try:
+                loaded.append(unseal(bytes(flipped), KEY))
+            except DumpRefused:
+                continue
+
+    assert loaded == []
+
+
+def test_no_shorter_or_longer_dump_is_read() -> None:
+    for wrong in (*(SEALED[:length] for length in range(len(SEALED))), SEALED + b"\0", SEALED + SEALED):
+        with pytest.raises(DumpRefused):
+            unseal(wrong, KEY)
+
+
+@settings(max_examples=50)
+@given(st.binary(max_size=200))
+def test_bytes_of_a_stranger_are_refused(wrong: bytes) -> None:
+    for each in (wrong, SEALED[:36] + wrong, SEALED[:4] + wrong):
+        if each != SEALED:
+            with pytest.raises(DumpRefused):
+                unseal(each, KEY)
+
+
+def test_a_dump_of_another_key_is_refused() -> None:
+    with pytest.raises(DumpRefused, match="changed, or saved under another key"):
+        unseal(seal(Dump(HEADER, b"abc", b""), b"x" * 32), KEY)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"version": "1.3.0"}, "monty 1.3.0 saved it, and this is monty 1.4.0"),
+        ({"executor": "cpython"}, "cpython 1.4.0 saved it"),
+        ({"policy": "q"}, "other rules for clock"),
+        ({"limits": CodeLimits(seconds=1)}, "other limits"),
+    ],
+)
+def test_a_dump_that_was_made_under_other_rules_is_refused(change: dict[str, object], reason: str) -> None:
+    dump = unseal(seal(Dump(replace(HEADER, **change), b"abc", b""), KEY), KEY)
+
+    with pytest.raises(DumpRefused, match=reason):
+        fitting(dump, executor="monty", version="1.4.0", policy="p", limits=CodeLimits())
+
+
+def test_a_header_of_another_format_is_refused() -> None:
+    header = b'{"later": true}'
+    body = len(header).to_bytes(4, "big") + header
+
+    with pytest.raises(DumpRefused, match="header is of another version"):
+        unseal(b"MSD1" + hmac.digest(KEY, b"MSD1" + body, "sha256") + body, KEY)
+
+
+# The executor
+
+
+@pytest.fixture(scope="module")
+async def executor() -> AsyncIterator[MontyExecutor]:
+    async with executing() as executor:
+        yield executor
+
+
+async def test_a_dump_says_what_it_contains_and_how_it_was_made(executor: MontyExecutor) -> None:
+    repl = await executor.open()
+    await run(repl, "x = 1")
+    await repl.begin("y = await search('a')", TOOLS, at=AT, seed="s")
+    header = unseal(await repl.dump("s.1.4"), KEY).header
+
+    assert (header.contains, header.executor, header.version) == ("s.1.4", "monty", VERSION)
+    assert (header.policy, header.limits, header.names) == (POLICY, executor.limits, ("x",))
+    assert len(header.catalogue) == 16
+    assert header.cell is not None
+    assert header.cell.calls == (CodeCall(0, "search", {"query": "a"}, line=1),)
+
+
+async def test_a_repl_opens_between_cells_with_all_that_it_had(executor: MontyExecutor) -> None:
+    repl = await executor.open()
+    await run(repl, "import random\nx = [random.random()]\ndef f():\n    return x")
+    saved = await repl.dump("here")
+    following = await run(repl, "f() + [random.random()]")
+    await repl.close()
+
+    again = await executor.open(saved)
+    assert (again.contains, again.names, again.paused) == ("here", ("random", "x", "f"), None)
+    assert (await run(again, "f() + [random.random()]")).end == following.end
+    assert (await run(await executor.open(await (await executor.open()).dump("empty")), "1")).end.value == "1"
+
+
+async def test_a_cell_that_is_opened_and_dropped_leaves_the_variables_before_it(executor: MontyExecutor) -> None:
+    repl = await executor.open()
+    await run(repl, "x = 1")
+    await repl.begin("x = 2\nawait search('a')", TOOLS, at=AT, seed="s")
+    again = await executor.open(await repl.dump("mid"), TOOLS)
+    await again.rollback()
+
+    assert (await run(again, "x")).end.value == "1"
+
+
+async def test_a_cell_that_only_lacks_answers_is_saved_with_its_end(executor: MontyExecutor) -> None:
+    repl = await executor.open()
+    step = await repl.begin("x = search('a')\nprint('tea')\n3", TOOLS, at=AT, seed="s", check=False)
+    assert isinstance(step, Paused)
+    again = await executor.open(await repl.dump("mid"), TOOLS)
+
+    assert again.paused == Paused((CodeCall(0, "search", {"query": "a"}, line=1),))
+    assert await again.resume(Given(0, 1)) == CellEnd("tea\n", "3")
+    assert again.names == ("x",)
+
+
+async def test_the_notes_of_a_check_wait_in_the_dump_for_the_end(executor: MontyExecutor) -> None:
+    repl = await executor.open()
+    await repl.begin("x: int = 'tea'\nawait search('a')", TOOLS, at=AT, seed="s")
+    end = await (await executor.open(await repl.dump("mid"), TOOLS)).resume(Given(0, 1))
+
+    assert isinstance(end, CellEnd)
+    assert len(end.notes) == 1
+    assert "not assignable" in end.notes[0]
+
+
+async def test_a_dump_is_refused_by_an_executor_with_other_limits_or_another_key(executor: MontyExecutor) -> None:
+    saved = await (await executor.open()).dump("here")
+
+    async with executing(limits=CodeLimits(seconds=1)) as other:
+        with pytest.raises(DumpRefused, match="other limits"):
+            await other.open(saved)
+    async with executing(key=b"x" * 32) as other:
+        with pytest.raises(DumpRefused, match="another key"):
+            await other.open(saved)
+
+
+# The key
+
+
+def test_a_key_is_made_once_beside_the_store_and_for_its_owner_only(tmp_path: Path) -> None:
+    store = tmp_path / "agent.db"
+    keys: list[bytes] = []
+    threads = [threading.Thread(target=lambda: keys.append(key_beside(store))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    file = tmp_path / "agent.db.code-key"
+    assert keys == [file.read_bytes()] * 8
+    assert len(keys[0]) == 32
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_key_that_is_none_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "agent.db.code-key"
+    file.write_bytes(b"short")
+    file.chmod(0o600)
+    with pytest.raises(StoreUnavailable, match="delete it, and a new one is made"):
+        key_beside(tmp_path / "agent.db")
+
+    file.write_bytes(b"x" * 32)
+    file.chmod(0o644)
+    with pytest.raises(StoreUnavailable, match="chmod 600 it"):
+        key_beside(tmp_path / "agent.db")
+
+    file.unlink()
+    os.symlink(tmp_path / "elsewhere", file)
+    with pytest.raises(StoreUnavailable):
+        key_beside(tmp_path / "agent.db")
+    with pytest.raises(StoreUnavailable, match="cannot be kept"):
+        key_beside(tmp_path / "no" / "folder" / "agent.db")

@@ -1,0 +1,182 @@
+"""Workers are few, and a REPL holds one only while its cell runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from mainstay.codemode import monty as module
+from mainstay.errors import RuntimeClosed
+from mainstay.model.code import CellEnd, Given, Paused
+from tests.codemode.kit import AT, TOOLS, executing, run
+from tests.kit import SOON, until
+
+
+async def test_an_idle_session_holds_no_worker_and_little_memory() -> None:
+    async with executing() as executor:
+        repls = [await executor.open() for _ in range(30)]
+        for repl in repls:
+            await run(repl, "x = [1, 2, 3]\nname = await search('tea')")
+
+        assert executor.workers == 0
+        assert len(await repls[0].dump("")) < 8 * 1024
+
+
+async def test_a_cell_that_waits_gives_its_worker_back() -> None:
+    async with executing() as executor:
+        repl = await executor.open()
+        await repl.begin("x = 1\ny = await search('a')\n(x, y)", TOOLS, at=AT, seed="s")
+        await until(lambda: executor.workers == 0)
+
+        assert await repl.resume(Given(0, "tea")) == CellEnd(value="(1, 'tea')")
+        assert executor.workers == 0
+
+
+async def test_cells_that_wait_for_cells_get_on_with_one_worker() -> None:
+    """Each cell waits for the one inside it, deeper than there are workers."""
+    async with executing(workers=1) as executor:
+
+        async def nested(depth: int) -> str:
+            repl = await executor.open()
+            step = await repl.begin("x = await search('a')\nx + '!'", TOOLS, at=AT, seed="s")
+            assert isinstance(step, Paused)
+            inner = await nested(depth - 1) if depth else "tea"
+            end = await repl.resume(Given(0, inner))
+            await repl.close()
+            assert isinstance(end, CellEnd)
+            return str(end.value).strip("'\"")
+
+        async with asyncio.timeout(SOON):
+            assert await asyncio.gather(*map(nested, (4, 3, 2))) == ["tea!!!!!", "tea!!!!", "tea!!!"]
+
+
+async def test_more_cells_than_workers_run_one_after_the_other() -> None:
+    async with executing(workers=2) as executor:
+        repls = [await executor.open() for _ in range(12)]
+        ran = await asyncio.gather(
+            *[run(repl, f"y = await search('a')\nsum(range(10_000)) + {n}") for n, repl in enumerate(repls)]
+        )
+
+        assert [each.end.value for each in ran] == [str(49_995_000 + n) for n in range(12)]
+        assert executor.workers == 0
+
+
+async def test_a_caller_that_gives_up_waiting_for_a_worker_leaves_it_to_the_next() -> None:
+    async with executing(workers=1) as executor:
+        busy, waits, third = [await executor.open() for _ in range(3)]
+        running = asyncio.create_task(busy.begin("while True:\n    pass", TOOLS, at=AT, seed="s", check=False))
+        await until(lambda: executor.workers == 1)
+        waiting = asyncio.create_task(waits.begin("1", TOOLS, at=AT, seed="s", check=False))
+        following = asyncio.create_task(third.begin("3", TOOLS, at=AT, seed="s", check=False))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        running.cancel()
+        await asyncio.wait([waiting, running])
+
+        assert await following == CellEnd(value="3")
+        await waits.rollback()
+        await busy.rollback()
+        assert (await run(waits, "1")).end.value == "1"
+        assert executor.workers == 0
+
+
+def _children() -> set[int]:
+    found: set[int] = set()
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found.update(map(int, Path(f"/proc/self/task/{task}/children").read_text().split()))
+    return found
+
+
+async def test_a_worker_that_is_killed_costs_its_cell_and_no_other() -> None:
+    others = _children()
+    async with executing(workers=1) as executor:
+        repl = await executor.open()
+        await run(repl, "x = 1")
+        step = await repl.begin("x = 2\nawait search('a')", TOOLS, at=AT, seed="s")
+        assert isinstance(step, Paused)
+        for pid in _children() - others:
+            os.kill(pid, signal.SIGKILL)
+        end = await repl.resume(Given(0, 1))
+
+        assert isinstance(end, CellEnd)
+        assert end.error is not None
+        assert (end.error.code, end.error.rolled_back) == ("lost", True)
+        assert (await run(repl, "x", check=False)).end.value == "1"
+        assert (await run(repl, "x")).end.value == "1"  # the checker's worker was killed as well
+
+
+async def test_a_worker_has_limits_of_the_os() -> None:
+    others = _children()
+    async with executing(workers=1) as executor:
+        repl = await executor.open()
+        await repl.begin("await search('a')", TOOLS, at=AT, seed="s", check=False)
+        limits = [Path(f"/proc/{pid}/limits").read_text() for pid in _children() - others]
+        environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in _children() - others]
+
+        assert any("Max file size             0                    0" in text for text in limits)
+        assert any("Max core file size        0                    0" in text for text in limits)
+        assert any("Max address space         1342177280           1342177280" in text for text in limits)
+        assert set(environments) == {b""}  # a worker sees no keys of its host
+
+
+async def test_closing_ends_every_worker_and_thread() -> None:
+    threads, children = threading.active_count(), _children()
+    async with executing() as executor:
+        await run(await executor.open(), "1")
+        waits = await executor.open()
+        await waits.begin("await search('a')", TOOLS, at=AT, seed="s")
+        assert len(_children()) > len(children)
+
+    assert threading.active_count() == threads
+    assert _children() == children
+    with pytest.raises(RuntimeClosed):
+        await executor.open()
+
+
+async def test_closing_ends_who_waits_for_a_worker() -> None:
+    async with executing(workers=1) as executor:
+        busy, waits = await executor.open(), await executor.open()
+        running = asyncio.create_task(busy.begin("while True:\n    pass", TOOLS, at=AT, seed="s", check=False))
+        await until(lambda: executor.workers == 1)
+        waiting = asyncio.create_task(waits.begin("1", TOOLS, at=AT, seed="s", check=False))
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+
+    await asyncio.wait([waiting])
+    assert waiting.exception() is None or isinstance(waiting.exception(), RuntimeClosed)
+
+
+def test_the_core_imports_nothing_of_the_sandbox() -> None:
+    code = "import mainstay, sys, mainstay.codemode; sys.exit('pydantic_monty' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_code_mode_without_its_extra_says_what_to_install() -> None:
+    code = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pydantic_monty":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Missing())
+from mainstay.errors import MissingExtra
+try:
+    import mainstay.codemode.monty
+except MissingExtra as error:
+    assert str(error) == "code mode needs mainstay[code], which is not installed: pip install mainstay[code]", error
+else:
+    sys.exit("imported")
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert module.PARK_AFTER == 0.1
