@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sqlite3
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -163,3 +164,25 @@ def test_an_unknown_outcome_is_declared_not_lost() -> None:
     report = counted(LINES, records, replace(KILL, records=RECORDS[:2], lines=3))
 
     assert (report.unknown, report.lost, report.broken) == (["charge_card (t.1.0)"], [], [])
+
+
+# ---------------------------------------------------------------------- the coding agent
+
+
+@pytest.mark.kill
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="commands run on Linux")
+def test_the_coder_is_killed_under_its_tests_and_they_are_not_begun_again(store: Path, tmp_path: Path) -> None:
+    """In a folder with a space."""
+    (tmp_path / "a place").mkdir()
+
+    ended = process("demo", "--coder", "--keep", store=store, TMPDIR=tmp_path / "a place")
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    told = re.search(r"^kept: (.+)$", ended.stdout, re.MULTILINE)
+    assert told is not None
+    runs = (Path(told[1]) / "project/runs.log").read_text().splitlines()
+    assert [each for each in runs if each != "at work"] == ["began", "ended", "began", "ended"]
+    assert "in the middle of its test run; status -9" in ended.stdout
+    assert "the test run has ended, while no agent was there" in ended.stdout
+    assert "verdict: every promise held" in ended.stdout

@@ -24,7 +24,9 @@ from rich.table import Table
 
 from mainstay.cli.host import FAILED, OK, JsonOption, is_terminal, on_signals, perform
 from mainstay.cli.render import MARKS, STYLES, brief, call_text, console, plural, print_json, styled
+from mainstay.examples.coder import PROMPT as CODER_PROMPT
 from mainstay.examples.kill_and_resume import DemoReport, DemoView, EffectCount, Kill, KillAndResume, SilentDemo
+from mainstay.examples.killed_coder import CoderReport, KilledCoder
 from mainstay.examples.trip import PROMPT, Line
 from mainstay.model.event import (
     AnyEvent,
@@ -49,6 +51,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Where to kill: 0 to 7, and twice from 8 on.")] = 0,
     fast: Annotated[bool, typer.Option("--fast", help="Do not wait for people to read.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the folder with the store and the ledger.")] = False,
+    coder: Annotated[bool, typer.Option("--coder", help="A coding agent, killed while its tests run (Linux).")] = False,
     json: JsonOption = False,
 ) -> None:
     """Watch a durable agent being killed in mid-turn and finishing. No key, no network.
@@ -65,7 +68,11 @@ def demo(
         try:
             # Also when the terminal is closed: the agent's process must end, and the folder be removed.
             with on_signals(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), me.cancel)):
-                report = await KillAndResume(folder, seed, pace, view).run()
+                report: DemoReport | CoderReport
+                if coder:
+                    report = await show_coder(folder, json)
+                else:
+                    report = await KillAndResume(folder, seed, pace, view).run()
         finally:
             if not keep:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -76,6 +83,24 @@ def demo(
         return FAILED if report.broken else OK
 
     perform(work, json)
+
+
+async def show_coder(folder: Path, silent: bool) -> CoderReport:
+    """The coding agent, line by line; then what was counted."""
+
+    def say(line: str) -> None:
+        if not silent:
+            print(line, flush=True)
+
+    say(f"user: {CODER_PROMPT}")
+    report = await KilledCoder(folder, say).run()
+    say("")
+    say(f"tests: begun {plural(report.test_runs_begun, 'time')}, as often as the agent asked for them")
+    say("  The one that the agent was killed under went on, and its result was there when the agent came back.")
+    say(f"edits: {report.edits}, by the records and by the file")
+    held = "every promise held: nothing was done twice, and nothing was lost"
+    say(f"verdict: {held if not report.broken else 'BROKEN: ' + '; '.join(report.broken)}")
+    return report
 
 
 # ---------------------------------------------------------------------- plain lines
