@@ -1,6 +1,6 @@
 """A real host of commands, to be killed: `python -m tests.commands.host <store> <what> […]`.
 
-die POINT ARGV…   run one command under the key "c", and die at a write of its life: "before intent", "after outcome", …
+die POINT ARGV…   run one command under the key "c", and die at a write of its life: "before identity", …
 starve            let a command end while no file can be opened here; says how it ended
 hold N            run N commands that read until they are told to end; says "ready", then waits to be killed
 """
@@ -24,8 +24,9 @@ from mainstay.stores.sqlite import SqliteStore
 
 R = TypeVar("R")
 
-STEPS = ("register", "intent", "identity", "outcome")
-"""The writes of a command's life. Between the second and the third it is spawned; before the last it has ended."""
+STEPS = ("register", "identity", "outcome")
+"""The writes of a command's life. Between the first and the second it is spawned; before the last it has ended. One
+that is claimed before anything was begun has a fourth, "intent", which names another job."""
 
 
 def step_of(write: Write[Any]) -> str:

@@ -33,9 +33,7 @@ ROOT = Path(__file__).parents[2]
 FOUND = {
     # point:             a row, begun, a job is named, its leader is known, it has ended
     "before register": (False, False, False, False, False),
-    "after register": (True, False, False, False, False),
-    "before intent": (True, False, False, False, False),
-    "after intent": (True, True, True, False, False),
+    "after register": (True, True, True, False, False),
     "before identity": (True, True, True, False, False),
     "after identity": (True, True, True, True, False),
     "before outcome": (True, True, True, True, False),
@@ -91,6 +89,30 @@ async def test_killed_at_every_step_a_command_runs_once_and_its_result_arrives(t
         after = await handle.record()
 
     assert (code, found) == (-signal.SIGKILL, FOUND[point])
+    assert (result.status, result.exit_code, result.stdout) == ("exited", 3, "out\n")
+    assert marks.read_text() == "ran\n"
+    assert (after.attempts, after.stuck) == (1, None)
+
+
+@pytest.mark.parametrize("point", ["before intent", "after intent", "before identity", "after identity"])
+async def test_killed_again_while_it_begins_anew_a_command_runs_once(tmp_path: Path, point: str) -> None:
+    """The first host dies when a job is named and nothing is begun; the next one names another, and dies there."""
+    path, marks = tmp_path / "a.db", tmp_path / "marks"
+    argv = ["sh", "-c", 'echo ran >> "$0"; echo out; exit 3', str(marks)]
+    names = list[str]()
+    for died_at in ("after register", point):
+        with host(str(path), "die", died_at, *argv) as child:
+            assert await asyncio.to_thread(child.wait) == -signal.SIGKILL
+        row = await row_of(path, "command.c")
+        assert row is not None
+        names.append(row.record.external_ref["job"])
+
+    async with Runtime(path) as runtime:
+        handle = await runtime.command(argv, key="c")
+        result = await handle.result()
+        after = await handle.record()
+
+    assert (names[0] == names[1]) == (point == "before intent")
     assert (result.status, result.exit_code, result.stdout) == ("exited", 3, "out\n")
     assert marks.read_text() == "ran\n"
     assert (after.attempts, after.stuck) == (1, None)
@@ -170,7 +192,7 @@ async def test_a_worker_that_goes_on_late_begins_nothing_where_another_one_went_
     """It may have been stopped for longer than its lease just before it made the folder that it had named."""
     path, marks = tmp_path / "a.db", tmp_path / "marks"
     argv = ["sh", "-c", 'echo ran >> "$0"', str(marks)]
-    with host(str(path), "die", "after intent", *argv) as child:
+    with host(str(path), "die", "after register", *argv) as child:
         await asyncio.to_thread(child.wait)
     row = await row_of(path, "command.c")
     assert row is not None
