@@ -55,6 +55,7 @@ async def crash(runtime: Runtime) -> None:
         await tasks.stop()
     runtime._pulse.stop()
     await runtime._command_engine.close()  # its spawner ends with it; shims go on
+    await runtime._close_code()
     runtime._parts = None
     await runtime.store.close()
 

@@ -10,12 +10,12 @@ import functools
 import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, Never, NoReturn, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, NoReturn, TypeAlias, TypeVar, cast, overload
 
 from mainstay.engine.deps import function_of_caller
 from mainstay.errors import InvalidDefinition, PluginConflict, quoted
 from mainstay.model import validate
-from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget, Caller
+from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget, Caller, Mode
 from mainstay.model.codec import clean_text, error_text
 from mainstay.model.llm import DEFAULT_SETTINGS, ModelSettings
 from mainstay.model.message import InputContent, Message, Scalar
@@ -63,7 +63,7 @@ class Agent(Generic[T]):
         output_budget: OutputBudget | None = None,
         wake_depth: int | None = WAKE_DEPTH,
         settings: ModelSettings | None = None,
-        mode: Literal["tools"] = "tools",
+        mode: Mode = "tools",
     ) -> None: ...
 
     @overload
@@ -80,7 +80,7 @@ class Agent(Generic[T]):
         output_budget: OutputBudget | None = None,
         wake_depth: int | None = WAKE_DEPTH,
         settings: ModelSettings | None = None,
-        mode: Literal["tools"] = "tools",
+        mode: Mode = "tools",
     ) -> None: ...
 
     def __init__(  # noqa: PLR0913  # what a user may say about an agent, each by name
@@ -110,8 +110,8 @@ class Agent(Generic[T]):
         name = validate.name(name, "name", InvalidDefinition)
         if not name or not name.isprintable() or len(name) > 100:
             raise InvalidDefinition(f"an agent's name is 1 to 100 printable characters, not {quoted(name)}")
-        if mode != "tools":
-            raise InvalidDefinition("code mode is not part of this version: use mode='tools'")
+        if mode not in ("tools", "code"):
+            raise InvalidDefinition(f"mode={quoted(mode)} is not usable: give 'tools' or 'code'")
         self._instruct = None if isinstance(instructions, str) else function_of_caller(instructions, "instructions")
         if self._instruct is None and not isinstance(instructions, str):
             raise InvalidDefinition(
@@ -123,11 +123,14 @@ class Agent(Generic[T]):
         self.budget, self.output_budget = budget or Budget(), output_budget or OutputBudget()
         self.wake_depth = wake_depth
         self._plugins = PluginSet(plugins)
-        check_slots(self._plugins)
+        check_slots(self._plugins, mode)
         self._provider_tools = tuple([each for each in self.tools if isinstance(each, ProviderTool)])
         own = [each for each in self.tools if not isinstance(each, ProviderTool)]
         self._catalog = catalog_of(own, self._plugins)
         check_provider_tools(self._provider_tools, self._catalog)
+        self.mode: Mode = "code" if mode == "code" else "tools"
+        if mode == "code":
+            check_functions(self._catalog, self._plugins)
         self._operations = OperationTable(self._plugins.plugins)
         self._codec = None if output in (None, str) else output_codec(output)
         if settings is not None and not isinstance(settings, ModelSettings):
@@ -148,7 +151,8 @@ class Agent(Generic[T]):
             self._plugins.ids,
             output,
             self.budget,
-            output_budget=self.output_budget,
+            self.mode,
+            self.output_budget,
         )
 
     def definition(self) -> Definition:
@@ -156,7 +160,7 @@ class Agent(Generic[T]):
         # Made anew for each Runtime, which closes it.
         provider = provider_for(self.model) if isinstance(self.model, str) else self.model
         codec = self._codec
-        return Definition(
+        definition = Definition(
             self.name,
             provider,
             self._text,
@@ -172,7 +176,10 @@ class Agent(Generic[T]):
             self.settings,
             self._provider_tools,
             instruct=self._instruct,
+            mode=self.mode,
         )
+        own = self._plugins.owner("code_executor")
+        return definition if own is None else definition.executed_by(own.code_executor())
 
     @property
     def _text(self) -> str:
@@ -351,13 +358,27 @@ def _in_a_loop() -> bool:
     return True
 
 
-def check_slots(plugins: PluginSet) -> None:
-    """Refuse plugins for what this version does not do yet, rather than leave them idle."""
-    for hook in ("protocol", "code_executor"):
-        if plugins.has(hook):
-            name = next(plugin.id for plugin in plugins.plugins if overrides(plugin, hook))
-            raise InvalidDefinition(f"plugin {name!r} has {hook}, which is not part of this version: leave it out")
+def check_slots(plugins: PluginSet, mode: str) -> None:
+    """Refuse plugins for what this version does not do yet, or this agent does not, rather than leave them idle."""
+    if plugins.has("protocol"):
+        name = next(plugin.id for plugin in plugins.plugins if overrides(plugin, "protocol"))
+        raise InvalidDefinition(f"plugin {name!r} has protocol, which is not part of this version: leave it out")
+    if plugins.has("code_executor") and mode != "code":
+        name = next(plugin.id for plugin in plugins.plugins if overrides(plugin, "code_executor"))
+        raise InvalidDefinition(f"plugin {name!r} has code_executor: leave it out, or give the agent mode='code'")
     _ = engines_of([plugins])
+
+
+def check_functions(catalog: Catalog, plugins: PluginSet) -> None:
+    """Refuse tools that cannot be functions of a cell, and code mode where nothing runs code."""
+    from mainstay.codemode import require_monty  # noqa: PLC0415  # most agents write no code
+    from mainstay.codemode.stubs import Functions  # noqa: PLC0415
+
+    if not plugins.has("code_executor"):
+        require_monty()
+    fault = Functions(catalog.specs).fault
+    if fault is not None:
+        raise InvalidDefinition(fault)
 
 
 def catalog_of(tools: Iterable[Any], plugins: PluginSet) -> Catalog:

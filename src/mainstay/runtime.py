@@ -194,6 +194,8 @@ class Runtime:
         """Put everything together; `opened` takes it apart again, in reverse and whatever part of that fails."""
         name = mint("w", self._clock.now(), self._random.bits(40))
         definitions = {name: agent.definition() for name, agent in self._agents.items()}
+        if any(each.mode == "code" and each.executor is None for each in definitions.values()):
+            definitions = with_executor(definitions, self._random)
         # Entered first and so left last: turns that are cut off still close their streams.
         connections = await opened.enter_async_context(contextlib.AsyncExitStack())
         for agent, definition in definitions.items():
@@ -222,6 +224,8 @@ class Runtime:
         opened.callback(self._live_server.close)
         if socket is not None:
             await self._live_server.listen(socket.path)
+        self._executors = list({id(each.executor): each.executor for each in definitions.values()}.values())
+        opened.push_async_callback(self._close_code)
         opened.callback(self._close, parts)
         opened.callback(parts.relay.close)
         opened.callback(self._dispatcher.threads.close)
@@ -377,6 +381,13 @@ class Runtime:
                 task.run.control.leave()
         self._work.leave()
         await self._supervisor.finish(2.0)
+
+    async def _close_code(self) -> None:
+        """End what runs cells; variables in memory go with it, and are made again from the records."""
+        await self._turns.cells.close()
+        for executor in self._executors:
+            if executor is not None:
+                await executor.aclose()
 
     def _close(self, parts: SessionParts) -> None:
         """The Runtime is closed: fail every waiter with RuntimeClosed."""
@@ -626,3 +637,14 @@ def _on_disk(store: Store, what: str) -> OnDisk:
 def _report(progress: Callable[[int, int], object] | None, done: int, whole: int) -> None:
     if progress is not None:
         progress(done, whole)
+
+
+def with_executor(definitions: Mapping[str, Definition], random: Random) -> dict[str, Definition]:
+    """The definitions with one executor for all agents in code mode that bring none."""
+    from mainstay.codemode.monty import MontyExecutor  # noqa: PLC0415  # most programs have no agent that writes code
+
+    executor = MontyExecutor(key=random.bits(256).to_bytes(32, "big"))
+    return {
+        name: each.executed_by(executor) if each.mode == "code" and each.executor is None else each
+        for name, each in definitions.items()
+    }

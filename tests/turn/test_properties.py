@@ -28,14 +28,28 @@ from mainstay.model.effect import (
     Finish,
     GaveUp,
     Received,
+    RunCode,
     RunTools,
     TimeIsUp,
 )
 from mainstay.model.llm import Stop, Usage
 from mainstay.model.message import Message, Part, Text, ToolCall, ToolResult, unanswered
-from mainstay.model.record import INTERRUPTED, Closed, Delivered, Ended, Faltered, Record, Replied, Said, Slot, Started
+from mainstay.model.record import (
+    INTERRUPTED,
+    Called,
+    Closed,
+    Delivered,
+    Ended,
+    Faltered,
+    Record,
+    Replied,
+    Said,
+    Slot,
+    Started,
+)
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome
 from mainstay.model.transcript import Transcript
+from mainstay.turn.code import CodeProtocol
 from mainstay.turn.machine import Machine, TurnState, with_unique_ids
 from tests.fuzzing import cases
 from tests.turn.play import HELLO, asking, call, end, say
@@ -67,6 +81,10 @@ budgets = st.builds(
     no_progress=st.sampled_from([None, None, 1, 3]),
 )
 rules = st.sampled_from([None, "typed"])
+protocols = st.sampled_from([None, CodeProtocol(lambda tools, output: "")])
+"""Native tool calls, and code: the laws hold for both."""
+
+CELLS = ["```python\nx = 1\n```", "Look:\n```python\nawait look()\n```\nand more", "```python\nhalf", "no cell"]
 
 
 class Script:
@@ -96,8 +114,8 @@ def typed(text: str) -> dict[str, str]:
 RULES: dict[str | None, Any] = {None: None, "typed": typed}
 
 
-def machine_for(budget: Budget, rule: str | None) -> Machine:
-    return Machine(TurnState("s.1", Transcript([HELLO])), budget, RULES[rule])
+def machine_for(budget: Budget, rule: str | None, protocol: CodeProtocol | None) -> Machine:
+    return Machine(TurnState("s.1", Transcript([HELLO])), budget, RULES[rule], protocol)
 
 
 @dataclass
@@ -109,12 +127,16 @@ class Played:
 
     budget: Budget
     rule: str | None
+    protocol: CodeProtocol | None
     machine: Machine
     states: list[bytes] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
     received: list[Received] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
+
+    def loaded(self, state: bytes) -> Machine:
+        return Machine.load(state, self.budget, RULES[self.rule], self.protocol)
 
     def next_effect(self) -> Effect:
         effect = self.machine.next_effect()
@@ -125,13 +147,13 @@ class Played:
     def take(self, received: Received) -> None:
         self.machine.receive(received)
         self.received.append(received)
-        if isinstance(received, Replied | Started | Faltered | Ended):
+        if isinstance(received, Replied | Called | Started | Faltered | Ended):
             self.records.append(received)
             self.marks.append(len(self.states))
 
 
-def play(budget: Budget, rule: str | None, data: bytes) -> Played:
-    script, played = Script(data), Played(budget, rule, machine_for(budget, rule))
+def play(budget: Budget, rule: str | None, protocol: CodeProtocol | None, data: bytes) -> Played:
+    script, played = Script(data), Played(budget, rule, protocol, machine_for(budget, rule, protocol))
     inputs, clock = 1, 0
     while not isinstance(effect := played.next_effect(), Finish):
         if len(played.received) >= LONG or script.rarely():
@@ -146,9 +168,12 @@ def play(budget: Budget, rule: str | None, data: bytes) -> Played:
                 inputs += len(mail)
                 played.take(Delivery(tuple(found)))
             case CallModel():
-                played.take(model_outcome(script, effect, slot))
+                played.take(model_outcome(script, effect, slot, protocol is not None))
             case RunTools():
                 played.take(tool_outcome(script, effect, slot))
+            case RunCode():
+                made = [len(r.calls) for r in played.records if isinstance(r, Called) and r.step == effect.step]
+                played.take(cell_outcome(script, effect, slot, sum(made)))
     if script.rarely(10):
         # The commit found that a cancel request was there first.
         played.take(CancelTurn("ann"))
@@ -156,10 +181,10 @@ def play(budget: Budget, rule: str | None, data: bytes) -> Played:
     return played
 
 
-plays = st.builds(play, budgets, rules, st.binary(min_size=400, max_size=400))
+plays = st.builds(play, budgets, rules, protocols, st.binary(min_size=400, max_size=400))
 
 
-def model_outcome(script: Script, effect: CallModel, slot: Slot | None) -> Received:
+def model_outcome(script: Script, effect: CallModel, slot: Slot | None, cells: bool) -> Received:
     if script.rarely(40):
         return GaveUp("overloaded", "busy", effect.attempt)
     if script.rarely(40):
@@ -167,8 +192,8 @@ def model_outcome(script: Script, effect: CallModel, slot: Slot | None) -> Recei
     if script.rarely(6):
         code = script.pick(["overloaded", INTERRUPTED])
         return Faltered(code, "busy", script.number(9), effect.attempt, effect.step, slot=slot)
-    count = script.pick([0, 1, 2, 3])
-    parts: list[Part] = [Text(script.pick(TEXTS))]
+    count = 0 if cells and not script.rarely(10) else script.pick([0, 1, 2, 3])
+    parts: list[Part] = [Text(script.pick(CELLS if cells else TEXTS))]
     for _ in range(count):
         parts.append(ToolCall(script.pick(["", "a", "b"]), "look", {"x": script.pick(VALUES)}))
     started = () if effect.last else tuple(i for i in range(count) if script.number(2))
@@ -186,7 +211,19 @@ def model_outcome(script: Script, effect: CallModel, slot: Slot | None) -> Recei
     )
 
 
-def tool_outcome(script: Script, effect: RunTools, slot: Slot | None) -> Received:
+def cell_outcome(script: Script, effect: RunCode, slot: Slot | None, made: int) -> Received:
+    if made < 6 and not script.rarely(3):
+        names = [script.pick(["look", "look", "finish", "sleep"]) for _ in range(script.pick([1, 1, 2]))]
+        calls = tuple([ToolCall(f"c{made + n}", name, {"seconds": 1}) for n, name in enumerate(names)])
+        started = tuple([made + n for n, name in enumerate(names) if name == "look" and script.number(2)])
+        return Called(effect.step, made, calls, started, slot=slot)
+    if effect.calls:
+        return tool_outcome(script, effect, slot)
+    fine, failed = Ok({"output": "so", "answer": "[so]"}), Failed("code_raised", "it raised", {"output": ""})
+    return Ended(str(effect.step), failed if script.rarely(3) else fine, slot=slot)
+
+
+def tool_outcome(script: Script, effect: RunTools | RunCode, slot: Slot | None) -> Received:
     asked: AskedCall = script.pick(effect.calls)
     if not asked.started and not script.rarely(5):
         return Started(asked.call, {"x": 1}, asked.attempts + 1, repeated=asked.repeated, slot=slot)
@@ -215,7 +252,7 @@ def test_a_dumped_state_asks_for_the_same_and_goes_on_to_the_same_end(played: Pl
     last = Machine.load(played.states[-1]).state
     for position, (state, effect) in enumerate(zip(played.states, played.effects, strict=True)):
         # Through another JSON library, as if somebody had stored the state as a document.
-        loaded = Machine.load(json.dumps(json.loads(state)).encode(), played.budget, RULES[played.rule])
+        loaded = played.loaded(json.dumps(json.loads(state)).encode())
 
         assert loaded.next_effect() == effect
         for received in played.received[position:]:
@@ -227,12 +264,12 @@ def test_a_dumped_state_asks_for_the_same_and_goes_on_to_the_same_end(played: Pl
 @given(plays)
 def test_replayed_records_lead_to_the_same_state_at_every_prefix(played: Played) -> None:
     for count, mark in enumerate(played.marks, 1):
-        fresh = machine_for(played.budget, played.rule)
+        fresh = machine_for(played.budget, played.rule, played.protocol)
         records: list[Record] = [decode_row(encode(record)) for record in played.records[:count]]
 
         fresh.replay(records)
 
-        live = Machine.load(played.states[mark], played.budget, RULES[played.rule])
+        live = played.loaded(played.states[mark])
         assert fresh.state == live.state
         assert fresh.messages() == live.messages()
         assert fresh.next_effect() == played.effects[mark]
@@ -246,9 +283,9 @@ def test_a_recorded_step_is_never_asked_again_and_an_ended_call_never_runs_again
     for effect, received in zip(played.effects, [*played.received, None], strict=False):
         if isinstance(effect, CallModel):
             assert effect.step not in replied
-        if isinstance(effect, RunTools):
+        if isinstance(effect, RunTools | RunCode):
             assert not {c.call for c in effect.calls} & ended
-            assert effect.calls
+            assert effect.calls or isinstance(effect, RunCode)
         if isinstance(received, Replied):
             replied.add(received.step)
         elif isinstance(received, Ended):
@@ -295,19 +332,21 @@ def test_nobody_asks_for_tools_beyond_the_step_limit(played: Played) -> None:
         if isinstance(effect, CallModel):
             assert effect.last == (limit is not None and effect.step > limit)
             assert limit is None or effect.step <= limit + 1
-        if isinstance(effect, RunTools):
+        if isinstance(effect, RunTools | RunCode):
             assert limit is None or effect.step <= limit
 
 
 @law
-@given(plays, budgets, rules)
-def test_a_changed_definition_goes_on_as_recorded(played: Played, budget: Budget, rule: str | None) -> None:
+@given(plays, budgets, rules, protocols)
+def test_a_changed_definition_goes_on_as_recorded(
+    played: Played, budget: Budget, rule: str | None, protocol: CodeProtocol | None
+) -> None:
     for count, mark in enumerate(played.marks, 1):
-        fresh = machine_for(budget, rule)
+        fresh = machine_for(budget, rule, protocol)
 
         fresh.replay(played.records[:count])
 
-        live = Machine.load(played.states[mark], played.budget, RULES[played.rule])
+        live = played.loaded(played.states[mark])
         assert fresh.state.transcript == live.state.transcript
         assert fresh.state.usage == live.state.usage
         if isinstance(played.effects[mark], RunTools):

@@ -57,7 +57,19 @@ from mainstay.model.ids import node_id, turn_id
 from mainstay.model.llm import Usage
 from mainstay.model.message import Message, Scalar
 from mainstay.model.outcome import PendingCall
-from mainstay.model.record import Closed, Ended, Faltered, Joined, Noted, Record, Replied, Said, Slot, Started
+from mainstay.model.record import (
+    Called,
+    Closed,
+    Ended,
+    Faltered,
+    Joined,
+    Noted,
+    Record,
+    Replied,
+    Said,
+    Slot,
+    Started,
+)
 from mainstay.model.search import SearchPage
 from mainstay.model.session import ListedSession, SessionRow, label
 from mainstay.model.tool import Cancelled, OutcomeUnknown
@@ -516,6 +528,8 @@ def answer_hint(call: PendingCall) -> str:
             return f"whether {what} took effect\n    mainstay settle {call.call_id} done   (or failed, rerun)"
         case "deferred":
             return f"the outside completion of {what}\n    call {call.call_id}, by its signed key"
+        case "sleep":
+            return f"the end of {what}, by itself"
 
 
 def _print_records(story: Story) -> None:
@@ -536,6 +550,8 @@ def _record_text(record: Record) -> str:
             return f"delivered into turn {turn}"
         case Replied(step=step, parts=parts):
             return f"step {step}: {brief(_reply_text(parts), 60)}"
+        case Called(step=step, first=first, calls=calls):
+            return f"cell {step}: {', '.join(f'{step}.{n} {call.name}()' for n, call in enumerate(calls, first))}"
         case Started(call=call, attempt=attempt):
             return f"call {call}, attempt {attempt}"
         case Faltered(code=code, message=message, call=call):

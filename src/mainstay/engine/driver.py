@@ -22,7 +22,19 @@ from mainstay.model.ids import MAX_ORDINAL
 from mainstay.model.message import Message
 from mainstay.model.outcome import Outcome, PendingCall
 from mainstay.model.plugin import Issue
-from mainstay.model.record import Asking, Completed, Ended, Faltered, Framed, Noted, Record, Replied, Slot, Started
+from mainstay.model.record import (
+    Asking,
+    Called,
+    Completed,
+    Ended,
+    Faltered,
+    Framed,
+    Noted,
+    Record,
+    Replied,
+    Slot,
+    Started,
+)
 from mainstay.model.session import CancelRequest
 from mainstay.model.write import TurnScope
 from mainstay.ports.host import Clock
@@ -108,7 +120,7 @@ class Run:
         self._began = clock.monotonic() - machine.state.elapsed_ms / 1000 if timed else 0.0
         self.hooks: TurnHooks | None = None if hooks is None else hooks(self)
 
-    def record(self, record: Replied | Started | Faltered | Ended, blobs: tuple[str, ...] = ()) -> None:
+    def record(self, record: Replied | Called | Started | Faltered | Ended, blobs: tuple[str, ...] = ()) -> None:
         """Something happened: the journal keeps it and the machine goes on from it."""
         self.journal.record(record, blobs)
         self.records.append(record)

@@ -235,10 +235,14 @@ class ModelCaller:
         if run.hooks is not None and run.hooks.in_model_calls:
             instructions, messages = await run.hooks.shape(effect.step, tools, instructions, messages)
             await run.journal.flush()  # hooks may have noted something
+        output = agent.output_schema
+        if agent.protocol is not None:
+            instructions = agent.protocol.instructions(instructions, tools, output)
+            messages, tools, output = agent.protocol.shown(messages), (), None
         return ModelRequest(
             prompt.request_messages(instructions, messages) if instructions else messages,
             tools,
-            agent.output_schema,
+            output,
             f"{run.turn_id}.{effect.step}",
             effect.attempt,
             run.scope.session_id,

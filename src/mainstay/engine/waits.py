@@ -21,10 +21,10 @@ from mainstay.errors import BlobMissing, UnknownWait, quoted
 from mainstay.model.codec import decode, encode, spilled
 from mainstay.model.ids import split
 from mainstay.model.outcome import PendingCall
-from mainstay.model.record import Answered, Closed, Ended, Record, Replied, Started
+from mainstay.model.record import Answered, Called, Closed, Ended, Record, Replied, Started
 from mainstay.model.session import WaitRow
 from mainstay.model.tool import Cancelled, Failed, Ok, ToolOutcome
-from mainstay.model.transcript import calls_of
+from mainstay.model.transcript import calls_in
 from mainstay.ports.store import Store
 
 PREFIX = "msw1"
@@ -100,8 +100,8 @@ class _Memory:
         self.answer: Answered | None = None
 
     def add(self, record: Record) -> None:
-        if isinstance(record, Replied):
-            self._asked |= self._call in calls_of(record.parts, record.step)
+        if isinstance(record, Replied | Called):
+            self._asked |= self._call in calls_in(record)
             self._started |= self._call in [f"{record.step}.{index}" for index in record.started]
         elif isinstance(record, Closed):
             self._stopped = isinstance(record.outcome, Cancelled)

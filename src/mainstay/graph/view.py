@@ -6,6 +6,7 @@ A fork's past is a stretch of its source's, which may itself be a fork.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from mainstay.model.message import Message
 from mainstay.model.outcome import Finished, Incomplete, Outcome, ProviderFailed, Waiting
 from mainstay.model.plugin import PluginSnapshot
 from mainstay.model.record import (
+    Called,
     Closed,
     Completed,
     Ended,
@@ -31,7 +33,7 @@ from mainstay.model.record import (
 )
 from mainstay.model.session import SessionRow
 from mainstay.model.tool import Cancelled, ToolRecord
-from mainstay.model.transcript import NEVER_RAN, Transcript, calls_of
+from mainstay.model.transcript import NEVER_RAN, Transcript, calls_in
 
 
 class View(Struct):
@@ -88,6 +90,17 @@ class View(Struct):
         return [*self.summary, *self.messages[self.frame :]] if self.summary or self.frame else self.messages
 
 
+class TurnReader(Protocol):
+    """What takes in the committed turns of a session, one after the other, as a `View` does."""
+
+    @property
+    def head(self) -> int: ...
+
+    def extend(self, number: int, records: Sequence[Record], prelude: tuple[Message, ...] = ()) -> None: ...
+
+    def reach(self, number: int) -> None: ...
+
+
 class TurnView(Struct, frozen=True):
     """A turn as a result reads it."""
 
@@ -129,16 +142,15 @@ def turn_view(turn_id: str, records: Iterable[Record]) -> TurnView:
         transcript.add(record)
         if isinstance(record, Closed):
             usage, outcome = record.usage, record.outcome
-            if record.reply is not None:
-                calls |= _asked(turn_id, record.reply)
-        elif isinstance(record, Replied):
+            calls |= _asked(turn_id, record)
+        elif isinstance(record, Replied | Called):
             calls |= _asked(turn_id, record)
         elif isinstance(record, Started):
             calls[record.call] = replace(calls[record.call], args=record.args)
         elif isinstance(record, Faltered) and record.call and record.attempt:
             ran = Cancelled("runtime", "the turn ended before the next attempt")
             calls[record.call] = replace(calls[record.call], outcome=ran, attempts=record.attempt)
-        elif isinstance(record, Ended):
+        elif isinstance(record, Ended) and record.call in calls:  # else it is the end of a cell
             ended.add(record.call)
             calls[record.call] = replace(
                 calls[record.call],
@@ -161,9 +173,9 @@ def with_text(outcome: Outcome, messages: list[Message]) -> Outcome:
     return outcome
 
 
-def _asked(turn_id: str, reply: Replied) -> dict[str, ToolRecord]:
+def _asked(turn_id: str, record: Record) -> dict[str, ToolRecord]:
     found = {}
-    for key, call in calls_of(reply.parts, reply.step).items():
+    for key, call in calls_in(record).items():
         step, _, index = key.partition(".")
         found[key] = ToolRecord(call_id(turn_id, int(step), int(index)), call.name, call.args, NEVER_RAN, attempts=0)
     return found
@@ -230,4 +242,6 @@ def forkable(turn: Turn, ordinal: int) -> str | None:
         transcript.add(record)
     if transcript.calls:
         return "tool calls before it have no result yet: choose a later node"
+    if transcript.cell is not None:
+        return "the cell before it has not ended: choose a later node"
     return None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from msgspec import Struct
 
 from mainstay.errors import InvalidDefinition, quoted
 from mainstay.model.message import NO_METADATA, Metadata
 from mainstay.model.tool import OutputBudget
+
+Mode: TypeAlias = Literal["tools", "code"]
+"""How a model reaches tools: by native tool calls, or by code that calls them."""
 
 MOST = 2**53
 """What is more than this is no limit, and not every number beyond can be told from its neighbour."""

@@ -3,6 +3,7 @@
     effect       comes back as                          meaning
     CallModel    Replied | Faltered | GaveUp | TimeIsUp  ask the model for step n
     RunTools     Started, Faltered, Ended (per call)    run the calls of one reply, all at once
+    RunCode      Called, then as RunTools; Ended        run the cell of one reply, and what it calls
     Checkpoint   Delivery                               a boundary where inputs and plugins may join the turn
     Finish       nothing                                commit
 
@@ -18,8 +19,8 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from mainstay.model.message import Message
-from mainstay.model.outcome import Outcome
-from mainstay.model.record import Delivered, Ended, Faltered, Replied, Started
+from mainstay.model.outcome import BudgetSpent, Outcome
+from mainstay.model.record import Called, Delivered, Ended, Faltered, Replied, Started
 
 Boundary: TypeAlias = Literal["opening", "after_work", "before_completion"]
 
@@ -68,6 +69,15 @@ class RunTools(Struct, frozen=True, gc=False, tag="run_tools"):
     calls: tuple[AskedCall, ...]
 
 
+class RunCode(Struct, frozen=True, gc=False, tag="run_code"):
+    """Run the cell of a reply. `calls` are those of its calls that have no outcome. `at` is when the model wrote it."""
+
+    step: int
+    code: str
+    at: int
+    calls: tuple[AskedCall, ...] = ()
+
+
 class Checkpoint(Struct, frozen=True, gc=False, tag="checkpoint"):
     """A safe boundary: inputs that wait may be delivered here."""
 
@@ -80,7 +90,7 @@ class Finish(Struct, frozen=True, gc=False, tag="finish"):
     outcome: Outcome
 
 
-Effect: TypeAlias = CallModel | RunTools | Checkpoint | Finish
+Effect: TypeAlias = CallModel | RunTools | RunCode | Checkpoint | Finish
 
 
 class Delivery(Struct, frozen=True, gc=False, tag="delivery", omit_defaults=True):
@@ -132,5 +142,17 @@ class TimeIsUp(Struct, frozen=True, gc=False, tag="time_is_up"):
 
 
 Received: TypeAlias = (
-    Replied | Started | Faltered | Ended | Delivery | GaveUp | TimeIsUp | NoRoom | Unprepared | Aborted | CancelTurn
+    Replied
+    | Called
+    | Started
+    | Faltered
+    | Ended
+    | Delivery
+    | GaveUp
+    | TimeIsUp
+    | NoRoom
+    | BudgetSpent
+    | Unprepared
+    | Aborted
+    | CancelTurn
 )

@@ -19,12 +19,12 @@ class Finished(Struct, frozen=True, gc=False, tag="finished", omit_defaults=True
 
 
 class PendingCall(Struct, frozen=True, gc=False, omit_defaults=True):
-    """One thing a turn waits for: a person's approval or settlement, or an outside completion.
+    """One thing a turn waits for: a person's approval or settlement, an outside completion, or the end of a sleep.
 
     `approves` is a digest of what exactly is to be approved, where a provider gave one."""
 
     call_id: str
-    kind: Literal["approval", "recovery", "deferred"]
+    kind: Literal["approval", "recovery", "deferred", "sleep"]
     tool: str
     args: dict[str, Any]
     since: int = 0

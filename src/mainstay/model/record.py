@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from mainstay.model.llm import ModelChoice, Stop, Usage
-from mainstay.model.message import Message, Part, Scalar, Text
+from mainstay.model.message import Message, Part, Scalar, Text, ToolCall
 from mainstay.model.outcome import Outcome
 from mainstay.model.plugin import Decision, Issue, PluginSnapshot
 from mainstay.model.tool import Artifact, ToolOutcome
@@ -139,6 +139,22 @@ class Started(Struct, frozen=True, gc=False, tag="started.1", omit_defaults=True
     store: str = ""
 
 
+class Called(Struct, frozen=True, gc=False, tag="called.1", omit_defaults=True):
+    """A cell has asked for calls: number `first` and those after it, as the cell asked, before preparation and plugins.
+
+    The cell itself is in the reply of its step. `started` are the numbers of those whose start this record is, in the
+    store with the id `store`. The end of the cell is an `Ended` whose `call` is the step alone.
+    """
+
+    step: int
+    first: int
+    calls: tuple[ToolCall, ...]
+    started: tuple[int, ...] = ()
+    at: int = 0
+    slot: Slot | None = None
+    store: str = ""
+
+
 INTERRUPTED = "interrupted"
 """The code of an attempt that was cut off: its usage is unknown."""
 
@@ -248,7 +264,7 @@ class Closed(Struct, frozen=True, gc=False, tag="closed.1", omit_defaults=True):
     slot: Slot | None = None
     ledger: dict[str, Usage] | None = None
     prelude: tuple[Message, ...] = ()
-    rest: tuple[Replied | Started | Faltered | Ended | Asking | Completed | Framed | Noted, ...] = ()
+    rest: tuple[Replied | Called | Started | Faltered | Ended | Asking | Completed | Framed | Noted, ...] = ()
 
 
 class Spilled(Struct, frozen=True, gc=False, tag="spilled.1"):
@@ -258,7 +274,9 @@ class Spilled(Struct, frozen=True, gc=False, tag="spilled.1"):
     size: int
 
 
-Record: TypeAlias = Said | Joined | Replied | Started | Faltered | Ended | Asking | Completed | Framed | Noted | Closed
+Record: TypeAlias = (
+    Said | Joined | Replied | Called | Started | Faltered | Ended | Asking | Completed | Framed | Noted | Closed
+)
 RecordRow: TypeAlias = Record | Spilled
 """What a node's row may hold."""
 

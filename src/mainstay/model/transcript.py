@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Struct, field
 
 from mainstay.model.message import Message, Part, ResultStatus, Text, ToolCall, ToolResult
 from mainstay.model.outcome import Outcome, Waiting
-from mainstay.model.record import Closed, Ended, Record, Replied, Said, Slot
+from mainstay.model.record import Called, Closed, Ended, Record, Replied, Said, Slot
 from mainstay.model.tool import Cancelled, Denied, Failed, Ok, OutcomeUnknown, ToolOutcome
 
 STATUS: dict[type, ResultStatus] = {
@@ -29,12 +30,14 @@ NEVER_RAN = Cancelled("runtime", "the turn ended before the call ran")
 class Transcript(Struct):
     """Messages so far, and the calls of the newest reply with the outcomes that have arrived.
 
-    Results stand in emission order: they join the messages when the last of them is there.
+    Results stand in emission order: they join the messages when the last of them is there. Of a cell, its output is
+    shown when it has ended, and not what it called; `cell` is the step of one that has called something and goes on.
     """
 
     messages: list[Message] = field(default_factory=list)
     calls: dict[str, ToolCall] = field(default_factory=dict)
     ended: dict[str, ToolOutcome] = field(default_factory=dict)
+    cell: int | None = None
 
     def add(self, record: Record) -> None:
         if type(record) is Said:
@@ -56,6 +59,11 @@ class Transcript(Struct):
                 # An answer that says nothing is no message: models refuse a conversation that has one.
                 self.messages.append(Message("assistant", tuple(parts)))
             self.calls, self.ended = calls_of(record.parts, record.step), {}
+        elif type(record) is Called:
+            self.cell = record.step
+        elif type(record) is Ended and record.call not in self.calls:
+            if "." not in record.call:
+                self._show_cell(record.outcome)
         elif type(record) is Ended:
             self.ended[record.call] = Ok(record.withheld) if record.withheld else record.outcome
             if len(self.ended) == len(self.calls):
@@ -71,11 +79,37 @@ class Transcript(Struct):
             self.messages.append(Message("tool", (result,)))
         self.calls, self.ended = {}, {}
 
+    def _show_cell(self, outcome: ToolOutcome) -> None:
+        """What a model is shown of a cell that has ended, and after it the answer that it finished with, if it did."""
+        self.cell = None
+        self.messages.append(Message("user", (Text(cell_text(outcome)),)))
+        told = outcome.value if isinstance(outcome, Ok) else None
+        if isinstance(told, dict) and isinstance(answer := told.get("answer"), str):
+            self.messages.append(Message("assistant", (Text(answer or "(finished)"),)))
 
-def calls_of(parts: Sequence[Part], step: int) -> dict[str, ToolCall]:
-    """The calls of a reply by their key `<step>.<index>`, in emission order."""
+
+def cell_text(outcome: ToolOutcome) -> str:
+    """The end of a cell in words: what it printed and its last value, and why it ended if not at its last line."""
+    told: Any = outcome.value if isinstance(outcome, Ok) else getattr(outcome, "data", None)
+    output = str(told.get("output", "")) if isinstance(told, dict) else ""
+    lines = [f"Output of the cell:\n{output}" if output else "The cell printed nothing."]
+    if isinstance(outcome, Failed):
+        lines.append(_short(outcome.message))
+    return "\n\n".join(lines)
+
+
+def calls_of(parts: Sequence[Part], step: int, first: int = 0) -> dict[str, ToolCall]:
+    """The calls of a reply by their key `<step>.<index>`, in emission order; those of a cell begin at `first`."""
     found = [p for p in parts if type(p) is ToolCall]
-    return {f"{step}.{index}": call for index, call in enumerate(found)} if found else {}
+    return {f"{step}.{index}": call for index, call in enumerate(found, first)} if found else {}
+
+
+def calls_in(record: Record) -> dict[str, ToolCall]:
+    """The calls that a record is the first to tell of, by their key."""
+    if type(record) is Called:
+        return calls_of(record.calls, record.step, record.first)
+    reply = record.reply if type(record) is Closed else record
+    return calls_of(reply.parts, reply.step) if type(reply) is Replied else {}
 
 
 def shown_outcome(outcome: ToolOutcome) -> object:

@@ -23,8 +23,9 @@ from mainstay.model.outcome import Outcome
 from mainstay.model.plugin import CompactedHistory, Directive, Extension, PluginSnapshot, PromptPart, TriggerEvent
 from mainstay.model.record import InputKind
 from mainstay.model.tool import OutputBudget, ToolOutcome, ToolSpec
+from mainstay.ports.code import Executor
 from mainstay.ports.process import Engine
-from mainstay.ports.services import CodeExecutor, HistoryHost, PromptHost, ResultHost, StreamEnd, ToolHost, TurnHost
+from mainstay.ports.services import HistoryHost, PromptHost, ResultHost, StreamEnd, ToolHost, TurnHost
 
 T = TypeVar("T")
 
@@ -450,8 +451,8 @@ class Plugin:
         """How a turn talks with its model, in place of native tool calls."""
         raise NotImplementedError
 
-    def code_executor(self) -> CodeExecutor:
-        """What runs code that a model wrote."""
+    def code_executor(self) -> Executor:
+        """What runs the cells of an agent in code mode. Called once for each Runtime, which closes it."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ state

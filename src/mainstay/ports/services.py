@@ -14,7 +14,7 @@ from mainstay.model.event import AnyEvent, LiveEvent
 from mainstay.model.llm import Completion, ModelResponse, ModelSettings
 from mainstay.model.message import Message
 from mainstay.model.monitor import MonitorSnapshot, MonitorSpec, MonitorStatus, MonitorUpdates
-from mainstay.model.plugin import CreateSession, ExecRequest
+from mainstay.model.plugin import CreateSession
 from mainstay.model.process import LiveState, ParentEnd, TaskEnd, TaskEvent, TaskKind, TaskRecord, TaskSpec, WakePolicy
 from mainstay.model.record import Slot
 from mainstay.model.session import Appending, SessionSnapshot, StaleBranch, ToolState
@@ -363,15 +363,6 @@ class TurnServices(ToolHost, Protocol):
     async def create_child(self, request: CreateSession, place: str) -> str:
         """The child session that was asked for at `place` of this turn: made once, however often it is asked for."""
         ...
-
-
-# ---------------------------------------------------------------------- code
-
-
-class CodeExecutor(Protocol):
-    """Raises CodeUnavailable where a session has none, and CodeRuntimeExited when what it ran in is gone."""
-
-    async def execute(self, request: ExecRequest, context: Any) -> Any: ...
 
 
 # ---------------------------------------------------------------------- hooks, as the engine calls them

@@ -15,8 +15,9 @@ from mainstay.engine.driver import Run, decode_cancel
 from mainstay.engine.journal import load, load_turns
 from mainstay.engine.waits import asked, named, recalled
 from mainstay.errors import BlobMissing, SessionDeleted, StoreDamaged
+from mainstay.graph.cells import Cell, PastCells
 from mainstay.graph.commit import completions
-from mainstay.graph.view import View, stretches, with_text
+from mainstay.graph.view import TurnReader, View, stretches, with_text
 from mainstay.model.codec import encode
 from mainstay.model.ids import split, turn_id
 from mainstay.model.llm import Usage
@@ -29,6 +30,7 @@ from mainstay.ports.store import Store
 from mainstay.sessions.definition import Definition, plainly
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Overlay, Setup
+from mainstay.turn.code import code_of
 from mainstay.turn.machine import usage_of
 
 PIECE = 64
@@ -157,12 +159,20 @@ class Archive:
             fresh.messages.extend(load_settings(row.settings).prelude)
         return fresh
 
-    async def _load(self, row: SessionRow, view: View, last: int) -> None:
+    async def cells(self, row: SessionRow, after: int, last: int) -> list[Cell]:
+        """The cells of turns after one of the session's, up to another; after 0 also those that it was forked with."""
+        found = PastCells(code_of)
+        found.reach(after)
+        async with self._reading(row):
+            await self._load(row, found, last)
+        return found.cells
+
+    async def _load(self, row: SessionRow, view: TurnReader, last: int) -> None:
         if view.head == 0 and row.fork is not None:
             await self._load_past(row, view)
         view.reach(await self._extend(row.sid, view, view.head + 1, last, None))
 
-    async def _load_past(self, row: SessionRow, view: View) -> None:
+    async def _load_past(self, row: SessionRow, view: TurnReader) -> None:
         lineage = [row]
         while (fork := lineage[-1].fork) is not None:
             source = await self._store.session_by_sid(fork.sid)
@@ -173,7 +183,7 @@ class Archive:
             await self._extend(stretch.sid, view, 1, stretch.last, stretch.ordinal)
         view.reach(0)  # its own turns begin here
 
-    async def _extend(self, sid: int, view: View, first: int, last: int, ordinal: int | None) -> int:
+    async def _extend(self, sid: int, view: TurnReader, first: int, last: int, ordinal: int | None) -> int:
         if last < first:
             return last
         for begin in range(first, last + 1, PIECE):

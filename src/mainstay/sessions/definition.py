@@ -21,7 +21,7 @@ from mainstay.errors import (
     quoted,
 )
 from mainstay.model import validate
-from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget
+from mainstay.model.agent import WAKE_DEPTH, AgentSpec, Budget, Mode
 from mainstay.model.llm import DEFAULT_SETTINGS, Delta, ModelChoice, ModelRequest, ModelSettings
 from mainstay.model.message import Scalar
 from mainstay.model.outcome import Finished
@@ -37,18 +37,21 @@ from mainstay.model.session import (
 from mainstay.model.tool import OutputBudget, ProviderTool
 from mainstay.model.write import Configure
 from mainstay.plugins.registry import PluginSet
+from mainstay.ports.code import Executor
 from mainstay.ports.host import Clock
 from mainstay.ports.provider import Connecting, Provider, candidates, is_provider
 from mainstay.ports.store import Store
 from mainstay.sessions.operation_table import OperationTable
 from mainstay.tools.answer import schema_codec
 from mainstay.tools.catalog import Catalog, Membership
+from mainstay.turn.code import CodeProtocol
 
 
 class Definition(Struct):
     """A live agent. `output_rule` reads a final text as JSON of the output type; `revive` makes the typed output.
     `instruct` makes the instructions of one run of a turn, where the host gave a function; `instructions` are then what
-    plugins have added to them. `models` are those that `provider` stands for, in the order in which they are asked."""
+    plugins have added to them. `models` are those that `provider` stands for, in the order in which they are asked.
+    `executor` runs the cells of an agent in code mode, and `protocol` is how its replies are read."""
 
     name: str
     provider: Provider
@@ -66,9 +69,16 @@ class Definition(Struct):
     provider_tools: tuple[ProviderTool, ...] = ()
     models: tuple[Provider, ...] = ()
     instruct: Make | None = None
+    mode: Mode = "tools"
+    executor: Executor | None = None
+    protocol: CodeProtocol | None = None
 
     def __post_init__(self) -> None:
         self.models = candidates(self.provider)  # made once, and again when a turn chooses another provider
+
+    def executed_by(self, executor: Executor) -> Definition:
+        """The definition of an agent in code mode with what runs its cells."""
+        return replace(self, executor=executor, protocol=CodeProtocol(executor.describe))
 
     def instructed(self, text: str) -> Definition:
         """The definition with the instructions that its function has made."""

@@ -19,10 +19,10 @@ from mainstay.graph.view import Turn
 from mainstay.model import ids
 from mainstay.model.codec import convert
 from mainstay.model.edit import PAYLOAD, EditPlan, EditStatus, FileEdit, FileRestore, UndoneFile
-from mainstay.model.record import Closed, Ended, Replied, Started
+from mainstay.model.record import Closed, Ended, Started
 from mainstay.model.session import SessionRow
 from mainstay.model.tool import Ok, OutcomeUnknown
-from mainstay.model.transcript import calls_of
+from mainstay.model.transcript import calls_in
 from mainstay.ports.store import OnDisk, Store
 from mainstay.ports.tool import EditsFiles, ToolProvider
 
@@ -52,9 +52,8 @@ def _edits(session_id: str, turn: Turn) -> Iterator[FileEdit]:
     plans = dict[str, EditPlan]()
     ends = dict[str, Ended]()
     for record in turn.records:
-        replied = record.reply if isinstance(record, Closed) else record
-        if isinstance(replied, Replied):
-            names.update({key: call.name for key, call in calls_of(replied.parts, replied.step).items()})
+        if (asked := calls_in(record)) or isinstance(record, Closed):
+            names.update({key: call.name for key, call in asked.items()})
         elif isinstance(record, Started) and (plan := _plan(record.payload)) is not None:
             plans[record.call] = plan  # of a later attempt it is the same
         elif isinstance(record, Ended):

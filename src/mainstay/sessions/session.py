@@ -55,10 +55,10 @@ from mainstay.model.monitor import MonitorSnapshot, MonitorSpec, read_spec
 from mainstay.model.outcome import PendingCall
 from mainstay.model.plugin import PromptPart
 from mainstay.model.process import ProcessRow, WakePolicy
-from mainstay.model.record import Ended, InputKind, Replied, Said, SteerBoundary
+from mainstay.model.record import Ended, InputKind, Said, SteerBoundary
 from mainstay.model.session import Answer, CancelRequest, QueuedInput, SessionRow, ToolState, load_settings
 from mainstay.model.tool import OutcomeUnknown
-from mainstay.model.transcript import calls_of
+from mainstay.model.transcript import calls_in
 from mainstay.model.write import Accepted, Branch, CancelStatus, Configure, Resolved
 from mainstay.plugins.operations import OperationOutcome
 from mainstay.ports.provider import Provider
@@ -795,12 +795,11 @@ class Session(Generic[T_co]):
         row = await self._row()
         records, key = [r for _, r in await load(self._parts.store, row.sid, turn, turn)], f"{step}.{index}"
         ended = next((r for r in records if isinstance(r, Ended) and r.call == key), None)
-        asked = next((r for r in records if isinstance(r, Replied) and r.step == step), None)
-        if ended is None or asked is None:
+        call = next((found for r in records if (found := calls_in(r).get(key)) is not None), None)
+        if ended is None or call is None:
             raise UnknownCall(call_id)
         if not isinstance(ended.outcome, OutcomeUnknown):
             raise AlreadyAnswered(f"call {call_id}", msgspec.to_builtins(ended.outcome))
-        call = calls_of(asked.parts, step)[key]
         said = Message("user", await LateResults(self._parts).annotation(row, call_id, call, answer))
         try:
             await self._parts.inbox.accept(self.id, self.agent, said, "note", f"settle {call_id}")

@@ -32,10 +32,11 @@ from mainstay.engine.rate_limits import RateLimits
 from mainstay.engine.runner import Activity, Mode, ScopeRunner, Supervisor
 from mainstay.engine.waiters import CurrentWork, current_metadata, set_origin
 from mainstay.errors import Fenced, NotPrepared, SessionDeleted, StoreDamaged, StoreUnavailable, TurnFailed
+from mainstay.graph.cells import Cell
 from mainstay.graph.commit import End, ledger
 from mainstay.graph.view import View
 from mainstay.model.agent import Caller
-from mainstay.model.effect import Boundary, CallModel, CancelTurn, Checkpoint, Delivery, Effect, RunTools
+from mainstay.model.effect import Boundary, CallModel, CancelTurn, Checkpoint, Delivery, Effect, RunCode, RunTools
 from mainstay.model.event import InputDelivered, TurnCommitted, TurnStarted
 from mainstay.model.ids import turn_id
 from mainstay.model.message import Metadata
@@ -57,6 +58,7 @@ from mainstay.sessions.definition import Definition, Models
 from mainstay.sessions.outcomes import TurnOutcomes
 from mainstay.sessions.result import TurnResult
 from mainstay.sessions.setup import Setup, changed, equip, lean, probe_of
+from mainstay.tools.cells import Cells
 from mainstay.tools.dispatcher import Dispatcher
 from mainstay.turn.machine import Machine, TurnState
 
@@ -114,10 +116,12 @@ class Turns:
         self.models, self.cache, self._archive, self.outcomes = models, cache, archive, outcomes
         self._ports, self._traces = ports, traces
         self.store, self.clock = dispatcher.store, dispatcher.clock
+        self.cells = Cells(dispatcher, self._past_cells)
         caller = ModelCaller(dispatcher.admit, dispatcher.random, dispatcher.store.blobs, limits)
         self._handlers: dict[type[Effect], Handler] = {
             CallModel: caller.call,
             RunTools: dispatcher.run,
+            RunCode: self.cells.run,
             Checkpoint: self._checkpoint,
         }
         self._lean: dict[str, Setup] = {}
@@ -345,7 +349,7 @@ class Turns:
         if definition.catalog.providers:
             definition.catalog.refresh()
         state = TurnState(name, Transcript([said.message]))
-        machine = Machine(state, definition.budget, definition.output_rule)
+        machine = Machine(state, definition.budget, definition.output_rule, definition.protocol)
         history = view.messages
         if len(records) > 1:
             machine.replay(records[1:])
@@ -463,6 +467,10 @@ class Turns:
             for number in taken(records):
                 waiters.resolve(scope.session_id, number, result)
         return None if isinstance(ended, Parked) else ended.row
+
+    async def _past_cells(self, run: Run, after: int) -> list[Cell]:
+        row = await self.store.session_by_sid(run.scope.sid)
+        return [] if row is None else await self._archive.cells(row, after, run.scope.turn - 1)
 
     # ------------------------------------------------------------------ parts of a turn
 

@@ -147,6 +147,8 @@ class CallWaits:
         found = {}
         for call in list(self._run.machine.state.calls.values()):
             kinds = ("approval",) if not call.started else ("recovery", "deferred") if call.deferred else ("recovery",)
+            if call.due and not call.started:
+                kinds = (*kinds, "sleep")
             for kind in kinds:
                 wait = await self._store.wait(self.wait_id(call.call, kind))
                 if wait is not None and (wait := await whole(self._store, wait)) is not None:

@@ -22,13 +22,14 @@ from mainstay.engine.driver import Parked, Run
 from mainstay.engine.lease import Worker
 from mainstay.engine.waiters import Deadlocks
 from mainstay.errors import InternalError
+from mainstay.graph.cells import ROLLED_BACK
 from mainstay.model.effect import AskedCall, RunTools
 from mainstay.model.event import WaitingFor
 from mainstay.model.message import Part
-from mainstay.model.record import INTERRUPTED, Faltered
+from mainstay.model.record import INTERRUPTED, Ended, Faltered
 from mainstay.model.session import WaitRow
 from mainstay.model.tool import Failed
-from mainstay.model.transcript import calls_of
+from mainstay.model.transcript import NEVER_RAN, calls_of
 from mainstay.plugins.turn import plugins_of
 from mainstay.ports.host import Clock, Random
 from mainstay.ports.process import Leaving
@@ -39,6 +40,10 @@ from mainstay.tools.attempt import StopCause, needs_of
 from mainstay.tools.call import ActiveCall, CallWaits, stop_of
 from mainstay.tools.invoke import Threads, checked
 from mainstay.turn.machine import Phase
+
+CELL_DROPPED = Failed(
+    "cell_dropped", "The cell was dropped before its end: variables are as they were before it.", {ROLLED_BACK: True}
+)
 
 
 class CallPorts(Struct, frozen=True):
@@ -75,13 +80,16 @@ class Dispatcher:
         self.running: dict[str, str] = {}
         self._abandoned: set[asyncio.Task[Any]] = set()
 
-    def admit(self, run: Run, step: int, parts: Sequence[Part]) -> tuple[int, ...]:
-        """Which calls of a reply start with its record: nothing to ask, nothing to wait for. Their places are taken."""
+    def admit(self, run: Run, step: int, parts: Sequence[Part], first: int = 0) -> tuple[int, ...]:
+        """Which calls of a reply start with its record: nothing to ask, nothing to wait for. Their places are taken.
+
+        The calls of a cell are numbered from `first` on.
+        """
         plugins = None if run.hooks is None else plugins_of(run)
         if plugins is not None and plugins.vets:
             return ()  # plugins are asked first, and what they decide is recorded with the start
         started = []
-        for index, (key, call) in enumerate(calls_of(parts, step).items()):
+        for index, (key, call) in enumerate(calls_of(parts, step, first).items(), first):
             asked = AskedCall(key, call.id, call.name, call.args, call.raw)
             ready = checked(run.agent.catalog, asked, f"{run.turn_id}.{key}")
             if isinstance(ready, Failed) or ready.entry.provider is not None:
@@ -126,11 +134,18 @@ class Dispatcher:
                 if active.task is not None:
                     active.task.cancel()
 
-    async def conclude(self, run: Run, refused: str = "") -> None:
-        """The turn is cancelled or aborted: record how its calls without an outcome end."""
+    async def conclude(self, run: Run, refused: str = "", cell: Failed | None = None) -> None:
+        """The turn is cancelled or aborted: record how its calls without an outcome end, and the cell that made them,
+        if one did."""
         state = run.machine.state
         if state.calls and state.phase is Phase.TOOLS:
             await Round(self, run, tuple(state.calls.values())).conclude(refused)
+        elif state.phase is Phase.CODE:
+            calls = Round(self, run, tuple(state.calls.values()))
+            await calls.conclude(refused)
+            for key in list(state.calls):
+                calls.active[key].end(NEVER_RAN)
+            run.record(Ended(str(state.step), cell or CELL_DROPPED, at=self.clock.now(), slot=run.slot()))
 
     def withdraw(self, run: Run) -> None:
         """The Runtime is left before calls began whose start is in their reply's record: record that they did not."""
@@ -158,9 +173,10 @@ class Round:
         self.run, self.waits = run, CallWaits(dispatcher.store, run)
         self.active = {call.call: ActiveCall(dispatcher, run, call, self.waits) for call in calls}
 
-    async def begin(self, known: Mapping[str, WaitRow]) -> None:
-        """Begin every call that has something to do here, once all that is recorded is on disk."""
-        todo = [(active, need) for active in self.active.values() if (need := active.next_need(known)) is not None]
+    async def begin(self, known: Mapping[str, WaitRow], calls: Iterable[ActiveCall] | None = None) -> None:
+        """Begin every call that has something to do here, once all that is recorded is on disk; or those of `calls`."""
+        chosen = self.active.values() if calls is None else calls
+        todo = [(active, need) for active in chosen if (need := active.next_need(known)) is not None]
         if todo or all(active.pending is None for active in self.active.values()):
             await self.waits.flush()
         for active, need in todo:

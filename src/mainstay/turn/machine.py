@@ -10,10 +10,14 @@ otherwise, what was recorded stands, and only what comes after it follows the ne
 A turn waits for exactly one thing at a time, and its phase says for what:
 
     OPENING ──delivery──▶ ASKING ──reply with calls──▶ TOOLS ──all ended──▶ AFTER_WORK ──delivery──▶ ASKING
+                             │  ╲──reply with a cell─▶ CODE ──cell ended──▶ AFTER_WORK, or BEFORE_COMPLETION (finish)
                              │  ▲                                                                       │
                      answer  │  └─ input arrived, or the output must be repaired ──┐                    │ budget spent
                              ▼                                                     │                    ▼
                     BEFORE_COMPLETION ──delivery (empty)──────────────────────▶ DONE ◀──────────────────┘
+
+How a reply is read is the agent's protocol: native tool calls, where there is none; else an object such as that of
+`turn/code.py`, which finds a cell of code in it.
 
 Nothing here waits, writes or reads a clock. Everything a turn knows is in `TurnState`, which is plain data: encode it,
 decode it, and the machine built on it asks for the same effect again.
@@ -32,6 +36,7 @@ from msgspec.structs import replace
 
 from mainstay.errors import InternalError
 from mainstay.model.agent import Budget
+from mainstay.model.code import FINISH, SLEEP
 from mainstay.model.effect import (
     Aborted,
     AskedCall,
@@ -44,6 +49,7 @@ from mainstay.model.effect import (
     GaveUp,
     NoRoom,
     Received,
+    RunCode,
     RunTools,
     TimeIsUp,
     Unprepared,
@@ -64,6 +70,7 @@ from mainstay.model.outcome import (
 from mainstay.model.record import (
     INTERRUPTED,
     Asking,
+    Called,
     Completed,
     Delivered,
     Ended,
@@ -77,8 +84,9 @@ from mainstay.model.record import (
     Started,
 )
 from mainstay.model.tool import Cancelled, Failed, Ok
-from mainstay.model.transcript import Transcript
+from mainstay.model.transcript import Transcript, calls_in
 from mainstay.turn import prompt
+from mainstay.turn.code import MAX_SECONDS, CodeProtocol
 
 
 class Phase(Enum):
@@ -87,6 +95,7 @@ class Phase(Enum):
     OPENING = "opening"
     ASKING = "asking"
     TOOLS = "tools"
+    CODE = "code"
     AFTER_WORK = "after_work"
     BEFORE_COMPLETION = "before_completion"
     DONE = "done"
@@ -101,6 +110,7 @@ class TurnState(Struct):
     `transcript` is what is recorded; `delivered` and `added` were gathered since and ride in the next record. `queued`
     was said by plugins while calls ran and is recorded: it is added when all of them have their results. `calls`
     restate the newest reply, keyed `<step>.<index>`, until each has an outcome; `called` counts those of all replies.
+    `code` is the cell of the newest reply, written at `code_at`; `finished` holds the value that it finished with.
     """
 
     turn_id: str
@@ -123,6 +133,9 @@ class TurnState(Struct):
     elapsed_ms: int = 0
     called: int = 0
     outcome: Outcome | None = None
+    code: str = ""
+    code_at: int = 0
+    finished: tuple[Any] | None = None
 
 
 CUT_OFF = ("length", "filtered")
@@ -167,13 +180,20 @@ class Machine:
     state: TurnState
     _budget: Budget = USUAL_BUDGET
     _output: OutputRule | None = None
+    _protocol: CodeProtocol | None = None
 
     def dump(self) -> bytes:
         return msgspec.json.encode(self.state)
 
     @classmethod
-    def load(cls, data: bytes, budget: Budget = USUAL_BUDGET, output: OutputRule | None = None) -> Machine:
-        return cls(msgspec.json.decode(data, type=TurnState), budget, output)
+    def load(
+        cls,
+        data: bytes,
+        budget: Budget = USUAL_BUDGET,
+        output: OutputRule | None = None,
+        protocol: CodeProtocol | None = None,
+    ) -> Machine:
+        return cls(msgspec.json.decode(data, type=TurnState), budget, output, protocol)
 
     # ------------------------------------------------------------------ asking
 
@@ -185,6 +205,8 @@ class Machine:
                 return CallModel(state.step, state.attempt, state.due, state.last, state.candidate, state.failed)
             case Phase.TOOLS:
                 return RunTools(state.step, tuple(state.calls.values()))
+            case Phase.CODE:
+                return RunCode(state.step, state.code, state.code_at, tuple(state.calls.values()))
             case Phase.DONE:
                 if state.outcome is None:
                     raise InternalError(f"turn {state.turn_id} is done without an outcome")
@@ -217,6 +239,13 @@ class Machine:
         """Whether the budget grants so many more calls."""
         return self._budget.calls is None or self.state.called + count <= self._budget.calls
 
+    def refusal(self, count: int) -> BudgetSpent | None:
+        """The limit that so many more calls of a cell would go beyond, if any."""
+        if not self.may_call(count):
+            return BudgetSpent("calls", self._budget.calls or 0)
+        over = self._spent()
+        return None if over is not None and over.which == "no_progress" else over
+
     # ------------------------------------------------------------------ receiving
 
     def receive(self, received: Received) -> None:
@@ -230,15 +259,21 @@ class Machine:
     def replay(self, records: Iterable[Record]) -> None:
         """Receive what was recorded, in order."""
         for record in records:
-            if isinstance(record, Replied | Started | Faltered | Ended):
+            if isinstance(record, Replied | Called | Started | Faltered | Ended):
                 self._align(record)
                 self.receive(record)
             elif not isinstance(record, Said | Asking | Completed | Framed | Noted):
                 raise InternalError(f"turn {self.state.turn_id} is over: a {type(record).__name__} is not replayed")
 
-    def _align(self, record: Replied | Started | Faltered | Ended) -> None:
-        """Go on as recorded: whatever this definition would do here, a model call of that step was made."""
+    def _align(self, record: Replied | Called | Started | Faltered | Ended) -> None:
+        """Go on as recorded: whatever this definition would do here, a model call of that step was made, or its reply
+        was run as a cell."""
         state = self.state
+        if isinstance(record, Called) or (isinstance(record, Ended) and "." not in record.call):
+            if state.phase is not Phase.CODE:
+                state.step = record.step if isinstance(record, Called) else int(record.call)
+                state.phase, state.outcome, state.added, state.finished = Phase.CODE, None, (), None
+            return
         if isinstance(record, Started | Ended) or (isinstance(record, Faltered) and record.call):
             return
         if state.phase is not Phase.ASKING or state.step != record.step:
@@ -246,7 +281,7 @@ class Machine:
         state.queued = ()  # said, and in this record or one before it
         state.last = record.slot is not None and record.slot.last
 
-    def _keep(self, record: Replied | Started | Faltered | Ended) -> None:
+    def _keep(self, record: Replied | Called | Started | Faltered | Ended) -> None:
         """It is recorded, and with it what was gathered since the record before."""
         state = self.state
         state.transcript.add(record)
@@ -286,6 +321,8 @@ class Machine:
             most = self._budget.calls_per_reply
             within = most is None or reply.dropped <= most
             self._finish(BudgetSpent("records", MAX_ORDINAL) if within else BudgetSpent("calls_per_reply", most or 0))
+        elif not state.calls and self._protocol is not None and self._took_cell(reply, self._protocol):
+            pass
         elif not state.calls or (reply.stop in CUT_OFF and not reply.started):
             self._answered(reply)  # calls of a reply that was cut off are not run: their arguments may be cut off
         elif state.last:
@@ -295,6 +332,20 @@ class Machine:
             self._finish(BudgetSpent("calls", self._budget.calls or 0))
         else:
             state.phase = Phase.TOOLS
+
+    def _took_cell(self, reply: Replied, protocol: CodeProtocol) -> bool:
+        """Whether the reply has a cell, or should have: then what is next is decided."""
+        state, text = self.state, "".join([part.text for part in reply.parts if type(part) is Text])
+        cell = protocol.cell(text)
+        if cell is None or (cell.fault and reply.stop in CUT_OFF):
+            return False  # an answer in words, or one that was cut off
+        if state.last:
+            self._finish(BudgetSpent("steps", self._budget.steps or 0))
+        elif cell.fault:
+            self._repair(cell.fault, text, prompt.no_cell)
+        else:
+            state.code, state.code_at, state.finished, state.phase = cell.code, reply.at, None, Phase.CODE
+        return True
 
     def _answered(self, reply: Replied) -> None:
         state, text = self.state, "".join([part.text for part in reply.parts if type(part) is Text])
@@ -315,13 +366,13 @@ class Machine:
         state.outcome = Finished(text, value)
         state.phase = Phase.BEFORE_COMPLETION
 
-    def _repair(self, error: str, text: str) -> None:
+    def _repair(self, error: str, text: str, words: Callable[[str], Message] = prompt.repair) -> None:
         state = self.state
         if state.repairs >= MAX_REPAIRS or state.last:
             self._finish(Incomplete(f"the output did not validate: {error}", text))
             return
         state.repairs += 1
-        state.added = (prompt.repair(error),)
+        state.added = (words(error),)
         state.step += 1
         self._ask()
 
@@ -386,6 +437,45 @@ class Machine:
             state.step += 1
             state.phase = Phase.AFTER_WORK
 
+    def _cell_called(self, record: Called) -> None:
+        """A cell asked for calls. A sleep is due from here on, whoever wakes it."""
+        state, started = self.state, frozenset(record.started)
+        self._keep(record)
+        for number, (key, call) in enumerate(calls_in(record).items(), record.first):
+            begun, due = number in started, 0
+            store = record.store if begun else ""
+            if call.name == SLEEP:
+                due = record.at + int(min(call.args.get("seconds") or 0, MAX_SECONDS) * 1000)
+            state.calls[key] = AskedCall(
+                key, call.id, call.name, call.args, call.raw, begun, attempts=int(begun), due=due, store=store
+            )
+        state.called += len(record.calls)
+
+    def _cell_ended(self, record: Ended) -> None:
+        """A call of a cell ended, or the cell itself did: it has then no calls without an outcome."""
+        state = self.state
+        if "." in record.call:
+            call = self._call(record.call)
+            del state.calls[record.call]
+            self._keep(record)
+            if call.name == FINISH and isinstance(record.outcome, Ok):
+                state.finished = (record.outcome.value,)
+            return
+        if state.calls:
+            raise InternalError(f"turn {state.turn_id}: its cell ended before call {next(iter(state.calls))}")
+        self._keep(record)
+        ended = record.outcome
+        state.code, state.idle_steps = "", 0 if isinstance(ended, Ok) else state.idle_steps + 1
+        if isinstance(ended, Ok) and state.finished is not None:
+            state.outcome = Finished(ended.value["answer"], None if self._output is None else state.finished[0])
+            state.phase = Phase.BEFORE_COMPLETION
+            return
+        state.step += 1
+        state.phase = Phase.AFTER_WORK
+
+    def _over_budget(self, spent: BudgetSpent) -> None:
+        self._finish(spent)
+
     def _cancelled(self, request: CancelTurn) -> None:
         self._finish(Cancelled(request.by, request.reason))
 
@@ -440,6 +530,14 @@ class Machine:
         (Phase.TOOLS, Started): _tool_started,
         (Phase.TOOLS, Faltered): _tool_faltered,
         (Phase.TOOLS, Ended): _tool_ended,
+        (Phase.CODE, Called): _cell_called,
+        (Phase.CODE, Started): _tool_started,
+        (Phase.CODE, Faltered): _tool_faltered,
+        (Phase.CODE, Ended): _cell_ended,
+        (Phase.CODE, NoRoom): _no_room,
+        (Phase.CODE, Aborted): _aborted,
+        (Phase.CODE, CancelTurn): _cancelled,
+        (Phase.AFTER_WORK, BudgetSpent): _over_budget,
         (Phase.AFTER_WORK, Delivery): _delivered,
         (Phase.BEFORE_COMPLETION, Delivery): _delivered,
         (Phase.OPENING, Unprepared): _unprepared,

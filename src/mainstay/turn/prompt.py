@@ -83,5 +83,9 @@ def too_many_calls(count: int) -> Message:
     )
 
 
+def no_cell(fault: str) -> Message:
+    return Message("user", (Text(f"Nothing was run: {fault}"),))
+
+
 def repair(error: str) -> Message:
     return Message("user", (Text(f"The answer does not have the required form: {error}. Answer again, corrected."),))

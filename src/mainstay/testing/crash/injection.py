@@ -39,7 +39,7 @@ from mainstay.model.agent import AgentSpec
 from mainstay.model.codec import decode, decode_row, encode
 from mainstay.model.llm import Delta, ModelRequest
 from mainstay.model.process import Event, ProcessRow, WakeRow
-from mainstay.model.record import Ended, Faltered, RecordRow, Replied, Started
+from mainstay.model.record import Called, Ended, Faltered, RecordRow, Replied, Started
 from mainstay.model.search import FoundRecord, SearchFilter
 from mainstay.model.session import Deaths, InboxRow, SessionRow, WaitRow, WorkerRow
 from mainstay.model.tool import PreparedCall, ToolOutcome, ToolSpec
@@ -375,6 +375,8 @@ def _record_name(record: RecordRow) -> str:
     match record:
         case Replied(step=step):
             return f"replied {step}"
+        case Called(step=step, first=first):
+            return f"called {step}.{first}"
         case Started(call=call):
             return f"started {call}"
         case Ended(call=call):

@@ -1,0 +1,79 @@
+"""The code protocol: a model answers with Python, and calls tools from there.
+
+    reply                           means
+    prose, no fence                 the answer
+    prose and a closed fence        the fence is a cell: it is run, and its output is the next thing that is said
+    half a fence, or another one    nothing is run, and the model is told why
+
+What stands behind the first closed fence is not run, and the model is not shown it again: it would take what it made up
+for what happened. History of native tool calls is shown as text, because no tools are offered with the request.
+
+Sans-IO, like the machine that asks it. Without a protocol object a turn uses native tool calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mainstay.model.codec import encode
+from mainstay.model.message import Message, Part, Text, ToolCall, ToolResult
+from mainstay.model.tool import ToolSpec
+from mainstay.turn.fences import Fence, cell_of
+
+MAX_SECONDS = 366 * 24 * 3600
+"""The longest sleep of a cell."""
+
+BEHIND = "[what followed the cell was dropped]"
+
+
+def code_of(text: str) -> str | None:
+    """The code of a reply's cell, if it has one that can be run."""
+    cell = cell_of(text)
+    return None if cell is None or cell.fault else cell.code
+
+
+class CodeProtocol(Struct, frozen=True, gc=False):
+    """How a turn of an agent with mode="code" reads replies and shows the conversation.
+
+    `describe` writes, for tools and the schema of the output, what a model must know to write cells.
+    """
+
+    describe: Callable[[Sequence[ToolSpec], dict[str, Any] | None], str]
+
+    def cell(self, text: str) -> Fence | None:
+        """The cell of a reply; None where it is an answer in words. With a `fault` it cannot be run."""
+        return cell_of(text)
+
+    def instructions(self, own: str, tools: Sequence[ToolSpec], output: dict[str, Any] | None) -> str:
+        return "\n\n".join([each for each in (own, self.describe(tools, output)) if each])
+
+    def shown(self, messages: Iterable[Message]) -> list[Message]:
+        """The conversation as a model is shown it."""
+        return [_shown(message) for message in messages]
+
+
+def _shown(message: Message) -> Message:
+    if message.role == "tool":
+        return Message("user", tuple([_in_words(part) for part in message.parts]))
+    if message.role != "assistant":
+        return message
+    parts = tuple([_in_words(part) for part in message.parts])
+    text = "".join([part.text for part in parts if type(part) is Text])
+    cell = cell_of(text)
+    if cell is None or cell.fault or not cell.dropped:
+        return message if parts == message.parts else replace(message, parts=parts)
+    others = [part for part in parts if type(part) is not Text]
+    return replace(message, parts=(*others, Text(f"{text[: cell.end]}\n\n{BEHIND}")))
+
+
+def _in_words(part: Part) -> Part:
+    if isinstance(part, ToolCall):
+        return Text(f"[called {part.name}({encode(part.args).decode()})]")
+    if isinstance(part, ToolResult):
+        content = part.content if isinstance(part.content, str) else encode(part.content).decode()
+        return Text(f"[{part.name} returned: {content}]")
+    return part
