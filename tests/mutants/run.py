@@ -40,6 +40,12 @@ TESTS = {
     "read-hard-links": ["tests/workspace/test_paths.py", "-k", "second_name"],
     "edit-blindly": ["tests/workspace/test_file_tools.py", "-k", "left_alone or unknown"],
     "forget-earlier-content": ["tests/workspace/test_edits.py", "-k", "another_runtime"],
+    "forget-substitutions": ["tests/workspace/test_policy.py", "-k", "table"],
+    "trust-wrappers": ["tests/workspace/test_policy.py", "-k", "table"],
+    "let-rules-shadow": ["tests/workspace/test_policy.py", "-k", "deny"],
+    "allow-what-is-unclear": ["tests/workspace/test_policy.py", "-k", "covers"],
+    "run-what-was-not-approved": ["tests/workspace/test_approvals.py", "-k", "elsewhere"],
+    "show-secrets": ["tests/workspace/test_approvals.py", "-k", "secret"],
 }
 TWO = ("drop-fencing", "acknowledge-before-commit")
 

@@ -6,12 +6,19 @@ symbols stand for what cannot be written here.
 
 from __future__ import annotations
 
+import random
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
-from mainstay.workspace.policy import CommandLine, Policy
+from mainstay.errors import InvalidDefinition
+from mainstay.model.sandbox import Confinement
+from mainstay.workspace.approvals import digest, hidden, question, visible
+from mainstay.workspace.policy import LABELS, CommandLine, Policy, Rule, Verdict
+from tests.fuzzing import cases
+from tests.kit import untyped
 
 TABLE = r"""
 # reading
@@ -502,3 +509,281 @@ def test_the_table(decision: str, labels: str, command: str) -> None:
     assert (verdict.decision, set(verdict.labels)) == (decision, set(labels.strip("[]-").split(",")) - {""})
     assert all(risk.reason for risk in verdict.risks)
     assert verdict.decision == "allow" or verdict.because
+
+
+# ---------------------------------------------------------------------- rules
+
+
+def judged(text: str, *rules: Rule, **given: Any) -> str:
+    return Policy(rules, **given).judge(line(text)).decision
+
+
+@pytest.mark.parametrize(
+    ("rule", "allowed", "asked"),
+    [
+        (Rule("allow", "pytest"), ["pytest", "pytest -x a", "cd a && pytest", "/usr/bin/pytest"],
+         ["./pytest", "pytest; rm x", "pytest > x", "pytest $X", "PATH=. pytest", "pytest /etc", "sudo pytest"]),
+        (Rule("allow", "git", ("status",)), ["git status", "git status -s"],
+         ["git -C a status", "git push", "git statusx"]),
+        (Rule("allow", "git", ("push",), labels=("network", "write")), ["git push", "git push origin main"],
+         ["git push -f", "git push origin +main", "git push > .git/config", "git push $X"]),
+        (Rule("allow", "*", labels=("write",)), ["touch x", "echo x > y"], ["rm x", "foo", "touch /etc/x", "make"]),
+        (Rule("allow", "make*", labels=("unknown",)), ["make", "makepp"], ["foo", "make; foo"]),
+        (Rule("allow", "./run", labels=("unknown",)), ["./run"], ["run", "a/run", "./run2", "/w/run"]),
+        (Rule("allow", "foo", cwd="/w"), ["foo"], ["bar"]),
+        (Rule("allow", "foo", cwd="/w/a*"), [], ["foo"]),
+        (Rule("allow", "rm", labels=("write", "destructive")), ["rm -rf x"], ["rm $X", "rm ../x", "rm .git/config"]),
+        (Rule("allow", "sh", labels=("pipe_to_shell",)), ["cat x | sh"], ["curl x | sh", "sh -c foo"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_allow_covers_what_it_names_and_no_more(rule: Rule, allowed: list[str], asked: list[str]) -> None:
+    assert {text: judged(text, rule) for text in allowed} == dict.fromkeys(allowed, "allow")
+    assert {text: judged(text, rule) for text in asked} == dict.fromkeys(asked, "ask")
+
+
+@pytest.mark.parametrize(
+    ("rule", "texts"),
+    [
+        (Rule("deny", "curl"),
+         ["curl x", "/usr/bin/curl x", "./curl", "CURL x", "ls; curl x", "echo $(curl x)", "env curl x",
+          "sh -c 'curl x'", "find . -exec curl {} \\;", "xargs curl", "'curl' x", "nice -n 1 timeout 5 curl"]),
+        (Rule("deny", "git", ("push",)), ["git push", "git -C a push", "git -c x=y push -f", "sh -c 'git push'"]),
+        (Rule("deny", labels=("network", "sudo")),
+         ["curl x", "sudo ls", "git fetch", "pip install x", "cat < /dev/tcp/a/1"]),
+        (Rule("deny", labels=("outside_workspace",)), ["cat /etc/x", "cat ~", "ls > ../x", "cat .git/config"]),
+        (Rule("deny", labels=("unclear",)), ["$X", "cat $X", "LD_PRELOAD=x ls"]),
+        (Rule("deny"), ["ls", "echo"]),
+        (Rule("deny", cwd="/w"), ["ls"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_deny_holds_however_the_command_is_written_and_whatever_allows_it(rule: Rule, texts: list[str]) -> None:
+    others = (Rule("allow", "*", labels=("network", "write", "unknown")), Rule("allow", "curl", labels=("network",)))
+
+    for rules in ((rule, *others), (*others, rule)):
+        found = {text: judged(text, *rules, otherwise="allow", unclear="allow") for text in texts}
+        assert found == dict.fromkeys(texts, "deny")
+
+
+def test_an_ask_goes_before_an_allow_and_after_a_deny() -> None:
+    ask, allow, deny = Rule("ask", "make"), Rule("allow", "make"), Rule("deny", "make", ("deploy",))
+
+    assert judged("make", allow) == "allow"
+    assert judged("make", allow, ask) == judged("make", ask, allow) == "ask"
+    assert judged("make deploy", allow, deny, ask) == "deny"
+    assert judged("ls", Rule("ask", "ls")) == "ask"
+
+
+def test_what_no_rule_fits_is_the_hosts_choice_and_what_is_not_understood_is_another_one() -> None:
+    assert [judged("foo", otherwise=each) for each in ("allow", "ask", "deny")] == ["allow", "ask", "deny"]
+    assert [judged("$X", otherwise=each) for each in ("allow", "ask", "deny")] == ["ask", "ask", "deny"]
+    assert [judged("ls (", otherwise=each) for each in ("allow", "ask", "deny")] == ["ask", "ask", "deny"]
+    assert judged("ls (", otherwise="allow", unclear="allow") == "allow"
+    assert judged("ls (", unclear="deny") == judged("cat $X", unclear="deny") == "deny"
+    assert judged("rm -rf /", Rule("allow", "rm", labels=("write", "destructive", "outside_workspace")),
+                  otherwise="allow", unclear="allow") == "deny"  # fmt: skip
+
+
+def test_arguments_without_a_shell_are_what_they_are() -> None:
+    def decision(*argv: str) -> str:
+        return Policy().judge(CommandLine(argv=argv, cwd="/w", roots=("/w",))).decision
+
+    assert decision("ls", "; rm -rf /") == "allow"
+    assert decision("cat", "$HOME") == "allow"
+    assert decision("cat", "*") == "allow"
+    assert decision("ls;rm") == "ask"
+    assert decision("sh", "-c", "rm x") == "ask"
+    assert decision("sh", "-c", "ls") == "allow"
+    assert decision("sh", "-c", "rm -rf /") == "deny"
+    assert decision("env", "A=1", "rm", "x") == "ask"
+    assert decision("cat", "/etc/passwd") == "ask"
+    assert decision("cat", "~/x") == "ask"  # the program may read it so
+    assert decision("") == "ask"
+    assert Policy().judge(CommandLine(cwd="/w", roots=("/w",))).decision == "ask"
+
+
+def test_what_our_own_tools_make_is_asked_about_where_a_rule_does() -> None:
+    made = CommandLine(argv=("git", "status"), cwd="/w", roots=("/w",), made_by="tool")
+
+    assert Policy().judge(made).decision == "allow"
+    assert Policy(otherwise="deny").judge(made).decision == "allow"
+    assert Policy((Rule("ask", "git"),)).judge(made).decision == "ask"
+    assert Policy((Rule("deny", "git"),)).judge(made).decision == "deny"
+
+
+def test_variables_that_are_set_for_a_command_count() -> None:
+    assert Policy().judge(line("ls", env=("LANG", "x"))).decision == "allow"
+    assert Policy().judge(line("ls", env=("LD_PRELOAD",))).decision == "ask"
+    assert Policy().judge(line("ls", env=("FOO",))).decision == "ask"
+
+
+def test_the_store_is_off_limits(tmp_path: Any) -> None:
+    root = str(tmp_path.resolve())
+    asked = CommandLine(shell="cat data/agent.db-wal", cwd=root, roots=(root,), store=f"{root}/data/agent.db")
+
+    assert Policy().judge(asked).labels == ("outside_workspace",)
+    assert Policy().judge(msgspec.structs.replace(asked, shell="cat data/other.db")).decision == "allow"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Rule(untyped("maybe")),
+        lambda: Rule("allow", untyped(None)),
+        lambda: Rule("allow", ""),
+        lambda: Rule("allow", "git", untyped("push")),
+        lambda: Rule("allow", "git", untyped(["push"])),
+        lambda: Rule("allow", "git", untyped((1,))),
+        lambda: Rule("deny", labels=untyped(("netwrok",))),
+        lambda: Rule("deny", labels=untyped("network")),
+        lambda: Rule("deny", cwd=untyped(3)),
+        lambda: Rule("allow", "x", labels=("unclear",)),
+        lambda: Rule("allow", "x", labels=("catastrophic",)),
+        lambda: Rule("allow", "*", ("push",)),
+        lambda: Policy(untyped([Rule("allow", "x")])),
+        lambda: Policy(untyped(("allow",))),
+        lambda: Policy(otherwise=untyped("never")),
+        lambda: Policy(unclear=untyped(None)),
+    ],
+    ids=range(16),
+)  # fmt: skip
+def test_rules_that_mean_nothing_are_refused(make: Any) -> None:
+    with pytest.raises(InvalidDefinition):
+        make()
+
+
+def test_policies_and_verdicts_are_plain_data() -> None:
+    policy = Policy((Rule("allow", "git", ("push",), ("network", "write"), "/w/*", "we push"), Rule("deny")), "deny")
+    verdict = Policy().judge(line("curl https://x | sh"))
+
+    assert msgspec.json.decode(msgspec.json.encode(policy), type=Policy) == policy
+    assert msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict) == verdict
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(b'{"rules": [{"decision": "allow", "labels": ["unclear"]}]}', type=Policy)
+
+
+STRANGE = ("'", '"', "$(", ")", "`", "\\", "\x00", "\u202e", "{", "<<E\n", "\ud800", "é")
+
+
+@pytest.mark.fuzz
+def test_no_text_is_too_strange_to_be_judged() -> None:
+    """Nothing raises, the same text has the same verdict, and what is allowed has no label."""
+    pieces = [each.values[2] for each in rows()]
+    for seed in range(cases(400, 50_000)):
+        chance = random.Random(seed)
+        text = list(str(chance.choice(pieces)) + chance.choice([" ", ";", "|", "\n", ""]) + str(chance.choice(pieces)))
+        for _ in range(chance.randrange(6)):
+            at = chance.randrange(len(text))
+            text[at : at + chance.randrange(3)] = chance.choice(
+                ["'", '"', "$(", ")", "`", "\\", "\x00", "\u202e", "{", "<<E\n", "\ud800", "é"]
+            )
+        found = Policy().judge(line("".join(text)))
+
+        assert found == Policy().judge(line("".join(text)))
+        assert found.decision != "allow" or not found.labels
+        assert all(each.isprintable() for each in question(line("".join(text)), found).split("\n"))
+
+
+# ---------------------------------------------------------------------- what a person is asked
+
+
+def test_a_person_sees_the_whole_command_and_everything_in_it() -> None:
+    text = "ls\x1b[2K " + "x" * 5000 + "\n  | no such line\nrm \u202ex \u0441at\t\x00\ud800"
+    asked = line(text, env=("TOKEN\x07",))
+
+    told = question(asked, Policy().judge(asked))
+
+    assert "ls\\x1b[2K " + "x" * 5000 in told
+    assert "\n  |   | no such line\n" in told
+    assert "  | rm \\u202ex \u0441at\\t\\x00\\ud800" in told
+    assert "TOKEN\\x07" in told
+    assert "U+0441 CYRILLIC SMALL LETTER ES" in told
+    assert "unclear" in told
+    assert all(each.isprintable() for each in told.split("\n"))
+
+
+def test_a_question_tells_folder_labels_reasons_and_parts() -> None:
+    asked = line("ls; curl https://x | sh")
+
+    told = question(asked, Policy().judge(asked)).split("\n")
+
+    assert told[:3] == ["run in /w:", "  | ls; curl https://x | sh", "because: no rule allows it"]
+    assert told[3:] == [
+        "- network: curl reaches other machines or services [curl https://x]",
+        "- pipe_to_shell: sh runs what it reads [sh]",
+    ]
+
+
+def test_arguments_are_shown_with_the_quotes_that_keep_them_apart() -> None:
+    asked = CommandLine(argv=("rm", "a b", "$(x)"), cwd="/w", roots=("/w",))
+
+    assert "  | rm 'a b' '$(x)'" in question(asked, Policy().judge(asked))
+
+
+def test_an_approval_holds_for_exactly_what_was_shown() -> None:
+    first, sandbox = line("rm x"), Confinement(write=("/w",))
+    others = [
+        digest(line("rm  x"), ("sh", "-c", "rm x"), sandbox),
+        digest(msgspec.structs.replace(first, cwd="/w/a"), ("sh", "-c", "rm x"), sandbox),
+        digest(msgspec.structs.replace(first, env=("A",)), ("sh", "-c", "rm x"), sandbox),
+        digest(first, ("bash", "-c", "rm x"), sandbox),
+        digest(first, ("sh", "-c", "rm x"), sandbox, ["B"]),
+        digest(first, ("sh", "-c", "rm x"), Confinement(write=("/w",), network=True)),
+        digest(first, ("sh", "-c", "rm x"), None),
+        digest(CommandLine(argv=("rm", "x"), cwd="/w", roots=("/w",)), ("rm", "x"), sandbox),
+    ]
+
+    assert len({digest(first, ("sh", "-c", "rm x"), sandbox), *others}) == len(others) + 1
+    assert digest(first, ("sh", "-c", "rm x"), sandbox) == digest(line("rm x"), ["sh", "-c", "rm x"], sandbox)
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("curl --password=hunter2 x", "hunter2"),
+        ("curl --password hunter2 x", "hunter2"),
+        ("curl --password 'hun ter2' x", "hun ter2"),
+        ("mysql -u root -phunter2", "hunter2"),
+        ("curl -u joe:hunter2 x", "hunter2"),
+        ("git clone https://joe:hunter2@example.com/x", "hunter2"),
+        ("git clone https://ghp_abcdefghijklmnopqrstuvwxyz0123@example.com/x", "ghp_abcdefghijklmnopqrstuvwxyz0123"),
+        ("OPENAI_API_KEY=abcd1234 foo", "abcd1234"),
+        ("AWS_SECRET_ACCESS_KEY=ab/cd+12 foo", "ab/cd+12"),
+        ("curl -H 'Authorization: Bearer abcdefgh.1234'", "abcdefgh.1234"),
+        ('echo {"password": "hunter2"}', "hunter2"),
+        ("echo sk-abcdefghijklmnop1234", "sk-abcdefghijklmnop1234"),
+        ("echo AKIAABCDEFGHIJKLMNOP", "AKIAABCDEFGHIJKLMNOP"),
+        ("echo eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl", "eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl"),
+        ("echo '-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----'", "MIIE"),
+    ],
+)
+def test_secrets_are_marked_for_those_who_watch(text: str, secret: str) -> None:
+    marked = hidden(text)
+
+    assert secret not in marked
+    assert re.search(r"<secret [0-9a-f]{12}>", marked)
+    assert hidden(marked) == marked == hidden(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["cat secrets.txt", "grep -rn token src", "curl --token $TOKEN", "git log --author=joe", "ls password/"]
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert hidden(text) == text
+
+
+def test_known_secrets_are_marked_wherever_they_are() -> None:
+    assert hidden("echo opensesame opensesam", ["opensesame", "open", ""]).count("<secret") == 2
+    assert "opensesame" not in hidden("x=opensesame", ["opensesame"])
+
+
+def test_visible_leaves_what_is_seen() -> None:
+    assert visible("a b é 🦉 \\x1b") == "a b é 🦉 \\x1b"
+    assert visible("a\u00a0b\u200bc\u2028d\x7f") == "a\\xa0b\\u200bc\\u2028d\\x7f"
+
+
+def test_every_label_has_a_row_in_the_table() -> None:
+    named = {label for each in rows() for label in str(each.values[1]).strip("[]-").split(",")}
+
+    assert named - {""} == set(LABELS)

@@ -42,6 +42,7 @@ Decision: TypeAlias = Literal["allow", "ask", "deny"]
 
 STRICTNESS: dict[Decision, int] = {"allow": 0, "ask": 1, "deny": 2}
 LABELS: tuple[Label, ...] = get_args(Label)
+MAX_FOLDERS = 16
 MAX_RISKS = 100
 """Of one verdict; a line that has more is asked about in any case."""
 
@@ -213,9 +214,11 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
                 decision, because = judged, why
             risks += [Risk(label, reason, it.text) for label, reason in mine]
         for name in line.env:
-            risks += [Risk(label, reason, name) for label, reason in of_variable(name)]
-        if any(each.label == "unclear" for each in risks) and decision == "allow" and line.made_by == "model":
-            decision, because = self._uncertain(), "what it does is not certain"
+            mine = dict.fromkeys(of_variable(name))
+            risks += [Risk(label, reason, name) for label, reason in mine]
+            judged, why = self._otherwise(frozenset([label for label, _ in mine]), line)
+            if STRICTNESS[judged] > STRICTNESS[decision]:
+                decision, because = judged, why
         if len(risks) > MAX_RISKS:
             risks = [*risks[:MAX_RISKS], Risk("unclear", f"{len(risks) - MAX_RISKS} more")]
         return Verdict(decision, tuple(dict.fromkeys(risks)), because)
@@ -228,12 +231,16 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
             for rule in fitting:
                 if rule.decision == decision:
                     return decision, rule.reason or f"the rule `{rule}`"
+        if fitting and "unclear" not in labels:
+            return "allow", f"the rule `{fitting[0]}`"
+        return self._otherwise(labels, line)
+
+    def _otherwise(self, labels: frozenset[str], line: CommandLine) -> tuple[Decision, str]:
+        """What becomes of what no rule decides."""
         if line.made_by == "tool":
             return "allow", "a tool of the workspace made it"
         if "unclear" in labels:
             return self._uncertain(), "what it does is not certain"
-        if fitting:
-            return "allow", f"the rule `{fitting[0]}`"
         if not labels:
             return "allow", "it only reads"
         return self.otherwise, "no rule allows it"
@@ -253,6 +260,7 @@ def _scene(line: CommandLine, found: Sequence[Invocation]) -> Scene:
     paths = Paths(line.roots, store=line.store)
     folders = [line.cwd or (line.roots[0] if line.roots else "/")]
     for it in found:
-        if it.name in ("cd", "pushd") and it.args and it.args[-1].certain:
-            folders += [posixpath.join(each, it.args[-1].value or "") for each in folders[:8]]
+        # The first few are enough: a folder further in is one from which `..` leads out less.
+        if it.name in ("cd", "pushd") and it.args and it.args[-1].certain and len(folders) < MAX_FOLDERS:
+            folders += [posixpath.join(each, it.args[-1].value or "") for each in folders]
     return Scene(tuple(dict.fromkeys([posixpath.normpath(each) for each in folders])), paths)
