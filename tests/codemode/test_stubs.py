@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from mainstay.codemode.stubs import Functions, checked, identifier, print_of, shown
+from mainstay.codemode.stubs import Functions, identifier, shown
 from tests.codemode.kit import TOOLS, tool
 
 
@@ -137,7 +137,7 @@ class ShopOrderResult(TypedDict):
 
 
 def test_what_a_cell_is_checked_against_is_wider_and_parses() -> None:
-    modules = checked(Functions([RICH, *TOOLS]))
+    modules = Functions([RICH, *TOOLS]).stubs
 
     assert sorted(modules) == ["", "github", "shop"]
     for stub in modules.values():
@@ -150,11 +150,11 @@ def test_what_a_cell_is_checked_against_is_wider_and_parses() -> None:
 
 
 def test_the_print_of_a_catalogue_changes_with_what_a_cell_could_call() -> None:
-    first = print_of(Functions(TOOLS))
+    first = Functions(TOOLS).print
 
-    assert first == print_of(Functions(list(TOOLS)))
-    assert first != print_of(Functions(TOOLS[:2]))
-    assert first != print_of(Functions([*TOOLS[:2], tool("github.list-issues", "repo:integer")]))
+    assert first == Functions(list(TOOLS)).print
+    assert first != Functions(TOOLS[:2]).print
+    assert first != Functions([*TOOLS[:2], tool("github.list-issues", "repo:integer")]).print
 
 
 def test_a_schema_without_end_or_sense_is_any() -> None:
@@ -172,6 +172,6 @@ def test_a_schema_without_end_or_sense_is_any() -> None:
         },
     )
 
-    ast.parse(checked(Functions([odd]))[""])
+    ast.parse(Functions([odd]).stubs[""])
     assert shown(Functions([odd])).splitlines()[0].count(": Any") == 6
     assert identifier("") == "_"

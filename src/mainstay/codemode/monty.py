@@ -23,7 +23,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from mainstay.codemode import worker as blocking
 from mainstay.codemode.check import LONGEST, judge, read_cell
 from mainstay.codemode.dumps import CellState, Dump, DumpHeader, fitting, seal, unseal
-from mainstay.codemode.stubs import Functions, print_of, shown
+from mainstay.codemode.stubs import Functions, shown
 from mainstay.codemode.worker import Cell, Checker, Worker
 from mainstay.errors import DumpRefused, InternalError, MissingExtra, RuntimeClosed
 from mainstay.model.code import (
@@ -163,11 +163,10 @@ class MontyExecutor:
         return asyncio.get_running_loop().run_in_executor(self._threads, functools.partial(function, *args, **kwargs))
 
     async def take(self, seed: str, functions: Functions) -> Worker:
-        """A worker, when one is free. It is given back with `give`."""
+        """A worker, when one is free; its process is had on a thread. It is given back with `give`."""
         await self._slot()
         try:
-            pool = self._pool or await self._started()
-            return await self.in_thread(Worker, pool, self._limits, seed, functions)
+            return Worker(self._pool or await self._started(), self._limits, seed, functions)
         except BaseException:  # a cancel as well: without a worker there is nothing that gives the slot back
             self._release()
             raise
@@ -177,6 +176,10 @@ class MontyExecutor:
             await asyncio.shield(self.in_thread(worker.close))
         finally:
             self._release()
+
+    def given(self) -> None:
+        """A worker was closed on its thread already."""
+        self._release()
 
     async def _started(self) -> monty.Monty:
         """The pool, started once; a caller that is cancelled does not stop the start for the others."""
@@ -323,7 +326,7 @@ class MontyRepl:
                 error = CodeError("check", verdict.refused, line=verdict.line, rolled_back=True)
                 return CellEnd(error=error, notes=verdict.notes)
             notes = verdict.notes if found is not None else ("The types of this cell could not be checked.",)
-        self._catalogue = print_of(functions)
+        self._catalogue = functions.print
         self._seed = self._seed or seed
         self._binds = read.binds
         state = CellState(code=code, at=at, seed=seed, notes=notes)
@@ -365,7 +368,8 @@ class MontyRepl:
             await self._give_back()
             raise
         if cell.end is not None:
-            await self._give_back()
+            self._worker = None
+            self._executor.given()
             return self._ended(cell) if not cell.calls else done
         self._executor.pauses(self)
         return done

@@ -18,6 +18,7 @@ import keyword
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from msgspec import Struct
@@ -128,10 +129,21 @@ class Functions:
     def plain(self) -> list[Function]:
         return [each for path, each in self.by_path.items() if "." not in path]
 
-    @property
+    @cached_property
     def asynchronous(self) -> frozenset[str]:
         """The paths whose calls must be awaited."""
         return frozenset((*self.by_path, SLEEP, SETTLE))
+
+    @cached_property
+    def stubs(self) -> dict[str, str]:
+        """Stub modules, for the checker."""
+        return _stubs(self)
+
+    @cached_property
+    def print(self) -> str:
+        """A short digest of everything that a cell could call: the print of its catalogue."""
+        text = "\0".join(f"{space}\0{stub}" for space, stub in sorted(self.stubs.items()))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def identifier(name: str) -> str:
@@ -295,7 +307,7 @@ def _documentation(function: Function) -> str:
 # For the checker
 
 
-def checked(functions: Functions) -> dict[str, str]:
+def _stubs(functions: Functions) -> dict[str, str]:
     """Stub modules by name: "" holds the plain functions and those that every cell has, the others are namespaces."""
     modules: dict[str, str] = {}
     for space in ("", *functions.namespaces):
@@ -312,12 +324,6 @@ def finish(value: Any = None) -> None: ...
 async def sleep(seconds: float) -> None: ...
 async def settle(*calls: Awaitable[Any]) -> list[Any]: ...
 """
-
-
-def print_of(functions: Functions) -> str:
-    """A short digest of everything that a cell could call: the print of its catalogue."""
-    text = "\0".join(f"{space}\0{stub}" for space, stub in sorted(checked(functions).items()))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 # For the prompt

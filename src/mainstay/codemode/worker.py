@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 from mainstay.codemode.check import Diagnostic, read_diagnostics
 from mainstay.codemode.dumps import CellState
 from mainstay.codemode.plain import plain, show
-from mainstay.codemode.stubs import OWN, Functions, checked, print_of
+from mainstay.codemode.stubs import OWN, Functions
 from mainstay.errors import InvalidInput, MissingExtra
 from mainstay.model.code import (
     FINISH,
@@ -91,7 +91,7 @@ Future: Any = {"future": ...}
 
 
 class Worker:
-    """A process of the pool, taken by one REPL until `close`. `kill` may be called from any thread, the rest by one."""
+    """A process of the pool, taken by one REPL from `open` to `close`. Any thread may call `kill`, at any time."""
 
     def __init__(self, pool: monty.Monty, limits: CodeLimits, seed: str, functions: Functions) -> None:
         self._session = pool.checkout(
@@ -104,12 +104,23 @@ class Worker:
             os_policy={"datetime": "call_host", "sleep": "call_host", "random_start": {"seed": seed}},
             external_modules=_modules(functions),
         )
+        self._limits = limits
+        self._pid: int | None = None
+        self._descriptor: int | None = None
+        self._killed = self._opened = False
+
+    def open(self) -> None:
+        """Take a process, unless this has one."""
+        if self._opened:
+            return
         self._session.__enter__()
+        self._opened = True
         self._pid = self._session.worker_pid
         # A descriptor, not the number: the process may have been replaced by the time it is to be killed.
         self._descriptor = os.pidfd_open(self._pid) if self._pid and hasattr(os, "pidfd_open") else None
-        self.lost = False
-        _confine(self._pid, limits)
+        _confine(self._pid, self._limits)
+        if self._killed:  # by who did not find a process yet
+            self.kill()
 
     def feed(self, code: str, printed: Callable[[str, str], None]) -> Snapshot:
         return self._session.feed_start(code, print_callback=printed)
@@ -124,7 +135,7 @@ class Worker:
         return self._session.dump()
 
     def kill(self) -> None:
-        self.lost = True
+        self._killed = True
         with contextlib.suppress(ProcessLookupError):
             if self._descriptor is not None:
                 signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
@@ -132,9 +143,12 @@ class Worker:
                 os.kill(self._pid, signal.SIGKILL)
 
     def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        """Give the process back; once."""
+        if not self._opened:
+            return
+        self._opened, descriptor, self._descriptor = False, self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
         with contextlib.suppress(monty.MontyError, RuntimeError):  # its process is gone: the pool makes another
             self._session.__exit__(None, None, None)
 
@@ -225,6 +239,7 @@ class Cell:
 
     def begin(self, worker: Worker, variables: bytes | None) -> CodeStep:
         def first() -> Snapshot:
+            worker.open()
             if variables is not None:
                 worker.load(variables)
             else:
@@ -247,6 +262,7 @@ class Cell:
         """`frozen`: the cell was saved, and `worker` has not loaded it yet."""
 
         def first() -> Snapshot:
+            worker.open()
             snapshot = self._snapshot if frozen is None else worker.load_cell(frozen, self._print)
             assert snapshot is not None
             return self._answered(snapshot, answer)
@@ -289,6 +305,11 @@ class Cell:
             return self._failed(error)
         except monty.MontyCrashedError as error:
             return self._over(CellEnd(error=self._crashed(error)), keep=False)
+        except (monty.MontyError, OSError, TimeoutError):  # no process could be had, or it broke off
+            return self._over(CellEnd(error=LOST), keep=False)
+        finally:
+            if self.end is not None:
+                worker.close()
 
     def _check_time(self, began: float) -> None:
         """Monty counts the time of one feed, and starts anew when a dump is loaded; this counts that of the cell."""
@@ -540,6 +561,7 @@ def _bind_own(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
 
 def list_variables(worker: Worker, variables: bytes, names: Sequence[str]) -> list[Variable]:
     """The variables of `names` that are bound, with their types and lengths."""
+    worker.open()
     worker.load(variables)
     found = []
     for name in names:
@@ -600,11 +622,11 @@ class Checker:
         return []
 
     def _stubs(self, functions: Functions) -> str:
-        stem = f"tools_{print_of(functions)}"
+        stem = f"tools_{functions.print}"
         if stem not in self._modules:
             if len(self._modules) >= self.MOST_MODULES:
                 self._drop()
-            for space, stub in checked(functions).items():
+            for space, stub in functions.stubs.items():
                 self._modules[f"{stem}_{space}" if space else stem] = monty.ExternalModule({}, stubs=stub)
         return stem
 
