@@ -39,6 +39,8 @@ TESTS = {
     "check-only-what-is-written": ["tests/workspace/test_paths.py", "-k", "off_limits"],
     "read-hard-links": ["tests/workspace/test_paths.py", "-k", "second_name"],
     "edit-blindly": ["tests/workspace/test_file_tools.py", "-k", "left_alone or unknown"],
+    "believe-the-summary": ["tests/workspace/test_diagnosis.py", "-k", "printed_summary"],
+    "load-entities": ["tests/workspace/test_diagnosis.py", "-k", "entities"],
     "forget-earlier-content": ["tests/workspace/test_edits.py", "-k", "another_runtime"],
     "forget-substitutions": ["tests/workspace/test_policy.py", "-k", "table"],
     "trust-wrappers": ["tests/workspace/test_policy.py", "-k", "table"],

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import pytest
 
-from mainstay.workspace.diagnosis import Diagnoser
+from mainstay.workspace.diagnosis import READERS, Diagnoser
 from mainstay.workspace.diagnosis.detection import Purpose, Runner, detect
 from mainstay.workspace.diagnosis.lines import LONGEST_LINE, Lines, clean
-from mainstay.workspace.diagnosis.report import MOST_FAILURES, Diagnosis, Ending, Tests
+from mainstay.workspace.diagnosis.report import MOST_FAILURES, Diagnosis, Ending, Tests, judge
 from tests.fuzzing import FULL
 
 STREAMS: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
@@ -271,6 +271,18 @@ def test_a_failing_run_never_passes_wherever_its_output_ends(case: str) -> None:
     for end in range(0, len(data), max(97, len(data) // 50)):
         found = told(data[:end], CASES[case]["exit_code"])
         assert found is None or found.verdict in ("failed", "incomplete")
+
+
+@pytest.mark.parametrize("case", [each[0] for each in TESTED + BUILT])
+def test_lines_that_begin_nothing_are_passed_over_without_a_difference(case: str) -> None:
+    readers = [make() for make in READERS.values()]
+    for stream in STREAMS:
+        lines = Lines()
+        for line in lines.feed((RECORDED / f"{case}.{stream}").read_bytes()) + lines.last():
+            for reader in readers:
+                reader.feed(line)
+
+    assert judge([each.findings() for each in readers], Ending(CASES[case]["exit_code"])) == diagnosed(case)
 
 
 def test_output_that_breaks_off_is_incomplete_also_with_exit_code_0() -> None:

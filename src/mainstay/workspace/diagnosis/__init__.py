@@ -6,6 +6,7 @@ the other modules a reader for each tool; `detection.py` finds out what a projec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Literal
 
@@ -30,14 +31,34 @@ READERS: dict[str, Callable[[], Reader]] = {
 }
 
 
+_BEGINS = re.compile(
+    r"=|\d+ [a-z]|no tests ran|Ran \d|Found \d|Success: |All checks passed"  # Python
+    r"|[A-Z]{1,8}\d{1,4} |[a-z]+(?:-[a-z]+)*: "
+    r"| ?(?:PASS|FAIL) |  \u25cf |Tests?[ :]|\u23af| *(?:RUN|DEV|Test Files|Tests|Errors|Duration) "  # JavaScript
+    r'|\{"| *=== | *--- |(?:ok|FAIL|\?)? *\t|running \d|test |---- |failures:|(?:error|warning)\b'  # Go, Rust
+    r"| *--> | *(?:Compiling|Finished|Running|Doc-tests|Checking) "
+)
+_PLACE = re.compile(r"\.\w+[:(]\d")
+_WORDS = ("error: ", "warning: ", "note: ", " TS", "ld: ", "undefined reference")
+
+
+def begins(line: str) -> bool:
+    """Whether a line may mean something to a reader that is not open. Most lines of a long output do not, and ten
+    readers would look at them in vain."""
+    if _BEGINS.match(line) is not None or _PLACE.search(line) is not None:
+        return True
+    return any(word in line for word in _WORDS)
+
+
 class Diagnoser:
     """Reads the output of one command, first all of stdout, then all of stderr, in pieces of any size; then tells.
 
-    Every reader sees every line: what a command runs, `make test` say, does not tell what prints there.
+    Every reader sees every line that may be its own: what a command runs, `make test` say, does not tell what prints.
     """
 
     def __init__(self) -> None:
         self._readers = [make() for make in READERS.values()]
+        self._open: list[Reader] = []
         self._report: JUnit | None = None
         self._lines = Lines()
         self._stream = "stdout"
@@ -66,5 +87,8 @@ class Diagnoser:
 
     def _read(self, lines: list[str]) -> None:
         for line in lines:
-            for reader in self._readers:
+            every = begins(line)
+            for reader in self._readers if every else self._open:
                 reader.feed(line)
+            if every or self._open:
+                self._open = [reader for reader in self._readers if reader.open]

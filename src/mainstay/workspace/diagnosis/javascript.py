@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from mainstay.workspace.diagnosis.python import Block, diagnostic
-from mainstay.workspace.diagnosis.report import Diagnostic, Findings, Tests
+from mainstay.workspace.diagnosis.report import Block, Diagnostic, Findings, Tests, diagnostic
 
 _SOURCE = r"[^\s:()]+\.(?:[cm]?[jt]sx?|vue|svelte)"
 _COUNT = re.compile(r"(\d+) ([a-z]+)")
@@ -38,6 +37,10 @@ class Jest:
         self._placed = self._framed = False
         self._seen: set[str] = set()
         self._broken = 0
+
+    @property
+    def open(self) -> bool:
+        return self._block is not None
 
     def feed(self, line: str) -> None:
         if (file := _FILE.match(line)) is not None:
@@ -118,6 +121,10 @@ class Vitest:
         self._tests = Tests()
         self._broken = 0
 
+    @property
+    def open(self) -> bool:
+        return self._block is not None
+
     def feed(self, line: str) -> None:
         if _FAILED_HEAD.match(line):
             self._found.recognised = self._failing = True
@@ -182,6 +189,10 @@ _GLOBAL = re.compile(r"^error (TS\d+): (.*)$")
 class Tsc:
     def __init__(self) -> None:
         self._found = Findings("tsc")
+
+    @property
+    def open(self) -> bool:
+        return False
 
     def feed(self, line: str) -> None:
         if " TS" not in line:

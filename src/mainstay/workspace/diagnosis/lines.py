@@ -45,6 +45,8 @@ class Lines:
 
 def clean(line: bytes) -> str:
     text = line[:LONGEST_LINE].decode(errors="replace").rstrip("\r")
+    if text.isprintable():
+        return text
     if "\x1b" in text:
         text = _ESCAPES.sub("", text)
     if "\r" in text:

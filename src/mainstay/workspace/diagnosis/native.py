@@ -6,8 +6,7 @@ import json
 import re
 from typing import Any
 
-from mainstay.workspace.diagnosis.python import Block, diagnostic
-from mainstay.workspace.diagnosis.report import Diagnostic, Failure, Findings, Tests
+from mainstay.workspace.diagnosis.report import Block, Diagnostic, Failure, Findings, Tests, diagnostic
 
 # ---------------------------------------------------------------------- go
 
@@ -35,6 +34,10 @@ class Go:
         self._packages: set[str] = set()
         self._open: set[str] = set()
         self._tested = False
+
+    @property
+    def open(self) -> bool:
+        return self._current is not None
 
     def feed(self, line: str) -> None:
         if line.startswith('{"'):
@@ -211,6 +214,10 @@ class Cargo:
         self._head: re.Match[str] | None = None
         self._built = False
 
+    @property
+    def open(self) -> bool:
+        return self._block is not None or self._head is not None
+
     def feed(self, line: str) -> None:
         if _RUNNING.match(line):
             self._began += 1
@@ -312,6 +319,10 @@ class Cc:
 
     def __init__(self) -> None:
         self._found = Findings("cc")
+
+    @property
+    def open(self) -> bool:
+        return False
 
     def feed(self, line: str) -> None:
         if ": " not in line:

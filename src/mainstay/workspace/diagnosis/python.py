@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from mainstay.workspace.diagnosis.report import LONGEST_MESSAGE, Diagnostic, Excerpt, Failure, Findings, Severity, Tests
+from mainstay.workspace.diagnosis.report import Block, Findings, Tests, diagnostic
 
 # ---------------------------------------------------------------------- pytest
 
@@ -20,27 +20,6 @@ _ERROR = re.compile(r"^\w+Error: ")
 _AT = re.compile(r"^ERROR (?:at (?:setup|teardown) of|collecting) ")
 
 
-class Block:
-    """What is told about one failed test."""
-
-    __slots__ = ("excerpt", "file", "line", "message", "name")
-
-    def __init__(self, name: str) -> None:
-        self.name, self.message, self.excerpt = name, "", Excerpt()
-        self.file: str | None = None
-        self.line: int | None = None
-
-    def found_at(self, file: str, line: str) -> None:
-        """The last place of the project that is told about; one of a library only if there is no other."""
-        outside = file.startswith(("..", "<")) or "site-packages" in file or "/lib/python" in file
-        if self.file is None or not outside:
-            self.file, self.line = file, int(line)
-
-    @property
-    def failure(self) -> Failure:
-        return Failure(self.name, self.message, self.file, self.line, self.excerpt.text)
-
-
 class Pytest:
     """Failures are told twice: in full under a title, and in short with their node ids. Both are brought together."""
 
@@ -50,6 +29,10 @@ class Pytest:
         self._block: Block | None = None
         self._captured = self._syntax = False
         self._blocks: list[Block] = []
+
+    @property
+    def open(self) -> bool:
+        return bool(self._section)
 
     def feed(self, line: str) -> None:
         if line[:1] == "=" and (bar := _BAR.match(line)) is not None:
@@ -160,6 +143,10 @@ class Unittest:
         self._failed: set[str] = set()
         self._ran: int | None = None
 
+    @property
+    def open(self) -> bool:
+        return self._ruled or self._block is not None or self._ran is not None
+
     def feed(self, line: str) -> None:
         if line.startswith("=" * 70) and not line.strip("="):
             self._close()
@@ -238,6 +225,10 @@ class Mypy:
         self._found = Findings("mypy")
         self._open: tuple[re.Match[str], str] | None = None
 
+    @property
+    def open(self) -> bool:
+        return self._open is not None
+
     def feed(self, line: str) -> None:
         if (told := _MYPY.match(line)) is not None:
             self._close()
@@ -282,6 +273,10 @@ class Ruff:
         self._found = Findings("ruff")
         self._before = ""
 
+    @property
+    def open(self) -> bool:
+        return False
+
     def feed(self, line: str) -> None:
         if (told := _RUFF_SHORT.match(line)) is not None:
             self._found.add_diagnostic(diagnostic(told, told["message"], told["code"]))
@@ -294,17 +289,3 @@ class Ruff:
 
     def findings(self) -> Findings:
         return self._found
-
-
-_SEVERITIES: dict[str, Severity] = {
-    "error": "error", "fatal error": "error", "warning": "warning", "note": "note", "message": "note", "help": "help",
-}  # fmt: skip
-
-
-def diagnostic(told: re.Match[str], message: str, code: str = "") -> Diagnostic:
-    """A diagnostic from a match with `file`, `line`, and where they are told, `column` and `severity`."""
-    parts = told.groupdict()
-    column = parts.get("column")
-    severity = _SEVERITIES[parts.get("severity") or "error"]
-    at = int(column) if column else None
-    return Diagnostic(severity, message[:LONGEST_MESSAGE], parts["file"], int(parts["line"]), at, code)

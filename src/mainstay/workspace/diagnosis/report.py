@@ -7,6 +7,7 @@ and nothing in it speaks against it. What the output adds is which tests failed,
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
@@ -96,6 +97,27 @@ class Excerpt:
         return "\n".join(self._lines).strip("\n")
 
 
+class Block:
+    """What is told about one failed test."""
+
+    __slots__ = ("excerpt", "file", "line", "message", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name, self.message, self.excerpt = name, "", Excerpt()
+        self.file: str | None = None
+        self.line: int | None = None
+
+    def found_at(self, file: str, line: str) -> None:
+        """The last place of the project that is told about; one of a library only if there is no other."""
+        outside = file.startswith(("..", "<")) or "site-packages" in file or "/lib/python" in file
+        if self.file is None or not outside:
+            self.file, self.line = file, int(line)
+
+    @property
+    def failure(self) -> Failure:
+        return Failure(self.name, self.message, self.file, self.line, self.excerpt.text)
+
+
 @dataclass(slots=True)
 class Findings:
     """What one reader found. `complete`: the tool told about its end; None where the tool has no such words."""
@@ -134,8 +156,28 @@ class Findings:
         self.diagnostics.append(diagnostic)
 
 
+_SEVERITIES: dict[str, Severity] = {
+    "error": "error", "fatal error": "error", "warning": "warning", "note": "note", "message": "note", "help": "help",
+}  # fmt: skip
+
+
+def diagnostic(told: re.Match[str], message: str, code: str = "") -> Diagnostic:
+    """A diagnostic from a match with `file`, `line`, and where they are told, `column` and `severity`."""
+    parts = told.groupdict()
+    column = parts.get("column")
+    severity = _SEVERITIES[parts.get("severity") or "error"]
+    at = int(column) if column else None
+    return Diagnostic(severity, message[:LONGEST_MESSAGE], parts["file"], int(parts["line"]), at, code)
+
+
 class Reader(Protocol):
-    """Reads the output of one tool, line by line. `findings` closes it: no line comes after."""
+    """Reads the output of one tool, line by line. `findings` closes it: no line comes after.
+
+    A reader that is not `open` is only given lines that begin something (`Diagnoser`); one that is, every line.
+    """
+
+    @property
+    def open(self) -> bool: ...
 
     def feed(self, line: str) -> None: ...
 
