@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from mainstay import Runtime, Workspace
+from mainstay import Agent, Runtime, ToolCall, Workspace
 from mainstay.model.command import CommandSettings
+from mainstay.testing import ScriptedModel
 from mainstay.workspace.checks import SHOWN_BYTES, shown
 from mainstay.workspace.diagnosis.report import Diagnosis, Diagnostic, Failure, Tests
 from mainstay.workspace.policy import Policy
+from tests.kit import crash, until
 from tests.workspace.asking import Conversation
 
 pytestmark = pytest.mark.usefixtures("linux")
@@ -173,6 +175,31 @@ async def test_a_choice_between_runners_is_left_to_the_model(model: Conversation
     assert "unittest (test_a.py, and no file names pytest), go (go.mod), make test (the target test" in told
     assert (chosen["stdout"].splitlines()[-1], chosen["other_runners"]) == ("made", ["unittest", "go"])
     assert "has no runner 'jest'" in wrong
+
+
+async def test_a_run_is_found_again_after_a_crash_whatever_the_files_say_by_then(work: Path, tmp_path: Path) -> None:
+    (work / "test_slow.py").write_text(
+        "import time, unittest\nfrom pathlib import Path\n\n\n"
+        "class T(unittest.TestCase):\n    def test_a(self):\n"
+        "        with Path('began').open('a') as began:\n            began.write('once;')\n"
+        "        while not Path('gate').exists():\n            time.sleep(0.02)\n"
+    )
+    tools = Workspace([work], unsandboxed=True, policy=Policy(otherwise="allow")).tools(commands=True)
+    agent = Agent(ScriptedModel([[ToolCall(name="run_test", args={})]]), name="model", tools=[tools])
+    first = await Runtime(tmp_path / "agent.db", agents=[agent]).__aenter__()
+    receipt = await (await first.session("s")).send("test it")
+    await until(lambda: (work / "began").exists())
+    await crash(first)
+    (work / "go.mod").write_text("module x\n")
+    (work / "gate").touch()
+
+    again = Agent(ScriptedModel(["I see."]), name="model", tools=[tools])
+    async with Runtime(tmp_path / "agent.db", agents=[again]) as second:
+        result = await (await second.session("s")).result(receipt.turn_id)
+
+    [call] = result.tool_calls
+    assert (call.value["verdict"], call.value["command"]) == ("passed", "python3 -m unittest")
+    assert (work / "began").read_text() == "once;"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from mainstay.workspace.diagnosis import Diagnoser
 from mainstay.workspace.diagnosis.detection import WANTED, Detected, Purpose, Runner, detect
 from mainstay.workspace.diagnosis.report import Diagnosis, Ending, Failure
 from mainstay.workspace.paths import Paths, telling
-from mainstay.workspace.spawning import Program, Programs, SpawnOptions
+from mainstay.workspace.spawning import Program, Programs, SpawnOptions, refusals
 
 KEY = "check"
 BACKGROUND_AFTER = 120.0
@@ -142,11 +142,24 @@ class CheckTools:
     ) -> dict[str, Any]:
         wait = seconds_of(background_after, "background_after", 0)
         limit = None if timeout is None else seconds_of(timeout, "timeout", 0.001)
-        program, why = await self._chosen(purpose, asked, ctx)
-        # CI=1: test runners that would watch the files and never end run once.
-        options = SpawnOptions(KEY, program.text, "turn", timeout=limit, env={"CI": "1"})
-        handle = await self._programs.run(ctx, program, options)
-        answer = {"command": program.text, **why}
+        with refusals():
+            handle = await self._programs.begun(ctx, KEY)
+        begun = None if handle is None else (await handle.record()).registration.label
+        try:
+            program, why = await self._chosen(purpose, asked, ctx)
+        except ToolError:
+            if begun is None:
+                raise
+            why = {}
+        else:
+            # CI=1: test runners that would watch the files and never end run once.
+            options = SpawnOptions(KEY, program.text, "turn", timeout=limit, env={"CI": "1"})
+            handle = handle or await self._programs.run(ctx, program, options)
+            if begun not in (None, program.text):  # the project's files speak for another one by now
+                why = {}
+            begun = begun or program.text
+        assert handle is not None
+        answer = {"command": begun, **why}
         state = await awaited(handle, ctx, wait)
         if (await handle.record()).live:
             note = "It goes on, and you are told when it ends; then read_diagnosis tells what came out."

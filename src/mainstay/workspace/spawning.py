@@ -176,10 +176,14 @@ class Programs:
     async def run(self, ctx: ToolContext[Any], program: Program, options: SpawnOptions) -> CommandHandle:
         """Run a program, or find the one that an earlier attempt of this call has begun."""
         with refusals():
-            try:
-                return await ctx.handles.command_of(f"{ctx.call_id}.{options.key}")
-            except UnknownProcess:
-                return await self._start(ctx, program, options)
+            return await self.begun(ctx, options.key) or await self._start(ctx, program, options)
+
+    async def begun(self, ctx: ToolContext[Any], key: str) -> CommandHandle | None:
+        """The program that an earlier attempt of this call has begun."""
+        try:
+            return await ctx.handles.command_of(f"{ctx.call_id}.{key}")
+        except UnknownProcess:
+            return None
 
     async def _start(self, ctx: ToolContext[Any], program: Program, options: SpawnOptions) -> CommandHandle:
         found = self.judge(program, ctx, options.env)
