@@ -9,6 +9,7 @@ from __future__ import annotations
 POINTS = "crash/test_processes_points.py::test_a_process_{}killed_here_ends_as_its_contract_says"
 KILLS = "commands/test_kills.py::test_{}"
 TOOLS = "processes_tools/test_crash.py::test_{}"
+COMMANDS = "crash/test_commands.py::test_killed_here_a_{}"
 
 PROCESSES: dict[str, tuple[str, ...]] = {
     "P1 asked for, not on disk": (
@@ -29,11 +30,14 @@ PROCESSES: dict[str, tuple[str, ...]] = {
         TOOLS.format("a_once_tool_killed_anywhere_runs_at_most_once_and_is_told_as_it_is"),
     ),
     "P4 command spawned, not written down": (
+        COMMANDS.format("command_runs_once_and_its_session_hears_of_it_once"),
+        KILLS.format("killed_again_while_it_begins_anew_a_command_runs_once"),
         KILLS.format("killed_at_every_step_a_command_runs_once_and_its_result_arrives"),
         KILLS.format("a_killed_host_whose_shim_is_killed_too_leaves_nothing_behind"),
         "commands/test_commands.py::test_a_killed_shim_is_lost_with_its_tree_ended_first",
     ),
     "P5 worker killed while its command runs": (
+        COMMANDS.format("plugins_monitor_is_armed_once_and_tells_each_line_once"),
         KILLS.format("fifty_running_commands_are_adopted"),
         KILLS.format("a_host_that_is_killed_five_times_finds_its_command_each_time"),
         "commands/test_commands.py::test_what_a_deleted_session_owned_is_killed_by_the_next_runtime",
@@ -53,6 +57,7 @@ PROCESSES: dict[str, tuple[str, ...]] = {
         "commands/test_shim.py::test_signal_of_others_is_told_by_its_number",
     ),
     "P7 command ended, its end not written": (
+        COMMANDS.format("command_runs_once_and_its_session_hears_of_it_once"),
         KILLS.format("killed_at_every_step_a_command_runs_once_and_its_result_arrives"),
         "commands/test_commands.py::test_what_ended_while_nobody_was_there_is_told_as_it_was",
     ),

@@ -34,7 +34,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from mainstay.errors import SearchUnavailable, StoreUnavailable
+from mainstay.errors import CommandsUnavailable, SearchUnavailable, StoreUnavailable
 from mainstay.model.agent import AgentSpec
 from mainstay.model.codec import decode, decode_row, encode
 from mainstay.model.llm import Delta, ModelRequest
@@ -65,7 +65,7 @@ from mainstay.model.write import (
     Write,
 )
 from mainstay.ports.provider import Provider, candidates
-from mainstay.ports.store import SWEEP_GRACE, BlobStore, Searchable, Store, WorkerLease
+from mainstay.ports.store import SWEEP_GRACE, BlobStore, JobFolders, Searchable, Store, WorkerLease
 from mainstay.ports.tool import CallContext, ToolProvider
 from mainstay.providers.fallback import Fallback
 from mainstay.sessions.definition import Defined, Definition
@@ -447,6 +447,18 @@ class InstrumentedStore:
     def _searchable(self) -> Searchable:
         if not isinstance(self.inner, Searchable):
             raise SearchUnavailable("the store of this experiment cannot be searched")
+        return self.inner
+
+    @property
+    def outlives_us(self) -> bool:
+        return self._with_jobs().outlives_us
+
+    def jobs_folder(self, make: bool = True) -> str:
+        return self._with_jobs().jobs_folder(make)
+
+    def _with_jobs(self) -> JobFolders:
+        if not isinstance(self.inner, JobFolders):
+            raise CommandsUnavailable("the store of this experiment keeps no folders for commands")
         return self.inner
 
     async def inbox(self, sid: int) -> list[InboxRow]:
