@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -158,3 +160,51 @@ async def test_a_watch_of_a_durable_function_reaches_the_session_that_hears_of_i
         alone = await runtime.start(watches)
         outcome = await alone.outcome(timeout=60)
         assert "no session hears of this process" in str(outcome)
+
+
+# ---------------------------------------------------------------------- a system that is not Linux
+
+WITHOUT_FCNTL = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name == "fcntl":
+            raise ModuleNotFoundError("No module named 'fcntl'", name="fcntl")
+
+sys.modules.pop("fcntl", None)
+sys.meta_path.insert(0, Missing())
+
+import asyncio
+from mainstay import Agent, Runtime
+from mainstay.errors import CommandsUnavailable, InvalidDefinition
+from mainstay.model.monitor import MonitorSpec
+from mainstay.testing import FunctionModel
+
+async def main():
+    async with Runtime("memory", agents=[Agent(FunctionModel(lambda _: "I see."))]) as runtime:
+        session = await runtime.session("chat")
+        assert (await session.run("hello")).text == "I see."
+        for start in (lambda: session.command(["true"]), lambda: session.monitor(MonitorSpec("m", "true"))):
+            try:
+                await start()
+            except CommandsUnavailable as error:
+                print(error)
+        await runtime.sessions.delete("chat")
+    try:
+        Runtime("agent.db")
+    except InvalidDefinition as error:
+        print(error)
+
+asyncio.run(main())
+"""
+
+
+def test_a_runtime_works_without_what_only_commands_and_files_need(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", WITHOUT_FCNTL], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    unavailable = "commands run on Linux, and this Python has no fcntl"
+    file = "store='agent.db': a file needs the locks of a POSIX system (fcntl); here there is store='memory'"
+    assert (ran.returncode, ran.stdout.splitlines()) == (0, [unavailable, unavailable, file]), ran.stderr

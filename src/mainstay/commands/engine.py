@@ -37,7 +37,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from pathlib import Path
@@ -47,7 +46,18 @@ import msgspec
 from msgspec.structs import replace
 
 from mainstay.commands.environment import check_names, environment
-from mainstay.commands.job import Answer, Beginning, Found, Identity, Job, Started, Status, own_boot
+from mainstay.commands.job import (
+    Answer,
+    Beginning,
+    Found,
+    Identity,
+    Job,
+    Started,
+    Status,
+    check_supported,
+    is_supported,
+    own_boot,
+)
 from mainstay.commands.os_tree import Remains, end, end_lost
 from mainstay.commands.output import follow, read, summarize
 from mainstay.commands.shim import STDIN_ROOM
@@ -180,7 +190,7 @@ class CommandEngine:
     def __init__(self, store: Store, settings: CommandSettings, watch: Watching | None = None) -> None:
         self.store, self.settings, self.watch = store, settings, watch
         self.host = socket.gethostname()
-        self.boot = own_boot() if sys.platform == "linux" else ""
+        self.boot = own_boot() if is_supported() else ""
         self._spawner = Spawner()
         self._live: dict[str, str] = {}
         self.found: dict[str, Job] = {}
@@ -233,8 +243,7 @@ class CommandEngine:
 
     def jobs(self) -> Path:
         """The folder of job folders. Raises CommandsUnavailable where there can be none."""
-        if sys.platform != "linux":
-            raise CommandsUnavailable(f"commands run on Linux, and this is {sys.platform}")
+        check_supported()
         if not isinstance(self.store, JobFolders):
             raise CommandsUnavailable("this store keeps no folders for commands: use a file, or 'memory'")
         return Path(self.store.jobs_folder())
@@ -302,7 +311,7 @@ class CommandEngine:
 
     def knows(self, registration: Registration) -> bool:
         """Those of this machine: nobody elsewhere could find their processes."""
-        return registration.definition == self.host and sys.platform == "linux"
+        return registration.definition == self.host and is_supported()
 
     async def run(self, run: EngineRun) -> ProcessOutcome:
         process_id = run.registration.id
@@ -403,7 +412,7 @@ class CommandEngine:
 
     async def sweep(self, young: float = YOUNG) -> int:
         """Delete the folders of commands that were pruned, or that ended and whose session was deleted. How many."""
-        if not isinstance(self.store, JobFolders) or sys.platform != "linux":
+        if not isinstance(self.store, JobFolders) or not is_supported():
             return 0
         count = 0
         for folder in await asyncio.to_thread(_folders, self.store.jobs_folder(make=False)):

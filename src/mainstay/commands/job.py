@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import os
 import secrets
 import shutil
 import signal
 import socket
 import stat
+import sys
 import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager, suppress
@@ -30,13 +30,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mainstay.commands import shim
-from mainstay.errors import InternalError, InvalidInput, TimedOut, TooLarge
+from mainstay.errors import CommandsUnavailable, InternalError, InvalidInput, TimedOut, TooLarge
+
+with suppress(ImportError):  # `check_supported` says so to who asks for a command
+    import fcntl
 
 ANSWER_SECONDS = 10.0
 POLL = 0.01
 VOID = b"void\n"
 UNREADABLE = b"\0"
 LARGEST_TEXT = 1 << 16
+
+
+def is_supported() -> bool:
+    """Whether commands can be run here."""
+    return sys.platform == "linux" and "fcntl" in sys.modules
+
+
+def check_supported() -> None:
+    """Raise CommandsUnavailable where no commands can be run."""
+    if not is_supported():
+        what = f"this is {sys.platform}" if sys.platform != "linux" else "this Python has no fcntl"
+        raise CommandsUnavailable(f"commands run on Linux, and {what}")
 
 
 class Identity(NamedTuple):

@@ -38,12 +38,16 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # ty: ignore[import-not-found]  # `signal` imports `enum`: a megabyte in each shim
 import _socket
-import fcntl
 import gc
 import os
 import select
 import sys
 import time
+
+try:
+    import fcntl
+except ImportError:
+    pass  # not on Linux: a Runtime reads this module there too, and refuses commands
 
 READ = 1 << 16
 """Bytes of output read at once."""

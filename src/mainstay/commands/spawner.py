@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from mainstay.commands import shim
-from mainstay.commands.job import Beginning, Job, Started, parse_started
+from mainstay.commands.job import Beginning, Job, Started, check_supported, parse_started
 from mainstay.errors import CommandsUnavailable, InvalidCommand, RuntimeClosed, quoted
 
 T = TypeVar("T")
@@ -310,8 +310,7 @@ async def _in_thread(function: Callable[[], T]) -> T:
 
 
 def _begin_spawner() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    if sys.platform != "linux":
-        raise CommandsUnavailable(f"commands run on Linux; this is {sys.platform}")
+    check_supported()
     if not sys.executable:
         raise CommandsUnavailable("commands need a Python interpreter to run their shims, and sys.executable is empty")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

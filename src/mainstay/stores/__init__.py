@@ -30,7 +30,14 @@ def open_store(where: str | os.PathLike[str] | Store, clock: Clock | None = None
         raise InvalidDefinition("the Postgres store is not part of this version: use a file path or 'memory'")
     if "://" in text and not text.startswith("sqlite:///"):
         raise InvalidDefinition(f"{text!r} is not a store: use a path, sqlite:///path or 'memory'")
-    from mainstay.stores.sqlite import SqliteStore  # noqa: PLC0415  # chosen at run time
+    try:
+        from mainstay.stores.sqlite import SqliteStore  # noqa: PLC0415  # chosen at run time
+    except ImportError as error:
+        if error.name != "fcntl":
+            raise
+        raise InvalidDefinition(
+            f"store={quoted(where)}: a file needs the locks of a POSIX system (fcntl); here there is store='memory'"
+        ) from error
 
     return SqliteStore(file_path(text))
 
